@@ -1,0 +1,1 @@
+"""The only place that imports unstable JAX. One file per matter, each with its reason."""

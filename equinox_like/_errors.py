@@ -1,0 +1,54 @@
+"""Every exception and warning class of the library, drawn as one tree.
+
+    RuntimeError
+    ├── DonationError      a buffer was donated and is used again, or cannot be donated
+    └── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
+    ValueError, TypeError, AssertionError
+    └── ShapeError         a layer was given an array of another shape than it takes
+    UserWarning
+    └── DonationWarning    a donated buffer could not be reused
+
+It leans on nothing, so that each layer may raise from it.
+"""
+
+from typing import Any
+
+
+class DonationError(RuntimeError):
+    """A donated array was used again, or an array cannot be donated.
+
+    The message names each leaf as the caller would write it, for example
+    `model.layers[0].weight`.
+    """
+
+
+class DonationWarning(UserWarning):
+    """A donated buffer was not reused by any output; its array stays alive.
+
+    Issued once for each new trace under `donate="warn"`.
+    """
+
+
+class LeafError(RuntimeError):
+    """Reading or writing one leaf of a tree failed.
+
+    **Attributes:**
+
+    - `path`: the leaf's place in the tree, a tuple of JAX key entries as given by
+        `jax.tree_util.tree_flatten_with_path`.
+    """
+
+    def __init__(self, message: str, path: tuple[Any, ...] = ()):
+        super().__init__(message)
+        self.path = path
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.path)
+
+
+class ShapeError(ValueError, TypeError, AssertionError):
+    """A layer was called with an array whose shape it cannot take.
+
+    It derives from three built-in classes because code written for other libraries
+    catches one or another of them.
+    """

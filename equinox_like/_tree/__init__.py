@@ -1,0 +1,19 @@
+"""Layer 1: pytrees. Nothing here knows of Modules."""
+
+from .at import tree_at as tree_at
+from .equal import tree_equal as tree_equal
+from .filters import (
+    is_array as is_array,
+    is_array_like as is_array_like,
+    is_inexact_array as is_inexact_array,
+    is_inexact_array_like as is_inexact_array_like,
+)
+from .format import tree_pformat as tree_pformat, tree_pprint as tree_pprint
+from .partition import combine as combine, filter as filter, partition as partition
+from .split import (
+    STATIC as STATIC,
+    Skeleton as Skeleton,
+    merge as merge,
+    split as split,
+)
+from .update import apply_updates as apply_updates

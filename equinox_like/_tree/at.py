@@ -1,0 +1,310 @@
+"""Surgery on trees: `tree_at` gives a copy in which some nodes are replaced.
+
+`where` is asked on rebuilt copies of the tree, in which every node and leaf is an object
+of its own, so that what it returns is found by identity. One leaf, the common case, is
+found without looking at any other node.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .paths import path_str
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+_MISSING: Final = _Missing()
+
+
+def tree_at(
+    where: Callable[[Any], Any],
+    pytree: Any,
+    replace: Any = _MISSING,
+    replace_fn: Any = _MISSING,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """A copy of `pytree` with the nodes that `where` chooses replaced.
+
+    Nothing is modified or copied: leaves that are not replaced are the identical objects.
+    No `__init__`, converter or check of a Module runs.
+
+    **Arguments:**
+
+    - `where`: called as `where(pytree)`, returns a node of the tree, or a list or tuple of
+        nodes. It is called on two copies of the tree, one of them without its leaves, and
+        must choose by structure alone.
+    - `pytree`: any pytree.
+    - `replace`: what to put in place of the node; for several nodes a sequence of the same
+        length. It may be `None`, or have any structure.
+    - `replace_fn`: instead of `replace`, a function `node -> new node`.
+    - `is_leaf`: further nodes to treat as leaves. To replace a `None` among several, pass
+        `is_leaf=lambda x: x is None`.
+
+    **Returns:**
+
+    The new tree.
+
+    **Raises:**
+
+    `ValueError` if not exactly one of `replace` and `replace_fn` is given, if their lengths
+    differ, if a node is chosen twice or lies inside another chosen one, if `where` depends
+    on the leaves, or returns a container that is not in the tree. `TypeError` if it returns
+    anything else that is not in the tree, or if `replace` has no length for several nodes.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        tree = {"a": (1, 2), "b": [3]}
+        assert eqx.tree_at(lambda t: t["a"][0], tree, 10) == {"a": (10, 2), "b": [3]}
+        both = lambda t: (t["b"], t["a"][0])
+        assert eqx.tree_at(both, tree, replace_fn=str) == {"a": ("1", 2), "b": "[3]"}
+        ```
+    """
+    if (replace is _MISSING) == (replace_fn is _MISSING):
+        raise ValueError(
+            "Precisely one of `replace` and `replace_fn` must be given to `tree_at`."
+        )
+    leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
+    opaque = [_OpaqueLeaf() for _ in leaves]
+    copy = treedef.unflatten(opaque)
+    answer = where(copy)
+    if type(answer) is _OpaqueLeaf:
+        index = _position(opaque, answer)
+        if where(treedef.unflatten(leaves)) is not leaves[index]:
+            raise _depends_on_leaves()
+        leaves[index] = replace_fn(leaves[index]) if replace is _MISSING else replace
+        return treedef.unflatten(leaves)
+
+    has_tuples = _has_tuples(answer)
+    filled = _own_tuples(pytree, is_leaf) if has_tuples else treedef.unflatten(leaves)
+    nodes, filled_nodes = _Nodes(copy), _Nodes(filled, stop=leaves)
+    places, is_one_node = _choose(answer, where(filled), nodes, filled_nodes)
+    _refuse_overlap(places, nodes)
+    if replace is _MISSING:
+        originals = _Nodes(pytree, is_leaf).all
+        new = [replace_fn(originals[place]) for place in places]
+    else:
+        new = [replace] if is_one_node else _as_sequence(replace, len(places))
+    return _rebuild(leaves, nodes, dict(zip(places, new, strict=True)))
+
+
+class _OpaqueLeaf:
+    """Stands for a leaf while `where` looks at the structure."""
+
+    __slots__ = ()
+
+
+class _Tuple(tuple):
+    """A tuple that is an object of its own.
+
+    Python has but one `()`, and `tuple(t)` is `t` itself; for a subclass neither holds.
+    """
+
+    __slots__ = ()
+
+
+jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
+
+
+class _Nodes:
+    """All nodes and leaves of a tree, in the order in which JAX visits them.
+
+    In trees of the same structure, what corresponds is at the same place.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        is_leaf: Callable[[Any], bool] | None = None,
+        stop: Sequence[Any] = (),
+    ):
+        self.all: list[Any] = []
+        self.places: dict[int, list[int]] = {}
+        stop_ids = set(map(id, stop))
+
+        def visit(node: Any) -> bool:
+            self.places.setdefault(id(node), []).append(len(self.all))
+            self.all.append(node)
+            return id(node) in stop_ids if is_leaf is None else is_leaf(node)
+
+        jtu.tree_flatten(tree, visit)
+
+    def places_of(self, node: Any) -> list[int]:
+        return self.places.get(id(node), [])
+
+    def end(self, place: int) -> int:
+        """The place after the last descendant of the node at `place`."""
+        return place + len(_Nodes(self.all[place]).all)
+
+    def paths_of(self, node: Any) -> list[str]:
+        """How one would write each of `places_of(node)`."""
+        found, _ = jtu.tree_flatten_with_path(self.all[0], lambda x: x is node)
+        return [path_str(path) for path, x in found if x is node]
+
+    def path(self, place: int) -> str:
+        node = self.all[place]
+        return self.paths_of(node)[self.places_of(node).index(place)]
+
+
+def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:
+    try:
+        return opaque.index(answer)
+    except ValueError:
+        raise TypeError("`where` returned a leaf of another tree than `pytree`.") from None
+
+
+def _has_tuples(answer: Any) -> bool:
+    return type(answer) is tuple or (
+        isinstance(answer, list | tuple) and any(type(x) is tuple for x in answer)
+    )
+
+
+def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
+    """A copy of `pytree` in which each tuple is a `_Tuple`."""
+
+    def is_user_leaf(node: Any) -> bool:
+        return is_leaf is not None and is_leaf(node)
+
+    def stop(node: Any) -> bool:
+        return is_user_leaf(node) or type(node) is tuple
+
+    def copy(tree: Any) -> Any:
+        parts, treedef = jtu.tree_flatten(tree, stop)
+        return treedef.unflatten(
+            [
+                _Tuple(map(copy, part))
+                if type(part) is tuple and not is_user_leaf(part)
+                else part
+                for part in parts
+            ]
+        )
+
+    return copy(pytree)
+
+
+def _choose(
+    answer: Any, filled_answer: Any, nodes: _Nodes, filled_nodes: _Nodes
+) -> tuple[list[int], bool]:
+    """The places that `where` chose, and whether it was one node or a sequence of them.
+
+    `answer` is from the copy with opaque leaves, which can be told apart, `filled_answer`
+    from the one with the real leaves, in which tuples can be told apart.
+    """
+    if type(answer) is tuple:
+        is_one_node = type(filled_answer) is _Tuple
+    else:
+        is_one_node = bool(nodes.places_of(answer)) or not isinstance(
+            answer, list | tuple
+        )
+    if is_one_node:
+        answer, filled_answer = [answer], [filled_answer]
+    elif type(answer) is not type(filled_answer) or len(answer) != len(filled_answer):
+        raise _depends_on_leaves()
+    places = [
+        _locate(node, twin, nodes, filled_nodes)
+        for node, twin in zip(answer, filled_answer, strict=True)
+    ]
+    for place, twin in zip(places, filled_answer, strict=True):
+        if filled_nodes.all[place] is not twin:
+            raise _depends_on_leaves()
+    return places, is_one_node
+
+
+def _locate(node: Any, twin: Any, nodes: _Nodes, filled_nodes: _Nodes) -> int:
+    if type(node) is tuple:
+        places = filled_nodes.places_of(twin) if type(twin) is _Tuple else []
+    else:
+        places = nodes.places_of(node)
+    if len(places) == 1:
+        return places[0]
+    if places:
+        raise ValueError(
+            f"`where` does not uniquely identify a node of `pytree`: the same {node!r} "
+            f"stands at {_join(nodes.paths_of(node))}. To replace a `None` among several, "
+            "pass `is_leaf=lambda x: x is None`."
+        )
+    if type(node) is _OpaqueLeaf or node is None or jtu.all_leaves([node]):
+        raise TypeError(
+            f"`where` returned {node!r}, which is no leaf of `pytree`. It must return a "
+            "node of the tree that it is given, or a list or tuple of nodes; values of "
+            "static fields are not in the tree."
+        )
+    raise ValueError(
+        "`where` must return a node of the tree that it is given, or a list or tuple of "
+        f"nodes. It returned a {type(node).__name__} that is not in `pytree`."
+    )
+
+
+def _refuse_overlap(places: list[int], nodes: _Nodes) -> None:
+    ordered = sorted(places)
+    for above, below in zip(ordered, ordered[1:], strict=False):
+        if above == below:
+            raise ValueError(
+                f"`where` returned the node at `{nodes.path(above)}` twice. Name each "
+                "node once."
+            )
+        if below < nodes.end(above):
+            raise ValueError(
+                f"`where` returned the node at `{nodes.path(below)}`, which lies inside "
+                f"another one that it returned, at `{nodes.path(above)}`. Replace the "
+                "outer one alone, or do it in two steps."
+            )
+
+
+def _as_sequence(replace: Any, length: int) -> list[Any]:
+    try:
+        given = len(replace)
+    except TypeError:
+        raise TypeError(
+            f"`where` returned a sequence of {length} nodes, so `replace` must be a "
+            f"sequence of as many. It is a {type(replace).__name__}, which has no length."
+        ) from None
+    if given != length:
+        raise ValueError(
+            f"`where` returned a sequence of {length} nodes, but `replace` has {given}."
+        )
+    return list(replace)
+
+
+def _rebuild(leaves: list[Any], nodes: _Nodes, new: dict[int, Any]) -> Any:
+    """The tree of `nodes` with these leaves, and `new` at some places instead."""
+    leaves_before = list(
+        accumulate((type(x) is _OpaqueLeaf for x in nodes.all), initial=0)
+    )
+    ends = {place: nodes.end(place) for place in new}
+    parts: list[Any] = []
+    start = 0
+    for place in sorted(new):
+        parts += leaves[start : leaves_before[place]]
+        parts.append(new[place])
+        start = leaves_before[ends[place]]
+    parts += leaves[start:]
+
+    place = 0
+
+    def is_replaced(_: Any) -> bool:
+        nonlocal place
+        here, place = place, ends.get(place, place + 1)
+        return here in new
+
+    return jtu.tree_structure(nodes.all[0], is_replaced).unflatten(parts)
+
+
+def _depends_on_leaves() -> ValueError:
+    return ValueError(
+        "`where` must use nothing but the structure of `pytree`. It chose one thing in a "
+        "copy of the tree without leaves, and another in a copy with them: it must not "
+        "look at values, types or shapes of leaves."
+    )
+
+
+def _join(paths: Sequence[str]) -> str:
+    return ", ".join(f"`{path}`" for path in paths)

@@ -1,0 +1,120 @@
+"""Comparing whole trees.
+
+Whatever Python can decide is decided first, so that a difference in structure, type, shape
+or dtype is a plain `False` even under a trace. Only then are values of JAX arrays compared.
+"""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._compat.tracer import Tracer
+from .filters import is_array, is_inexact_array
+
+
+def tree_equal(
+    *pytrees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0
+) -> Any:
+    """Whether all trees have the same structure and equal leaves.
+
+    Two arrays are equal if shape, dtype and all values are; weak types do not matter, and
+    neither does whether NumPy or JAX holds them. Other leaves are compared by `==`. An
+    array never equals what is none, and NaN does not equal NaN.
+
+    **Arguments:**
+
+    - `*pytrees`: one tree or more.
+    - `typematch`: leaves must also have the same type, so that `1` and `1.0`, or a NumPy
+        and a JAX array, differ.
+    - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in `jax.numpy.allclose`.
+        All else is compared exactly.
+
+    **Returns:**
+
+    A `bool` if Python can decide; a JAX array of shape `()` and dtype `bool` if it depends
+    on the values of JAX arrays, which may be traced.
+
+    **Raises:**
+
+    `TypeError` without a tree. `ValueError` if static fields hold different arrays.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.tree_equal([jnp.ones(2), "a"], [jnp.ones(2), "a"])
+        assert eqx.tree_equal([jnp.ones(2)], [jnp.ones(3)]) is False
+        ```
+    """
+    if not pytrees:
+        raise TypeError("`tree_equal` takes at least one tree.")
+    leaves, treedef = jtu.tree_flatten(pytrees[0])
+    arrays = []
+    for pytree in pytrees[1:]:
+        others, other_treedef = jtu.tree_flatten(pytree)
+        if treedef != other_treedef:
+            return False
+        for a, b in zip(leaves, others, strict=True):
+            if typematch and not _same_type(a, b):
+                return False
+            if not (is_array(a) and is_array(b)):
+                if is_array(a) or is_array(b) or not a == b:
+                    return False
+            elif a.shape != b.shape or a.dtype != b.dtype:
+                return False
+            elif _is_numpy(a) and _is_numpy(b) and not _is_traced(rtol, atol):
+                if not _numpy_equal(np.asarray(a), np.asarray(b), rtol, atol):
+                    return False
+            else:
+                arrays.append((a, b))
+    if not arrays:
+        return True
+    return functools.reduce(
+        operator.and_, [_jax_equal(a, b, rtol, atol) for a, b in arrays]
+    )
+
+
+def _same_type(a: Any, b: Any) -> bool:
+    # Whether an array is traced is not part of what it is.
+    return type(a) is type(b) or (isinstance(a, jax.Array) and isinstance(b, jax.Array))
+
+
+def _is_numpy(x: Any) -> bool:
+    return isinstance(x, np.ndarray | np.generic)
+
+
+def _is_traced(*xs: Any) -> bool:
+    return any(isinstance(x, Tracer) for x in xs)
+
+
+def _numpy_equal(a: np.ndarray, b: np.ndarray, rtol: Any, atol: Any) -> bool:
+    if is_inexact_array(a) and not (_is_zero(rtol) and _is_zero(atol)):
+        a, b = _widen(a), _widen(b)
+        return np.allclose(a, b, np.asarray(rtol), np.asarray(atol))
+    return bool(np.all(a == b))
+
+
+def _jax_equal(a: Any, b: Any, rtol: Any, atol: Any) -> jax.Array:
+    if is_inexact_array(a) and not (_is_zero(rtol) and _is_zero(atol)):
+        a, b = _widen(jnp.asarray(a)), _widen(jnp.asarray(b))
+        # Strict dtype promotion would refuse tolerances of another dtype.
+        real = jnp.finfo(a.dtype).dtype
+        return jnp.allclose(a, b, jnp.asarray(rtol, real), jnp.asarray(atol, real))
+    return jnp.all(a == b)
+
+
+def _is_zero(tolerance: Any) -> bool:
+    return isinstance(tolerance, int | float) and tolerance == 0
+
+
+def _widen(x: Any) -> Any:
+    # The small floats lack the range, and some the operations, to form a difference.
+    is_small = x.dtype.itemsize < 4
+    return x.astype(np.float32) if is_small else x

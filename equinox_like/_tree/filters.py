@@ -1,0 +1,97 @@
+"""Questions about one leaf: is it an array, and may it be differentiated?
+
+The answers decide what every transformation traces, so they are asked of the type and
+the dtype alone, never of a value.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_array(element: Any, /) -> bool:
+    """Whether `element` is a JAX or NumPy array.
+
+    `True` for a `jax.Array` (tracers and typed PRNG keys included), a `numpy.ndarray` of
+    any dtype and a NumPy scalar. `False` for Python numbers, `None`,
+    `jax.ShapeDtypeStruct` and everything else.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.is_array(jnp.ones(2))
+        assert not eqx.is_array(1.0)
+        ```
+    """
+    return isinstance(element, (jax.Array, np.ndarray, np.generic))
+
+
+def is_array_like(element: Any, /) -> bool:
+    """Whether `element` is an array, a Python number, or converts itself to an array.
+
+    As [`equinox_like.is_array`][], and `True` for Python `bool`, `int`, `float` and
+    `complex`, and for objects with a `__jax_array__` attribute (which is not called).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        assert eqx.is_array_like(1.0)
+        assert not eqx.is_array_like([1.0])
+        ```
+    """
+    return (
+        is_array(element)
+        or isinstance(element, (bool, int, float, complex))
+        or hasattr(element, "__jax_array__")
+    )
+
+
+def is_inexact_array(element: Any, /) -> bool:
+    """Whether `element` is an array of floating or complex dtype.
+
+    The dtype alone decides, alike for JAX and NumPy arrays; `bfloat16` and the 8-bit
+    floats count. `False` for integers, booleans, typed PRNG keys, `float0` and Python
+    numbers.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.is_inexact_array(jnp.ones(2, jnp.bfloat16))
+        assert not eqx.is_inexact_array(jnp.arange(2))
+        ```
+    """
+    return is_array(element) and jnp.issubdtype(element.dtype, jnp.inexact)
+
+
+def is_inexact_array_like(element: Any, /) -> bool:
+    """Whether `element` is inexact once converted to an array.
+
+    As [`equinox_like.is_inexact_array`][], and `True` for Python `float` and `complex`.
+    An object whose `__jax_array__` can be called is judged by its result; what that call
+    raises propagates.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        assert eqx.is_inexact_array_like(1.0)
+        assert not eqx.is_inexact_array_like(1)
+        ```
+    """
+    if is_array(element):
+        return is_inexact_array(element)
+    convert = getattr(element, "__jax_array__", None)
+    if callable(convert):
+        return is_inexact_array(convert())
+    return isinstance(element, (float, complex))

@@ -1,0 +1,162 @@
+"""Printing trees: short for arrays, laid out to fit a width.
+
+wadler_lindig does the layout and prints what Python and dataclasses know; `TreeWLCustom`
+adds what only users of JAX have.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+import wadler_lindig as wl
+
+
+def _never(node: Any) -> bool:
+    return False
+
+
+def tree_pformat(
+    pytree: Any,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: Callable[[Any], bool] = _never,
+) -> str:
+    """A readable text for a tree: `Linear(weight=f32[2,3], bias=f32[2])`.
+
+    An array is shown by dtype and shape: `f32[2,3]` in JAX, `f64[3](numpy)` in NumPy,
+    `weak_f32[]` if weakly typed, `key<fry>[]` for a typed PRNG key. Fields of a dataclass
+    that have their default value are left out.
+
+    **Arguments:**
+
+    - `pytree`: what to print; any Python object.
+    - `width`: the columns to fill before a container is broken into lines.
+    - `indent`: the columns by which the content of a broken container is moved in.
+    - `short_arrays`: `False` prints the values of arrays.
+    - `struct_as_array`: print `jax.ShapeDtypeStruct` as an array of that shape and dtype.
+    - `truncate_leaf`: objects for which it is true are shown as `TypeName(...)`.
+
+    **Returns:**
+
+    The text. [`equinox_like.tree_pprint`][] prints it.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        tree = {"w": jnp.ones((2, 3)), "act": jnp.tanh}
+        assert eqx.tree_pformat(tree) == "{'w': f32[2,3], 'act': <wrapped function tanh>}"
+        ```
+    """
+    custom = TreeWLCustom(truncate_leaf, short_arrays, struct_as_array, indent, set())
+    return wl.pformat(
+        pytree,
+        width=width,
+        indent=indent,
+        short_arrays=short_arrays,
+        custom=custom,
+        seen_ids=custom.seen_ids,
+    )
+
+
+def tree_pprint(
+    pytree: Any,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: Callable[[Any], bool] = _never,
+) -> None:
+    """Prints the text of [`equinox_like.tree_pformat`][], whose arguments these are."""
+    text = tree_pformat(
+        pytree,
+        width=width,
+        indent=indent,
+        short_arrays=short_arrays,
+        struct_as_array=struct_as_array,
+        truncate_leaf=truncate_leaf,
+    )
+    print(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeWLCustom:
+    """The rules of `tree_pformat`, as the `custom=` of wadler_lindig's functions.
+
+    Returns a document for what these rules cover, and `None` for the rest.
+    """
+
+    truncate_leaf: Callable[[Any], bool] = _never
+    short_arrays: bool = True
+    struct_as_array: bool = False
+    # wadler_lindig does not tell them to `custom`; whoever calls it with others says so.
+    indent: int = 2
+    seen_ids: set[int] | None = None
+
+    def __call__(self, obj: Any) -> wl.AbstractDoc | None:
+        # Classes are printed as parts of their instances, so they are not truncated.
+        if isinstance(obj, type):
+            return None
+        if self.truncate_leaf(obj):
+            return wl.TextDoc(f"{type(obj).__name__}(...)")
+        if isinstance(obj, jax.Array):
+            return self._array(obj) if self.short_arrays else wl.TextDoc(repr(obj))
+        if isinstance(obj, jax.ShapeDtypeStruct):
+            as_array = self.struct_as_array and self.short_arrays
+            return self._array(obj) if as_array else None
+        if isinstance(obj, jax.custom_jvp | jax.custom_vjp):
+            return self._nested(obj.fun)
+        if isinstance(obj, jtu.Partial):
+            return self._partial(obj)
+        if _is_wrapper(obj):
+            return wl.TextDoc(f"<wrapped function {obj.__qualname__}>")
+        return None
+
+    def _array(self, x: Any) -> wl.AbstractDoc:
+        weak = "weak_" if getattr(x, "weak_type", False) else ""
+        return wl.TextDoc(weak) + wl.array_summary(x.shape, str(x.dtype), None)
+
+    def _partial(self, partial: functools.partial) -> wl.AbstractDoc:
+        names = "func", "args", "keywords"
+        values = [self._nested(getattr(partial, name)) for name in names]
+        return wl.bracketed(
+            begin=wl.TextDoc("Partial("),
+            docs=[
+                wl.TextDoc(f"{name}=") + value
+                for name, value in zip(names, values, strict=True)
+            ],
+            sep=wl.comma,
+            end=wl.TextDoc(")"),
+            indent=self.indent,
+        )
+
+    def _nested(self, obj: Any) -> wl.AbstractDoc:
+        return wl.pdoc(
+            obj,
+            indent=self.indent,
+            short_arrays=self.short_arrays,
+            custom=self,
+            seen_ids=self.seen_ids,
+        )
+
+
+def _is_wrapper(obj: Any) -> bool:
+    """Whether `obj` is a callable made from a function: by `jax.jit`, `lru_cache`, ..."""
+    return (
+        not dataclasses.is_dataclass(obj)
+        and not hasattr(type(obj), "__pdoc__")
+        and not isinstance(obj, np.ndarray | np.generic)
+        and callable(obj)
+        and hasattr(obj, "__wrapped__")
+        and isinstance(getattr(obj, "__qualname__", None), str)
+    )

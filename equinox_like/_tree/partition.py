@@ -1,0 +1,138 @@
+"""Trees of the same structure with leaves left out: filter, partition, combine.
+
+`None` marks what is left out. This is the form of a split that users handle: each part is
+a tree like the whole one, so gradients, updates and parameters line up.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+
+def filter(
+    pytree: Any,
+    filter_spec: Any,
+    inverse: bool = False,
+    replace: Any = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """Keeps the leaves that `filter_spec` chooses, and replaces the others.
+
+    **Arguments:**
+
+    - `pytree`: any pytree.
+    - `filter_spec`: a prefix tree of `pytree`, whose leaves are `True`, `False`, or
+        callables `leaf -> bool` that are mapped over the matching subtree.
+    - `inverse`: keep the others instead.
+    - `replace`: what stands in place of a leaf that is not kept.
+    - `is_leaf`: nodes of `pytree` to keep or replace whole.
+
+    **Returns:**
+
+    A tree of the structure of `pytree`; kept leaves are the identical objects.
+
+    **Raises:**
+
+    `ValueError` if `filter_spec` is no prefix of `pytree`, or has another kind of leaf.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        tree = [jnp.ones(2), 3, "text"]
+        assert eqx.filter(tree, eqx.is_array)[1:] == [None, None]
+        ```
+    """
+    kept, rest = partition(pytree, filter_spec, replace, is_leaf)
+    return rest if inverse else kept
+
+
+def partition(
+    pytree: Any,
+    filter_spec: Any,
+    replace: Any = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> tuple[Any, Any]:
+    """Both halves of [`equinox_like.filter`][]: what is kept, and the rest.
+
+    Arguments and errors are those of `filter`; the specification is evaluated once for
+    each leaf. [`equinox_like.combine`][] undoes it.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        params, static = eqx.partition({"w": jnp.ones(2), "f": jnp.tanh}, eqx.is_array)
+        assert params["f"] is None and static["w"] is None
+        assert eqx.combine(params, static)["f"] is jnp.tanh
+        ```
+    """
+    leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
+    keep = _evaluate(filter_spec, pytree, leaves, is_leaf)
+    kept = [x if k else replace for x, k in zip(leaves, keep, strict=True)]
+    rest = [replace if k else x for x, k in zip(leaves, keep, strict=True)]
+    return treedef.unflatten(kept), treedef.unflatten(rest)
+
+
+def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """Fills each `None` of the first tree from the trees after it.
+
+    **Arguments:**
+
+    - `*pytrees`: trees of one structure, once `None` counts as a leaf. At each position
+        the first value that is not `None` is taken. A `None` in the first tree may face a
+        whole subtree in a later one.
+    - `is_leaf`: further nodes to treat as leaves.
+
+    **Raises:**
+
+    `ValueError` if the structures differ, `TypeError` if no tree is given.
+    """
+    if not pytrees:
+        raise TypeError("`combine` takes at least one tree.")
+    stop = _is_none if is_leaf is None else lambda x: x is None or is_leaf(x)
+    leaves, treedef = jtu.tree_flatten(pytrees[0], stop)
+    for other in pytrees[1:]:
+        others = _flatten_up_to(treedef, pytrees[0], other, stop)
+        leaves = [b if a is None else a for a, b in zip(leaves, others, strict=True)]
+    return treedef.unflatten(leaves)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
+    try:
+        return treedef.flatten_up_to(full)
+    except ValueError:
+        # `tree_map` finds the same fault, and its message has the key path.
+        jtu.tree_map(lambda _, subtree: None, prefix, full, is_leaf=is_leaf)
+        raise
+
+
+def _evaluate(filter_spec, pytree, leaves, is_leaf) -> list[bool]:
+    """One bool for each leaf of `pytree`."""
+    if callable(filter_spec) and jtu.all_leaves([filter_spec]):
+        return [bool(filter_spec(leaf)) for leaf in leaves]
+    keep: list[bool] = []
+    specs, treedef = jtu.tree_flatten_with_path(filter_spec)
+    subtrees = _flatten_up_to(treedef, filter_spec, pytree)
+    for (path, spec), subtree in zip(specs, subtrees, strict=True):
+        below = jtu.tree_leaves(subtree, is_leaf)
+        if isinstance(spec, bool):
+            keep.extend([spec] * len(below))
+        elif callable(spec) and not isinstance(spec, jax.Array):
+            keep.extend(bool(spec(leaf)) for leaf in below)
+        else:
+            raise ValueError(
+                "The leaves of `filter_spec` must be `True`, `False` or callables; at "
+                f"`filter_spec{jtu.keystr(path)}` there is a {type(spec).__name__}."
+            )
+    return keep

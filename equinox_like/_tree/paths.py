@@ -1,0 +1,14 @@
+"""Names of leaves as a user would write them: `model.layers[0].weight`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+
+def path_str(path: Sequence[Any], name: str = "") -> str:
+    """The expression that reads the leaf at `path` (JAX key entries) from `name`.
+
+    Without a name, and at the root, something printable still comes back: `<root>`.
+    """
+    return name + jtu.keystr(tuple(path)) or "<root>"

@@ -1,0 +1,196 @@
+"""The one way to take a tree apart and to put it together again.
+
+    groups, skeleton = split(tree, label)   # label(leaf) -> "a group's name" | STATIC
+    tree = merge(groups, skeleton)
+
+A `Skeleton` is the tree without its data. It is what JAX sees as a static argument, so it
+is hashable, compared by the strict rule of `strict.py`, and interned: two that are equal
+are the same object, and comparing them is an identity check.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .paths import path_str
+from .strict import strict_key
+
+
+class _Static:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "STATIC"
+
+    def __reduce__(self) -> str:
+        return "STATIC"
+
+
+STATIC: Final = _Static()
+
+
+class Skeleton:
+    """A tree without its data: structure, the label of each leaf, the static leaves.
+
+    Made by [`equinox_like.split`][]. Two skeletons of equal content are the same object,
+    so `==` and `hash` cost nothing. They are equal only if structure, labels and static
+    leaves are, where static leaves must also have the same type: `1`, `1.0` and `True`
+    differ at any depth, as do `0.0` and `-0.0`; a NaN equals another NaN.
+
+    **Attributes:**
+
+    - `treedef`: the `jax.tree_util.PyTreeDef` of the whole tree.
+    - `labels`: for each leaf its label, in JAX's order.
+    - `statics`: the leaves labelled `STATIC`, in the same order.
+    """
+
+    __slots__ = ("__weakref__", "labels", "statics", "treedef")
+
+    treedef: Any
+    labels: tuple[Hashable, ...]
+    statics: tuple[Any, ...]
+
+    def __init__(self) -> None:
+        raise TypeError("A Skeleton is made by `split`.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"A Skeleton is immutable: cannot set `{name}`.")
+
+    def __repr__(self) -> str:
+        return f"Skeleton({self.treedef}, labels={self.labels}, statics={self.statics})"
+
+    def __reduce__(self):
+        return make_skeleton, (self.treedef, self.labels, self.statics)
+
+
+_interned: weakref.WeakValueDictionary[Any, Skeleton] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def split(
+    tree: Any,
+    label: Callable[[Any], Hashable],
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> tuple[dict[Hashable, list[Any]], Skeleton]:
+    """Takes a tree apart into groups of leaves and a skeleton.
+
+    **Arguments:**
+
+    - `tree`: any pytree.
+    - `label`: called on each leaf; names the group that the leaf belongs to, or returns
+        `STATIC` if it is part of the structure.
+    - `is_leaf`: as for `jax.tree_util.tree_flatten`.
+
+    **Returns:**
+
+    A dictionary from each label to its leaves, in JAX's order, and the
+    [`equinox_like.Skeleton`][]. `merge` gives back the tree, with the identical leaves.
+
+    **Raises:**
+
+    `ValueError` if a static leaf cannot be hashed, naming its path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        tree = {"w": jnp.ones(2), "name": "first"}
+        label = lambda x: "data" if eqx.is_array(x) else eqx.STATIC
+        groups, skeleton = eqx.split(tree, label)
+        assert skeleton.statics == ("first",)
+        assert eqx.merge(groups, skeleton)["w"] is tree["w"]
+        ```
+    """
+    leaves, treedef = jtu.tree_flatten(tree, is_leaf)
+    labels = tuple(map(label, leaves))
+    groups: dict[Hashable, list[Any]] = {}
+    statics = []
+    for leaf, name in zip(leaves, labels, strict=True):
+        if name is STATIC:
+            statics.append(leaf)
+        else:
+            groups.setdefault(name, []).append(leaf)
+    return groups, make_skeleton(treedef, labels, statics)
+
+
+def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
+    """Puts together what [`equinox_like.split`][] took apart.
+
+    **Arguments:**
+
+    - `groups`: for each label of the skeleton its leaves, in the same order. Other values
+        may stand in for the leaves.
+    - `skeleton`: from `split`.
+
+    **Raises:**
+
+    `ValueError` if a group is missing, or has too few or too many leaves.
+    """
+    parts = {name: iter(leaves) for name, leaves in groups.items()}
+    parts[STATIC] = iter(skeleton.statics)
+    try:
+        leaves = [next(parts[name]) for name in skeleton.labels]
+    except (KeyError, StopIteration, RuntimeError):
+        leaves = None
+    if leaves is None or any(True for part in parts.values() for _ in part):
+        wanted = {name: skeleton.labels.count(name) for name in skeleton.labels}
+        wanted.pop(STATIC, None)
+        given = {name: len(leaves) for name, leaves in groups.items()}
+        raise ValueError(
+            f"`merge` was given groups of sizes {given} for a skeleton that has {wanted}."
+        )
+    return skeleton.treedef.unflatten(leaves)
+
+
+def make_skeleton(
+    treedef: Any, labels: Sequence[Hashable], statics: Sequence[Any]
+) -> Skeleton:
+    """The interned skeleton of these contents; `split` without the splitting."""
+    labels, statics = tuple(labels), tuple(statics)
+    key = treedef, labels, strict_key(statics)
+    try:
+        hash(key)
+    except TypeError:
+        static_paths = (
+            path_str(path)
+            for path, label in zip(leaf_paths(treedef), labels, strict=True)
+            if label is STATIC
+        )
+        refuse_unhashable(statics, static_paths)
+        raise
+    with _lock:
+        found = _interned.get(key)
+        if found is None:
+            found = object.__new__(Skeleton)
+            for name, value in zip(
+                ("treedef", "labels", "statics"),
+                (treedef, labels, statics),
+                strict=True,
+            ):
+                object.__setattr__(found, name, value)
+            _interned[key] = found
+        return found
+
+
+def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:
+    """The key path of each leaf."""
+    tree = treedef.unflatten(range(treedef.num_leaves))
+    return [path for path, _ in jtu.tree_flatten_with_path(tree)[0]]
+
+
+def refuse_unhashable(statics: Iterable[Any], names: Iterable[str]) -> None:
+    """Raises `ValueError` for the first value that has no hash, by its name."""
+    for value, name in zip(statics, names, strict=True):
+        try:
+            hash(value)
+        except TypeError:
+            raise ValueError(
+                f"The static leaf `{name}` is a {type(value).__name__}, which cannot be "
+                "hashed. Whatever is not an array must be hashable: make it an array, or "
+                "put it into a `field(static=True)` of a Module."
+            ) from None

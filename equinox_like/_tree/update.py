@@ -1,0 +1,56 @@
+"""Adding the updates of an optimiser to a model."""
+
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .paths import path_str
+
+
+def apply_updates(model: Any, updates: Any) -> Any:
+    """Adds `updates` to `model`, leaf by leaf.
+
+    **Arguments:**
+
+    - `model`: any pytree.
+    - `updates`: a tree like `model`, or a prefix of it, with `None` wherever `model` is to
+        stay as it is: what [`equinox_like.filter_grad`][] and an optimiser return.
+
+    **Returns:**
+
+    The new model. Each sum has the dtype that JAX gives to `leaf + update`; where the
+    update is `None` stand the identical leaves.
+
+    **Raises:**
+
+    `ValueError` if the structures differ. `TypeError`, naming the path, if the two cannot
+    be added, for example because `model` has `None` where `updates` has an array.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        model = {"w": jnp.ones(2), "name": "first"}
+        model = eqx.apply_updates(model, {"w": -jnp.ones(2), "name": None})
+        assert model["w"].sum() == 0 and model["name"] == "first"
+        ```
+    """
+    return jtu.tree_map_with_path(_add, updates, model, is_leaf=_is_none)
+
+
+def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
+    if update is None:
+        return node
+    try:
+        return node + update
+    except TypeError as error:
+        raise TypeError(
+            f"Cannot add `{path_str(path, 'updates')}`, a {type(update).__name__}, to "
+            f"`{path_str(path, 'model')}`, a {type(node).__name__}: {error}"
+        ) from error
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

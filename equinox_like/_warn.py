@@ -1,0 +1,20 @@
+"""Warnings that point at the user's line, however deep they are raised."""
+
+import sys
+import warnings
+from pathlib import Path
+
+_OURS = str(Path(__file__).parent)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """`warnings.warn` with the line that called into the library."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_passed_over(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level + 1)
+
+
+def _is_passed_over(filename: str) -> bool:
+    # Runtime type checkers stand between the library's functions and their callers.
+    return filename.startswith((_OURS, "<@beartype")) or "/jaxtyping/" in filename

@@ -1,0 +1,184 @@
+"""The rules of the house that import-linter cannot see, read off the source.
+
+import-linter checks which layer imports which (`pyproject.toml`). It sees other packages
+whole, and no assignments; this file reads the syntax trees for the rest.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import equinox_like
+
+PACKAGE = Path(equinox_like.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+UNSTABLE = ("jax._src", "jax.core", "jax.extend", "jax.interpreters", "jaxlib")
+
+
+def package_of(source: Path) -> list[str]:
+    return ["equinox_like", *source.parent.relative_to(PACKAGE).parts]
+
+
+def imports_of(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Line, absolute dotted name, and the name it is bound to, of each import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                yield node.lineno, alias.name, bound
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = [*base, node.module] if node.module else base
+            for alias in node.names:
+                name = ".".join([*base, alias.name])
+                yield node.lineno, name, alias.asname or alias.name
+
+
+def attributes_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of each chain of names, such as `jax.core.Tracer`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def unstable_uses(tree: ast.AST, package: list[str]) -> list[str]:
+    uses = {(line, name) for line, name, _ in imports_of(tree, package)}
+    uses.update(attributes_of(tree))
+    return [
+        f"line {line}: {name}"
+        for line, name in sorted(uses)
+        if any(is_within(name, unstable) for unstable in UNSTABLE)
+    ]
+
+
+def late_imports(tree: ast.AST, package: list[str]) -> list[str]:
+    """Imports within a function of what is not a lower layer.
+
+    A lower layer may load late to keep `import equinox_like` quick. Anything else inside a
+    function hides a cycle: what lives in the same folder, or the whole package.
+    """
+    own = ".".join(package[:2])
+    return [
+        f"line {line}: {name}"
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for line, name, _ in imports_of(function, package)
+        if name == "equinox_like" or is_within(name, own)
+    ]
+
+
+def imports_of_the_whole(tree: ast.AST, package: list[str]) -> list[str]:
+    """Imports of the public package by one of its own files: that is every layer."""
+    found = []
+    for line, name, _ in imports_of(tree, package):
+        root, _, rest = name.partition(".")
+        part = rest.partition(".")[0]
+        exists = (PACKAGE / part).exists() or (PACKAGE / f"{part}.py").exists()
+        if root == "equinox_like" and not (part and exists):
+            found.append(f"line {line}: {name}")
+    return found
+
+
+def foreign_assignments(tree: ast.AST, package: list[str]) -> list[str]:
+    """Assignments to an attribute of something that was imported."""
+    imported = {bound for _, _, bound in imports_of(tree, package)}
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+                pass
+            case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                targets = [target]
+            case ast.Call(func=ast.Name("setattr" | "delattr"), args=[first, *_]):
+                targets = [ast.Attribute(first, "...")]
+            case _:
+                continue
+        for target in targets:
+            root = target
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if (
+                root is not target
+                and isinstance(root, ast.Name)
+                and root.id in imported
+            ):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def name_of(source: Path) -> str:
+    return source.relative_to(PACKAGE).as_posix()
+
+
+def parse(source: Path) -> ast.Module:
+    return ast.parse(source.read_text(), str(source))
+
+
+@pytest.mark.parametrize(
+    "source", [s for s in SOURCES if s.parent != PACKAGE / "_compat"], ids=name_of
+)
+def test_unstable_jax_is_imported_in_compat_only(source: Path) -> None:
+    assert unstable_uses(parse(source), package_of(source)) == []
+
+
+# The package itself may load a rarely used part when it is first asked for.
+@pytest.mark.parametrize(
+    "source", [s for s in SOURCES if s != PACKAGE / "__init__.py"], ids=name_of
+)
+def test_no_late_import_hides_a_cycle(source: Path) -> None:
+    assert late_imports(parse(source), package_of(source)) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_no_file_imports_the_whole_package(source: Path) -> None:
+    assert imports_of_the_whole(parse(source), package_of(source)) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_nothing_imported_is_patched(source: Path) -> None:
+    assert foreign_assignments(parse(source), package_of(source)) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "code"),
+    [
+        (unstable_uses, "import jax.core"),
+        (unstable_uses, "from jax import core"),
+        (unstable_uses, "from jax._src.core import Tracer"),
+        (unstable_uses, "import jax\njax.extend.core.primitives"),
+        (late_imports, "def f():\n    from .split import merge"),
+        (late_imports, "def f():\n    from .. import _tree"),
+        (late_imports, "def f():\n    import equinox_like"),
+        (imports_of_the_whole, "import equinox_like as eqx"),
+        (imports_of_the_whole, "from .. import partition"),
+        (foreign_assignments, "import jax\njax.jit = None"),
+        (foreign_assignments, "from . import split\nsplit.cache += 1"),
+        (foreign_assignments, "import jax\nsetattr(jax, 'jit', None)"),
+    ],
+)
+def test_breach_is_found(check, code: str) -> None:
+    assert check(ast.parse(code), ["equinox_like", "_tree"])
+
+
+@pytest.mark.parametrize(
+    ("check", "code"),
+    [
+        (unstable_uses, "import jax\njax.tree.map"),
+        (unstable_uses, "from .._compat import core"),
+        (late_imports, "from .split import merge"),
+        (late_imports, "def f():\n    import wadler_lindig"),
+        (late_imports, "def f():\n    from .._errors import LeafError"),
+        (imports_of_the_whole, "from .._tree.split import merge"),
+        (imports_of_the_whole, "from .partition import partition"),
+        (foreign_assignments, "import jax\nx = jax.jit"),
+        (foreign_assignments, "def f(self):\n    self.x = 1"),
+    ],
+)
+def test_allowed_code_passes(check, code: str) -> None:
+    assert check(ast.parse(code), ["equinox_like", "_tree"]) == []

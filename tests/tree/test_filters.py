@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+
+FLOATS = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn, jnp.complex64]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        jnp.ones(2),
+        jax.random.key(0),
+        np.ones(2),
+        np.float32(1),
+        np.array("text"),
+        np.array(None),
+    ],
+    ids=repr,
+)
+def test_jax_and_numpy_arrays_are_arrays(x):
+    assert eqx.is_array(x) and eqx.is_array_like(x)
+
+
+@pytest.mark.parametrize("x", [True, 1, 1.0, 1j])
+def test_python_numbers_are_only_like_arrays(x):
+    assert not eqx.is_array(x) and eqx.is_array_like(x)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [None, "text", [1.0], jax.ShapeDtypeStruct((), jnp.float32), jnp.tanh],
+    ids=lambda x: type(x).__name__,
+)
+def test_nothing_else_is_an_array(x):
+    assert not eqx.is_array_like(x)
+    assert not eqx.is_inexact_array_like(x)
+
+
+def test_tracers_are_arrays_and_are_judged_by_their_dtype():
+    def check(x, i):
+        assert eqx.is_array(x) and eqx.is_inexact_array(x)
+        assert eqx.is_inexact_array_like(x) and not eqx.is_inexact_array_like(i)
+        return x
+
+    jax.jit(check)(1.0, 1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_are_inexact_alike_in_jax_and_numpy(dtype):
+    assert eqx.is_inexact_array(jnp.zeros(2, dtype))
+    assert eqx.is_inexact_array(np.zeros(2, dtype))
+    assert eqx.is_inexact_array(np.zeros((), dtype)[()])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        jnp.arange(2),
+        np.array([True]),
+        jax.random.key(0),
+        np.zeros(2, jax.dtypes.float0),
+        np.zeros(2, ml_dtypes.int4),
+        1.0,
+    ],
+    ids=repr,
+)
+def test_integers_keys_and_python_numbers_are_not_inexact(x):
+    assert not eqx.is_inexact_array(x)
+
+
+def test_python_floats_are_like_inexact_arrays():
+    assert eqx.is_inexact_array_like(1.0) and eqx.is_inexact_array_like(1j)
+    assert not eqx.is_inexact_array_like(1) and not eqx.is_inexact_array_like(True)
+
+
+def test_object_is_judged_by_what_it_converts_to():
+    class Wrapper:
+        def __init__(self, value):
+            self.value = value
+
+        def __jax_array__(self):
+            return self.value
+
+    assert eqx.is_array_like(Wrapper(jnp.ones(2)))
+    assert eqx.is_inexact_array_like(Wrapper(jnp.ones(2)))
+    assert not eqx.is_inexact_array_like(Wrapper(jnp.arange(2)))

@@ -1,0 +1,105 @@
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import pytest
+from hypothesis import given
+from strategies import trees
+
+import equinox_like as eqx
+
+specs = st.sampled_from(
+    [True, False, eqx.is_array, eqx.is_inexact_array, lambda x: isinstance(x, int)]
+)
+
+
+def flatten_with_none(tree):
+    return jtu.tree_flatten(tree, is_leaf=lambda x: x is None)
+
+
+@given(trees(), specs)
+def test_combine_undoes_partition_with_the_identical_leaves(tree, spec):
+    again = eqx.combine(*eqx.partition(tree, spec))
+    leaves, treedef = jtu.tree_flatten(tree)
+    new_leaves, new_treedef = jtu.tree_flatten(again)
+    assert treedef == new_treedef
+    assert all(a is b for a, b in zip(leaves, new_leaves, strict=True))
+
+
+@given(trees(), specs)
+def test_each_leaf_is_kept_by_a_filter_or_its_inverse_and_never_by_both(tree, spec):
+    dropped = object()
+    kept = jtu.tree_leaves(eqx.filter(tree, spec, replace=dropped))
+    rest = jtu.tree_leaves(eqx.filter(tree, spec, inverse=True, replace=dropped))
+    for x, a, b in zip(jtu.tree_leaves(tree), kept, rest, strict=True):
+        assert (a is x and b is dropped) or (a is dropped and b is x)
+
+
+def test_spec_may_be_a_prefix_of_the_tree():
+    tree = {"a": [1, 2.0], "b": (3, "text")}
+    kept, rest = eqx.partition(tree, {"a": True, "b": lambda x: isinstance(x, int)})
+    assert kept == {"a": [1, 2.0], "b": (3, None)}
+    assert rest == {"a": [None, None], "b": (None, "text")}
+
+
+def test_is_leaf_keeps_nodes_whole():
+    tree = [(1, 2), (3, "text")]
+    kept = eqx.filter(
+        tree, lambda pair: pair[1] == 2, is_leaf=lambda x: isinstance(x, tuple)
+    )
+    assert kept == [(1, 2), None]
+
+
+def test_concrete_array_decides_by_its_truth():
+    assert eqx.filter([1, 2], lambda x: jnp.asarray(x > 1)) == [None, 2]
+
+
+@pytest.mark.parametrize("bad", [0, 1.0, "text", jnp.asarray(True)], ids=repr)
+def test_spec_leaf_that_is_no_bool_or_callable_is_refused_by_its_path(bad):
+    with pytest.raises(ValueError, match=r"filter_spec\['a'\]\[1\]"):
+        eqx.filter({"a": [1, 2]}, {"a": [True, bad]})
+
+
+def test_spec_that_is_no_prefix_is_refused_by_its_path():
+    with pytest.raises(ValueError, match=r"\['a'\]"):
+        eqx.filter({"a": [1, 2]}, {"a": (True, True)})
+
+
+def test_none_in_a_spec_matches_none_only():
+    assert eqx.filter([1, None], [True, None]) == [1, None]
+    with pytest.raises(ValueError, match=r"\[1\]"):
+        eqx.filter([1, 2], [True, None])
+
+
+def test_traced_decision_is_refused_by_jax():
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(lambda x: eqx.filter([x], lambda leaf: leaf > 0))(1.0)
+
+
+def test_first_value_that_is_not_none_wins():
+    assert eqx.combine([None, 1, None], [2, 3, None]) == [2, 1, None]
+
+
+def test_none_may_face_a_subtree():
+    assert eqx.combine([None, 1], [{"a": 2}, None]) == [{"a": 2}, 1]
+
+
+def test_subtree_may_not_face_none():
+    with pytest.raises(ValueError, match=r"\[0\]"):
+        eqx.combine([{"a": 2}], [None])
+
+
+def test_combining_other_structures_names_the_place():
+    with pytest.raises(ValueError, match=r"\['a'\]"):
+        eqx.combine({"a": [1]}, {"a": (None,)})
+
+
+def test_combining_nothing_is_refused():
+    with pytest.raises(TypeError, match="combine"):
+        eqx.combine()
+
+
+def test_one_tree_is_returned_as_it_is():
+    assert eqx.combine([1, None]) == [1, None]
+    leaves, _ = flatten_with_none(eqx.combine({"a": None}))
+    assert leaves == [None]

@@ -1,0 +1,189 @@
+"""The laws of taking trees apart: that it loses nothing, and that skeletons are strict."""
+
+import collections
+import math
+import pickle
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given
+from strategies import Node, Pair, numbers, static_leaves, static_values, trees
+
+import equinox_like as eqx
+from equinox_like._tree.strict import Strict, strict_key, strictly_same
+
+
+def label(x):
+    if not eqx.is_array(x):
+        return eqx.STATIC
+    return "inexact" if eqx.is_inexact_array(x) else "other"
+
+
+def reference_same(a, b):
+    """The strict rule, told once more, by what a value looks like."""
+    if isinstance(a, float | complex) or not isinstance(
+        a, tuple | list | dict | frozenset
+    ):
+        return type(a) is type(b) and (a is b or repr(a) == repr(b))
+    if type(a) is not type(b) or len(a) != len(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(reference_same(a[k], b[k]) for k in a)
+    if isinstance(a, frozenset):
+        return sorted(map(repr, a)) == sorted(map(repr, b))
+    return all(map(reference_same, a, b))
+
+
+@given(trees())
+def test_merge_undoes_split_with_the_identical_leaves(tree):
+    again = eqx.merge(*eqx.split(tree, label))
+    leaves, treedef = jtu.tree_flatten(tree)
+    new_leaves, new_treedef = jtu.tree_flatten(again)
+    assert treedef == new_treedef
+    assert all(a is b for a, b in zip(leaves, new_leaves, strict=True))
+
+
+@given(trees(), trees())
+def test_equal_skeletons_are_the_same_object(a, b):
+    (_, one), (_, two) = eqx.split(a, label), eqx.split(b, label)
+    _, again = eqx.split(jtu.tree_map(lambda x: x, a), label)
+    assert one is again and hash(one) == hash(again)
+    assert (one == two) == (one is two)
+    if one is two:
+        assert all(map(reference_same, one.statics, two.statics))
+
+
+@given(static_values, static_values)
+def test_static_values_are_the_same_only_with_the_same_types_at_every_depth(a, b):
+    assert strictly_same(a, b) == reference_same(a, b)
+    assert (strict_key((a,)) == strict_key((b,))) == reference_same(a, b)
+
+
+@given(static_leaves, static_leaves)
+def test_same_values_have_the_same_hash(a, b):
+    if strictly_same(a, b):
+        assert hash(Strict(a)) == hash(Strict(b))
+        assert hash(strict_key((a,))) == hash(strict_key((b,)))
+
+
+@given(
+    st.lists(numbers, min_size=1, max_size=3), st.lists(numbers, min_size=1, max_size=3)
+)
+def test_skeletons_tell_numbers_apart_in_leaves_and_static_fields(a, b):
+    same = reference_same(a, b)
+    for wrap in (
+        lambda x: x,
+        lambda x: Node(0, tag=x),
+        lambda x: Node(0, tag={"a": (x,)}),
+    ):
+        (_, one), (_, two) = eqx.split(wrap(a), label), eqx.split(wrap(b), label)
+        assert (one is two) == same
+
+
+VALUES = [1, 1.0, True, 0.0, -0.0, 0, False, math.nan, 1 + 0j, complex(0.0, -0.0), "1"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: (x,),
+        lambda x: [x],
+        lambda x: {"a": x},
+        lambda x: {x: 1},
+        lambda x: {x},
+        lambda x: frozenset({(x, "b")}),
+        lambda x: Pair(x, None),
+        lambda x: collections.OrderedDict(a=x),
+        lambda x: Node(x),
+        lambda x: Node(0, tag=x),
+    ],
+)
+def test_values_that_python_calls_equal_differ_in_every_container(wrap):
+    for i, a in enumerate(VALUES):
+        for j, b in enumerate(VALUES):
+            assert strictly_same(wrap(a), wrap(b)) == (i == j)
+
+
+def test_one_nan_is_like_another():
+    assert strictly_same(float("nan"), float("nan"))
+    assert strictly_same((1, {float("nan")}), (1, {float("nan")}))
+    assert hash(Strict(float("nan"))) == hash(Strict(-float("nan")))
+
+
+def test_order_counts_in_an_ordered_dict_only():
+    ab, ba = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+    assert strictly_same(ab, ba)
+    assert not strictly_same(collections.OrderedDict(ab), collections.OrderedDict(ba))
+
+
+def test_different_arrays_are_not_compared():
+    x = np.ones(2)
+    assert strictly_same(x, x)
+    with pytest.raises(ValueError, match=r"field\(static=True\)"):
+        strictly_same(x, np.ones(2))
+
+
+@pytest.mark.parametrize("where", ["leaf", "label"])
+def test_what_cannot_be_hashed_is_refused(where):
+    tree = {"model": [1, {"deep": (2, set())}]}
+    if where == "leaf":
+        with pytest.raises(ValueError, match=r"\['model'\]\[1\]\['deep'\]\[1\].* set"):
+            eqx.split(tree, lambda x: eqx.STATIC)
+    else:
+        with pytest.raises(TypeError, match="unhashable"):
+            eqx.split(tree, lambda x: [])
+
+
+def test_other_values_may_stand_in_for_the_leaves():
+    groups, skeleton = eqx.split([jnp.ones(2), "text", 3], label)
+    assert groups.keys() == {"inexact"}
+    assert eqx.merge({"inexact": ["new"]}, skeleton) == ["new", "text", 3]
+
+
+@pytest.mark.parametrize(
+    "groups", [{}, {"inexact": []}, {"inexact": [1, 2]}, {"inexact": [1], "more": [2]}]
+)
+def test_merging_other_groups_is_refused(groups):
+    _, skeleton = eqx.split([jnp.ones(2)], label)
+    with pytest.raises(ValueError, match=r"'inexact': 1"):
+        eqx.merge(groups, skeleton)
+
+
+def test_is_leaf_decides_what_is_split():
+    groups, skeleton = eqx.split([(1, 2)], lambda x: "pair", lambda x: type(x) is tuple)
+    assert groups == {"pair": [(1, 2)]}
+    assert eqx.merge(groups, skeleton) == [(1, 2)]
+
+
+def test_skeleton_is_a_static_argument_of_jax():
+    traces = []
+
+    def double(data, skeleton):
+        traces.append(skeleton)
+        return jax.tree.map(lambda x: 2 * x, eqx.merge({"data": data}, skeleton)["x"])
+
+    jitted = jax.jit(double, static_argnums=1)
+    for tag in (1, 1, True, 1.0, 1):
+        tree = {"x": jnp.ones(2), "tag": tag}
+        groups, skeleton = eqx.split(
+            tree, lambda x: "data" if eqx.is_array(x) else eqx.STATIC
+        )
+        assert jitted(groups["data"], skeleton).tolist() == [2, 2]
+    assert len(traces) == 3
+
+
+def test_skeleton_is_immutable_and_made_by_split_only():
+    _, skeleton = eqx.split([1], label)
+    with pytest.raises(AttributeError, match="immutable"):
+        skeleton.statics = ()
+    with pytest.raises(TypeError, match="split"):
+        eqx.Skeleton()
+
+
+def test_unpickled_label_for_static_is_the_same_object():
+    assert pickle.loads(pickle.dumps(eqx.STATIC)) is eqx.STATIC
