@@ -1,0 +1,74 @@
+"""`field`: what a Module's field is beyond its name and type.
+
+The settings live in the dataclass field's own metadata, so that a plain
+`dataclasses.field(metadata=...)` says the same thing.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+_CONVERTER = "converter"
+_STATIC = "static"
+
+
+def field(
+    *,
+    converter: Callable[[Any], Any] | None = None,
+    static: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Describes one field of a [`equinox_like.Module`][].
+
+    **Arguments:**
+
+    - `converter`: called with the value once construction has set it; its result takes
+        the value's place. For example `jnp.asarray`.
+    - `static`: the field is part of the tree's structure, not a leaf: `jax.jit` and the
+        like compile anew when it changes. Never put arrays into it.
+    - `**kwargs`: as for `dataclasses.field` (`default`, `default_factory`, `init`,
+        `repr`, `kw_only`, `metadata`, ...).
+
+    **Raises:**
+
+    `ValueError` if `metadata` already has `"converter"` or `"static"`; `TypeError` if the
+    converter cannot be called.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Scale(eqx.Module):
+            factor: jax.Array = eqx.field(converter=jnp.asarray)
+            name: str = eqx.field(static=True, default="scale")
+
+        assert jax.tree.leaves(Scale(2.0)) == [2.0]
+        ```
+    """
+    metadata = dict(kwargs.pop("metadata", None) or {})
+    for reserved in (_CONVERTER, _STATIC):
+        if reserved in metadata:
+            raise ValueError(
+                f"`field(metadata=...)` cannot have the key {reserved!r}: pass "
+                f"`{reserved}=` to `field` itself."
+            )
+    if converter is not None:
+        if not callable(converter):
+            raise TypeError(
+                f"`field(converter=...)` must be callable; got {converter!r}."
+            )
+        metadata[_CONVERTER] = converter
+    if static:
+        metadata[_STATIC] = True
+    return dataclasses.field(metadata=metadata, **kwargs)
+
+
+def is_static(f: dataclasses.Field) -> bool:
+    return bool(f.metadata.get(_STATIC, False))
+
+
+def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:
+    return f.metadata.get(_CONVERTER)
