@@ -1,0 +1,94 @@
+"""What all transformed functions share: holding a function, its name, and binding.
+
+A transformed function is a Module. A callable pytree that it wraps, a model say, is its
+subtree; any other callable is part of its structure, as are all options.
+"""
+
+from collections.abc import Callable
+from typing import Any, Concatenate, Final, Generic, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
+from typing_extensions import ParamSpec
+
+from .._module.field import field
+from .._module.flatten import WRAPPER_ATTRIBUTES
+from .._module.module import Module
+from .._module.partial import bind
+
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_T = TypeVar("_T")
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<function>"
+
+
+# Stands for the function in `@filter_jit(option=...)`.
+MISSING: Final[Any] = _Missing()
+
+
+class Transformed(Module, Generic[_P, _T]):
+    """A wrapped callable; base of what the transformations return.
+
+    It carries the name, documentation and signature of what it wraps, which is
+    `__wrapped__`. As an attribute of a class it binds like a method.
+    """
+
+    # One of the two is the callable, the other one is `None`.
+    _tree: Any
+    _opaque: Any = field(static=True)
+
+    def __init__(self, fun: Any):
+        require_callable(fun, type(self).__name__)
+        is_opaque = jtu.all_leaves([fun])
+        self._tree = None if is_opaque else fun
+        self._opaque = fun if is_opaque else None
+        for name in WRAPPER_ATTRIBUTES:
+            try:
+                value = getattr(fun, name)
+            except AttributeError:
+                continue
+            setattr(self, name, value)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self._opaque if self._tree is None else self._tree
+
+    def __hash__(self) -> int:
+        # Options may have no hash; wrappers that are equal wrap the same callable.
+        return hash((type(self), self.__wrapped__))
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        raise TypeError("A `Transformed` is what a transformation returns.")
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> "Transformed[_P, _T]": ...
+    @overload
+    def __get__(
+        self: "Transformed[Concatenate[Any, _Q], _T]",
+        instance: object,
+        owner: Any = None,
+    ) -> Callable[_Q, _T]: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+
+def require_callable(fun: Any, transformation: str) -> None:
+    if not callable(fun):
+        raise TypeError(
+            f"`{transformation}` wraps a function or another callable; got "
+            f"{fun!r} of type {type(fun).__name__}."
+        )
+
+
+def jit_is_disabled() -> bool:
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def name_of(fun: Any) -> str:
+    """The name to show for any callable: a Module and a partial have none of their own."""
+    name = getattr(fun, "__name__", None)
+    return name if isinstance(name, str) else type(fun).__name__

@@ -1,0 +1,239 @@
+"""`filter_grad` and `filter_value_and_grad`: gradients of functions of any pytrees.
+
+The inexact arrays of the first argument are what JAX differentiates; everything else is
+closed over. Whatever else the function returns travels by `pack.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
+from typing_extensions import ParamSpec
+
+from .._module.field import field
+from .._tree.filters import is_inexact_array
+from .base import MISSING, Transformed, name_of
+from .pack import pack, unpack
+
+_P = ParamSpec("_P")
+_X = TypeVar("_X")
+_T = TypeVar("_T")
+_Aux = TypeVar("_Aux")
+_DEPRECATED = ("arg", "filter_spec")
+
+
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[False] = False, **gradkwargs: Any
+) -> Callable[
+    [Callable[Concatenate[_X, _P], _T]], Transformed[Concatenate[_X, _P], tuple[_T, _X]]
+]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[True], **gradkwargs: Any
+) -> Callable[
+    [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
+    Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], _X]],
+]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Concatenate[_X, _P], _T],
+    *,
+    has_aux: Literal[False] = False,
+    **gradkwargs: Any,
+) -> Transformed[Concatenate[_X, _P], tuple[_T, _X]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
+    *,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], _X]]: ...
+def filter_value_and_grad(
+    fun: Any = MISSING, *, has_aux: Any = False, **gradkwargs: Any
+) -> Any:
+    """Like [`equinox_like.filter_grad`][], and returns the value of `fun`, too.
+
+    **Returns:**
+
+    A function returning `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        value, grad = eqx.filter_value_and_grad(lambda p: jnp.sum(p["w"] ** 2))(
+            {"w": jnp.ones(2), "name": "first"}
+        )
+        assert value == 2 and grad["name"] is None
+        ```
+    """
+    _check(gradkwargs)
+    if fun is MISSING:
+        return lambda fun: filter_value_and_grad(fun, has_aux=has_aux, **gradkwargs)
+    return Differentiated(fun, True, has_aux, gradkwargs)
+
+
+@overload
+def filter_grad(
+    *, has_aux: Literal[False] = False, **gradkwargs: Any
+) -> Callable[
+    [Callable[Concatenate[_X, _P], _T]], Transformed[Concatenate[_X, _P], _X]
+]: ...
+@overload
+def filter_grad(
+    *, has_aux: Literal[True], **gradkwargs: Any
+) -> Callable[
+    [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
+    Transformed[Concatenate[_X, _P], tuple[_X, _Aux]],
+]: ...
+@overload
+def filter_grad(
+    fun: Callable[Concatenate[_X, _P], _T],
+    *,
+    has_aux: Literal[False] = False,
+    **gradkwargs: Any,
+) -> Transformed[Concatenate[_X, _P], _X]: ...
+@overload
+def filter_grad(
+    fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
+    *,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> Transformed[Concatenate[_X, _P], tuple[_X, _Aux]]: ...
+def filter_grad(fun: Any = MISSING, *, has_aux: Any = False, **gradkwargs: Any) -> Any:
+    """The gradient of a scalar function with respect to its first argument.
+
+    **Arguments:**
+
+    - `fun`: `fun(x, *args, **kwargs)` returns a real floating scalar, or a pair of one and
+        anything else if `has_aux`. Differentiated are the floating and complex arrays of
+        `x`, which may be any pytree; all other arguments may be anything.
+    - `has_aux`: whether `fun` returns `(value, aux)`.
+    - `**gradkwargs`: as for `jax.grad`, for example `holomorphic`; but not `argnums`.
+
+    **Returns:**
+
+    A function of the same arguments that returns the gradient, or `(gradient, aux)`. The
+    gradient has the structure of `x`, with `None` for each leaf that is not differentiated.
+
+    **Raises:**
+
+    `TypeError` if `x` is not passed by position, or has leaves of which none can be
+    differentiated. `ValueError` if `argnums` is given.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_grad
+        def grad(params, x):
+            return jnp.sum(params["f"](params["w"] * x))
+
+        gradient = grad({"w": jnp.ones(2), "f": jnp.sin}, jnp.zeros(2))
+        assert gradient["f"] is None and gradient["w"].shape == (2,)
+        ```
+    """
+    _check(gradkwargs)
+    if fun is MISSING:
+        return lambda fun: filter_grad(fun, has_aux=has_aux, **gradkwargs)
+    return Differentiated(fun, False, has_aux, gradkwargs)
+
+
+class Differentiated(Transformed[..., Any]):
+    """What [`equinox_like.filter_grad`][] and its relative return."""
+
+    _with_value: bool = field(static=True)
+    _has_aux: bool = field(static=True)
+    _gradkwargs: dict[str, Any] = field(static=True)
+
+    def __init__(
+        self, fun: Any, with_value: bool, has_aux: bool, gradkwargs: dict[str, Any]
+    ):
+        super().__init__(fun)
+        self._with_value = with_value
+        self._has_aux = has_aux
+        self._gradkwargs = gradkwargs
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        fun, has_aux = self.__wrapped__, self._has_aux
+        if not args:
+            raise TypeError(
+                "Functions wrapped with `filter_grad` and `filter_value_and_grad` are "
+                "differentiated with respect to their first positional argument; "
+                f"`{name_of(fun)}` was called "
+                + ("with keywords only." if kwargs else "without arguments.")
+            )
+        x, *rest = args
+        leaves, treedef = jtu.tree_flatten(x)
+        chosen = [i for i, leaf in enumerate(leaves) if is_inexact_array(leaf)]
+        if leaves and not chosen:
+            raise _nothing_to_differentiate(fun, leaves)
+
+        def inner(values):
+            filled = leaves.copy()
+            for i, value in zip(chosen, values, strict=True):
+                filled[i] = value
+            out = fun(treedef.unflatten(filled), *rest, **kwargs)
+            if not has_aux:
+                return out, None
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise TypeError(
+                    f"`{name_of(fun)}` must return a pair `(value, aux)`, because of "
+                    f"`has_aux=True`; it returned a {type(out).__name__}."
+                )
+            return out[0], pack(out[1])
+
+        differentiated = jax.value_and_grad(inner, has_aux=True, **self._gradkwargs)
+        (value, aux), values = differentiated([leaves[i] for i in chosen])
+        gradients: list[Any] = [None] * len(leaves)
+        for i, leaf in zip(chosen, values, strict=True):
+            gradients[i] = leaf
+        gradient = treedef.unflatten(gradients)
+        if self._with_value:
+            return ((value, unpack(aux)) if has_aux else value), gradient
+        return (gradient, unpack(aux)) if has_aux else gradient
+
+    def __repr__(self) -> str:
+        kind = "filter_value_and_grad" if self._with_value else "filter_grad"
+        return f"<{kind} of {name_of(self.__wrapped__)}>"
+
+
+def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
+    seen = sorted(
+        {
+            f"{type(x).__name__} of dtype {x.dtype}"
+            if hasattr(x, "dtype")
+            else type(x).__name__
+            for x in leaves
+        }
+    )
+    return TypeError(
+        f"The first argument of `{name_of(fun)}` has nothing to differentiate: its leaves "
+        f"are {', '.join(seen)}. Only floating-point and complex arrays are "
+        "differentiated: convert what you want the gradient of with `jnp.asarray`, as in "
+        "`jnp.asarray(2.0)`."
+    )
+
+
+def _check(gradkwargs: dict[str, Any]) -> None:
+    if gradkwargs.get("argnums") is not None:
+        raise ValueError(
+            "`filter_grad` and `filter_value_and_grad` do not take `argnums`: they "
+            "differentiate with respect to the first argument. Put several into a tuple, "
+            "as in `filter_grad(lambda xy: fun(*xy))((x, y))`."
+        )
+    for name in _DEPRECATED:
+        if name in gradkwargs:
+            raise ValueError(
+                f"The argument `{name}` of `filter_grad` was deprecated long ago, and is "
+                "no longer there: use `partition` and `combine` to choose what to "
+                "differentiate."
+            )
+    gradkwargs.pop("argnums", None)
+    jax.value_and_grad(lambda x: x, **gradkwargs)  # raises for what it does not know

@@ -1,0 +1,403 @@
+"""`filter_jit`: `jax.jit` for any arguments, at its speed.
+
+A call flattens its arguments once, looks up the plan for that kind of call (`plan.py`),
+and hands flat arrays to one `jax.jit`-ed function per skeleton. What comes back from
+JAX's C++ path is the user's output already (`pack.py`). Nothing is waited for, and
+nothing that is process-wide is touched.
+"""
+
+import inspect
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
+from typing_extensions import ParamSpec
+
+from .._compat.trace_state import at_top_level
+from .._module.field import field
+from .._tree.filters import is_array
+from .._tree.split import Skeleton, merge
+from .._tree.strict import strict_key
+from .base import (
+    MISSING,
+    Transformed,
+    jit_is_disabled,
+    name_of,
+    require_callable,
+)
+from .donation import (
+    Donate,
+    check_mode,
+    donates,
+    explain_failure,
+    muted,
+    warn_of_unusable,
+)
+from .pack import Packed, pack
+from .plan import DONATE, GROUPS, Plan, make_plan
+from .stages import Lowered
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_flatten = jtu.tree_flatten
+
+# How many kinds of call, and how many compiled programs, one function may keep.
+_MAX_KEPT = 4096
+
+
+@overload
+def filter_jit(
+    *, donate: Donate = "none", **jitkwargs: Any
+) -> "Callable[[Callable[_P, _T]], Jitted[_P, _T]]": ...
+@overload
+def filter_jit(
+    fun: Callable[_P, _T], *, donate: Donate = "none", **jitkwargs: Any
+) -> "Jitted[_P, _T]": ...
+def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) -> Any:
+    """`jax.jit` for functions of any pytrees: arrays are traced, the rest is static.
+
+    **Arguments:**
+
+    - `fun`: the function to compile; a Module, a method, a partial, ... The arrays of a
+        callable pytree are traced, too. Without it a decorator is returned, as in
+        `@filter_jit(donate="arrays")`.
+    - `donate`: whose buffers the outputs may reuse. An array that was donated, and could
+        be reused, is gone after the call.
+        - `"none"`: no array's.
+        - `"arrays"`, alias `"all"`: those of every JAX array in the arguments. An array
+            whose buffer no output can take stays alive.
+        - `"all-except-first"`: as before, but for those in the first argument.
+        - `"warn"`, `"warn-except-first"`: likewise, and a
+            [`equinox_like.DonationWarning`][] names the arrays that no output can take,
+            once for each compilation.
+
+        The arrays of `fun` itself are never donated, nor is anything under another
+        transformation. For a method decorated in a class, `self` is the first argument.
+    - `**jitkwargs`: as for `jax.jit`, for example `inline` or `compiler_options`.
+
+    **Returns:**
+
+    A callable like `fun`. It compiles once for each combination of shapes, dtypes,
+    structure and static values, where values of different type differ (`1`, `1.0`,
+    `True`). Its outputs may hold anything; what is no array comes back as the very object
+    that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
+    result. Further methods: `.lower(*args, **kwargs)`.
+
+    **Raises:**
+
+    When wrapping: `TypeError` if `fun` cannot be called, `ValueError` for another
+    `donate` and for arguments of `jax.jit` that say which arguments are static or donated.
+    When called: `ValueError` naming the path of a static leaf that cannot be hashed;
+    [`equinox_like.DonationError`][] naming the path of an array that has been donated
+    before, or the paths of two arrays that share a buffer and would both be donated.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit(donate="arrays")
+        def update(params, rate, name):
+            return {k: (1 - rate) * v for k, v in params.items()}, name
+
+        params = {"w": jnp.ones(3)}
+        new_params, name = update(params, 0.1, "first")
+        assert params["w"].is_deleted() and name == "first"
+        ```
+    """
+    check_mode(donate)
+    _check_jitkwargs(jitkwargs)
+    if fun is MISSING:
+        return lambda fun: filter_jit(fun, donate=donate, **jitkwargs)
+    return Jitted(fun, donate, jitkwargs)
+
+
+class Jitted(Transformed[_P, _T]):
+    """What [`equinox_like.filter_jit`][] returns: a compiled function that is a pytree."""
+
+    _program: "Program" = field(static=True)
+
+    def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
+        require_callable(fun, "filter_jit")
+        inspect.signature(fun)  # raises where there is none
+        super().__init__(fun)
+        self._program = program_for(self._opaque, donate, jitkwargs)
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        program = self._program
+        call = (self._tree, args, kwargs)
+        leaves, treedef = _flatten(call)
+        if program.donates and not at_top_level():
+            program = program.without_donation
+        types = tuple(map(type, leaves))
+        plan = program.last_plan
+        if types != plan.leaf_types or treedef != plan.call_treedef:
+            plan = program.plan(self.__wrapped__, call, leaves, treedef)
+        compiled = plan.entry or program.entry(self.__wrapped__, plan, leaves)
+        try:
+            if plan.takes_all:
+                out = compiled.function(leaves)
+            else:
+                out = compiled.function(*plan.groups(leaves))
+        except Exception as e:
+            muted.end()
+            explain_failure(e, plan.named_leaves, leaves)
+            raise
+        if program.donates and muted.count:
+            muted.end()
+            program.after_trace(compiled, plan, leaves)
+        return out.unpack() if type(out) is Packed else out
+
+    def lower(self, /, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
+        """Traces and lowers for these arguments, without compiling or running.
+
+        Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+        """
+        program = self._program
+        call = (self._tree, args, kwargs)
+        leaves, treedef = _flatten(call)
+        plan = program.make_plan(self.__wrapped__, call, leaves, treedef, _is_abstract)
+        entry = program.entry(self.__wrapped__, plan, leaves)
+        try:
+            lowered = entry.function.lower(*plan.groups(leaves))
+        finally:
+            muted.end()
+        if program.warns:
+            warn_of_unusable(plan.named_leaves(leaves), lowered)
+        return Lowered(lowered, self, entry.skeleton)
+
+    def arrange(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan, list[Any]]:
+        """For a compiled call: where the leaves go, and the leaves."""
+        call = (self._tree, args, kwargs)
+        leaves, treedef = _flatten(call)
+        return self._program.plan(self.__wrapped__, call, leaves, treedef), leaves
+
+    def __repr__(self) -> str:
+        donate = self._program.donate
+        return f"<filter_jit of {name_of(self.__wrapped__)}, donate={donate!r}>"
+
+    def __reduce__(self):
+        program = self._program
+        return Jitted, (self.__wrapped__, program.donate, program.jitkwargs)
+
+
+class Entry:
+    """One compiled function, for one skeleton."""
+
+    __slots__ = ("function", "skeleton")
+
+    def __init__(self, function: Any, skeleton: Skeleton):
+        self.function = function
+        self.skeleton = skeleton
+
+
+class Program:
+    """All plans and compiled functions of one callable with one set of options.
+
+    An opaque callable is held weakly, so that its programs die with it.
+    """
+
+    def __init__(
+        self, opaque: Callable[[], Any], donate: Donate, jitkwargs: dict[str, Any]
+    ):
+        self.opaque = opaque
+        self.donate: Donate = donate
+        self.jitkwargs = jitkwargs
+        self.donates = donate != "none"
+        self.warns = donate.startswith("warn")
+        self.last_plan: Any = _NO_PLAN
+        self._plans: dict[Hashable, Plan] = {}
+        self._entries: dict[Skeleton, Entry] = {}
+
+    @property
+    def without_donation(self) -> "Program":
+        return program_for(self.opaque(), "none", self.jitkwargs)
+
+    def plan(self, fun: Any, call: Any, leaves: list[Any], treedef: Any) -> Plan:
+        """The plan for this kind of call."""
+        key = treedef, tuple(map(type, leaves))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self.make_plan(fun, call, leaves, treedef, is_array)
+            _keep(self._plans, key, plan)
+        self.last_plan = plan
+        return plan
+
+    def make_plan(self, fun, call, leaves, treedef, is_data) -> Plan:
+        return make_plan(
+            inspect.signature(fun),
+            name_of(fun),
+            call,
+            leaves,
+            treedef,
+            donates(self.donate),
+            is_data,
+        )
+
+    def entry(self, fun: Any, plan: Plan, leaves: list[Any]) -> Entry:
+        """The compiled function for the static leaves of this call."""
+        key = plan.static_key(leaves)
+        try:
+            entry = plan.entries.get(key)
+        except TypeError:
+            entry = None  # a static leaf has no hash, of which `skeleton` tells
+        if entry is None:
+            skeleton = plan.skeleton(leaves)
+            entry = self._entries.get(skeleton)
+            if entry is None:
+                entry = Entry(self._function(fun, plan, skeleton), skeleton)
+                _keep(self._entries, skeleton, entry)
+            if plan.has_statics:
+                _keep(plan.entries, key, entry)
+            else:
+                plan.entry = entry
+        return entry
+
+    def after_trace(self, entry: Entry, plan: Plan, leaves: list[Any]) -> None:
+        """Warns, where that is asked for, after a call that JAX had to trace."""
+        if self.warns:
+            # The arrays may be gone by now, but not what is known of them.
+            abstract = plan.groups([_abstract(x) for x in leaves])
+            try:
+                lowered = entry.function.lower(*abstract)
+            finally:
+                muted.end()
+            warn_of_unusable(plan.named_leaves(leaves), lowered)
+
+    def _function(self, fun: Any, plan: Plan, skeleton: Skeleton) -> Any:
+        """The `jax.jit`-ed function of groups of arrays."""
+        opaque = self.opaque
+        groups_there = [name for name in GROUPS if name in skeleton.labels]
+        donated = DONATE in groups_there
+
+        def traced(*groups):
+            if donated:
+                muted.begin()
+            parts: dict[Hashable, Any] = dict(zip(groups_there, groups, strict=True))
+            tree, args, kwargs = merge(parts, skeleton)
+            fun = opaque() if tree is None else tree
+            out = fun(*args, **kwargs)
+            return out if jit_is_disabled() else pack(out)
+
+        _speak_of(traced, fun, plan)
+        return jax.jit(traced, donate_argnums=(0,) if donated else (), **self.jitkwargs)
+
+
+def program_for(opaque: Any, donate: Donate, jitkwargs: dict[str, Any]) -> Program:
+    """The program of this callable (`None`: any callable pytree) with these options."""
+    try:
+        options = donate, strict_key(tuple(sorted(jitkwargs.items())))
+        hash(options)
+        with _lock:
+            if opaque is None:
+                shared = _programs_of_pytrees
+            elif type(opaque).__eq__ is object.__eq__:
+                shared = _programs.setdefault(opaque, {})
+            else:
+                shared = {}
+            if options not in shared:
+                reference = weakref.ref(opaque) if opaque is not None else lambda: None
+                shared[options] = Program(reference, donate, jitkwargs)
+            return shared[options]
+    except TypeError:
+        # Options that have no hash, or a callable that cannot be referred to weakly.
+        return Program(lambda: opaque, donate, jitkwargs)
+
+
+_programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
+_programs = weakref.WeakKeyDictionary()
+_programs_of_pytrees: dict[Any, Program] = {}
+_lock = threading.Lock()
+
+
+class _NoPlan:
+    """What `last_plan` is before the first call: equal to no call."""
+
+    leaf_types = None
+    call_treedef = None
+
+
+_NO_PLAN = _NoPlan()
+
+
+class _Names(inspect.Signature):
+    """Tells JAX the names of flat arguments: `model.layers[0].weight`."""
+
+    def __init__(self, plan: Plan):
+        rest = inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)
+        super().__init__([rest])
+        self.plan = plan
+
+    def bind(self, *groups: Any, **kwargs: Any) -> Any:
+        leaves = [leaf for group in groups for leaf in group]
+        return types.SimpleNamespace(
+            arguments=dict(zip(self.plan.data_names, leaves, strict=True))
+        )
+
+
+def _speak_of(traced: Any, fun: Any, plan: Plan) -> None:
+    """Makes what JAX says of `traced` speak of the user's function and arguments."""
+    traced.__name__ = traced.__qualname__ = name_of(fun)
+    traced.__doc__ = getattr(fun, "__doc__", None)
+    traced.__signature__ = _Names(plan)
+    source = inspect.unwrap(fun)
+    code = getattr(source, "__code__", None) or getattr(
+        type(source).__call__, "__code__", None
+    )
+    if code is not None:
+        # It shares the code, and so file and line, but does not keep `fun` alive.
+        cells = tuple(types.CellType() for _ in code.co_freevars)
+        traced.__wrapped__ = types.FunctionType(code, {}, traced.__name__, None, cells)
+
+
+def _abstract(x: Any) -> Any:
+    if not isinstance(x, jax.Array):
+        return x
+    sharding = x.sharding if x.committed else None
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type
+    )
+
+
+def _is_abstract(x: Any) -> bool:
+    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds to a table of bounded size; the oldest entry goes first."""
+    while len(table) >= _MAX_KEPT:
+        table.pop(next(iter(table)), None)
+    table[key] = value
+
+
+_REFUSED = {
+    "static_argnums": "whatever is not an array is static already",
+    "static_argnames": "whatever is not an array is static already",
+    "donate_argnums": "use `donate=`",
+    "donate_argnames": "use `donate=`",
+    "in_shardings": "shard the arguments, or constrain them inside the function",
+    "out_shardings": "constrain the outputs inside the function",
+}
+_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
+
+
+def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
+    for name, fix in _REFUSED.items():
+        if name in jitkwargs:
+            raise ValueError(f"`filter_jit` does not take `{name}`: {fix}.")
+    for name in _DEPRECATED:
+        if name in jitkwargs:
+            raise ValueError(
+                f"The argument `{name}` of `filter_jit` was deprecated long ago, and is "
+                "no longer there."
+            )
+    if jitkwargs:
+        jax.jit(lambda: None, **jitkwargs)  # raises for what it does not know

@@ -1,0 +1,73 @@
+"""Any pytree as the output of a function that JAX transforms.
+
+JAX lets a function return arrays only. What is none travels in the structure: `pack` makes
+a pytree node of the arrays, whose structure holds the rest. So the rest comes back through
+every cache of JAX. (The node cannot unflatten to the user's tree by itself: JAX's fast
+path is for outputs that flatten to arrays only.)
+"""
+
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._tree.filters import is_array
+from .._tree.strict import strict_key
+
+
+class _Structure:
+    """A tree without its arrays. Unlike a `Skeleton` it may hold what has no hash."""
+
+    __slots__ = ("leaves", "places", "treedef")
+
+    def __init__(self, treedef, leaves, places):
+        self.treedef = treedef
+        # All leaves, with `None` for each array, and the indices of the arrays.
+        self.leaves = leaves
+        self.places = places
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is _Structure
+            and self.treedef == other.treedef
+            and self.places == other.places
+            and strict_key(self.leaves) == strict_key(other.leaves)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, self.places))
+
+
+class Packed:
+    """A node with the arrays of a tree as children."""
+
+    __slots__ = ("data", "structure")
+
+    def __init__(self, structure: _Structure, data: Any):
+        self.structure = structure
+        self.data = data
+
+    def unpack(self) -> Any:
+        structure = self.structure
+        leaves = structure.leaves.copy()
+        for i, x in zip(structure.places, self.data, strict=True):
+            leaves[i] = x
+        return structure.treedef.unflatten(leaves)
+
+
+def pack(tree: Any) -> Any:
+    """`tree` itself if all its leaves are arrays, else a `Packed` of it."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    places = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
+    if len(places) == len(leaves):
+        return tree
+    data = [leaves[i] for i in places]
+    for i in places:
+        leaves[i] = None
+    return Packed(_Structure(treedef, leaves, places), data)
+
+
+def unpack(out: Any) -> Any:
+    return out.unpack() if isinstance(out, Packed) else out
+
+
+jtu.register_pytree_node(Packed, lambda packed: (packed.data, packed.structure), Packed)

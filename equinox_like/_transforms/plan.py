@@ -1,0 +1,217 @@
+"""From the arguments of a call to groups of arrays, by a plan made once per kind of call.
+
+Flattening is done by JAX in C++; which leaf then goes where depends on the structure of
+the arguments and the types of the leaves alone, so it is looked up, not computed. A plan
+also puts the leaves in canonical order: that of the signature, however they were passed.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .._compat.tracer import Tracer
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .._tree.split import STATIC, Skeleton, leaf_paths, make_skeleton, refuse_unhashable
+from .._tree.strict import strict_key
+
+DONATE: Final = "donate"
+KEEP: Final = "keep"
+# The order in which groups are passed to the compiled function.
+GROUPS: Final = (DONATE, KEEP)
+
+
+class Plan:
+    """How the leaves of `(callable, args, kwargs)` go to the groups of a skeleton."""
+
+    def __init__(
+        self,
+        leaf_types: tuple[type, ...],
+        call_treedef: Any,
+        treedef: Any,
+        order: Sequence[int],
+        labels: Sequence[Any],
+        arguments: Sequence[tuple[str, int]],
+    ):
+        """Described by the canonical `treedef`, the `order` of the call's leaves in it,
+        their `labels`, and name and number of leaves of each of the `arguments`."""
+        self.leaf_types = leaf_types
+        self.call_treedef = call_treedef
+        self.treedef = treedef
+        self.labels = tuple(labels)
+        self.arguments = arguments
+        self.order = tuple(order)
+        members = [
+            [i for i, label in zip(order, labels, strict=True) if label == name]
+            for name in GROUPS
+        ]
+        self.takes = [_taker(indices) for indices in members if indices]
+        # All leaves, in the order in which they come: nothing is to be picked.
+        self.takes_all = [list(range(len(self.order)))] == [m for m in members if m]
+        static = [i for i, label in zip(order, labels, strict=True) if label is STATIC]
+        self.take_statics = _taker(static)
+        self.has_statics = bool(static)
+        # Values of other types are compared as they are: their types are known.
+        self.must_wrap = any(issubclass(leaf_types[i], _WRAPPED) for i in static)
+        # The compiled function, if no static leaf decides; else by the static leaves.
+        self.entry: Any = None
+        self.entries: dict[Any, Any] = {}
+
+    def groups(self, leaves: list[Any]) -> list[Any]:
+        """The arguments of the compiled function: one sequence of arrays per group."""
+        return [leaves] if self.takes_all else [take(leaves) for take in self.takes]
+
+    def static_key(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """Tells apart the static leaves, strictly, given that their types are known."""
+        statics = self.take_statics(leaves)
+        return strict_key(statics)[0] if self.must_wrap else statics
+
+    def skeleton(self, leaves: list[Any]) -> Skeleton:
+        statics = self.take_statics(leaves)
+        try:
+            hash(statics)
+        except TypeError:
+            named = zip(self.names, self.labels, strict=True)
+            refuse_unhashable(statics, (n for n, label in named if label is STATIC))
+        return make_skeleton(self.treedef, self.labels, statics)
+
+    @property
+    def names(self) -> list[str]:
+        """For each leaf, in canonical order, the expression that a user would write."""
+        try:
+            paths = leaf_paths(self.treedef)
+        except Exception:
+            # A foreign node that does not take placeholders: name the argument only.
+            return [name for name, size in self.arguments for _ in range(size)]
+        # The first two keys of a path lead to the argument, which has a better name.
+        below = iter(paths)
+        names = []
+        for index, (name, size) in enumerate(self.arguments):
+            depth = 2 if index else 1
+            names += [path_str(next(below)[depth:], name) for _ in range(size)]
+        return names
+
+    @property
+    def data_names(self) -> list[str]:
+        """The names of the leaves that are data, in the order of the groups."""
+        named = list(zip(self.names, self.labels, strict=True))
+        return [name for group in GROUPS for name, label in named if label == group]
+
+    def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
+        """Name, value, and whether it is donated, of each leaf that is data."""
+        return [
+            (name, leaves[i], label == DONATE)
+            for name, i, label in zip(self.names, self.order, self.labels, strict=True)
+            if label is not STATIC
+        ]
+
+
+_WRAPPED = (float, complex, tuple, list, dict, set, frozenset)
+
+
+def make_plan(
+    signature: inspect.Signature,
+    name: str,
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+    leaves: list[Any],
+    treedef: Any,
+    donates: Callable[[str, bool], bool],
+    is_data: Callable[[Any], bool] = is_array,
+) -> Plan:
+    """Binds a call to the signature, and labels its leaves.
+
+    **Arguments:**
+
+    - `signature`, `name`: of the wrapped callable.
+    - `call`: the callable if it is a pytree, else `None`; and the arguments.
+    - `leaves`, `treedef`: `call`, flattened.
+    - `donates`: whether arrays in the parameter of this name are donated, given whether
+        it is the first argument.
+    - `is_data`: whether a leaf is passed to the compiled function.
+    """
+    tree, args, kwargs = call
+    tree_def, args_def, kwargs_def = treedef.children()
+    sizes = [
+        d.num_leaves for d in (tree_def, *args_def.children(), *kwargs_def.children())
+    ]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    spans = [range(a, a + n) for a, n in zip(starts, sizes, strict=True)]
+    # Arguments stand for themselves as the numbers of their spans.
+    by_key = dict(zip(sorted(kwargs), range(len(args) + 1, len(spans)), strict=True))
+    try:
+        bound = signature.bind(*range(1, len(args) + 1), **by_key)
+    except TypeError as e:
+        raise TypeError(f"{name}: {e}") from None
+    values = dict(
+        zip(by_key.values(), (kwargs[k] for k in sorted(kwargs)), strict=True)
+    )
+    values |= dict(enumerate(args, start=1))
+
+    first = _first_argument(signature, bound)
+    labels, order, arguments = [], [], []
+    names = _argument_names(bound) | {0: (name, None)}
+    positions = [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]
+    for position in positions:
+        shown, parameter = names[position]
+        donated = parameter is not None and donates(parameter, position == first)
+        group = DONATE if donated else KEEP
+        span = spans[position]
+        arguments.append((shown, len(span)))
+        order += span
+        labels += [group if _is_data(leaves[i], is_data) else STATIC for i in span]
+    canonical = (
+        tree,
+        tuple(values[i] for i in bound.args),
+        {k: values[i] for k, i in bound.kwargs.items()},
+    )
+    return Plan(
+        tuple(map(type, leaves)),
+        treedef,
+        jtu.tree_structure(canonical),
+        order,
+        labels,
+        arguments,
+    )
+
+
+def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:
+    # A tracer is data whatever it stands for: as a static value it would leak.
+    return is_data(leaf) or isinstance(leaf, Tracer)
+
+
+def _argument_names(bound: inspect.BoundArguments) -> dict[int, tuple[str, str]]:
+    """For each argument how to show it, and its parameter."""
+    names = {}
+    for parameter, value in bound.arguments.items():
+        kind = bound.signature.parameters[parameter].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            for i, position in enumerate(value):
+                names[position] = f"{parameter}[{i}]", parameter
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            for key, position in value.items():
+                names[position] = f"{parameter}[{key!r}]", parameter
+        else:
+            names[value] = parameter, parameter
+    return names
+
+
+def _first_argument(
+    signature: inspect.Signature, bound: inspect.BoundArguments
+) -> int | None:
+    """Which argument is for the first parameter, however it was passed."""
+    for parameter in signature.parameters.values():
+        value = bound.arguments.get(parameter.name)
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return value[0] if value else None
+        return None if parameter.kind is inspect.Parameter.VAR_KEYWORD else value
+    return None
+
+
+def _taker(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
+    if len(indices) == 1:
+        (index,) = indices
+        return lambda leaves: (leaves[index],)
+    return itemgetter(*indices) if indices else lambda leaves: ()

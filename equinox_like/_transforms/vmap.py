@@ -1,0 +1,316 @@
+"""`filter_vmap`: `jax.vmap` with axes given as prefix trees of ints, `None` and callables.
+
+Each array leaf gets an axis; the mapped ones are what JAX maps over, as a flat list, and
+everything else is closed over. Outputs that are mapped leave along axis 0 and are moved;
+all others travel by the structure, as in `pack.py`.
+"""
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from typing_extensions import ParamSpec
+
+from .._module.field import field
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .base import MISSING, Transformed, name_of
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
+
+
+@dataclasses.dataclass(frozen=True)
+class if_array:
+    """As an axis of [`equinox_like.filter_vmap`][]: `axis` for arrays, else `None`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.if_array(1)(jnp.ones((2, 3))) == 1
+        assert eqx.if_array(1)("text") is None
+        ```
+    """
+
+    axis: int | None
+
+    def __call__(self, x: Any) -> int | None:
+        return self.axis if is_array(x) else None
+
+
+@overload
+def filter_vmap(
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Any,
+) -> Callable[[Callable[_P, _T]], Transformed[_P, _T]]: ...
+@overload
+def filter_vmap(
+    fun: Callable[_P, _T],
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Any,
+) -> Transformed[_P, _T]: ...
+def filter_vmap(
+    fun: Any = MISSING,
+    *,
+    in_axes: Any = if_array(0),
+    out_axes: Any = if_array(0),
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Any,
+) -> Any:
+    """`jax.vmap` for functions of any pytrees.
+
+    **Arguments:**
+
+    - `fun`: the function to map. The arrays of a callable pytree are not mapped: pass it
+        as an argument for that.
+    - `in_axes`: a prefix tree of the tuple of positional arguments, whose leaves are ints,
+        `None`, or callables `leaf -> int | None`. Or a dictionary from parameter names to
+        such trees; the other parameters then have the default. By default each array is
+        mapped over axis 0, and everything else is passed on as it is.
+    - `out_axes`: a prefix tree of the output, likewise. By default each array of the output
+        has the mapped axis first, and everything else is returned as it is.
+    - `axis_name`: a name for collective operations.
+    - `axis_size`: needed only if nothing is mapped.
+    - `**vmapkwargs`: as for `jax.vmap`, for example `spmd_axis_name`.
+
+    **Returns:**
+
+    A function of the same positional arguments.
+
+    **Raises:**
+
+    `ValueError` if an axis is out of range or sizes differ, naming the arguments; if
+    something mapped has the output axis `None`; if a name in `in_axes` is no parameter.
+    `RuntimeError` if the function is called with keyword arguments.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        # An ensemble: a Module whose arrays have a leading axis.
+        @eqx.filter_vmap
+        def make(key):
+            return eqx.nn.Linear(2, 3, key=key)
+
+        ensemble = make(jax.random.split(jax.random.key(0), 4))
+        x = jnp.ones(2)
+        call = eqx.filter_vmap(lambda layer, x: layer(x), in_axes=(eqx.if_array(0), None))
+        y = call(ensemble, x)
+        assert y.shape == (4, 3)
+        ```
+    """
+    for name in _DEPRECATED:
+        if name in vmapkwargs:
+            raise ValueError(
+                f"The argument `{name}` of `filter_vmap` was deprecated long ago, and "
+                "is no longer there: use `in_axes` and `out_axes`."
+            )
+    options = (in_axes, out_axes, axis_name, axis_size, vmapkwargs)
+    if fun is MISSING:
+        return lambda fun: Vmapped(fun, *options)
+    return Vmapped(fun, *options)
+
+
+class Vmapped(Transformed[..., Any]):
+    """What [`equinox_like.filter_vmap`][] returns."""
+
+    _in_axes: Any = field(static=True)
+    _out_axes: Any = field(static=True)
+    _axis_name: Any = field(static=True)
+    _axis_size: int | None = field(static=True)
+    _vmapkwargs: dict[str, Any] = field(static=True)
+
+    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
+        super().__init__(fun)
+        self._in_axes = in_axes
+        self._out_axes = out_axes
+        self._axis_name = axis_name
+        self._axis_size = axis_size
+        self._vmapkwargs = vmapkwargs
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        fun = self.__wrapped__
+        if kwargs:
+            raise RuntimeError(
+                f"`filter_vmap` of `{name_of(fun)}` cannot be called with keyword "
+                f"arguments ({', '.join(kwargs)}): pass them by position."
+            )
+        in_axes = self._in_axes
+        if isinstance(in_axes, dict):
+            in_axes = _axes_by_name(fun, in_axes, args)
+        leaves, treedef = jtu.tree_flatten(args)
+        axes = resolve_axes(in_axes, args, "in_axes")
+        mapped = [i for i, axis in enumerate(axes) if axis is not None]
+        out_axes, unmapped_outputs = self._out_axes, _Unmapped()
+
+        def flat(values):
+            filled = leaves.copy()
+            for i, value in zip(mapped, values, strict=True):
+                filled[i] = value
+            out = fun(*treedef.unflatten(filled))
+            return unmapped_outputs.split(out, resolve_axes(out_axes, out, "out_axes"))
+
+        if not mapped and self._axis_size is None:
+            # There is no batch: legal if nothing asks for one in the output.
+            out = fun(*args)
+            if any(
+                axis is not None for axis in resolve_axes(out_axes, out, "out_axes")
+            ):
+                raise ValueError(
+                    f"`filter_vmap` of `{name_of(fun)}`: no argument is mapped, so there "
+                    "is no batch dimension to put into the outputs. Map an argument, or "
+                    "give `axis_size`, or let `out_axes` be `None`."
+                )
+            return out
+        _check_sizes(fun, args, axes, self._axis_size)
+        with_batch, without = jax.vmap(
+            flat,
+            in_axes=([axes[i] for i in mapped],),
+            out_axes=(0, None),
+            axis_name=self._axis_name,
+            axis_size=self._axis_size,
+            **self._vmapkwargs,
+        )([leaves[i] for i in mapped])
+        return unmapped_outputs.join(with_batch, without)
+
+    def __repr__(self) -> str:
+        return f"<filter_vmap of {name_of(self.__wrapped__)}>"
+
+
+class _Unmapped:
+    """Keeps what the mapped function returned besides arrays with a batch axis."""
+
+    def split(self, out: Any, axes: list[int | None]) -> tuple[list[Any], list[Any]]:
+        self.leaves, self.treedef = jtu.tree_flatten(out)
+        self.axes: list[Any] = axes
+        arrays = [is_array(x) for x in self.leaves]
+        self.with_batch = [i for i, axis in enumerate(axes) if axis is not None]
+        self.without = [i for i, a in enumerate(axes) if a is None and arrays[i]]
+        return self._pick(self.with_batch), self._pick(self.without)
+
+    def join(self, with_batch: list[Any], without: list[Any]) -> Any:
+        leaves = list(self.leaves)
+        for i, x in zip(self.with_batch, with_batch, strict=True):
+            leaves[i] = x if self.axes[i] == 0 else jnp.moveaxis(x, 0, self.axes[i])
+        for i, x in zip(self.without, without, strict=True):
+            leaves[i] = x
+        return self.treedef.unflatten(leaves)
+
+    def _pick(self, indices: list[int]) -> list[Any]:
+        return [self.leaves[i] for i in indices]
+
+
+def resolve_axes(axes: Any, tree: Any, option: str) -> list[int | None]:
+    """For each leaf of `tree` its axis, from the prefix tree `axes`."""
+    if isinstance(axes, if_array):
+        return [axes(x) for x in jtu.tree_leaves(tree)]
+    resolved: list[int | None] = []
+
+    def resolve(path: Any, axis: Any, subtree: Any) -> None:
+        for leaf in jtu.tree_leaves(subtree):
+            chosen: Any = axis(leaf) if callable(axis) else axis
+            if chosen is not None and (type(chosen) is bool or not _is_int(chosen)):
+                error = TypeError if callable(axis) else ValueError
+                raise error(
+                    f"The leaves of `{option}` must be ints, `None`, or callables that "
+                    f"return one; `{option}{jtu.keystr(path)}` gives {chosen!r}."
+                )
+            resolved.append(None if chosen is None else operator.index(chosen))
+
+    jtu.tree_map_with_path(resolve, axes, tree, is_leaf=lambda x: x is None)
+    return resolved
+
+
+def _is_int(x: Any) -> bool:
+    return hasattr(x, "__index__")
+
+
+def _axes_by_name(
+    fun: Callable[..., Any], in_axes: dict[str, Any], args: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    signature = inspect.signature(fun)
+    bound = signature.bind(*args)
+    known = {
+        name
+        for name in bound.arguments
+        if signature.parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL
+    }
+    unknown = [name for name in in_axes if name not in known]
+    if unknown:
+        raise ValueError(
+            f"`in_axes` names {unknown}, which `{name_of(fun)}` was not passed; the "
+            f"arguments that can be named in this call are {sorted(known)}."
+        )
+    default = if_array(0)
+    axes = []
+    for name, value in bound.arguments.items():
+        if name in known:
+            axes.append(in_axes.get(name, default))
+        else:
+            axes.extend([default] * len(value))
+    return tuple(axes)
+
+
+def _check_sizes(fun, args, axes, axis_size) -> None:
+    """Raises what `jax.vmap` would raise, with the arguments' names."""
+    sizes = set() if axis_size is None else {axis_size}
+    named = []
+    paths = jtu.tree_flatten_with_path(args)[0]
+    for (path, x), axis in zip(paths, axes, strict=True):
+        if axis is None or not hasattr(x, "shape"):
+            continue
+        if not -len(x.shape) <= axis < len(x.shape):
+            raise ValueError(
+                f"`filter_vmap` of `{name_of(fun)}`: "
+                f"`{_argument_name(fun, args, path)}` has shape {tuple(x.shape)}, "
+                f"and so no axis {axis} to map over. Use `None` as its axis in "
+                "`in_axes` to pass it on as it is."
+            )
+        sizes.add(x.shape[axis])
+        named.append((path, axis, x.shape[axis]))
+    if len(sizes) > 1:
+        listing = ", ".join(
+            f"`{_argument_name(fun, args, path)}` has size {size} along axis {axis}"
+            for path, axis, size in named
+        )
+        wanted = "" if axis_size is None else f"; axis_size is {axis_size}"
+        raise ValueError(
+            f"`filter_vmap` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
+            f"{listing}{wanted}."
+        )
+
+
+def _argument_name(fun: Any, args: tuple[Any, ...], path: Any) -> str:
+    position = path[0].idx
+    try:
+        bound = inspect.signature(fun).bind(*range(len(args))).arguments
+    except (TypeError, ValueError):
+        bound = {}
+    for name, value in bound.items():
+        if value == position:
+            return path_str(path[1:], name)
+        if isinstance(value, tuple) and position in value:
+            return path_str(path[1:], f"{name}[{value.index(position)}]")
+    return path_str(path[1:], f"args[{position}]")

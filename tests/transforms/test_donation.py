@@ -1,0 +1,328 @@
+"""Donation: which buffers are reused, what is gone afterwards, and what the errors say."""
+
+import gc
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import equinox_like as eqx
+from equinox_like._transforms.donation import MODES
+
+
+class Model(eqx.Module):
+    layers: list
+    activation: Any = jax.nn.relu
+
+    @eqx.filter_jit(donate="arrays")
+    def moved(self, by):
+        return Model([x + by for x in self.layers])
+
+    @eqx.filter_jit(donate="all-except-first")
+    def kept(self, x):
+        return x + self.layers[0]
+
+
+def pointers(tree):
+    return [
+        x.unsafe_buffer_pointer() for x in jax.tree.leaves(eqx.filter(tree, is_jax))
+    ]
+
+
+def is_jax(x):
+    return isinstance(x, jax.Array)
+
+
+def double(tree):
+    return jax.tree.map(lambda x: 2 * x if is_jax(x) else x, tree)
+
+
+def test_outputs_take_the_buffers_of_the_donated_inputs():
+    model = Model([jnp.arange(4.0), {"w": jnp.ones((2, 3))}])
+    before = pointers(model)
+    arrays = jax.tree.leaves(eqx.filter(model, is_jax))
+    out = eqx.filter_jit(double, donate="arrays")(model)
+    assert pointers(out) == before and all(x.is_deleted() for x in arrays)
+    assert out.layers[0].tolist() == [0, 2, 4, 6] and out.activation is jax.nn.relu
+
+
+@pytest.mark.parametrize("mode", ["arrays", "all", "warn"])
+def test_every_argument_is_donated(mode):
+    x, y = jnp.ones(2), jnp.ones(3)
+    eqx.filter_jit(lambda x, y: (y + 1, x + 1), donate=mode)(x, y=y)
+    assert x.is_deleted() and y.is_deleted()
+
+
+@pytest.mark.parametrize("mode", ["all-except-first", "warn-except-first"])
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_first_parameter_is_spared_however_it_is_passed(mode, by_keyword):
+    first, second = jnp.ones(2), jnp.ones(3)
+    f = eqx.filter_jit(lambda first, second: (second + 1, first + 1), donate=mode)
+    f(second=second, first=first) if by_keyword else f(first, second)
+    assert not first.is_deleted() and second.is_deleted()
+
+
+def test_only_the_first_of_many_positional_arguments_is_spared():
+    x, y = jnp.ones(2), jnp.ones(3)
+    eqx.filter_jit(lambda *args: [a + 1 for a in args], donate="all-except-first")(x, y)
+    assert not x.is_deleted() and y.is_deleted()
+
+
+def test_nothing_is_donated_by_default():
+    x = jnp.ones(2)
+    eqx.filter_jit(lambda x: x + 1)(x)
+    assert not x.is_deleted()
+
+
+def test_self_of_a_decorated_method_is_the_first_argument():
+    model = Model([jnp.ones(2)])
+    by = jnp.ones(2)
+    assert model.kept(by).tolist() == [2, 2]
+    assert by.is_deleted() and not model.layers[0].is_deleted()
+    moved = model.moved(1.0)
+    assert model.layers[0].is_deleted() and moved.layers[0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: m.__call__])
+def test_arrays_of_the_callable_itself_are_kept(wrap):
+    class Add(eqx.Module):
+        weight: Any
+
+        def __call__(self, x):
+            return x + self.weight
+
+    add = Add(jnp.ones(2))
+    f = eqx.filter_jit(wrap(add), donate="arrays")
+    for _ in range(2):
+        x = jnp.ones(2)
+        assert f(x).tolist() == [2, 2] and x.is_deleted()
+    assert not add.weight.is_deleted()
+
+
+def test_numpy_arrays_are_never_harmed():
+    x = np.ones(4, np.float32)
+    out = eqx.filter_jit(lambda x: x + 1, donate="arrays")(x)
+    out.block_until_ready()
+    assert x.tolist() == [1, 1, 1, 1]
+
+
+def test_used_key_is_gone():
+    @eqx.filter_jit(donate="arrays")
+    def draw(key):
+        key, sub = jax.random.split(key)
+        return key, jax.random.normal(sub)
+
+    key = jax.random.key(0)
+    draw(key)
+    with pytest.raises(eqx.DonationError, match="`key`"):
+        draw(key)
+
+
+class TestUnusable:
+    def f(self, a, b):
+        return a["x"] + b.sum()
+
+    def test_stays_alive_silently(self):
+        a, b = {"x": jnp.ones(3)}, jnp.ones(5)
+        out = eqx.filter_jit(self.f, donate="arrays")(a, b)
+        assert out.tolist() == [6, 6, 6] and not b.is_deleted() and a["x"].is_deleted()
+
+    def test_is_warned_of_by_path_once_for_each_trace(self):
+        f = eqx.filter_jit(lambda a, b: self.f(a, b), donate="warn")
+        for size in (5, 6):
+            with pytest.warns(eqx.DonationWarning) as caught:
+                f({"x": jnp.ones(3)}, jnp.ones(size))
+            (warning,) = caught
+            text = str(warning.message)
+            assert text.startswith("Some donated buffers were not usable: ")
+            assert f"`b` (float32[{size}])" in text and "`a['x']`" not in text
+            assert warning.filename == __file__
+            f({"x": jnp.ones(3)}, jnp.ones(size))  # an error if it warned again
+
+    def test_is_told_apart_from_what_is_unused_or_equal_to_a_usable_one(self):
+        def f(used, unused, left):
+            return used + left.sum()
+
+        with pytest.warns(
+            eqx.DonationWarning, match=r"usable: `left` \(float32\[3\]\)\."
+        ):
+            eqx.filter_jit(f, donate="warn")(jnp.ones(3), jnp.ones(3), jnp.ones(3))
+
+    def test_warning_traces_once_only(self):
+        traces = []
+
+        def f(x):
+            traces.append(1)
+            return x.sum()
+
+        with pytest.warns(eqx.DonationWarning, match="`x`"):
+            eqx.filter_jit(f, donate="warn")(jnp.ones(3))
+        assert traces == [1]
+
+    def test_lowering_ahead_of_time_warns_too(self):
+        with pytest.warns(eqx.DonationWarning, match="`b`"):
+            eqx.filter_jit(self.f, donate="warn").lower({"x": jnp.ones(3)}, jnp.ones(5))
+
+    def test_nothing_is_warned_of_where_all_is_reused(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            eqx.filter_jit(double, donate="warn")([jnp.ones(2), jnp.ones(3)])
+
+    def test_plain_jax_still_warns(self):
+        with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
+            jax.jit(lambda x: x.sum(), donate_argnums=0)(jnp.ones(3))
+        eqx.filter_jit(lambda x: x.sum(), donate="arrays")(jnp.ones(3))
+        with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
+            jax.jit(lambda x: x.sum(), donate_argnums=0)(jnp.ones(4))
+
+
+class TestReuse:
+    def test_is_an_error_naming_the_path(self):
+        model = Model([jnp.ones(2), {"w": jnp.ones(3)}])
+        step = eqx.filter_jit(lambda model, x: double(model), donate="arrays")
+        step(model, 1.0)
+        with pytest.raises(eqx.DonationError, match=r"`model.layers\[0\]`.*and 1 more"):
+            step(model, 1.0)
+        with pytest.raises(
+            RuntimeError, match=r"`m.layers\[1\]\['w'\]` \(float32\[3\]\)"
+        ):
+            eqx.filter_jit(lambda m: m.layers[1]["w"])(m=Model([0, model.layers[1]]))
+
+    def test_is_an_error_for_a_compiled_function_and_for_the_callable_itself(self):
+        x = jnp.ones(2)
+        compiled = eqx.filter_jit(double, donate="arrays").lower(x).compile()
+        compiled(x)
+        with pytest.raises(eqx.DonationError, match="`tree`"):
+            compiled(x)
+
+        class Add(eqx.Module):
+            weight: Any
+
+            def __call__(self, x):
+                return self.weight + x
+
+        with pytest.raises(eqx.DonationError, match=r"`Add.weight`"):
+            eqx.filter_jit(Add(x))(1.0)
+
+    def test_after_the_error_the_function_still_works(self):
+        f = eqx.filter_jit(double, donate="arrays")
+        x = jnp.ones(2)
+        f(x)
+        with pytest.raises(eqx.DonationError):
+            f(x)
+        assert f(jnp.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("mode", ["arrays", "all-except-first"])
+def test_same_buffer_twice_is_an_error_naming_both_paths_and_deletes_nothing(mode):
+    x = jnp.ones(3)
+    f = eqx.filter_jit(lambda a, b: (a + 1, b["w"] + 1), donate=mode)
+    with pytest.raises(
+        eqx.DonationError, match=r"`a` and `b\['w'\]`.*Nothing was deleted"
+    ):
+        f(x, {"w": x})
+    assert not x.is_deleted() and x.tolist() == [1, 1, 1]
+
+
+class TestUnderTransformations:
+    @pytest.mark.parametrize(
+        "transform",
+        [
+            lambda f, x: jax.vmap(f)(x),
+            lambda f, x: jax.grad(lambda x: f(x).sum())(x),
+            lambda f, x: jax.vjp(f, x)[1](x),
+            lambda f, x: jax.jvp(f, (x,), (x,)),
+            lambda f, x: jax.linearize(f, x)[1](x),
+            lambda f, x: jax.checkpoint(f)(x),
+            lambda f, x: jax.jit(f)(x),
+            lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2),
+            lambda f, x: eqx.filter_jit(lambda x: f(x))(x),
+            lambda f, x: eqx.filter_grad(lambda x: f(x).sum())(x),
+            lambda f, x: eqx.filter_vmap(f)(x),
+        ],
+    )
+    def test_nothing_is_donated(self, transform):
+        x = jnp.ones(3)
+        f = eqx.filter_jit(lambda x: x * jnp.sin(x), donate="arrays")
+        transform(f, x)
+        assert not x.is_deleted()
+
+    def test_nothing_that_is_closed_over_is_donated_either(self):
+        x = jnp.ones(3)
+        f = eqx.filter_jit(lambda x: 2 * x, donate="arrays")
+        jax.grad(lambda w: (w * f(x)).sum())(1.0)
+        assert not x.is_deleted()
+        f(x)
+        assert x.is_deleted()
+
+
+class TestMemory:
+    """XLA's own account of a train step, against plain JAX."""
+
+    def setup_method(self):
+        self.optimiser = optax.adam(1e-3)
+        shapes = [(16, 8), (16,), (4, 16)]
+        self.params = {f"p{i}": jnp.ones(s) for i, s in enumerate(shapes)}
+        self.state = self.optimiser.init(self.params)
+        self.x = jnp.ones((5, 8))
+
+    def step(self, params, state, x):
+        def loss(p):
+            return jnp.mean((jnp.tanh(x @ p["p0"].T + p["p1"]) @ p["p2"].T) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = self.optimiser.update(gradients, state)
+        return optax.apply_updates(params, updates), state, value
+
+    @staticmethod
+    def account(compiled):
+        found = compiled.memory_analysis()
+        return (
+            found.argument_size_in_bytes,
+            found.output_size_in_bytes,
+            found.alias_size_in_bytes,
+            found.temp_size_in_bytes,
+        )
+
+    @pytest.mark.parametrize("mode", ["none", "arrays"])
+    def test_step_takes_the_bytes_of_plain_jit(self, mode):
+        args = self.params, self.state, self.x
+        donated = (0, 1, 2) if mode == "arrays" else ()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = jax.jit(self.step, donate_argnums=donated).lower(*args).compile()
+        ours = eqx.filter_jit(self.step, donate=mode).lower(*args).compile()
+        assert self.account(ours) == self.account(plain)
+        aliased = self.account(ours)[2]
+        assert (aliased > 0) == (mode == "arrays")
+
+    def test_loop_keeps_one_set_of_buffers(self):
+        step = eqx.filter_jit(self.step, donate="arrays")
+        params, state = self.params, self.state
+        before = set(pointers((params, state)))
+        for _ in range(5):
+            params, state, _ = step(params, state, jnp.ones((5, 8)))
+        assert set(pointers((params, state))) == before
+        gc.collect()
+
+
+@pytest.mark.parametrize("bad", ["some", "", None, True, "none "], ids=repr)
+def test_unknown_mode_is_refused_with_the_choices(bad):
+    with pytest.raises(ValueError) as caught:
+        eqx.filter_jit(double, donate=bad)
+    assert all(f'"{mode}"' in str(caught.value) for mode in MODES)
+    assert repr(bad) in str(caught.value)
+
+
+def test_sharded_arrays_are_donated_too():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    x = jax.device_put(jnp.arange(8.0), sharding)
+    before = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
+    out = eqx.filter_jit(double, donate="arrays")(x)
+    assert [s.data.unsafe_buffer_pointer() for s in out.addressable_shards] == before
+    assert x.is_deleted() and out.sharding == sharding

@@ -1,0 +1,204 @@
+"""filter_grad and filter_value_and_grad: the inexact arrays of the first argument."""
+
+import inspect
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from strategies import trees
+
+import equinox_like as eqx
+
+
+class Model(eqx.Module):
+    weight: Any
+    activation: Any = jnp.tanh
+
+    def __call__(self, x):
+        return self.activation(self.weight * x)
+
+    @eqx.filter_grad
+    def slope(self, x):
+        return self(x).sum()
+
+    @eqx.filter_value_and_grad(has_aux=True)
+    def slope_with_aux(self, x):
+        return self(x).sum(), "aux"
+
+
+def total(tree):
+    return sum(
+        (jnp.sum(x.astype(jnp.float32) ** 2).real for x in inexact(tree)), jnp.zeros(())
+    )
+
+
+def inexact(tree):
+    return [x for x in jtu.tree_leaves(tree) if eqx.is_inexact_array(x)]
+
+
+@settings(max_examples=40)
+@given(trees())
+def test_gradient_has_the_structure_of_the_inexact_arrays(tree):
+    if not inexact(tree) and jtu.tree_leaves(tree):
+        with pytest.raises(TypeError, match="nothing to differentiate"):
+            eqx.filter_grad(total)(tree)
+        return
+    value, gradient = eqx.filter_value_and_grad(total)(tree)
+    expected = eqx.filter(tree, eqx.is_inexact_array)
+    assert jtu.tree_structure(gradient) == jtu.tree_structure(expected)
+    assert jnp.allclose(value, total(tree))
+    for g, x in zip(inexact(gradient), inexact(expected), strict=True):
+        assert g.dtype == x.dtype and jnp.allclose(g, 2 * jnp.asarray(x))
+    updated = eqx.apply_updates(tree, gradient)
+    assert jtu.tree_structure(updated) == jtu.tree_structure(tree)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.booleans())
+def test_agrees_with_jax_on_plain_arrays(size, jit):
+    def f(params, x):
+        return jnp.sum(jnp.sin(params["a"] * x) + params["b"][0])
+
+    wrap = eqx.filter_jit if jit else lambda g: g
+    params = {"a": jnp.arange(size, dtype=float), "b": [jnp.ones(size)]}
+    x = jnp.linspace(0, 1, size)
+    ours = wrap(eqx.filter_value_and_grad(f))(params, x)
+    assert eqx.tree_equal(ours, jax.value_and_grad(f)(params, x), rtol=1e-6)
+    assert eqx.tree_equal(wrap(eqx.filter_grad(f))(params, x), ours[1])
+
+
+def test_gradient_agrees_with_a_float64_finite_difference():
+    with jax.enable_x64(True):
+        x, h = jnp.asarray(0.3), 1e-6
+        f = Model(jnp.asarray(1.7))
+        gradient = eqx.filter_grad(lambda m: m(x))(f).weight
+        numeric = (Model(1.7 + h)(x) - Model(1.7 - h)(x)) / (2 * h)
+        assert abs(gradient - numeric) < 1e-9
+
+
+def test_everything_else_is_passed_through_untouched():
+    marker, seen = object(), []
+
+    def f(x, *args, **kwargs):
+        seen.append((x["i"], args, kwargs))
+        return x["w"].sum()
+
+    gradient = eqx.filter_grad(f)({"w": jnp.ones(2), "i": 3}, marker, key="text")
+    assert gradient["i"] is None and seen == [(3, (marker,), {"key": "text"})]
+
+
+@pytest.mark.parametrize("wrap", [lambda g: g, eqx.filter_jit])
+def test_aux_may_be_anything(wrap):
+    marker = {1, 2}
+
+    def f(x):
+        return x.sum(), {"marker": marker, "fn": jnp.tanh, "array": x * 2, "none": None}
+
+    gradient, aux = wrap(eqx.filter_grad(f, has_aux=True))(jnp.ones(2))
+    assert gradient.tolist() == [1, 1]
+    assert aux["marker"] is marker and aux["fn"] is jnp.tanh
+    assert aux["array"].tolist() == [2, 2] and aux["none"] is None
+    (value, _), _ = wrap(eqx.filter_value_and_grad(f, has_aux=True))(jnp.ones(2))
+    assert value == 2.0
+
+
+def test_methods_are_differentiated_with_respect_to_self():
+    model = Model(jnp.ones(2))
+    gradient = model.slope(0.5)
+    assert isinstance(gradient, Model) and gradient.activation is None
+    assert jnp.allclose(gradient.weight, 0.5 * (1 - jnp.tanh(0.5) ** 2))
+    (_, aux), again = model.slope_with_aux(0.5)
+    assert aux == "aux" and eqx.tree_equal(again, gradient)
+
+
+def test_nests_with_itself_and_with_jax():
+    def f(x):
+        return jnp.sum(x**3)
+
+    x = jnp.asarray(2.0)
+    assert eqx.filter_grad(eqx.filter_grad(f))(x) == 12.0
+    assert jax.grad(eqx.filter_grad(f))(x) == eqx.filter_grad(jax.grad(f))(x) == 12.0
+    assert jax.vmap(eqx.filter_grad(f))(jnp.arange(3.0)).tolist() == [0, 3, 12]
+    assert jax.jit(eqx.filter_grad(f))(x) == 12.0
+    assert eqx.filter_grad(jax.checkpoint(f))(x) == 12.0
+
+
+def test_numpy_arrays_are_differentiated():
+    gradient = eqx.filter_grad(jnp.sum)(np.ones(2, np.float32))
+    assert isinstance(gradient, jax.Array) and gradient.tolist() == [1, 1]
+
+
+def test_complex_arrays_are_differentiated():
+    z = jnp.asarray(1.0 + 2.0j)
+    assert eqx.filter_grad(lambda z: (z * z.conj()).real)(z) == 2 * z.conj()
+    assert eqx.filter_grad(lambda z: z**2, holomorphic=True)(z) == 2 * z
+
+
+def test_argument_without_leaves_returns_itself():
+    assert eqx.filter_grad(lambda x: jnp.zeros(()))(None) is None
+    assert eqx.filter_grad(lambda x: 1.0)(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("x", "seen"),
+    [(2.0, "float"), (jnp.arange(2), "of dtype int32"), ([True, "a"], "bool, str")],
+    ids=["float", "ints", "mixed"],
+)
+def test_nothing_to_differentiate_is_an_error_that_says_what_is_there(x, seen):
+    def loss(x):
+        return 1.0
+
+    with pytest.raises(TypeError, match=f"`loss`.*{seen}.*asarray"):
+        eqx.filter_grad(loss)(x)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"x": jnp.ones(2)}])
+def test_first_argument_must_be_passed_by_position(kwargs):
+    how = "with keywords only" if kwargs else "without arguments"
+    with pytest.raises(TypeError, match=rf"Functions wrapped with.*{how}"):
+        eqx.filter_grad(jnp.sum)(**kwargs)
+
+
+@pytest.mark.parametrize(
+    "out", [jnp.ones(2), jnp.asarray(1)], ids=["vector", "integer"]
+)
+def test_output_must_be_a_real_scalar(out):
+    with pytest.raises(TypeError):
+        eqx.filter_grad(lambda x: out)(jnp.ones(2))
+
+
+def test_output_with_aux_must_be_a_pair():
+    with pytest.raises(TypeError, match="pair"):
+        eqx.filter_grad(lambda x: x.sum(), has_aux=True)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("transform", [eqx.filter_grad, eqx.filter_value_and_grad])
+def test_options_are_checked_when_wrapping(transform):
+    with pytest.raises(ValueError, match="argnums"):
+        transform(jnp.sum, argnums=1)
+    with pytest.raises(ValueError, match="deprecated"):
+        transform(jnp.sum, filter_spec=True)
+    with pytest.raises(TypeError, match="unknown"):
+        transform(jnp.sum, unknown=1)
+    with pytest.raises(TypeError, match="wraps a function"):
+        transform(3)
+
+
+def test_wrapper_is_a_pytree_with_the_functions_name():
+    @eqx.filter_grad
+    def documented(x):
+        """Doc."""
+        return x.sum()
+
+    assert documented.__name__ == "documented" and documented.__doc__ == "Doc."
+    assert list(inspect.signature(documented).parameters) == ["x"]
+    assert jtu.tree_leaves(documented) == []
+    model = Model(jnp.ones(2))
+    (leaf,) = inexact(eqx.filter_grad(model))
+    assert leaf is model.weight
+    assert jax.jit(lambda g, x: g(x))(documented, jnp.ones(2)).tolist() == [1, 1]
