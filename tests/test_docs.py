@@ -1,0 +1,106 @@
+"""Every Python block that a reader may copy, from the README, the pages and the public
+docstrings, runs.
+
+A block opens with ```python and stands for a whole program: it runs in a module of its
+own, in an empty folder. An excerpt that cannot run opens with another word, for example
+```text.
+"""
+
+import inspect
+import linecache
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import equinox_like
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(
+    r"^(?P<indent>[ ]*)```python[ ]*\n(?P<code>.*?)^(?P=indent)```[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def blocks_of(text: str) -> Iterator[tuple[int, str]]:
+    """The line on which each block's code starts, and the code."""
+    for match in BLOCK.finditer(text):
+        yield (
+            text.count("\n", 0, match.start("code")) + 1,
+            textwrap.dedent(match["code"]),
+        )
+
+
+def public_names(module: types.ModuleType) -> list[str]:
+    return getattr(module, "__all__", None) or [
+        name for name in dir(module) if not name.startswith("_")
+    ]
+
+
+def public_objects(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    """What `module` and its public submodules offer, but for the modules themselves."""
+    for name in public_names(module):
+        path, value = f"{module.__name__}.{name}", getattr(module, name)
+        if not isinstance(value, types.ModuleType):
+            yield path, value
+        elif value.__name__ == path:
+            yield from public_objects(value)
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Those of the public objects, and of the members of public classes."""
+    for path, value in public_objects(equinox_like):
+        members = vars(value) if isinstance(value, type) else {}
+        public = [m for m in members if m in ("__init__", "__call__") or m[0] != "_"]
+        yield path, inspect.getdoc(value) or ""
+        for member in public:
+            yield f"{path}.{member}", inspect.getdoc(members[member]) or ""
+
+
+def collect() -> Iterator[Any]:
+    for page in PAGES:
+        name = page.relative_to(ROOT).as_posix()
+        for line, code in blocks_of(page.read_text()):
+            # Blank lines first, so that a traceback shows the line of the page.
+            yield pytest.param("\n" * (line - 1) + code, id=f"{name}:{line}")
+    seen = set()  # one object may be public under several names
+    for name, docstring in docstrings():
+        if docstring not in seen:
+            seen.add(docstring)
+            for number, (_, code) in enumerate(blocks_of(docstring), 1):
+                yield pytest.param(code, id=f"{name}:{number}")
+
+
+BLOCKS = list(collect())
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_block_runs(code: str, request, tmp_path, monkeypatch) -> None:
+    filename = f"<{request.node.callspec.id}>"
+    module = types.ModuleType("documented_block")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(
+        linecache.cache, filename, (len(code), None, code.splitlines(True), filename)
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, filename, "exec"), vars(module))
+
+
+def test_blocks_are_found() -> None:
+    ids = [block.id for block in BLOCKS]
+    assert any(name.startswith("README.md:") for name in ids)
+    assert any(name.startswith("docs/") for name in ids)
+    assert any(name.startswith("equinox_like.") for name in ids)
+
+
+def test_every_public_name_has_its_place_on_an_api_page() -> None:
+    directive = re.compile(r"^::: (\S+)$", re.MULTILINE)
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    placed = [name for page in pages for name in directive.findall(page.read_text())]
+    assert sorted(placed) == sorted(name for name, _ in public_objects(equinox_like))
