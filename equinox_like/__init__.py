@@ -1,0 +1,36 @@
+"""Models as pytrees in JAX: modules, filtered transformations, visible donation."""
+
+from . import nn as nn
+from ._errors import (
+    DonationError as DonationError,
+    DonationWarning as DonationWarning,
+    LeafError as LeafError,
+    ShapeError as ShapeError,
+)
+from ._module import Module as Module, Partial as Partial, field as field
+from ._transforms import (
+    filter_grad as filter_grad,
+    filter_jit as filter_jit,
+    filter_value_and_grad as filter_value_and_grad,
+    filter_vmap as filter_vmap,
+    if_array as if_array,
+)
+from ._tree import (
+    STATIC as STATIC,
+    Skeleton as Skeleton,
+    apply_updates as apply_updates,
+    combine as combine,
+    filter as filter,
+    is_array as is_array,
+    is_array_like as is_array_like,
+    is_inexact_array as is_inexact_array,
+    is_inexact_array_like as is_inexact_array_like,
+    merge as merge,
+    partition as partition,
+    split as split,
+    tree_at as tree_at,
+    tree_equal as tree_equal,
+    tree_pformat as tree_pformat,
+    tree_pprint as tree_pprint,
+)
+from ._version import __version__ as __version__
