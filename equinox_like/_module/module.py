@@ -11,10 +11,9 @@ import functools
 import inspect
 import types
 from collections.abc import Hashable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax.tree_util as jtu
-from typing_extensions import dataclass_transform
 
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat

@@ -5,11 +5,10 @@ subtree; any other callable is part of its structure, as are all options.
 """
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Final, Generic, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
-from typing_extensions import ParamSpec
 
 from .._module.field import field
 from .._module.flatten import WRAPPER_ATTRIBUTES

@@ -5,11 +5,10 @@ closed over. Whatever else the function returns travels by `pack.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
-from typing_extensions import ParamSpec
 
 from .._module.field import field
 from .._tree.filters import is_inexact_array

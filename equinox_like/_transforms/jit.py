@@ -11,11 +11,10 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
-from typing_extensions import ParamSpec
 
 from .._compat.trace_state import at_top_level
 from .._module.field import field

@@ -9,12 +9,11 @@ import dataclasses
 import inspect
 import operator
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from typing_extensions import ParamSpec
 
 from .._module.field import field
 from .._tree.filters import is_array

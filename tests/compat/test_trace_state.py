@@ -1,0 +1,60 @@
+"""Both ways to ask whether a transformation is under way agree with what is so."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from equinox_like._compat import trace_state
+
+WAYS = {
+    "in use": trace_state.at_top_level,
+    "by opaque state": trace_state.by_opaque_state(),
+    "without the private name": trace_state.find(object()),
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def at_top_level(request):
+    return request.param
+
+
+def test_plain_python_is_at_top_level(at_top_level):
+    assert at_top_level()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(at_top_level()))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: jax.jit(f)(x),
+        lambda f, x: jax.vmap(f)(x),
+        lambda f, x: jax.vjp(f, x),
+        lambda f, x: jax.linearize(f, x),
+        lambda f, x: jax.checkpoint(f)(x),
+        lambda f, x: jax.eval_shape(f, x),
+        lambda f, x: jax.lax.map(f, x),
+    ],
+)
+def test_inside_a_transformation_is_not(at_top_level, transform):
+    found = []
+
+    def f(x):
+        found.append(at_top_level())
+        return x * 2
+
+    transform(f, jnp.ones(3))
+    assert found and not any(found)
+    assert at_top_level()
+
+
+def test_disabled_jit_is_no_transformation(at_top_level):
+    found = []
+    with jax.disable_jit():
+        jax.jit(lambda x: found.append(at_top_level()))(1.0)
+    assert found == [True]
