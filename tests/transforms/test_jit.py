@@ -2,12 +2,14 @@
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
 import re
 import threading
 import time
 import warnings
+import weakref
 from typing import Any
 
 import jax
@@ -495,6 +497,23 @@ def test_threads_may_call_one_function_at_once():
     for thread in threads:
         thread.join()
     assert not failures and warnings.filters == filters
+
+
+@pytest.mark.parametrize("donate", ["none", "arrays"])
+def test_function_that_dies_takes_its_programs_along(donate):
+    def make():
+        constant = jnp.ones(10)
+
+        def f(x):
+            return x + constant
+
+        jitted = eqx.filter_jit(f, donate=donate)
+        jitted(jnp.ones(10))
+        return weakref.ref(f), weakref.ref(jitted._program)
+
+    function, program = make()
+    gc.collect()
+    assert function() is None and program() is None
 
 
 def test_memory_is_bounded_while_statics_change():
