@@ -4,6 +4,7 @@ A transformed function is a Module. A callable pytree that it wraps, a model say
 subtree; any other callable is part of its structure, as are all options.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
@@ -87,7 +88,15 @@ def jit_is_disabled() -> bool:
     return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def function_of(fun: Any) -> Any:
+    """The function that a `functools.partial` calls; any other callable as it is."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return fun
+
+
 def name_of(fun: Any) -> str:
-    """The name to show for any callable: a Module and a partial have none of their own."""
+    """The name to show for any callable, also for one that has none."""
+    fun = function_of(fun)
     name = getattr(fun, "__name__", None)
     return name if isinstance(name, str) else type(fun).__name__

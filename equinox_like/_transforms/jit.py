@@ -24,6 +24,7 @@ from .._tree.strict import strict_key
 from .base import (
     MISSING,
     Transformed,
+    function_of,
     jit_is_disabled,
     name_of,
     require_callable,
@@ -124,9 +125,9 @@ class Jitted(Transformed[_P, _T]):
 
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         require_callable(fun, "filter_jit")
-        inspect.signature(fun)  # raises where there is none
+        signature = inspect.signature(fun)  # raises where there is none
         super().__init__(fun)
-        self._program = program_for(self._opaque, donate, jitkwargs)
+        self._program = program_for(self._opaque, signature, donate, jitkwargs)
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         program = self._program
@@ -134,9 +135,9 @@ class Jitted(Transformed[_P, _T]):
         leaves, treedef = _flatten(call)
         if program.donates and not at_top_level():
             program = program.without_donation
-        types = tuple(map(type, leaves))
+        leaf_types = tuple(map(type, leaves))
         plan = program.last_plan
-        if types != plan.leaf_types or treedef != plan.call_treedef:
+        if leaf_types != plan.leaf_types or treedef != plan.call_treedef:
             plan = program.plan(self.__wrapped__, call, leaves, treedef)
         compiled = plan.entry or program.entry(self.__wrapped__, plan, leaves)
         try:
@@ -205,9 +206,14 @@ class Program:
     """
 
     def __init__(
-        self, opaque: Callable[[], Any], donate: Donate, jitkwargs: dict[str, Any]
+        self,
+        opaque: Callable[[], Any],
+        signature: inspect.Signature,
+        donate: Donate,
+        jitkwargs: dict[str, Any],
     ):
         self.opaque = opaque
+        self.signature = signature
         self.donate: Donate = donate
         self.jitkwargs = jitkwargs
         self.donates = donate != "none"
@@ -218,7 +224,7 @@ class Program:
 
     @property
     def without_donation(self) -> "Program":
-        return program_for(self.opaque(), "none", self.jitkwargs)
+        return program_for(self.opaque(), self.signature, "none", self.jitkwargs)
 
     def plan(self, fun: Any, call: Any, leaves: list[Any], treedef: Any) -> Plan:
         """The plan for this kind of call."""
@@ -232,7 +238,7 @@ class Program:
 
     def make_plan(self, fun, call, leaves, treedef, is_data) -> Plan:
         return make_plan(
-            inspect.signature(fun),
+            self.signature,
             name_of(fun),
             call,
             leaves,
@@ -290,10 +296,22 @@ class Program:
         return jax.jit(traced, donate_argnums=(0,) if donated else (), **self.jitkwargs)
 
 
-def program_for(opaque: Any, donate: Donate, jitkwargs: dict[str, Any]) -> Program:
-    """The program of this callable (`None`: any callable pytree) with these options."""
+def program_for(
+    opaque: Any,
+    signature: inspect.Signature,
+    donate: Donate,
+    jitkwargs: dict[str, Any],
+) -> Program:
+    """The program of a callable with these options.
+
+    All callable pytrees with the same parameters share one (`opaque` is `None` for them):
+    what else they are is in the structure of each call.
+    """
+    parameters = tuple(
+        (p.name, p.kind, p.default is p.empty) for p in signature.parameters.values()
+    )
     try:
-        options = donate, strict_key(tuple(sorted(jitkwargs.items())))
+        options = parameters, donate, strict_key(tuple(sorted(jitkwargs.items())))
         hash(options)
         with _lock:
             if opaque is None:
@@ -304,11 +322,11 @@ def program_for(opaque: Any, donate: Donate, jitkwargs: dict[str, Any]) -> Progr
                 shared = {}
             if options not in shared:
                 reference = weakref.ref(opaque) if opaque is not None else lambda: None
-                shared[options] = Program(reference, donate, jitkwargs)
+                shared[options] = Program(reference, signature, donate, jitkwargs)
             return shared[options]
     except TypeError:
         # Options that have no hash, or a callable that cannot be referred to weakly.
-        return Program(lambda: opaque, donate, jitkwargs)
+        return Program(lambda: opaque, signature, donate, jitkwargs)
 
 
 _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
@@ -347,7 +365,7 @@ def _speak_of(traced: Any, fun: Any, plan: Plan) -> None:
     traced.__name__ = traced.__qualname__ = name_of(fun)
     traced.__doc__ = getattr(fun, "__doc__", None)
     traced.__signature__ = _Names(plan)
-    source = inspect.unwrap(fun)
+    source = inspect.unwrap(function_of(fun))
     code = getattr(source, "__code__", None) or getattr(
         type(source).__call__, "__code__", None
     )

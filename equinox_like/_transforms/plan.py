@@ -85,7 +85,11 @@ class Plan:
             paths = leaf_paths(self.treedef)
         except Exception:
             # A foreign node that does not take placeholders: name the argument only.
-            return [name for name, size in self.arguments for _ in range(size)]
+            return [
+                f"{name}.<leaf {i}>"
+                for name, size in self.arguments
+                for i in range(size)
+            ]
         # The first two keys of a path lead to the argument, which has a better name.
         below = iter(paths)
         names = []

@@ -311,6 +311,21 @@ class TestCallables:
         eqx.filter_jit(f, donate="arrays")(jnp.ones(2))
         assert len(traces) == 2
 
+    def test_signature_may_depend_on_a_static_leaf_of_the_callable(self):
+        class Wrapper(eqx.Module):
+            f: Any
+
+            @property
+            def __wrapped__(self):
+                return self.f
+
+            def __call__(self, *args, **kwargs):
+                return self.f(*args, **kwargs)
+
+        x, y = jnp.asarray(5.0), jnp.asarray(3.0)
+        assert eqx.filter_jit(Wrapper(lambda a, b: a - b))(a=x, b=y) == 2.0
+        assert eqx.filter_jit(Wrapper(lambda b, a: a - b))(a=x, b=y) == 2.0
+
     def test_name_doc_and_signature_are_those_of_the_function(self):
         @eqx.filter_jit
         def documented(x, *, y: int = 1) -> int:
