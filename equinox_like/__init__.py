@@ -20,6 +20,8 @@ from ._tree import (
     Skeleton as Skeleton,
     apply_updates as apply_updates,
     combine as combine,
+    default_deserialise_filter_spec as default_deserialise_filter_spec,
+    default_serialise_filter_spec as default_serialise_filter_spec,
     filter as filter,
     is_array as is_array,
     is_array_like as is_array_like,
@@ -29,8 +31,10 @@ from ._tree import (
     partition as partition,
     split as split,
     tree_at as tree_at,
+    tree_deserialise_leaves as tree_deserialise_leaves,
     tree_equal as tree_equal,
     tree_pformat as tree_pformat,
     tree_pprint as tree_pprint,
+    tree_serialise_leaves as tree_serialise_leaves,
 )
 from ._version import __version__ as __version__

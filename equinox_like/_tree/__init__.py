@@ -10,6 +10,12 @@ from .filters import (
 )
 from .format import tree_pformat as tree_pformat, tree_pprint as tree_pprint
 from .partition import combine as combine, filter as filter, partition as partition
+from .serialise import (
+    default_deserialise_filter_spec as default_deserialise_filter_spec,
+    default_serialise_filter_spec as default_serialise_filter_spec,
+    tree_deserialise_leaves as tree_deserialise_leaves,
+    tree_serialise_leaves as tree_serialise_leaves,
+)
 from .split import (
     STATIC as STATIC,
     Skeleton as Skeleton,

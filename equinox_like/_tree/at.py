@@ -6,7 +6,7 @@ found without looking at any other node.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import jax.tree_util as jtu
@@ -158,7 +158,9 @@ def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:
     try:
         return opaque.index(answer)
     except ValueError:
-        raise TypeError("`where` returned a leaf of another tree than `pytree`.") from None
+        raise TypeError(
+            "`where` returned a leaf of another tree than `pytree`."
+        ) from None
 
 
 def _has_tuples(answer: Any) -> bool:
@@ -245,7 +247,7 @@ def _locate(node: Any, twin: Any, nodes: _Nodes, filled_nodes: _Nodes) -> int:
 
 def _refuse_overlap(places: list[int], nodes: _Nodes) -> None:
     ordered = sorted(places)
-    for above, below in zip(ordered, ordered[1:], strict=False):
+    for above, below in pairwise(ordered):
         if above == below:
             raise ValueError(
                 f"`where` returned the node at `{nodes.path(above)}` twice. Name each "

@@ -1,7 +1,8 @@
 """Printing trees: short for arrays, laid out to fit a width.
 
 wadler_lindig does the layout and prints what Python and dataclasses know; `TreeWLCustom`
-adds what only users of JAX have.
+adds what only users of JAX have. It takes 4 ms to import, so it is imported when something
+is printed.
 """
 
 import dataclasses
@@ -12,7 +13,6 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
-import wadler_lindig as wl
 
 
 def _never(node: Any) -> bool:
@@ -57,7 +57,9 @@ def tree_pformat(
         assert eqx.tree_pformat(tree) == "{'w': f32[2,3], 'act': <wrapped function tanh>}"
         ```
     """
-    custom = TreeWLCustom(truncate_leaf, short_arrays, struct_as_array, indent, set())
+    import wadler_lindig as wl
+
+    custom = TreeWLCustom(truncate_leaf, short_arrays, struct_as_array, indent)
     return wl.pformat(
         pytree,
         width=width,
@@ -93,7 +95,8 @@ def tree_pprint(
 class TreeWLCustom:
     """The rules of `tree_pformat`, as the `custom=` of wadler_lindig's functions.
 
-    Returns a document for what these rules cover, and `None` for the rest.
+    Returns a document (`wadler_lindig.AbstractDoc`) for what these rules cover, and `None`
+    for the rest.
     """
 
     truncate_leaf: Callable[[Any], bool] = _never
@@ -101,9 +104,11 @@ class TreeWLCustom:
     struct_as_array: bool = False
     # wadler_lindig does not tell them to `custom`; whoever calls it with others says so.
     indent: int = 2
-    seen_ids: set[int] | None = None
+    seen_ids: set[int] = dataclasses.field(default_factory=set)
 
-    def __call__(self, obj: Any) -> wl.AbstractDoc | None:
+    def __call__(self, obj: Any) -> Any:
+        import wadler_lindig as wl
+
         # Classes are printed as parts of their instances, so they are not truncated.
         if isinstance(obj, type):
             return None
@@ -122,11 +127,15 @@ class TreeWLCustom:
             return wl.TextDoc(f"<wrapped function {obj.__qualname__}>")
         return None
 
-    def _array(self, x: Any) -> wl.AbstractDoc:
+    def _array(self, x: Any) -> Any:
+        import wadler_lindig as wl
+
         weak = "weak_" if getattr(x, "weak_type", False) else ""
         return wl.TextDoc(weak) + wl.array_summary(x.shape, str(x.dtype), None)
 
-    def _partial(self, partial: functools.partial) -> wl.AbstractDoc:
+    def _partial(self, partial: functools.partial) -> Any:
+        import wadler_lindig as wl
+
         names = "func", "args", "keywords"
         values = [self._nested(getattr(partial, name)) for name in names]
         return wl.bracketed(
@@ -140,7 +149,9 @@ class TreeWLCustom:
             indent=self.indent,
         )
 
-    def _nested(self, obj: Any) -> wl.AbstractDoc:
+    def _nested(self, obj: Any) -> Any:
+        import wadler_lindig as wl
+
         return wl.pdoc(
             obj,
             indent=self.indent,

@@ -17,10 +17,66 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .filters import is_array
+
 _MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing longer text from a foreign file may exhaust the interpreter.
 _MAX_HEADER: Final = 10_000
 _KEY_PREFIX: Final = "key<"
+
+
+def default_serialise_filter_spec(f: Any, x: Any) -> None:
+    """Writes `x` as one `.npy` record if it is an array or a number, else nothing.
+
+    `numpy.load` reads the record. Python numbers are stored with 64 bits, typed PRNG keys
+    as their data together with the name of their implementation.
+
+    **Arguments:**
+
+    - `f`: a binary file, open for writing.
+    - `x`: a leaf. JAX and NumPy arrays of any dtype without Python objects, NumPy scalars
+        and Python `bool`, `int`, `float` and `complex` are written.
+
+    **Raises:**
+
+    `TypeError` for an array of Python objects, and for an integer beyond 64 bits.
+    """
+    if is_array(x) or isinstance(x, bool | int | float | complex):
+        np.save(f, encode(x), allow_pickle=False)
+
+
+def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
+    """Reads a leaf like `x` that [`equinox_like.default_serialise_filter_spec`][] wrote.
+
+    What counts is the type of `x`, not the one that was saved: a JAX array can be loaded
+    from what was a NumPy array, and the other way round. Without 64-bit mode, 64-bit data
+    become a JAX array of 32 bits.
+
+    **Arguments:**
+
+    - `f`: a binary file, open for reading.
+    - `x`: a leaf of the tree to load into; a `jax.ShapeDtypeStruct` stands for a JAX array.
+
+    **Returns:**
+
+    The leaf from the file. If `x` is neither array nor number, nothing is read, and `x`
+    itself is returned.
+
+    **Raises:**
+
+    An exception if the record is damaged, or does not fit `x` exactly.
+    """
+    if is_typed_key(x):
+        return _read_key(f, x)
+    if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        return jnp.asarray(_read_array(f, x.shape, x.dtype, narrow=True))
+    if isinstance(x, np.ndarray):
+        return _read_array(f, x.shape, x.dtype)
+    if isinstance(x, np.generic):
+        return _read_numpy_scalar(f, x)
+    if isinstance(x, bool | int | float | complex):
+        return _read_number(f, x)
+    return x
 
 
 class RecordMismatch(Exception):
@@ -40,18 +96,13 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_record(file: Any, leaf: Any) -> None:
-    """Writes an array, NumPy scalar or Python number as one record."""
-    np.save(file, encode(leaf), allow_pickle=False)
-
-
 def encode(leaf: Any) -> np.ndarray:
     """`leaf` as an array of a dtype that `.npy` can name."""
     if is_typed_key(leaf):
         data = np.ascontiguousarray(jax.random.key_data(leaf))
         name = f"{_KEY_PREFIX}{jax.random.key_impl(leaf)}>"
         dtype = np.dtype([(name, data.dtype, data.shape[leaf.ndim :])])
-        return np.frombuffer(data, dtype).reshape(leaf.shape)
+        return data.reshape(-1).view(dtype).reshape(leaf.shape)
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise TypeError(
@@ -102,7 +153,7 @@ def _is_extension(dtype: np.dtype) -> bool:
     return dtype.isbuiltin == 2
 
 
-# Reading
+# Reading a record
 
 
 def read_header(file: Any) -> Header:
@@ -119,14 +170,21 @@ def read_header(file: Any) -> Header:
         raise ValueError(f"no `.npy` record starts here, but {start!r}")
     if len(start) < len(_MAGIC) + 2:
         raise _cut()
-    size_format = "<H" if start[-2] == 1 else "<I"
-    (size,) = struct.unpack(size_format, _read_exactly(file, struct.calcsize(size_format)))
+    version = start[-2]
+    if version not in (1, 2, 3):
+        raise ValueError(
+            f"the record has version {version} of `.npy`, which is unknown"
+        )
+    layout = struct.Struct("<H" if version == 1 else "<I")
+    (size,) = layout.unpack(_read_exactly(file, layout.size))
     if size > _MAX_HEADER:
-        raise ValueError(f"the header of the record claims {size} bytes, which is too much")
+        raise ValueError(
+            f"the header of the record claims {size} bytes, which is too much"
+        )
     text = _read_exactly(file, size)
     try:
-        return _parse_header(text.decode("utf-8" if start[-2] == 3 else "latin1"))
-    except (KeyError, SyntaxError, TypeError, ValueError, RecursionError) as error:
+        return _parse_header(text.decode("utf-8" if version == 3 else "latin1"))
+    except Exception as error:  # whatever Python and NumPy say to a foreign header
         raise ValueError(f"the header of the record is damaged: {error}") from error
 
 
@@ -139,7 +197,7 @@ def read_data(file: Any, header: Header) -> np.ndarray:
             f"the file is cut: the record needs {size} bytes, and {remaining} are left"
         )
     data = np.empty(size, np.uint8)
-    view = memoryview(data)
+    view = data.data
     while view:
         # In pieces, so that a stream of unknown length is not asked for all at once.
         piece = file.read(min(len(view), 1 << 26))
@@ -148,7 +206,7 @@ def read_data(file: Any, header: Header) -> np.ndarray:
         view[: len(piece)] = piece
         view = view[len(piece) :]
     order = "F" if header.fortran_order else "C"
-    return np.ndarray(header.shape, header.dtype, data, order=order)
+    return np.ndarray(header.shape, header.dtype, data.data, order=order)
 
 
 def bytes_remaining(file: Any) -> int | None:
@@ -167,10 +225,12 @@ def _parse_header(text: str) -> Header:
     if set(fields) != {"descr", "fortran_order", "shape"}:
         raise ValueError("it must have descr, fortran_order and shape")
     shape = fields["shape"]
-    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+    if not isinstance(shape, tuple) or not all(
+        type(n) is int and n >= 0 for n in shape
+    ):
         raise ValueError(f"{shape!r} is no shape")
     # Equinox's name for float8_e5m2, which NumPy does not understand.
-    descr = "V1" if fields["descr"] in ("<f1", "|f1") else fields["descr"]
+    descr: Any = "V1" if fields["descr"] in ("<f1", "|f1") else fields["descr"]
     dtype = np.lib.format.descr_to_dtype(descr)
     if dtype.hasobject:
         raise ValueError("it announces Python objects, which are never unpickled")
@@ -189,3 +249,92 @@ def _read_exactly(file: Any, size: int) -> bytes:
 
 def _cut() -> EOFError:
     return EOFError("the file is cut in the middle of a record")
+
+
+# Reading a record into a leaf
+
+
+def check_alike(leaf: Any, like: Any) -> None:
+    """Raises `RecordMismatch` unless `leaf` has type, shape and dtype of `like`."""
+    kinds = (jax.Array, "jax.Array"), (np.ndarray, "numpy.ndarray")
+    for kind, name in kinds:
+        is_struct = kind is jax.Array and isinstance(like, jax.ShapeDtypeStruct)
+        if isinstance(like, kind) or is_struct:
+            if not isinstance(leaf, kind):
+                raise _mismatch("type", type(leaf).__name__, name)
+            if leaf.shape != like.shape:
+                raise _mismatch("shape", leaf.shape, like.shape)
+            if leaf.dtype != like.dtype:
+                raise _mismatch("dtype", leaf.dtype, like.dtype)
+            return
+    if type(leaf) is not type(like):
+        raise _mismatch("type", type(leaf).__name__, type(like).__name__)
+
+
+def _mismatch(what: str, found: Any, wanted: Any) -> RecordMismatch:
+    return RecordMismatch(f"has {what} {found} in the file, but {wanted} in `like`")
+
+
+def _read_fitting_header(file: Any, shape: tuple[int, ...]) -> Header:
+    header = read_header(file)
+    if header.shape != shape:
+        raise _mismatch("shape", header.shape, shape)
+    return header
+
+
+def _read_array(file: Any, shape: tuple[int, ...], dtype: Any, narrow: bool = False):
+    header = _read_fitting_header(file, shape)
+    if is_stored_as(dtype, header.dtype):
+        return read_data(file, header).view(dtype)
+    native = header.dtype.newbyteorder("=")
+    is_number = native.kind in "biufc"
+    if narrow and is_number and jax.dtypes.canonicalize_dtype(native) == dtype:
+        return read_data(file, header).astype(native, copy=False)
+    raise _mismatch("dtype", describe(header.dtype), dtype)
+
+
+def _read_key(file: Any, like: Any) -> jax.Array:
+    header = _read_fitting_header(file, like.shape)
+    impl = key_impl_of(header.dtype)
+    if impl is None:
+        raise _mismatch("dtype", describe(header.dtype), like.dtype)
+    data = read_data(file, header)[describe(header.dtype)]
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
+
+
+def _read_numpy_scalar(file: Any, like: np.generic) -> Any:
+    header = _read_fitting_header(file, ())
+    if is_stored_as(like.dtype, header.dtype):
+        return read_data(file, header).view(like.dtype)[()]
+    if like.dtype.kind in "SU" and header.dtype.kind == like.dtype.kind:
+        return read_data(file, header)[()]
+    _refuse_other_kind(header, like.dtype, like.dtype)
+    stored = read_data(file, header)[()]
+    with np.errstate(all="ignore"):
+        value = stored.astype(like.dtype)
+    _refuse_other_value(value, stored, like.dtype)
+    return value
+
+
+def _read_number(file: Any, like: Any) -> Any:
+    header = _read_fitting_header(file, ())
+    natural: Any = next(t for t in (bool, int, float, complex) if isinstance(like, t))
+    _refuse_other_kind(header, np.dtype(natural), natural.__name__)
+    stored = read_data(file, header)[()]
+    value = natural(stored)
+    _refuse_other_value(value, stored, natural.__name__)
+    return value if type(like) is natural else type(like)(value)
+
+
+def _refuse_other_kind(header: Header, dtype: np.dtype, name: Any) -> None:
+    kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating
+    if not any(
+        jnp.issubdtype(header.dtype, kind) and jnp.issubdtype(dtype, kind)
+        for kind in kinds
+    ):
+        raise _mismatch("type", describe(header.dtype), name)
+
+
+def _refuse_other_value(value: Any, stored: Any, name: Any) -> None:
+    if value != stored and stored == stored:
+        raise RecordMismatch(f"is {stored!r} in the file, which {name} cannot hold")

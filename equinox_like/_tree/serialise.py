@@ -1,0 +1,368 @@
+"""Saving the leaves of a tree to a file, and loading them into a tree like it.
+
+A file is the `.npy` records of the leaves (`records.py`), one after the other in JAX's
+order, and, where the library itself opens the file, one last record that names the leaves.
+It is written under another name and then renamed, so that a crash loses neither the old
+file nor the new one.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import pathlib
+import re
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._errors import LeafError
+from .filters import is_array_like
+from .paths import path_str
+from .records import (
+    RecordMismatch,
+    bytes_remaining,
+    check_alike,
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
+    read_data,
+    read_header,
+)
+
+_Path = tuple[Any, ...]
+
+
+def tree_serialise_leaves(
+    path_or_file: Any,
+    pytree: Any,
+    filter_spec: Any = default_serialise_filter_spec,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> None:
+    """Saves the leaves of a tree to a file.
+
+    A file named by its path is replaced in one step, once all is on the disk: whatever
+    happens, what stands there is the old file or the new one.
+
+    **Arguments:**
+
+    - `path_or_file`: a path, to which `.eqx` is appended if it has no suffix; or a binary
+        file open for writing, which is left open, so that it can take several trees.
+    - `pytree`: any pytree.
+    - `filter_spec`: a function `(file, leaf) -> None` that writes a leaf, or a prefix tree
+        of such functions.
+    - `is_leaf`: nodes of `pytree` that the function is to get whole.
+
+    **Raises:**
+
+    `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written: for
+    example because it is a tracer or holds Python objects. `ValueError` if `filter_spec`
+    is no prefix of `pytree`.
+
+    !!! example
+
+        ```python
+        import io
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        file = io.BytesIO()
+        eqx.tree_serialise_leaves(file, {"w": jnp.arange(3.0), "name": "first"})
+        file.seek(0)
+        like = {"w": jnp.zeros(3), "name": "second"}
+        loaded = eqx.tree_deserialise_leaves(file, like)
+        assert loaded["w"][2] == 2.0 and loaded["name"] == "second"
+        ```
+    """
+    items, _ = _assign(filter_spec, pytree, is_leaf)
+    if not _is_path(path_or_file):
+        for spec, path, leaf in items:
+            _write_leaf(path_or_file, spec, path, leaf)
+        return
+    with _replacing(_with_suffix(path_or_file)) as file:
+        written = []
+        for spec, path, leaf in items:
+            start = file.tell()
+            _write_leaf(file, spec, path, leaf)
+            if file.tell() != start:
+                written.append(path_str(path))
+        file.write(_structure_record(written))
+
+
+def tree_deserialise_leaves(
+    path_or_file: Any,
+    like: Any,
+    filter_spec: Any = default_deserialise_filter_spec,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """Loads what [`equinox_like.tree_serialise_leaves`][] saved, into a tree like it.
+
+    Nothing is ever unpickled, so a foreign file can do no harm.
+
+    **Arguments:**
+
+    - `path_or_file`: a path, to which `.eqx` is appended if it has no suffix; or a binary
+        file open for reading, which is left after the last record that was read.
+    - `like`: a tree of the same structure, whose leaves have the types, shapes and dtypes
+        of those saved. [`equinox_like.filter_eval_shape`][] makes one without computing.
+    - `filter_spec`: a function `(file, leaf of like) -> leaf`, or a prefix tree of such
+        functions.
+    - `is_leaf`: nodes of `like` that the function is to get whole.
+
+    **Returns:**
+
+    A tree of the structure of `like`. Leaves that are neither arrays nor numbers are those
+    of `like`.
+
+    **Raises:**
+
+    `FileNotFoundError` if there is no such file. `LeafError`, a `RuntimeError` with
+    attribute `path`, if the file was saved from a tree of another structure, if a leaf has
+    another type, shape or dtype, or if the file is damaged. `RuntimeError` if something
+    is left over in a file that is named by its path.
+
+    !!! example
+
+        ```python
+        import tempfile
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        with tempfile.TemporaryDirectory() as folder:
+            eqx.tree_serialise_leaves(f"{folder}/model", [jnp.arange(3.0), 0.1])
+            like = [jnp.zeros(3), 0.0]
+            assert eqx.tree_deserialise_leaves(f"{folder}/model", like)[1] == 0.1
+        ```
+    """
+    items, rebuild = _assign(filter_spec, like, is_leaf)
+    if not _is_path(path_or_file):
+        return rebuild([_read_leaf(path_or_file, *item) for item in items])
+    with open(_with_suffix(path_or_file), "rb") as file:
+        saved = _find_structure(file)
+        leaves = list(_read_leaves(file, items, saved))
+        _refuse_rest(file, items, saved)
+    return rebuild(leaves)
+
+
+# What both directions share
+
+
+def _assign(filter_spec: Any, tree: Any, is_leaf: Any):
+    """For each leaf of `tree` its function, path and value; and how to rebuild the tree."""
+    specs, treedef = jtu.tree_flatten_with_path(filter_spec)
+    if callable(filter_spec) and jtu.all_leaves([filter_spec]):
+        subtrees = [tree]
+    else:
+        # It is a prefix, or this is the error that names the path of the difference.
+        jtu.tree_map(lambda _, subtree: None, filter_spec, tree)
+        subtrees = treedef.flatten_up_to(tree)
+    items, treedefs = [], []
+    for (prefix, spec), subtree in zip(specs, subtrees, strict=True):
+        if not callable(spec):
+            raise ValueError(
+                "The leaves of `filter_spec` must be functions; at "
+                f"`{path_str(prefix, 'filter_spec')}` there is a {type(spec).__name__}."
+            )
+        leaves, below = jtu.tree_flatten_with_path(subtree, is_leaf)
+        items += [(spec, (*prefix, *path), leaf) for path, leaf in leaves]
+        treedefs.append(below)
+
+    def rebuild(leaves: list[Any]) -> Any:
+        rest = iter(leaves)
+        return treedef.unflatten(
+            below.unflatten([next(rest) for _ in range(below.num_leaves)])
+            for below in treedefs
+        )
+
+    return items, rebuild
+
+
+def _is_path(path_or_file: Any) -> bool:
+    return isinstance(path_or_file, str | bytes | os.PathLike)
+
+
+def _with_suffix(path: Any) -> str:
+    path = pathlib.Path(os.fsdecode(path))
+    return str(path) if path.suffix else f"{path}.eqx"
+
+
+def _error_at(path: _Path, problem: Any) -> LeafError:
+    return LeafError(f"Error at leaf with path {path_str(path)}: {problem}", path)
+
+
+# Writing
+
+
+def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
+    try:
+        spec(file, leaf)
+    except Exception as error:
+        raise _error_at(path, error) from error
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[Any]:
+    """A new file that takes the place of `path` if nothing goes wrong."""
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    # In the same folder, because only within one file system is renaming one step.
+    temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
+    if os.path.exists(target) and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    try:
+        file = open(temporary, "xb")
+    except OSError as error:
+        error.filename = path
+        raise
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    # The new name must reach the disk, too. Not every system lets a folder be opened.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# Reading
+
+
+def _read_leaves(file: Any, items: list[Any], saved: list[str] | None) -> Iterator[Any]:
+    """The leaves, read one by one, and compared with the names that were saved."""
+    expected = iter(saved or ())
+
+    def is_due(path: _Path) -> bool:
+        return saved is None or next(expected, None) == path_str(path)
+
+    for item in items:
+        _, path, like = item
+        start = file.tell()
+        try:
+            leaf = _read_leaf(file, *item)
+        except LeafError as error:
+            if _is_data(like) and not is_due(path):
+                raise _other_structure(path, items, saved) from error
+            raise
+        if file.tell() != start and not is_due(path):
+            raise _other_structure(path, items, saved)
+        yield leaf
+
+
+def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
+    try:
+        leaf = spec(file, like)
+        check_alike(leaf, like)
+    except RecordMismatch as error:
+        raise LeafError(
+            f"Deserialised leaf at path {path_str(path)} {error}. Make `like` as the tree "
+            "was made that is in the file.",
+            path,
+        ) from None
+    except EOFError as error:
+        raise _error_at(
+            path,
+            f"{error}. Is the file complete, and was it saved from a tree like `like`?",
+        ) from error
+    except Exception as error:
+        raise _error_at(path, error) from error
+    return leaf
+
+
+# The last record of a file, which names the leaves that were written before it. It tells
+# its own length at its very end, so that it can be found before anything else is read.
+
+_STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
+
+
+def _structure_record(paths: list[str]) -> bytes:
+    names = json.dumps({"equinox_like": 1, "leaves": paths})[:-1]
+
+    def record(size: int) -> bytes:
+        file = io.BytesIO()
+        text = f'{names}, "record_bytes": {size:>20}}}'
+        np.save(file, np.array(text.encode()), allow_pickle=False)
+        return file.getvalue()
+
+    return record(len(record(0)))
+
+
+def _find_structure(file: Any) -> list[str] | None:
+    """The names at the end of the file, if it has them. Goes back to its start."""
+    end = file.seek(0, io.SEEK_END)
+    file.seek(max(0, end - 64))
+    found = _STRUCTURE_END.search(file.read())
+    paths = None
+    if found is not None and int(found[1]) <= end:
+        file.seek(end - int(found[1]))
+        paths = _read_structure(file)
+    file.seek(0)
+    return paths
+
+
+def _read_structure(file: Any) -> list[str] | None:
+    start = file.tell()
+    try:
+        header = read_header(file)
+        if header.shape == () and header.dtype.kind == "S":
+            return json.loads(read_data(file, header).item())["leaves"]
+    except (EOFError, KeyError, RecursionError, TypeError, ValueError):
+        pass
+    file.seek(start)
+    return None
+
+
+def _refuse_rest(file: Any, items: list[Any], saved: list[str] | None) -> None:
+    end = file.tell()
+    written = _read_structure(file)
+    if written is None and saved is not None:
+        raise RuntimeError(
+            f"{bytes_remaining(file)} bytes of the file are left over after all leaves of "
+            f"`like` were read. {_differences(items, saved)}"
+        )
+    if rest := bytes_remaining(file):
+        raise RuntimeError(
+            f"{rest} bytes of the file are left over after the {end} that hold the leaves "
+            "of `like`. It was saved from a larger tree, or something was appended to it."
+        )
+
+
+def _other_structure(path: _Path, items: list[Any], saved: Any) -> LeafError:
+    return _error_at(
+        path,
+        "the file was saved from a tree of another structure than `like`. "
+        + _differences(items, saved),
+    )
+
+
+def _differences(items: list[Any], saved: list[str]) -> str:
+    like = [path_str(path) for _, path, leaf in items if _is_data(leaf)]
+    both = set(like) & set(saved)
+    only_like = [path for path in like if path not in both]
+    only_saved = [path for path in saved if path not in both]
+    if not only_like and not only_saved:
+        return f"The file has the order {_listed(saved)}, `like` has {_listed(like)}."
+    return f"Only the file has {_listed(only_saved)}; only `like` has {_listed(only_like)}."
+
+
+def _is_data(leaf: Any) -> bool:
+    return is_array_like(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _listed(paths: list[str]) -> str:
+    shown = ", ".join(f"`{path}`" for path in paths[:5]) or "nothing"
+    return shown + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
