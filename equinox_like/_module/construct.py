@@ -30,7 +30,7 @@ _new = object.__new__
 _set = object.__setattr__
 
 # Values of these types hold no array, so that most static fields need no look inside.
-_PLAIN = frozenset(
+HOLD_NO_ARRAY = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type, types.FunctionType}
 )
 
@@ -193,7 +193,7 @@ def construct(cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
 def _finish(self: Any, spec: ModuleSpec) -> None:
     for name, convert in spec.converters:
         _set(self, name, convert(getattr(self, name)))
-    if spec.static:
+    if not HOLD_NO_ARRAY.issuperset(map(type, spec.read_static(self))):
         look_at_statics(self, spec)
     for name in spec.no_init:
         if any(map(is_inexact_array_like, jtu.tree_leaves(getattr(self, name)))):
@@ -204,8 +204,6 @@ def _finish(self: Any, spec: ModuleSpec) -> None:
 
 def look_at_statics(self: Any, spec: ModuleSpec) -> None:
     """Warns of arrays in static fields."""
-    if _PLAIN.issuperset(map(type, spec.read_static(self))):
-        return
     for name, value in zip(spec.static, spec.read_static(self), strict=True):
         if any(map(is_array, jtu.tree_leaves(value))):
             warn(

@@ -18,6 +18,7 @@ import jax.tree_util as jtu
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
 from .construct import (
+    HOLD_NO_ARRAY,
     KNOWING_NOTHING_OF_INIT,
     ModuleSpec,
     construct,
@@ -177,7 +178,8 @@ class ModuleMeta(abc.ABCMeta):
         spec: ModuleSpec = cls._module_spec_  # pyright: ignore[reportAttributeAccessIssue]
         if spec.init_is_all:
             self = _call_type(cls, *args, **kwargs)
-            look_at_statics(self, spec)
+            if not HOLD_NO_ARRAY.issuperset(map(type, spec.read_static(self))):
+                look_at_statics(self, spec)
             return self
         return construct(cls, spec, args, kwargs)
 
