@@ -170,13 +170,18 @@ def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:
 
 def construct(cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
     """Makes an instance where there is more to do than the generated `__init__` does."""
-    self = cls.__new__(cls, *args, **kwargs) if spec.custom_new else _new(cls)
-    if not isinstance(self, cls):
-        return self
+    if spec.custom_new:
+        self = cls.__new__(cls, *args, **kwargs)
+        if not isinstance(self, cls):
+            return self
+    else:
+        self = _new(cls)
     _set(self, STATE, OPEN)
     try:
         cls.__init__(self, *args, **kwargs)
-        if not spec.init_sets_all:
+        try:
+            spec.read_all(self)
+        except AttributeError:
             _require_all_fields(self, spec)
     except BaseException:
         _set(self, STATE, IRREGULAR)
@@ -215,11 +220,6 @@ def look_at_statics(self: Any, spec: ModuleSpec) -> None:
 
 
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
-    try:
-        spec.read_all(self)
-        return
-    except AttributeError:
-        pass
     for f in spec.fields:
         if not hasattr(self, f.name):
             raise TypeError(

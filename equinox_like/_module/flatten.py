@@ -65,6 +65,7 @@ def register(
 ) -> None:
     """Makes `cls` a pytree node whose children are the `dynamic` fields."""
     get_dynamic, get_static = getter(dynamic), getter(static)
+    fill = _filler(dynamic)
     new, set_attribute = object.__new__, object.__setattr__
     # Without statics there is but one structure of a regular instance.
     sole_aux = None if static else _make_aux(dynamic, static, ())
@@ -108,11 +109,13 @@ def register(
         extra, names, fixed, _ = aux
         if fixed:
             attributes.update(extra.statics)
-        for name, child in zip(names, children):  # noqa: B905  # as many, says JAX
-            attributes[name] = child
         # Regular structures are made with these very tuples.
-        regular = names is dynamic and fixed is static
-        attributes[STATE] = aux if regular else IRREGULAR
+        if names is dynamic and fixed is static:
+            fill(attributes, children)
+            attributes[STATE] = aux
+        else:
+            attributes.update(zip(names, children, strict=True))
+            attributes[STATE] = IRREGULAR
         return self
 
     jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
@@ -133,3 +136,29 @@ def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
         read = attrgetter(*names)
         return lambda self: (read(self),)
     return lambda self: ()
+
+
+def _filler(names: tuple[str, ...]) -> Callable[[dict[str, Any], Any], None]:
+    """Sets each of `names` to the child that belongs to it."""
+    match names:
+        case (first,):
+
+            def fill(attributes, children):
+                (attributes[first],) = children
+
+        case (first, second):
+
+            def fill(attributes, children):
+                attributes[first], attributes[second] = children
+
+        case (first, second, third):
+
+            def fill(attributes, children):
+                attributes[first], attributes[second], attributes[third] = children
+
+        case _:
+
+            def fill(attributes, children):
+                attributes.update(zip(names, children, strict=True))
+
+    return fill

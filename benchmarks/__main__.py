@@ -1,0 +1,36 @@
+"""`python -m benchmarks`: everything in one run; `--only NAME` for a part of it."""
+
+import argparse
+import platform
+
+import jax
+
+from . import dispatch, eager, imports, modules, trees
+from ._models import peer
+
+SUBJECTS = {
+    "dispatch": dispatch.run,
+    "asynchrony": dispatch.run_asynchrony,
+    "trees": trees.run,
+    "modules": modules.run,
+    "eager": eager.run,
+    "imports": imports.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", choices=SUBJECTS, action="append")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    options = parser.parse_args()
+    print(
+        f"Python {platform.python_version()}, jax {jax.__version__}, "
+        f"{jax.default_backend()}; the peer: "
+        + (f"equinox {peer.__version__}" if peer else "not installed")
+    )
+    print("Ratios to the first column: median (10 % - 90 % of rounds).")
+    for name in options.only or SUBJECTS:
+        SUBJECTS[name](7 if options.quick else 40)
+
+
+main()
