@@ -221,10 +221,12 @@ def _choose(
 
 
 def _locate(node: Any, twin: Any, nodes: _Nodes, filled_nodes: _Nodes) -> int:
+    places = nodes.places_of(node)
     if type(node) is tuple:
-        places = filled_nodes.places_of(twin) if type(twin) is _Tuple else []
-    else:
-        places = nodes.places_of(node)
+        own = filled_nodes.places_of(twin) if type(twin) is _Tuple else []
+        if not set(own) <= set(places):
+            raise _depends_on_leaves()
+        places = own
     if len(places) == 1:
         return places[0]
     if places:

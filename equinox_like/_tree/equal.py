@@ -111,7 +111,7 @@ def _jax_equal(a: Any, b: Any, rtol: Any, atol: Any) -> jax.Array:
 
 
 def _is_zero(tolerance: Any) -> bool:
-    return isinstance(tolerance, int | float) and tolerance == 0
+    return isinstance(tolerance, int | float) and not tolerance
 
 
 def _widen(x: Any) -> Any:

@@ -1,0 +1,250 @@
+import copy
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from strategies import leaves, trees
+
+import equinox_like as eqx
+
+
+class Affine(eqx.Module):
+    weight: object
+    name: object = eqx.field(static=True, default="affine")
+
+
+def rebuilt(tree):
+    return jtu.tree_map(lambda x: copy.copy(x) if eqx.is_array(x) else x, tree)
+
+
+def has_nan(tree):
+    return any(isinstance(x, float) and math.isnan(x) for x in jtu.tree_leaves(tree))
+
+
+# Laws
+
+
+@given(trees())
+def test_tree_equals_its_copy(tree):
+    assume(not has_nan(tree))
+    assert eqx.tree_equal(tree)
+    assert eqx.tree_equal(tree, rebuilt(tree))
+    assert eqx.tree_equal(tree, rebuilt(tree), rebuilt(tree), typematch=True)
+    assert eqx.tree_equal(tree, rebuilt(tree), rtol=1e-3, atol=1e-3)
+
+
+@given(trees())
+def test_one_changed_leaf_makes_trees_unequal(tree):
+    whole, treedef = jtu.tree_flatten(tree)
+    for n in range(len(whole)):
+        changed = treedef.unflatten([*whole[:n], object(), *whole[n + 1 :]])
+        assert eqx.tree_equal(tree, changed) is False
+        assert eqx.tree_equal(changed, tree) is False
+        assert eqx.tree_equal(changed, changed, tree) is False
+
+
+@given(trees(), trees())
+def test_trees_of_different_structure_are_unequal(a, b):
+    assume(jtu.tree_structure(a) != jtu.tree_structure(b))
+    assert eqx.tree_equal(a, b) is False
+
+
+@given(leaves, leaves)
+def test_comparison_is_symmetric(a, b):
+    for typematch in (False, True):
+        there = eqx.tree_equal([a], [b], typematch=typematch)
+        back = eqx.tree_equal([b], [a], typematch=typematch)
+        assert bool(there) == bool(back)
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("other", [[1.0, 3.0], [1.0, 2.0, 3.0], [[1.0, 2.0]]], ids=repr)
+def test_shape_and_values_count(kind, other):
+    a = kind(np.array([1.0, 2.0], np.float32))
+    b = kind(np.array(other, np.float32))
+    assert not eqx.tree_equal(a, b)
+    assert eqx.tree_equal(b, b)
+
+
+def test_dtype_counts_and_weak_type_does_not():
+    assert eqx.tree_equal(jnp.ones(2), jnp.ones(2, jnp.int32)) is False
+    assert eqx.tree_equal(np.ones(2), np.ones(2, np.float32)) is False
+    assert eqx.tree_equal(jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32))
+
+
+def test_numpy_and_jax_arrays_of_the_same_contents_are_equal():
+    a = np.arange(3, dtype=np.float32)
+    assert eqx.tree_equal([a], [jnp.asarray(a)])
+    assert not eqx.tree_equal([a], [jnp.asarray(a) + 1])
+    assert eqx.tree_equal(np.float32(1), np.array(1, np.float32)) is True
+
+
+def test_array_differs_from_what_is_none():
+    for array in (jnp.asarray(1), np.asarray(1), np.int32(1)):
+        assert eqx.tree_equal(array, 1) is False
+        assert eqx.tree_equal(1, array) is False
+
+
+def test_numpy_constants_of_a_jaxpr_equal_ordinary_arrays():
+    constant = np.arange(3, dtype=np.float32)
+    (found,) = jax.make_jaxpr(lambda x: x + constant)(constant).consts
+    assert eqx.tree_equal(found, constant)
+    assert eqx.tree_equal(jnp.asarray(constant), found)
+
+
+def test_nan_differs_from_nan():
+    for nan in (math.nan, np.float32(math.nan), jnp.asarray(math.nan)):
+        assert not eqx.tree_equal([nan], [nan + 0])
+        assert not eqx.tree_equal([nan], [nan + 0], atol=1.0)
+
+
+def test_typed_keys_are_compared_by_value():
+    key = jax.random.key
+    assert eqx.tree_equal(key(0), key(0))
+    assert not eqx.tree_equal(key(0), key(1))
+    assert eqx.tree_equal(key(0), key(0, impl="rbg")) is False
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_small_dtypes_are_compared(dtype):
+    for module in (np, jnp):
+        a = module.ones(2, getattr(ml_dtypes, dtype))
+        assert eqx.tree_equal(a, a + a - a)
+        assert not eqx.tree_equal(a, a + a)
+        assert not eqx.tree_equal(a, a + a, rtol=0.1)
+        assert bool(eqx.tree_equal(a, a + a, rtol=0.5)) is (dtype != "int4")
+
+
+def test_tolerance_may_be_larger_than_what_a_small_dtype_holds():
+    for module in (np, jnp):
+        a = module.asarray(448, ml_dtypes.float8_e4m3fn)
+        assert eqx.tree_equal(a, -a, atol=1000.0)
+        assert not eqx.tree_equal(a, -a, atol=800.0)
+
+
+# What the answer is
+
+
+def test_answer_is_a_python_bool_unless_jax_arrays_were_compared():
+    assert eqx.tree_equal([1, np.ones(2)], [1, np.ones(2)]) is True
+    assert eqx.tree_equal([1, np.ones(2)], [1, np.zeros(2)]) is False
+    answer = eqx.tree_equal([1, jnp.ones(2)], [1, jnp.ones(2)])
+    assert isinstance(answer, jax.Array)
+    assert answer.shape == () and answer.dtype == bool and answer
+    answer = eqx.tree_equal([jnp.ones(2)], [jnp.zeros(2)])
+    assert isinstance(answer, jax.Array) and not answer
+
+
+def test_python_mismatch_anywhere_is_a_plain_false():
+    a = [jnp.ones(2), 1, jnp.ones(2)]
+    for b in [[jnp.ones(2), 2, jnp.ones(2)], [jnp.ones(2), 1, jnp.ones(3)]]:
+        assert eqx.tree_equal(a, b) is False
+        assert eqx.tree_equal(a, a, b) is False
+
+
+def test_traced_arrays_give_a_traced_answer():
+    @jax.jit
+    def run(x, y):
+        assert eqx.tree_equal(np.ones(2), np.ones(2)) is True
+        assert eqx.tree_equal([x, 1], [x, 2]) is False
+        assert eqx.tree_equal(x, y[:1]) is False
+        return eqx.tree_equal({"a": x, "b": np.ones(2)}, {"a": y, "b": np.ones(2)})
+
+    assert run(jnp.ones(2), jnp.ones(2))
+    assert not run(jnp.ones(2), jnp.zeros(2))
+
+
+# Options
+
+
+def test_typematch_tells_types_apart():
+    array = np.ones(2, np.float32)
+    for a, b in [
+        (1, 1.0),
+        (1, True),
+        (array, jnp.asarray(array)),
+        (np.float32(1), np.array(1, np.float32)),
+    ]:
+        assert eqx.tree_equal(a, b)
+        assert eqx.tree_equal(a, b, typematch=True) is False
+
+
+def test_typematch_does_not_tell_a_tracer_from_an_array():
+    constant = jnp.ones(2)
+    run = jax.jit(lambda x: eqx.tree_equal(x, constant, typematch=True))
+    assert run(jnp.ones(2))
+
+
+@pytest.mark.parametrize("module", [np, jnp], ids=["numpy", "jax"])
+def test_tolerances_serve_inexact_arrays_only(module):
+    a, b = module.asarray([1.0, 2.0]), module.asarray([1.0, 2.01])
+    assert not eqx.tree_equal(a, b)
+    assert not eqx.tree_equal(a, b, atol=0.001)
+    assert eqx.tree_equal(a, b, atol=0.02)
+    assert eqx.tree_equal(a, b, rtol=0.01)
+    assert eqx.tree_equal(a, b, rtol=np.float32(0.01), atol=jnp.asarray(0.0))
+    assert not eqx.tree_equal(module.asarray(1), module.asarray(2), atol=5.0)
+    assert eqx.tree_equal(1.0, 1.001, atol=5.0) is False
+
+
+def test_tolerances_may_be_traced():
+    @jax.jit
+    def run(atol):
+        return [
+            eqx.tree_equal(module.asarray([1.0]), module.asarray([1.5]), atol=atol)
+            for module in (np, jnp)
+        ]
+
+    assert run(1.0) == [True, True]
+    assert run(0.1) == [False, False]
+
+
+def test_tolerances_respect_strict_dtype_promotion():
+    with jax.numpy_dtype_promotion("strict"):
+        a = jnp.ones(2, jnp.bfloat16)
+        assert eqx.tree_equal(a, a, rtol=np.float64(0.1), atol=0.1)
+
+
+# Other leaves and structures
+
+
+def test_other_leaves_are_compared_by_the_truth_of_their_equality():
+    class Odd:
+        def __eq__(self, other):
+            return "yes" if isinstance(other, Odd) else ""
+
+        __hash__ = None
+
+    assert eqx.tree_equal([Odd()], [Odd()]) is True
+    assert eqx.tree_equal([Odd()], [1]) is False
+    assert eqx.tree_equal([1], [1.0]) is True
+
+
+def test_static_fields_count_as_structure():
+    assert eqx.tree_equal(Affine(1), Affine(1)) is True
+    assert eqx.tree_equal(Affine(1), Affine(1.0)) is True
+    assert eqx.tree_equal(Affine(1), Affine(1, "other")) is False
+    assert eqx.tree_equal(Affine(1, 1), Affine(1, 1.0)) is False
+    assert eqx.tree_equal([1], (1,)) is False
+    assert eqx.tree_equal({"a": 1}, {"b": 1}) is False
+
+
+@pytest.mark.filterwarnings("ignore:.*static:UserWarning")
+def test_different_arrays_in_static_fields_are_an_error():
+    with pytest.raises(ValueError, match="metadata"):
+        eqx.tree_equal(Affine(1, np.ones(2)), Affine(1, np.ones(2)))
+    module = Affine(1, np.ones(2))
+    assert eqx.tree_equal(module, jtu.tree_map(lambda x: x, module)) is True
+
+
+def test_no_tree_is_a_type_error_that_names_the_function():
+    with pytest.raises(TypeError, match="tree_equal"):
+        eqx.tree_equal()
