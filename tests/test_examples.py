@@ -1,0 +1,83 @@
+"""The examples do what they say: the main job at its full size, and the notebook."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run_digits(out, *options):
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        str(EXAMPLES / "train_digits.py"),
+        "--out",
+        str(out),
+        *options,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_digits_are_learnt_donated_saved_and_drawn(tmp_path):
+    printed = run_digits(tmp_path)
+    accuracy = re.search(r"Test accuracy: ([\d.]+)% of 360 images", printed)
+    assert accuracy is not None and float(accuracy[1]) >= 97.0
+    reused, returned = re.search(
+        r"Donation: ([\d,]+) of the ([\d,]+) bytes", printed
+    ).groups()
+    # All but the loss and the step counters of the optimiser.
+    assert int(reused.replace(",", "")) > 0.99 * int(returned.replace(",", ""))
+    saved, total = re.search(r"saves ([\d,]+) of ([\d,]+) bytes", printed).groups()
+    assert 0 < int(saved.replace(",", "")) < int(total.replace(",", ""))
+    assert "equal to the bit: True" in printed
+    assert (tmp_path / "digits.eqx").stat().st_size > 100_000
+    picture = (tmp_path / "digits.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n") and len(picture) > 20_000
+
+
+def test_options_of_the_main_job_work(tmp_path):
+    printed = run_digits(tmp_path, "--epochs", "1", "--seed", "3", "--batch-size", "64")
+    assert "equal to the bit: True" in printed
+
+
+# The kernel's messages come in through libraries that warn of their own future.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_quickstart_runs_and_says_what_it_is_stored_with(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    stored = outputs_of(notebook)
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3")
+    client.execute(cwd=str(tmp_path))
+    assert stored and outputs_of(notebook) == stored
+
+
+def outputs_of(notebook):
+    """What is shown, but for numbers, whose last digits differ between machines."""
+    texts = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                continue  # XLA's log
+            text = output.get("text") or output["data"]["text/plain"]
+            texts.append(re.sub(r"\d+\.\d+", "#", text))
+    return texts
+
+
+def test_notebooks_hold_no_path_of_a_machine():
+    for path in EXAMPLES.glob("*.ipynb"):
+        text = json.dumps(json.loads(path.read_text())["cells"])
+        assert (
+            "/home/" not in text and "/root" not in text and os.sep + "tmp" not in text
+        )
