@@ -80,25 +80,25 @@ def filter_value_and_grad(
 def filter_grad(
     *, has_aux: Literal[False] = False, **gradkwargs: Any
 ) -> Callable[
-    [Callable[Concatenate[_X, _P], _T]], Transformed[Concatenate[_X, _P], _X]
+    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], _X]
 ]: ...
 @overload
 def filter_grad(
     *, has_aux: Literal[True], **gradkwargs: Any
 ) -> Callable[
-    [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
+    [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[_X, _Aux]],
 ]: ...
 @overload
 def filter_grad(
-    fun: Callable[Concatenate[_X, _P], _T],
+    fun: Callable[Concatenate[_X, _P], Any],
     *,
     has_aux: Literal[False] = False,
     **gradkwargs: Any,
 ) -> Transformed[Concatenate[_X, _P], _X]: ...
 @overload
 def filter_grad(
-    fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
+    fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
     *,
     has_aux: Literal[True],
     **gradkwargs: Any,

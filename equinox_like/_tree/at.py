@@ -7,11 +7,13 @@ found without looking at any other node.
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax.tree_util as jtu
 
 from .paths import path_str
+
+_Tree = TypeVar("_Tree")
 
 
 class _Missing:
@@ -23,12 +25,12 @@ _MISSING: Final = _Missing()
 
 
 def tree_at(
-    where: Callable[[Any], Any],
-    pytree: Any,
+    where: Callable[[_Tree], Any],
+    pytree: _Tree,
     replace: Any = _MISSING,
     replace_fn: Any = _MISSING,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> Any:
+) -> _Tree:
     """A copy of `pytree` with the nodes that `where` chooses replaced.
 
     Nothing is modified or copied: leaves that are not replaced are the identical objects.

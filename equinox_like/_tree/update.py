@@ -1,13 +1,15 @@
 """Adding the updates of an optimiser to a model."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
 from .paths import path_str
 
+_Tree = TypeVar("_Tree")
 
-def apply_updates(model: Any, updates: Any) -> Any:
+
+def apply_updates(model: _Tree, updates: Any) -> _Tree:
     """Adds `updates` to `model`, leaf by leaf.
 
     **Arguments:**
