@@ -35,7 +35,7 @@ HOLD_NO_ARRAY = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ModuleSpec:
     """What one Module class is made of."""
 

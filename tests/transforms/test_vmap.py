@@ -153,6 +153,18 @@ def test_works_under_and_over_other_transformations():
     assert nested(jnp.ones((2, 3))).shape == (2, 3)
 
 
+@pytest.mark.parametrize("disabled", [False, True])
+def test_gradients_of_maps_agree_without_jit(disabled):
+    @eqx.filter_jit
+    def f(m, x):
+        loss = eqx.filter_grad(lambda m, x: eqx.filter_vmap(m)(x).sum())
+        return loss(m, x).factor
+
+    with jax.disable_jit(disabled):
+        out = f(Scale(jnp.ones(3)), jnp.ones((2, 3)))
+    assert out.tolist() == [2, 2, 2]
+
+
 class TestErrors:
     def test_sizes_that_differ_are_named_with_their_arguments(self):
         def f(model, x):

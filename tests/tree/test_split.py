@@ -185,5 +185,10 @@ def test_skeleton_is_immutable_and_made_by_split_only():
         eqx.Skeleton()
 
 
+def test_unpickled_skeleton_is_the_same_object():
+    _, skeleton = eqx.split({"a": [jnp.ones(2), 3]}, label)
+    assert pickle.loads(pickle.dumps(skeleton)) is skeleton
+
+
 def test_unpickled_label_for_static_is_the_same_object():
     assert pickle.loads(pickle.dumps(eqx.STATIC)) is eqx.STATIC
