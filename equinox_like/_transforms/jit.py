@@ -38,16 +38,13 @@ from .donation import (
     warn_of_unusable,
 )
 from .pack import Packed, pack
-from .plan import DONATE, GROUPS, Plan, make_plan
+from .plan import DONATE, GROUPS, Plan, keep, make_plan
 from .stages import Lowered
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _flatten = jtu.tree_flatten
-
-# How many kinds of call, and how many compiled programs, one function may keep.
-_MAX_KEPT = 4096
 
 
 @overload
@@ -139,7 +136,9 @@ class Jitted(Transformed[_P, _T]):
         plan = program.last_plan
         if leaf_types != plan.leaf_types or treedef != plan.call_treedef:
             plan = program.plan(self.__wrapped__, call, leaves, treedef)
-        compiled = plan.entry or program.entry(self.__wrapped__, plan, leaves)
+        compiled = plan.entry or plan.find(leaves)
+        if compiled is None:
+            compiled = program.entry(self.__wrapped__, plan, leaves)
         try:
             if plan.takes_all:
                 out = compiled.function(leaves)
@@ -232,7 +231,7 @@ class Program:
         plan = self._plans.get(key)
         if plan is None:
             plan = self.make_plan(fun, call, leaves, treedef, is_array)
-            _keep(self._plans, key, plan)
+            keep(self._plans, key, plan)
         self.last_plan = plan
         return plan
 
@@ -249,21 +248,14 @@ class Program:
 
     def entry(self, fun: Any, plan: Plan, leaves: list[Any]) -> Entry:
         """The compiled function for the static leaves of this call."""
-        key = plan.static_key(leaves)
-        try:
-            entry = plan.entries.get(key)
-        except TypeError:
-            entry = None  # a static leaf has no hash, of which `skeleton` tells
+        entry = plan.find(leaves)
         if entry is None:
             skeleton = plan.skeleton(leaves)
             entry = self._entries.get(skeleton)
             if entry is None:
                 entry = Entry(self._function(fun, plan, skeleton), skeleton)
-                _keep(self._entries, skeleton, entry)
-            if plan.has_statics:
-                _keep(plan.entries, key, entry)
-            else:
-                plan.entry = entry
+                keep(self._entries, skeleton, entry)
+            plan.keep(leaves, entry)
         return entry
 
     def after_trace(self, entry: Entry, plan: Plan, leaves: list[Any]) -> None:
@@ -386,13 +378,6 @@ def _abstract(x: Any) -> Any:
 
 def _is_abstract(x: Any) -> bool:
     return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
-
-
-def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
-    """Adds to a table of bounded size; the oldest entry goes first."""
-    while len(table) >= _MAX_KEPT:
-        table.pop(next(iter(table)), None)
-    table[key] = value
 
 
 _REFUSED = {

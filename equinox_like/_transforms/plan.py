@@ -64,7 +64,21 @@ class Plan:
         """The arguments of the compiled function: one sequence of arrays per group."""
         return [leaves] if self.takes_all else [take(leaves) for take in self.takes]
 
-    def static_key(self, leaves: list[Any]) -> tuple[Any, ...]:
+    def find(self, leaves: list[Any]) -> Any:
+        """The compiled function for the static leaves among these, if there is one."""
+        try:
+            return self.entries.get(self._static_key(leaves))
+        except TypeError:
+            return None  # one of them has no hash, of which `skeleton` tells
+
+    def keep(self, leaves: list[Any], entry: Any) -> None:
+        """Lets `find` find it."""
+        if self.has_statics:
+            keep(self.entries, self._static_key(leaves), entry)
+        else:
+            self.entry = entry
+
+    def _static_key(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Tells apart the static leaves, strictly, given that their types are known."""
         statics = self.take_statics(leaves)
         return strict_key(statics)[0] if self.must_wrap else statics
@@ -179,6 +193,17 @@ def make_plan(
         labels,
         arguments,
     )
+
+
+# How many kinds of call, and how many compiled programs, one function may keep.
+MAX_KEPT: Final = 4096
+
+
+def keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds to a table of bounded size; the oldest entry goes first."""
+    while len(table) >= MAX_KEPT:
+        table.pop(next(iter(table)), None)
+    table[key] = value
 
 
 def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:

@@ -532,7 +532,7 @@ def test_function_that_dies_takes_its_programs_along(donate):
 
 
 def test_memory_is_bounded_while_statics_change():
-    from equinox_like._transforms import jit
+    from equinox_like._transforms import plan
 
     f = eqx.filter_jit(lambda x, k: k, donate="none")
     program = f._program
@@ -540,9 +540,9 @@ def test_memory_is_bounded_while_statics_change():
     for k in range(3):
         f(jnp.ones(()), k)
     assert len(program._entries) == 3 and len(program._plans) == 1
-    table = dict.fromkeys(range(jit._MAX_KEPT))
-    jit._keep(table, "new", None)
-    assert len(table) == jit._MAX_KEPT and 0 not in table and "new" in table
+    table = dict.fromkeys(range(plan.MAX_KEPT))
+    plan.keep(table, "new", None)
+    assert len(table) == plan.MAX_KEPT and 0 not in table and "new" in table
 
 
 def test_dispatch_does_not_trace_again():
