@@ -1,0 +1,374 @@
+"""`Conv`, and its forms for one, two and three spatial axes."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from ._init import default_dtype, uniform
+from ._shape import (
+    as_padding,
+    as_size,
+    check_input,
+    check_length,
+    parameter_shape,
+    per_axis,
+)
+
+_Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
+
+_PADDING_WORDS = ("SAME", "SAME_LOWER", "VALID")
+_PADDING_MODES = {
+    "ZEROS": "constant",
+    "REFLECT": "reflect",
+    "REPLICATE": "edge",
+    "CIRCULAR": "wrap",
+}
+
+
+class Conv(Module):
+    r"""A convolution of any number of spatial axes, as neural networks mean it.
+
+    That is a cross-correlation: the kernel is not flipped. Along one spatial axis, with
+    stride $s$ and dilation $d$, and with $x$ padded already,
+
+    $$y_{o, i} = b_o + \sum_{c, j} W_{o, c, j}\, x_{c, s i + d j}.$$
+
+    An axis of size $n$ becomes one of size
+    $\lfloor (n + p_0 + p_1 - d (k - 1) - 1) / s \rfloor + 1$ for a kernel of size $k$ and
+    padding $(p_0, p_1)$. Weight and bias start uniform on
+    $[-1/\sqrt{f}, 1/\sqrt{f})$, where
+    $f = (\mathrm{in\_channels} / \mathrm{groups}) \prod \mathrm{kernel\_size}$.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv(1, 3, 8, kernel_size=5, padding="SAME", key=jax.random.key(0))
+        assert conv(jnp.ones((3, 20))).shape == (8, 20)
+        ```
+    """
+
+    num_spatial_dims: int = field(static=True)
+    weight: Array
+    bias: Array | None
+    in_channels: int = field(static=True)
+    out_channels: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | tuple[tuple[int, int], ...] = field(static=True)
+    dilation: tuple[int, ...] = field(static=True)
+    groups: int = field(static=True)
+    use_bias: bool = field(static=True)
+    padding_mode: str = field(static=True)
+    preferred_element_type: np.dtype | None = field(static=True, default=None)
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+    ):
+        """**Arguments:**
+
+        - `num_spatial_dims`: the number of spatial axes.
+        - `in_channels`, `out_channels`: the sizes of the input's and the output's first
+            axis. Both must be multiples of `groups`.
+        - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
+        - `padding`: how much to add to the spatial axes: an int, an int for each axis, a
+            pair (before, after) for each axis; or `"VALID"` (nothing), `"SAME"` or
+            `"SAME_LOWER"` (so much that the stride alone decides on the output's size,
+            with the odd element at the end or at the start). Negative padding crops.
+        - `groups`: how many convolutions stand side by side, each of its own share of the
+            input and the output channels.
+        - `use_bias`: whether to add a bias to each channel.
+        - `padding_mode`: what to pad with: `"ZEROS"`, `"REFLECT"` (the elements next to
+            the edge, in reverse), `"REPLICATE"` (the edge) or `"CIRCULAR"` (the other
+            end).
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: for the first values of the parameters.
+        - `preferred_element_type`: the dtype in which to add up the products, if it is to
+            be another than that of the input.
+
+        **Raises:**
+
+        `ValueError` for a size, a padding or a number of groups that cannot be.
+        """
+        n = self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
+        self.in_channels = as_size(self, "in_channels", in_channels, 1)
+        self.out_channels = as_size(self, "out_channels", out_channels)
+        self.kernel_size = _per_axis(self, "kernel_size", kernel_size)
+        self.stride = _per_axis(self, "stride", stride)
+        self.padding = _padding(self, padding)
+        self.dilation = _per_axis(self, "dilation", dilation)
+        self.groups = _groups(self, groups)
+        self.use_bias = use_bias
+        self.padding_mode = _word(self, "padding_mode", padding_mode, _PADDING_MODES)
+        preferred = preferred_element_type
+        self.preferred_element_type = (
+            None if preferred is None else jnp.dtype(preferred)
+        )
+
+        dtype = default_dtype(dtype)
+        per_group = self.in_channels // self.groups
+        limit = 1 / math.sqrt(per_group * math.prod(self.kernel_size))
+        weight_key, bias_key = jax.random.split(key, 2)
+        weight_shape = (self.out_channels, per_group, *self.kernel_size)
+        bias_shape = (self.out_channels,) + (1,) * n
+        self.weight = uniform(weight_key, weight_shape, limit, dtype)
+        self.bias = uniform(bias_key, bias_shape, limit, dtype) if use_bias else None
+
+    @jax.named_scope("eqx.nn.Conv")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(in_channels, size_1, ..., size_n)`, of the dtype of the parameters.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of shape `(out_channels, new_size_1, ..., new_size_n)`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
+        """
+        _check(self, x)
+        y = _convolve(self, jnp.asarray(x))
+        if self.use_bias:
+            # The flag decides, and not whether there is a bias.
+            y = y + self.bias  # pyright: ignore[reportOperatorIssue]
+        return y
+
+
+class Conv1d(Conv):
+    """[`equinox_like.nn.Conv`][] with one spatial axis: for sequences.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv1d(3, 8, kernel_size=5, key=jax.random.key(0))
+        assert conv(jnp.ones((3, 20))).shape == (8, 16)
+        ```
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.Conv`][]."""
+        super().__init__(
+            1,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            preferred_element_type=preferred_element_type,
+        )
+
+
+class Conv2d(Conv):
+    """[`equinox_like.nn.Conv`][] with two spatial axes: for images.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv2d(3, 8, kernel_size=3, padding=1, key=jax.random.key(0))
+        assert conv(jnp.ones((3, 9, 9))).shape == (8, 9, 9)
+        ```
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (1, 1),
+        padding: _Padding = (0, 0),
+        dilation: int | Sequence[int] = (1, 1),
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.Conv`][]."""
+        super().__init__(
+            2,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            preferred_element_type=preferred_element_type,
+        )
+
+
+class Conv3d(Conv):
+    """[`equinox_like.nn.Conv`][] with three spatial axes: for volumes.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv3d(3, 8, kernel_size=3, padding=1, key=jax.random.key(0))
+        assert conv(jnp.ones((3, 9, 9, 9))).shape == (8, 9, 9, 9)
+        ```
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (1, 1, 1),
+        padding: _Padding = (0, 0, 0),
+        dilation: int | Sequence[int] = (1, 1, 1),
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.Conv`][]."""
+        super().__init__(
+            3,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            preferred_element_type=preferred_element_type,
+        )
+
+
+def _check(conv: Conv, x: Any) -> None:
+    n = conv.num_spatial_dims
+    shape = parameter_shape(conv, "weight", n + 2)
+    channels = None if shape is None else shape[1] * conv.groups
+    check_input(conv, x, (channels,) + (None,) * n)
+
+
+def _convolve(conv: Conv, x: Array) -> Array:
+    padding = _resolved_padding(conv, x.shape[1:])
+    if conv.padding_mode != "ZEROS":
+        added = [(max(low, 0), max(high, 0)) for low, high in padding]
+        x = jnp.pad(x, [(0, 0), *added], _PADDING_MODES[conv.padding_mode])
+        padding = [(min(low, 0), min(high, 0)) for low, high in padding]
+    y = jax.lax.conv_general_dilated(
+        x[None],
+        conv.weight,
+        window_strides=conv.stride,
+        padding=padding,
+        rhs_dilation=conv.dilation,
+        feature_group_count=conv.groups,
+        preferred_element_type=conv.preferred_element_type,
+    )
+    return y[0].astype(x.dtype)
+
+
+def _resolved_padding(conv: Conv, sizes: Sequence[int]) -> Sequence[tuple[int, int]]:
+    if not isinstance(conv.padding, str):
+        return conv.padding
+    kernel = conv.weight.shape[2:]
+    dilated = [d * (k - 1) + 1 for k, d in zip(kernel, conv.dilation, strict=True)]
+    return jax.lax.padtype_to_pads(sizes, dilated, conv.stride, conv.padding)
+
+
+def _per_axis(conv: Conv, name: str, value: Any) -> tuple[int, ...]:
+    values = per_axis(conv, name, value, conv.num_spatial_dims)
+    check_length(conv, name, values, conv.num_spatial_dims)
+    return values
+
+
+def _padding(conv: Conv, value: Any) -> str | tuple[tuple[int, int], ...]:
+    if isinstance(value, str):
+        return _word(conv, "padding", value, _PADDING_WORDS)
+    return as_padding(conv, value, conv.num_spatial_dims)
+
+
+def _word(conv: Conv, name: str, value: Any, words: Collection[str]) -> str:
+    if isinstance(value, str) and value.upper() in words:
+        return value.upper()
+    raise ValueError(
+        f"{type(conv).__name__} takes one of {', '.join(words)} as `{name}`; got "
+        f"{value!r}."
+    )
+
+
+def _groups(conv: Conv, value: Any) -> int:
+    groups = as_size(conv, "groups", value, 1)
+    for name in ("in_channels", "out_channels"):
+        if getattr(conv, name) % groups != 0:
+            raise ValueError(
+                f"{type(conv).__name__} takes a multiple of `groups` as `{name}`; got "
+                f"{getattr(conv, name)}, with {groups} groups."
+            )
+    return groups

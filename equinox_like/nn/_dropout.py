@@ -1,0 +1,163 @@
+"""`Dropout`."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from .._warn import warn
+
+_T = TypeVar("_T")
+
+
+class Dropout(Module):
+    r"""Sets elements to zero at random, and scales up the others.
+
+    $y = m \odot x / (1 - p)$, where the entries of $m$ are 1 with probability $1 - p$ and
+    otherwise 0, so that the mean of $y$ is $x$. At inference it returns $x$.
+
+    From [Dropout: A Simple Way to Prevent Neural Networks from
+    Overfitting](https://jmlr.org/papers/v15/srivastava14a.html) (Srivastava et al. 2014).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        dropout = eqx.nn.Dropout(p=0.25)
+        x = jnp.ones(4)
+        dropped = dropout(x, key=jax.random.key(0))
+        assert ((dropped == 0) | jnp.isclose(dropped, 4 / 3)).all()
+        assert dropout(x, inference=True) is x
+        ```
+    """
+
+    p: ArrayLike
+    inference: bool | Array
+    broadcast_axes: tuple[int, ...] = field(static=True, default=())
+
+    def __init__(
+        self,
+        p: ArrayLike = 0.5,
+        inference: bool | Array = False,
+        *,
+        deterministic: bool | None = None,
+        broadcast_axes: Sequence[int] = (),
+    ):
+        """**Arguments:**
+
+        - `p`: the probability that an element is dropped. A leaf of the tree, as is
+            `inference`, so that both can be changed later.
+        - `inference`: whether to drop nothing.
+        - `deterministic`: the old name of `inference`. Deprecated.
+        - `broadcast_axes`: axes of the input along which the draws are shared, so that
+            elements are kept or dropped together: `(1, 2)` drops whole channels of an
+            image of shape `(channels, height, width)`.
+
+        **Raises:**
+
+        `ValueError` if `p` is a Python number outside of $[0, 1]$.
+        """
+        _check_range(p)
+        self.p = p
+        self.inference = _resolve(inference, deterministic)
+        self.broadcast_axes = tuple(broadcast_axes)
+
+    @property
+    def deterministic(self) -> Any:
+        # As `inference`, but within `tree_at` a field may hold anything.
+        return self.inference
+
+    def __call__(
+        self,
+        x: _T,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+    ) -> Array | _T:
+        """**Arguments:**
+
+        - `x`: an array of any shape.
+        - `key`: decides which elements are dropped. Needed unless at inference.
+        - `inference`: takes the place of the layer's own, unless it is `None`.
+        - `deterministic`: the old name of `inference`. Deprecated.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`; integers become floats. At inference, and
+        if `p` is the number 0, `x` itself.
+
+        **Raises:**
+
+        `RuntimeError` if there is no key and one is needed.
+        """
+        inference = _resolve(inference, deterministic)
+        if _is_zero(self.p) or (self.inference if inference is None else inference):
+            return x
+        if key is None:
+            raise RuntimeError(
+                "Dropout takes a `key` outside of inference: pass `layer(x, key=key)`, or "
+                "`inference=True`."
+            )
+        # Not around the whole call, so that a warning points at the caller.
+        with jax.named_scope("eqx.nn.Dropout"):
+            return _drop(jnp.asarray(x), self, key)
+
+
+def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
+    keep = _keep_probability(dropout.p)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = x.astype(jnp.result_type(float))
+    mask = jax.random.bernoulli(key, keep, _mask_shape(x.shape, dropout.broadcast_axes))
+    # Where nothing is kept, `x / 0` would be masked out, but not from the gradient.
+    if isinstance(keep, float):
+        divisor = keep if keep > 0 else 1.0
+    else:
+        divisor = jnp.where(keep > 0, keep, 1).astype(x.dtype)
+    return jnp.where(mask, x / divisor, 0)
+
+
+def _check_range(p: Any) -> None:
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise ValueError(f"Dropout takes a `p` between 0 and 1; got {p!r}.")
+
+
+def _keep_probability(p: Any) -> Any:
+    """`1 - p`: a Python float if `p` is a Python number."""
+    _check_range(p)
+    if isinstance(p, (int, float)):
+        return 1.0 - p
+    p = jnp.asarray(p)
+    if not jnp.issubdtype(p.dtype, jnp.floating):
+        p = p.astype(jnp.result_type(float))
+    return 1 - jax.lax.stop_gradient(p)
+
+
+def _is_zero(p: Any) -> bool:
+    return isinstance(p, (int, float)) and p == 0
+
+
+def _mask_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    for axis in axes:
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                f"Dropout shares its draws along the axes {axes}, but was given an array "
+                f"of shape {shape}, which has no axis {axis}."
+            )
+    shared = {axis % len(shape) for axis in axes}
+    return tuple(1 if i in shared else n for i, n in enumerate(shape))
+
+
+def _resolve(inference: Any, deterministic: bool | None) -> Any:
+    """`inference`, or what was given for it under its old name."""
+    if deterministic is None:
+        return inference
+    warn("Dropout's `deterministic` was renamed: pass `inference` instead.")
+    return deterministic

@@ -1,0 +1,131 @@
+"""`Linear` and `Identity`: the affine map of a vector, and the map that does nothing."""
+
+import math
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from ._init import default_dtype, uniform
+from ._shape import as_size_or_scalar, check_input, parameter_shape
+
+_T = TypeVar("_T")
+
+
+class Linear(Module):
+    r"""An affine map of a vector: $y = W x + b$.
+
+    Weight and bias start uniform on
+    $[-1/\sqrt{\mathrm{in\_features}}, 1/\sqrt{\mathrm{in\_features}})$.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        layer = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        assert layer(jnp.ones(3)).shape == (2,)
+        assert jax.vmap(layer)(jnp.ones((8, 3))).shape == (8, 2)
+        ```
+    """
+
+    weight: Array
+    bias: Array | None
+    in_features: int | Literal["scalar"] = field(static=True)
+    out_features: int | Literal["scalar"] = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        in_features: int | Literal["scalar"],
+        out_features: int | Literal["scalar"],
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `in_features`: the size of the input vector, 0 or more, or `"scalar"` for an
+            input of shape `()`.
+        - `out_features`: the size of the output vector, or `"scalar"`.
+        - `use_bias`: whether to add `bias`.
+        - `dtype`: of the parameters, floating or complex; by default float32, or float64
+            if `jax_enable_x64` is on.
+        - `key`: for the first values of the parameters.
+
+        **Raises:**
+
+        `ValueError` if a size is negative, or another word than `"scalar"`.
+        """
+        in_size = as_size_or_scalar(self, "in_features", in_features)
+        out_size = as_size_or_scalar(self, "out_features", out_features)
+        rows, columns = _count(out_size), _count(in_size)
+        limit = 1 / math.sqrt(columns) if columns else 1.0
+        dtype = default_dtype(dtype)
+        weight_key, bias_key = jax.random.split(key, 2)
+        self.weight = uniform(weight_key, (rows, columns), limit, dtype)
+        self.bias = uniform(bias_key, (rows,), limit, dtype) if use_bias else None
+        self.in_features = in_size
+        self.out_features = out_size
+        self.use_bias = use_bias
+
+    @jax.named_scope("eqx.nn.Linear")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(in_features,)`, or `()` if that is `"scalar"`.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of shape `(out_features,)`, or `()` if that is `"scalar"`, of the dtype
+        to which JAX promotes those of `x` and the parameters.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another shape.
+        """
+        weight_shape = parameter_shape(self, "weight", 2)
+        if self.in_features == "scalar":
+            check_input(self, x, ())
+            x = jnp.reshape(x, (1,))
+        elif weight_shape is not None:
+            check_input(self, x, weight_shape[1:])
+        y = self.weight @ jnp.asarray(x)
+        if self.bias is not None:
+            y = y + self.bias
+        return jnp.reshape(y, ()) if self.out_features == "scalar" else y
+
+
+class Identity(Module):
+    """Returns its input, the very object. It takes the place of a layer that is left out.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        layer = eqx.nn.Identity(3, "any", use_bias=False)
+        x = jnp.ones(3)
+        assert layer(x) is x
+        ```
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """**Arguments:** any, and all are ignored."""
+
+    @jax.named_scope("eqx.nn.Identity")
+    def __call__(self, x: _T, *, key: PRNGKeyArray | None = None) -> _T:
+        """**Returns:** `x`, of any type. `key` is ignored."""
+        return x
+
+
+def _count(size: int | Literal["scalar"]) -> int:
+    return 1 if size == "scalar" else size

@@ -1,0 +1,208 @@
+"""`MLP`: linear layers with activations between them, in a loop or in a scan."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from .._transforms import filter_vmap
+from .._tree import combine, is_array, partition
+from ._init import default_dtype
+from ._linear import Linear
+from ._shape import as_size, as_size_or_scalar, within
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+class MLP(Module):
+    r"""A multilayer perceptron: `depth` hidden layers of one width.
+
+    $$h_{i + 1} = \sigma(W_i h_i + b_i), \qquad y = \sigma_f(W_d h_d + b_d),$$
+
+    for $h_0 = x$ and $i < d$, the depth.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        mlp = eqx.nn.MLP(3, 2, width_size=16, depth=2, key=jax.random.key(0))
+        assert mlp(jnp.ones(3)).shape == (2,)
+        ```
+    """
+
+    layers: tuple[Any, ...]
+    activation: Callable[..., Any]
+    final_activation: Callable[..., Any]
+    use_bias: bool = field(static=True)
+    use_final_bias: bool = field(static=True)
+    in_size: int | Literal["scalar"] = field(static=True)
+    out_size: int | Literal["scalar"] = field(static=True)
+    width_size: int = field(static=True)
+    depth: int = field(static=True)
+    scan: bool = field(static=True, default=False)
+
+    def __init__(
+        self,
+        in_size: int | Literal["scalar"],
+        out_size: int | Literal["scalar"],
+        width_size: int,
+        depth: int,
+        activation: Callable[..., Any] = jax.nn.relu,
+        final_activation: Callable[..., Any] = _identity,
+        use_bias: bool = True,
+        use_final_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        scan: bool = False,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `in_size`: the size of the input vector, or `"scalar"` for an input of shape
+            `()`.
+        - `out_size`: the size of the output vector, or `"scalar"`.
+        - `width_size`: the size of each hidden layer.
+        - `depth`: the number of hidden layers. With 0 there is one linear layer, from the
+            input to the output.
+        - `activation`: applied after each hidden layer, to each neuron's scalar. If it
+            holds arrays, as a Module may, each neuron of each layer gets its own copy:
+            they gain leading axes `(depth, width_size)`.
+        - `final_activation`: applied after the last layer, likewise; its arrays gain a
+            leading axis `(out_size,)`, none for `"scalar"`.
+        - `use_bias`, `use_final_bias`: whether the hidden layers, and the last one, have a
+            bias.
+        - `dtype`: of the parameters, as for [`equinox_like.nn.Linear`][].
+        - `scan`: run the hidden layers from the second on in one `jax.lax.scan`, so that
+            the time to compile does not grow with the depth. `layers` is then (first, all
+            of the middle stacked into one, last). The results are the same.
+        - `key`: for the first values of the parameters.
+
+        **Raises:**
+
+        `ValueError` if a size or `depth` is negative.
+        """
+        self.in_size = as_size_or_scalar(self, "in_size", in_size)
+        self.out_size = as_size_or_scalar(self, "out_size", out_size)
+        self.width_size = as_size(self, "width_size", width_size)
+        self.depth = as_size(self, "depth", depth)
+        self.use_bias = use_bias
+        self.use_final_bias = use_final_bias
+        self.scan = scan
+        self.layers = _build_layers(self, dtype, key)
+        self.activation = _copied(activation, (self.depth, self.width_size))
+        self.final_activation = _copied(
+            final_activation, () if self.out_size == "scalar" else (self.out_size,)
+        )
+
+    @jax.named_scope("eqx.nn.MLP")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(in_size,)`, or `()` if that is `"scalar"`.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of shape `(out_size,)`, or `()` if that is `"scalar"`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another shape.
+        """
+        hidden = _scan_hidden if self.scan else _loop_hidden
+        h = hidden(self, x) if self.depth > 0 else x
+        with within(f"layers[{len(self.layers) - 1}]"):
+            y = self.layers[-1](h)
+        if self.out_size == "scalar":
+            return self.final_activation(y)
+        return _each_neuron(self.final_activation, y)
+
+
+def _build_layers(
+    mlp: MLP, dtype: DTypeLike | None, key: PRNGKeyArray
+) -> tuple[Linear, ...]:
+    depth, width = mlp.depth, mlp.width_size
+    keys = jax.random.split(key, depth + 1)
+    last_in = width if depth > 0 else mlp.in_size
+    last = Linear(last_in, mlp.out_size, mlp.use_final_bias, dtype, key=keys[depth])
+    if depth == 0:
+        return (last,)
+
+    first = Linear(mlp.in_size, width, mlp.use_bias, dtype, key=keys[0])
+    if mlp.scan:
+        dtype = jnp.dtype(default_dtype(dtype))
+        return first, _stacked(keys[1:depth], width, mlp.use_bias, dtype), last
+    middle = [
+        Linear(width, width, mlp.use_bias, dtype, key=keys[i]) for i in range(1, depth)
+    ]
+    return first, *middle, last
+
+
+@functools.partial(jax.jit, static_argnames=("width", "use_bias", "dtype"))
+def _stacked(keys: Array, width: int, use_bias: bool, dtype: Any) -> Linear:
+    """Linear layers stacked into one."""
+
+    def build(key: Array) -> Linear:
+        return Linear(width, width, use_bias, dtype, key=key)
+
+    if len(keys) == 0:  # an empty loop, which `jax.disable_jit` would refuse
+        one = jax.eval_shape(build, jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype))
+        return jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), one)
+    # Not by `vmap`: with some generators (`rbg`) a batch of keys draws other numbers than
+    # its keys do one by one.
+    return jax.lax.map(build, keys)
+
+
+def _copied(activation: Any, shape: tuple[int, ...]) -> Any:
+    """`activation` with arrays for each neuron; what is no array is shared."""
+    arrays, rest = partition(activation, is_array)
+    arrays = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), arrays)
+    return combine(arrays, rest)
+
+
+def _slice(activation: Any, index: int | slice) -> Any:
+    arrays, rest = partition(activation, is_array)
+    return combine(jax.tree.map(lambda a: a[index], arrays), rest)
+
+
+@filter_vmap
+def _each_neuron(activation: Any, x: Any) -> Any:
+    return activation(x)
+
+
+def _loop_hidden(mlp: MLP, x: Any) -> Any:
+    for i, layer in enumerate(mlp.layers[:-1]):
+        with within(f"layers[{i}]"):
+            x = layer(x)
+        x = _each_neuron(_slice(mlp.activation, i), x)
+    return x
+
+
+def _scan_hidden(mlp: MLP, x: Any) -> Any:
+    first, stacked, _ = mlp.layers
+    with within("layers[0]"):
+        x = first(x)
+    x = _each_neuron(_slice(mlp.activation, 0), x)
+    if mlp.depth == 1:  # again an empty loop
+        return x
+    inputs = stacked, _slice(mlp.activation, slice(1, None))
+    arrays, rest = partition(inputs, is_array)
+
+    def step(x: Any, arrays: Any) -> tuple[Any, None]:
+        layer, activation = combine(arrays, rest)
+        with within("layers[1]"):
+            x = layer(x)
+        return _each_neuron(activation, x), None
+
+    x, _ = jax.lax.scan(step, x, arrays)
+    return x

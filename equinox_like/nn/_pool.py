@@ -1,0 +1,335 @@
+"""`Pool`, and the maximum and the average over windows of one to three spatial axes."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from ._shape import as_padding, as_size, check_input, check_length, per_axis
+
+_Padding = int | Sequence[int] | Sequence[tuple[int, int]]
+
+
+class Pool(Module):
+    r"""Reduces the windows of each channel: $y_{c, i} = \bigoplus_{j < k} x_{c, s i + j}$.
+
+    Here $\oplus$ is the operation, $s$ the stride, $k$ the kernel size, and $x$ is padded
+    already, with `init`. An axis of size $n$ becomes one of size
+    $\lfloor (n + p_0 + p_1 - k) / s \rfloor + 1$ for a padding $(p_0, p_1)$.
+
+    Gradients exist for the pairs (`init`, operation) that JAX knows: $-\infty$ and
+    `jax.lax.max`, $\infty$ and `jax.lax.min`, 0 and `jax.lax.add`. `init` and `operation`
+    are leaves of the tree.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        pool = eqx.nn.Pool(jnp.inf, jax.lax.min, 1, kernel_size=2, stride=2)
+        assert (pool(jnp.arange(6.0)[None]) == jnp.array([[0.0, 2.0, 4.0]])).all()
+        ```
+    """
+
+    init: ArrayLike
+    operation: Callable[[Any, Any], Any]
+    num_spatial_dims: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: tuple[tuple[int, int], ...] = field(static=True)
+    use_ceil: bool = field(static=True)
+
+    def __init__(
+        self,
+        init: ArrayLike,
+        operation: Callable[[Any, Any], Any],
+        num_spatial_dims: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """**Arguments:**
+
+        - `init`: the number that each window starts from.
+        - `operation`: takes two numbers and returns one; associative and commutative.
+        - `num_spatial_dims`: the number of spatial axes.
+        - `kernel_size`, `stride`: each an int, or one for each spatial axis. The stride is
+            1 unless given, whatever the kernel.
+        - `padding`: how much of `init` to add to the spatial axes: an int, an int for each
+            axis, or a pair (before, after) for each axis; at most the kernel size.
+        - `use_ceil`: pad at the end by what another window needs, where elements of the
+            input are left over that no window holds.
+
+        **Raises:**
+
+        `ValueError` if one of the sizes is neither.
+        """
+        n = as_size(self, "num_spatial_dims", num_spatial_dims)
+        self.init = init
+        self.operation = operation
+        self.num_spatial_dims = n
+        self.kernel_size = per_axis(self, "kernel_size", kernel_size, n)
+        self.stride = per_axis(self, "stride", stride, n)
+        self.padding = as_padding(self, padding, n)
+        self.use_ceil = use_ceil
+
+    @jax.named_scope("eqx.nn.Pool")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(channels, size_1, ..., size_n)`.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of shape `(channels, new_size_1, ..., new_size_n)`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another rank. `RuntimeError` if the
+        padding is larger than the kernel.
+        """
+        n = self.num_spatial_dims
+        check_length(self, "kernel_size", self.kernel_size, n)
+        check_length(self, "stride", self.stride, n)
+        check_input(self, x, (None,) * (n + 1))
+        _check_padding(self)
+        x = jnp.asarray(x)
+        return jax.lax.reduce_window(
+            x,
+            _as_dtype(self.init, x.dtype),
+            self.operation,
+            window_dimensions=(1, *self.kernel_size),
+            window_strides=(1, *self.stride),
+            padding=((0, 0), *_resolved_padding(self, x.shape[1:])),
+        )
+
+
+class MaxPool1d(Pool):
+    """The maximum of each window, along one spatial axis.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        pool = eqx.nn.MaxPool1d(kernel_size=2, stride=2)
+        assert pool(jnp.arange(6.0)[None]).shape == (1, 3)
+        ```
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        super().__init__(
+            -jnp.inf, jax.lax.max, 1, kernel_size, stride, padding, use_ceil
+        )
+
+
+class MaxPool2d(Pool):
+    """The maximum of each window, along two spatial axes.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        pool = eqx.nn.MaxPool2d(kernel_size=2, stride=2)
+        assert pool(jnp.ones((3, 8, 8))).shape == (3, 4, 4)
+        ```
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        super().__init__(
+            -jnp.inf, jax.lax.max, 2, kernel_size, stride, padding, use_ceil
+        )
+
+
+class MaxPool3d(Pool):
+    """The maximum of each window, along three spatial axes.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        pool = eqx.nn.MaxPool3d(kernel_size=2, stride=2)
+        assert pool(jnp.ones((3, 8, 8, 8))).shape == (3, 4, 4, 4)
+        ```
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        super().__init__(
+            -jnp.inf, jax.lax.max, 3, kernel_size, stride, padding, use_ceil
+        )
+
+
+class AvgPool1d(Pool):
+    """The average of each window, along one spatial axis.
+
+    Padding counts as zeros: it is divided by the whole kernel's size.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        pool = eqx.nn.AvgPool1d(kernel_size=2, stride=2)
+        assert pool(jnp.arange(6.0)[None]).shape == (1, 3)
+        ```
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        super().__init__(0, jax.lax.add, 1, kernel_size, stride, padding, use_ceil)
+
+    @jax.named_scope("eqx.nn.AvgPool1d")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats."""
+        return super().__call__(x) / math.prod(self.kernel_size)
+
+
+class AvgPool2d(Pool):
+    """The average of each window, along two spatial axes.
+
+    Padding counts as zeros: it is divided by the whole kernel's size.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        pool = eqx.nn.AvgPool2d(kernel_size=2, stride=2)
+        assert pool(jnp.ones((3, 8, 8))).shape == (3, 4, 4)
+        ```
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        super().__init__(0, jax.lax.add, 2, kernel_size, stride, padding, use_ceil)
+
+    @jax.named_scope("eqx.nn.AvgPool2d")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats."""
+        return super().__call__(x) / math.prod(self.kernel_size)
+
+
+class AvgPool3d(Pool):
+    """The average of each window, along three spatial axes.
+
+    Padding counts as zeros: it is divided by the whole kernel's size.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        pool = eqx.nn.AvgPool3d(kernel_size=2, stride=2)
+        assert pool(jnp.ones((3, 8, 8, 8))).shape == (3, 4, 4, 4)
+        ```
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        super().__init__(0, jax.lax.add, 3, kernel_size, stride, padding, use_ceil)
+
+    @jax.named_scope("eqx.nn.AvgPool3d")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats."""
+        return super().__call__(x) / math.prod(self.kernel_size)
+
+
+def _check_padding(pool: Pool) -> None:
+    for kernel, pair in zip(pool.kernel_size, pool.padding, strict=True):
+        if max(pair) > kernel:
+            raise RuntimeError(
+                f"{type(pool).__name__} takes a `padding` of at most the kernel size; got "
+                f"{pool.padding} for the kernel {pool.kernel_size}."
+            )
+
+
+def _resolved_padding(pool: Pool, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    if not pool.use_ceil:
+        return list(pool.padding)
+    axes = zip(sizes, pool.kernel_size, pool.stride, pool.padding, strict=True)
+    return [_up_to_last_window(*axis) for axis in axes]
+
+
+def _up_to_last_window(
+    size: int, kernel: int, stride: int, padding: tuple[int, int]
+) -> tuple[int, int]:
+    """The padding of one axis, such that a last window covers what would be left over."""
+    low, high = padding
+    last_start = -(-(low + size + high - kernel) // stride) * stride
+    # A window that starts past the input would hold nothing but padding.
+    if 0 <= last_start < low + size:
+        high = last_start + kernel - low - size
+    return low, high
+
+
+def _as_dtype(init: Any, dtype: Any) -> Any:
+    """`init` in the dtype of the input, where infinity is the last of the integers.
+
+    It stays a NumPy array, so that JAX can see which number it is: that tells it whether
+    there is a gradient.
+    """
+    if isinstance(init, jax.Array):
+        return init.astype(dtype)
+    if not jnp.issubdtype(dtype, jnp.inexact) and np.isinf(init):
+        if jnp.issubdtype(dtype, jnp.bool_):
+            return np.asarray(init > 0)
+        bounds = jnp.iinfo(dtype)
+        return np.asarray(bounds.max if init > 0 else bounds.min, dtype)
+    return np.asarray(init, dtype)

@@ -1,0 +1,172 @@
+"""`Sequential` and `Lambda`: layers one after the other, and a function as a layer."""
+
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, SupportsIndex, overload
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from .._module import Module
+from ._shape import within
+from ._stateful import ABSENT, StatefulLayer
+
+
+class Sequential(StatefulLayer):
+    """Calls its members one after the other, each on the result of the last.
+
+    It can be indexed, sliced and iterated over; `len` is the number of members.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        k1, k2, k3 = jax.random.split(jax.random.key(0), 3)
+        model = eqx.nn.Sequential(
+            [
+                eqx.nn.Linear(3, 8, key=k1),
+                jax.nn.relu,
+                eqx.nn.Dropout(0.1),
+                eqx.nn.Linear(8, 2, key=k2),
+            ]
+        )
+        assert model(jnp.ones(3), key=k3).shape == (2,)
+        assert len(model[:2]) == 2
+        ```
+    """
+
+    layers: tuple[Any, ...]
+
+    def __init__(self, layers: Iterable[Callable[..., Any]]):
+        """**Arguments:**
+
+        - `layers`: any callables: layers, Modules of your own, plain functions.
+        """
+        self.layers = tuple(layers)
+
+    @jax.named_scope("eqx.nn.Sequential")
+    def __call__(
+        self, x: Any, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: passed to the first member.
+        - `state`: passed to each member that is a [`equinox_like.nn.StatefulLayer`][] and
+            says it is stateful, and replaced by the state that it returns.
+        - `key`: split into one for each member, which is passed to the members that take
+            an argument `key`.
+
+        **Returns:**
+
+        The result of the last member. If `state` was passed, the pair of that result and
+        the last state.
+
+        **Raises:**
+
+        `TypeError` if a member is stateful and no `state` was passed. A `ShapeError` of a
+        member says at its head which one it was, for example `layers[1]`.
+        """
+        number = len(self.layers)
+        keys = [None] * number if key is None else jax.random.split(key, number)
+        for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
+            kwargs = {"key": layer_key} if _takes_key(layer) else {}
+            with within(f"layers[{i}]"):
+                if not _is_stateful(layer):
+                    x = layer(x, **kwargs)
+                elif state is ABSENT:
+                    raise TypeError(
+                        f"`layers[{i}]` of this Sequential is stateful: a "
+                        f"{type(layer).__name__}. Pass its state, as in "
+                        "`out, state = model(x, state)`."
+                    )
+                else:
+                    x, state = layer(x, state=state, **kwargs)
+        return x if state is ABSENT else (x, state)
+
+    def is_stateful(self) -> bool:
+        """Whether any member is."""
+        return any(map(_is_stateful, self.layers))
+
+    @overload
+    def __getitem__(self, index: slice) -> "Sequential": ...
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """A member, or for a slice a `Sequential` of members."""
+        if isinstance(index, slice):
+            return _with_layers(self, self.layers[index])
+        return self.layers[operator.index(index)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class Lambda(Module):
+    """A function as a layer.
+
+    [`equinox_like.nn.Sequential`][] takes plain functions as they are; this is for the
+    places where a layer is called with a `key`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        flatten = eqx.nn.Lambda(jnp.ravel)
+        assert flatten(jnp.ones((2, 3)), key=None).shape == (6,)
+        ```
+    """
+
+    fn: Callable[[Any], Any]
+
+    def __init__(self, fn: Callable[[Any], Any]):
+        """**Arguments:**
+
+        - `fn`: a callable of one argument. If it is a pytree, its arrays are those of the
+            layer.
+        """
+        self.fn = fn
+
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+        """**Returns:** `fn(x)`. `key` is ignored."""
+        return self.fn(x)
+
+
+def _is_stateful(layer: Any) -> bool:
+    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+def _takes_key(layer: Any) -> bool:
+    try:
+        parameters = inspect.signature(layer).parameters.values()
+    except (TypeError, ValueError):  # a function in C may not tell
+        return False
+    return any(
+        p.kind is p.VAR_KEYWORD or (p.name == "key" and p.kind is not p.POSITIONAL_ONLY)
+        for p in parameters
+    )
+
+
+def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:
+    """A copy with other members, of the same class if that can be built again."""
+    cls = type(sequential)
+    parameters = inspect.signature(cls).parameters
+    kwargs = {
+        name: getattr(sequential, name)
+        for name in parameters
+        if name in sequential.__dict__
+    }
+    required = [name for name, p in parameters.items() if p.default is p.empty]
+    if "layers" not in parameters or not kwargs.keys() >= set(required):
+        return Sequential(layers)
+    return cls(**kwargs | {"layers": layers})

@@ -1,0 +1,163 @@
+"""What the layers say about shapes, so that they all say it alike.
+
+First the checks of the arrays that a layer is called with, and the path that a container
+puts before their messages; then the checks of the sizes that a layer is built with.
+Shapes are known while tracing, so none of this is in the compiled program.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, SupportsIndex
+
+from .._errors import ShapeError
+
+
+def check_input(
+    layer: Any, x: Any, wanted: Sequence[int | None], name: str = "x"
+) -> None:
+    """Raises `ShapeError` unless `x` has the `wanted` shape; `None` is any size."""
+    if isinstance(x, (list, tuple)):
+        raise TypeError(
+            f"{type(layer).__name__} takes an array as `{name}`; got a "
+            f"{type(x).__name__}. Convert it with `jnp.asarray`."
+        )
+    shape = _shape_of(x)
+    if shape is None or _matches(shape, wanted):
+        return
+    extra = len(shape) - len(wanted)
+    message = (
+        f"{type(layer).__name__} takes `{name}` of shape {_as_text(wanted)}, but was "
+        f"given shape {_as_text(shape)}."
+    )
+    if extra > 0 and _matches(shape[extra:], wanted):
+        message += (
+            f" That is the wanted shape with {_axes(extra)} in front, and a layer takes "
+            "one example at a time. Wrap the model in `jax.vmap`, once for each such "
+            f"axis: `{'jax.vmap(' * extra}model{')' * extra}({name})`."
+        )
+    raise ShapeError(message)
+
+
+def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
+    """The shape of a parameter that should have `ndim` axes.
+
+    It decides what the layer takes, whatever sizes the layer was built with. `None` if it
+    does not tell: an object that stands for an array need not have a shape. More axes
+    are those of an ensemble: `ShapeError`.
+    """
+    shape = _shape_of(getattr(layer, name))
+    if shape is None or len(shape) < ndim:
+        return None
+    if len(shape) > ndim:
+        raise ShapeError(
+            f"{type(layer).__name__} has a `{name}` of shape {_as_text(shape)}: "
+            f"{_axes(len(shape) - ndim)} in front of those of one layer. If it is an "
+            "ensemble, built under `filter_vmap`, call it under `filter_vmap` as well: "
+            "`filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), None))"
+            "(ensemble, x)`."
+        )
+    return shape
+
+
+@contextmanager
+def within(path: str) -> Iterator[None]:
+    """Puts `path` before the message of a `ShapeError` that is raised inside."""
+    try:
+        yield
+    except ShapeError as error:
+        # Changed in place, so that the traceback still leads to the inner layer.
+        message = str(error)
+        if message.startswith(_AT):
+            message = message.replace(_AT, f"{_AT}{path}.", 1)
+        else:
+            message = f"{_AT}{path}`: {message}"
+        error.args = (message,)
+        raise
+
+
+_AT = "At `"
+
+
+def _shape_of(x: Any) -> tuple[int, ...] | None:
+    """The shape of an array or a number; `None` for what does not tell its shape."""
+    if isinstance(x, (bool, int, float, complex)):
+        return ()
+    return getattr(x, "shape", None)
+
+
+def _matches(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(
+        b is None or a == b for a, b in zip(shape, wanted, strict=True)
+    )
+
+
+def _as_text(shape: Sequence[int | None]) -> str:
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def _axes(number: int) -> str:
+    return "1 axis" if number == 1 else f"{number} axes"
+
+
+def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
+    """`value` as an int, once it is seen to be one that is large enough."""
+    try:
+        if operator.index(value) >= minimum:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(
+        f"{type(layer).__name__} takes an int >= {minimum} as `{name}`; got {value!r}."
+    )
+
+
+def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scalar"]:
+    """As `as_size`, and the word "scalar" passes."""
+    if not isinstance(value, str):
+        return as_size(layer, name, value)
+    if value == "scalar":
+        return "scalar"
+    raise ValueError(
+        f'{type(layer).__name__} takes an int >= 0 or "scalar" as `{name}`; got {value!r}.'
+    )
+
+
+def per_axis(layer: Any, name: str, value: Any, length: int) -> tuple[int, ...]:
+    """An int >= 1 for each axis: `length` times the same, or those of a sequence."""
+    if isinstance(value, SupportsIndex):
+        return (as_size(layer, name, value, 1),) * length
+    if isinstance(value, Sequence):
+        return tuple(as_size(layer, name, each, 1) for each in value)
+    raise ValueError(
+        f"{type(layer).__name__} takes an int or a sequence of {length} ints as "
+        f"`{name}`; got {value!r}."
+    )
+
+
+def check_length(layer: Any, name: str, value: Sequence[Any], length: int) -> None:
+    """Raises `ShapeError` unless there is one value for each of `length` axes."""
+    if len(value) != length:
+        raise ShapeError(
+            f"{type(layer).__name__} takes one value for each spatial axis as `{name}`: "
+            f"{length} in all; got {value!r}."
+        )
+
+
+def as_padding(layer: Any, value: Any, length: int) -> tuple[tuple[int, int], ...]:
+    """How much to add (before, after) each axis, from an int, ints or pairs."""
+    each: Any = (value,) * length if isinstance(value, SupportsIndex) else value
+    try:
+        each = tuple(each)
+        if all(isinstance(p, SupportsIndex) for p in each):
+            each = tuple((p, p) for p in each)
+        pairs = tuple((operator.index(low), operator.index(high)) for low, high in each)
+        if len(pairs) == length:
+            return pairs
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"{type(layer).__name__} takes as `padding` an int, a sequence of {length} ints, "
+        f"or one of {length} pairs (before, after); got {value!r}."
+    )

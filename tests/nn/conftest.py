@@ -1,0 +1,52 @@
+"""What the tests of the layers share."""
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def k0():
+    """The key of the contract's check values."""
+    return jax.random.PRNGKey(0)
+
+
+@pytest.fixture
+def without_type_checks(monkeypatch):
+    """As users run it: a wrong type meets the layer's own check, not its annotation."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def strict():
+    """JAX without implicit promotion, of dtypes or of ranks."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture
+def draw():
+    """Draws an array in NumPy, which compiles nothing."""
+    rng = np.random.default_rng(0)
+    return lambda *shape: jnp.asarray(rng.normal(size=shape))
+
+
+@pytest.fixture
+def build(draw):
+    """Builds a layer of arrays from its constructor, without its initial draws."""
+
+    def build(cls, *args, **kwargs):
+        structs = jax.eval_shape(
+            lambda key: cls(*args, **kwargs, key=key), jax.random.key(0)
+        )
+        return jax.tree.map(lambda s: draw(*s.shape).astype(s.dtype), structs)
+
+    return build

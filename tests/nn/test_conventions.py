@@ -1,0 +1,192 @@
+"""What every layer has in common, whatever it computes."""
+
+import dataclasses
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+# For each layer: how it is built from a dtype and a key, and the shape of its input.
+LAYERS = {
+    "Linear": (lambda dt, k: nn.Linear(3, 2, dtype=dt, key=k), (3,)),
+    "scalar Linear": (lambda dt, k: nn.Linear("scalar", 2, dtype=dt, key=k), ()),
+    "Identity": (lambda dt, k: nn.Identity(), (3,)),
+    "MLP": (lambda dt, k: nn.MLP(3, 2, 4, 2, jnp.tanh, dtype=dt, key=k), (3,)),
+    "scan MLP": (
+        lambda dt, k: nn.MLP(3, 2, 4, 2, jnp.tanh, dtype=dt, scan=True, key=k),
+        (3,),
+    ),
+    "Conv": (lambda dt, k: nn.Conv2d(2, 3, 2, dtype=dt, key=k), (2, 3, 4)),
+    "padded Conv": (
+        lambda dt, k: nn.Conv1d(2, 3, 2, 1, "SAME", 2, 1, True, "REFLECT", dt, key=k),
+        (2, 5),
+    ),
+    "Pool": (lambda dt, k: nn.MaxPool1d(2), (2, 5)),
+    "AvgPool2d": (lambda dt, k: nn.AvgPool2d(2), (2, 3, 4)),
+    "LayerNorm": (lambda dt, k: nn.LayerNorm((2, 3), dtype=dt), (2, 3)),
+    "Dropout": (lambda dt, k: nn.Dropout(), (3,)),
+    "Sequential": (
+        lambda dt, k: nn.Sequential([nn.Linear(3, 2, dtype=dt, key=k), jnp.tanh]),
+        (3,),
+    ),
+    "Lambda": (lambda dt, k: nn.Lambda(jnp.tanh), (3,)),
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+KEY = jax.random.key(0)
+
+
+@functools.cache
+def make(name):
+    build, shape = LAYERS[name]
+    x = np.random.default_rng(0).normal(size=shape)
+    return build(jnp.float32, KEY), jnp.asarray(x, jnp.float32)
+
+
+def call(layer, x):
+    return layer(x, key=jax.random.key(2))
+
+
+@every_layer
+def test_key_is_keyword_only_and_optional(name) -> None:
+    layer, _ = make(name)
+    parameter = inspect.signature(layer).parameters["key"]
+    assert parameter.kind is parameter.KEYWORD_ONLY and parameter.default is None
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_dtype_is_kept_under_strict_promotion(name, dtype) -> None:
+    build, shape = LAYERS[name]
+
+    def run(key, x):
+        layer = build(jnp.dtype(dtype), key)
+        return eqx.filter(layer, eqx.is_inexact_array), call(layer, x)
+
+    # The variance of complex numbers is real.
+    mixes = (name, dtype) == ("LayerNorm", "complex64")
+    promotion = jax.numpy_dtype_promotion("standard" if mixes else "strict")
+    # Traced, not run: promotion is decided while tracing.
+    with promotion, jax.numpy_rank_promotion("raise"):
+        dtypes = {x.dtype for x in eval_static(run, shape, dtype)}
+    assert dtypes == {jnp.dtype(dtype)}
+
+
+def eval_static(run, shape, dtype):
+    """The leaves of the result of `run(key, x)`, as shapes and dtypes."""
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    return jax.eval_shape(lambda key, x: jax.tree.leaves(run(key, x)), KEY, x)
+
+
+@every_layer
+def test_jit_and_vmap_agree_with_the_plain_call(name) -> None:
+    layer, x = make(name)
+    plain = call(layer, x)
+    np.testing.assert_allclose(eqx.filter_jit(call)(layer, x), plain, rtol=1e-6)
+    stacked = jax.jit(jax.vmap(lambda x: call(layer, x)))(jnp.stack([x, x]))
+    np.testing.assert_allclose(stacked, np.stack([plain, plain]), rtol=1e-5)
+
+
+@every_layer
+def test_gradient_has_an_entry_for_each_parameter(name) -> None:
+    layer, x = make(name)
+    loss = eqx.filter_grad(lambda model: jnp.sum(call(*model)))
+    grads = jax.jit(lambda x: jax.tree.leaves(loss((layer, x))))(x)
+    inexact = jax.tree.leaves(eqx.filter((layer, x), eqx.is_inexact_array))
+    assert [g.shape for g in grads] == [p.shape for p in inexact]
+    assert all(np.isfinite(g).all() for g in grads)
+
+
+@every_layer
+def test_constructor_can_be_traced(name) -> None:
+    build, _ = LAYERS[name]
+
+    def arrays(key):
+        return jax.tree.leaves(eqx.filter(build(jnp.float32, key), eqx.is_array))
+
+    expected = arrays(KEY)
+    structs = jax.eval_shape(arrays, KEY)
+    assert [s.shape for s in structs] == [e.shape for e in expected]
+
+
+@every_layer
+def test_call_runs_in_a_scope_of_its_name(name) -> None:
+    layer, x = make(name)
+    lowered = jax.jit(lambda x: call(layer, x + 1)).lower(x).as_text(debug_info=True)
+    scope = f"eqx.nn.{name.split()[-1]}/"
+    assert (scope in lowered) is (name not in ("Lambda", "Identity"))
+
+
+def test_avg_pool_nests_the_scope_of_pool() -> None:
+    layer, x = make("AvgPool2d")
+    lowered = jax.jit(layer.__call__).lower(x).as_text(debug_info=True)
+    assert "eqx.nn.AvgPool2d/eqx.nn.Pool/" in lowered
+
+
+@every_layer
+def test_layer_is_frozen(name) -> None:
+    layer, _ = make(name)
+    for field in dataclasses.fields(layer):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(layer, field.name, None)
+
+
+@pytest.mark.parametrize(
+    ("cls", "dynamic", "static"),
+    [
+        (nn.Linear, "weight bias", "in_features out_features use_bias"),
+        (nn.Identity, "", ""),
+        (
+            nn.MLP,
+            "layers activation final_activation",
+            "use_bias use_final_bias in_size out_size width_size depth scan",
+        ),
+        (
+            nn.Conv2d,
+            "weight bias",
+            "num_spatial_dims in_channels out_channels kernel_size stride padding "
+            "dilation groups use_bias padding_mode preferred_element_type",
+        ),
+        (
+            nn.MaxPool1d,
+            "init operation",
+            "num_spatial_dims kernel_size stride padding use_ceil",
+        ),
+        (nn.LayerNorm, "weight bias", "shape eps use_weight use_bias"),
+        (nn.Dropout, "p inference", "broadcast_axes"),
+        (nn.Sequential, "layers", ""),
+        (nn.Lambda, "fn", ""),
+    ],
+)
+def test_fields_are_those_of_the_contract_in_order(cls, dynamic, static) -> None:
+    fields = dataclasses.fields(cls)
+    names = {True: [], False: []}
+    for field in fields:
+        names[bool(field.metadata.get("static"))].append(field.name)
+    assert names[False] == dynamic.split() and names[True] == static.split()
+
+
+def test_scan_is_off_on_the_class() -> None:
+    assert nn.MLP.scan is False
+
+
+def test_layers_may_be_subclassed(key) -> None:
+    class Scaled(nn.Linear):
+        scale: float
+
+        def __init__(self, size, *, key):
+            super().__init__(size, size, key=key)
+            self.scale = 2.0
+
+        def __call__(self, x, *, key=None):
+            return self.scale * super().__call__(x)
+
+    layer = Scaled(3, key=key)
+    assert (layer(jnp.ones(3)) == 2 * nn.Linear(3, 3, key=key)(jnp.ones(3))).all()
+    with pytest.raises(eqx.ShapeError, match=r"^Scaled takes"):
+        layer(jnp.ones(4))
