@@ -340,7 +340,9 @@ def test_neighbours_of_a_chosen_node_are_not_inside_it():
     assert new == ["b", "c", ["a", 5]]
 
 
-@pytest.mark.parametrize("foreign", [5, None, "text", object()], ids=repr)
+@pytest.mark.parametrize(
+    "foreign", [5, None, "text", object()], ids=lambda x: type(x).__name__
+)
 def test_foreign_leaf_is_a_type_error(foreign):
     with pytest.raises(TypeError, match="no leaf of `pytree`"):
         eqx.tree_at(lambda t: foreign, [1, 2], 0)
