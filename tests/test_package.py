@@ -1,0 +1,80 @@
+"""The package as a whole: its names, and what importing it does and does not do."""
+
+import subprocess
+import sys
+
+import pytest
+
+import equinox_like as eqx
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_starts_no_backend_and_loads_neither_layers_nor_the_printer():
+    out = run(
+        "import sys, equinox_like\n"
+        "from jax._src import xla_bridge\n"
+        "print(xla_bridge.backends_are_initialized())\n"
+        "print('equinox_like.nn' in sys.modules, 'wadler_lindig' in sys.modules)\n"
+    )
+    assert out.split() == ["False", "False", "False"]
+
+
+def test_layers_load_when_they_are_first_asked_for():
+    assert (
+        run("import equinox_like as eqx; print(eqx.nn.Linear.__name__)") == "Linear\n"
+    )
+    assert run("from equinox_like import nn; print(nn.MLP.__name__)") == "MLP\n"
+    assert run("import equinox_like.nn as nn; print(nn.MLP.__name__)") == "MLP\n"
+    assert "nn" in dir(eqx)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'equinox_like' has no attribute 'nope'"):
+        eqx.nope  # noqa: B018
+
+
+def test_public_names_are_these():
+    names = [n for n in dir(eqx) if not n.startswith("_")]
+    names.remove("jaxtyping")  # the tests' import hook brings it into each file
+    assert names == [
+        "DonationError",
+        "DonationWarning",
+        "LeafError",
+        "Module",
+        "Partial",
+        "STATIC",
+        "ShapeError",
+        "Skeleton",
+        "apply_updates",
+        "combine",
+        "default_deserialise_filter_spec",
+        "default_serialise_filter_spec",
+        "field",
+        "filter",
+        "filter_grad",
+        "filter_jit",
+        "filter_value_and_grad",
+        "filter_vmap",
+        "if_array",
+        "is_array",
+        "is_array_like",
+        "is_inexact_array",
+        "is_inexact_array_like",
+        "merge",
+        "nn",
+        "partition",
+        "split",
+        "tree_at",
+        "tree_deserialise_leaves",
+        "tree_equal",
+        "tree_pformat",
+        "tree_pprint",
+        "tree_serialise_leaves",
+    ]
