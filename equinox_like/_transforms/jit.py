@@ -75,6 +75,7 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
 
         The arrays of `fun` itself are never donated, nor is anything under another
         transformation. For a method decorated in a class, `self` is the first argument.
+
     - `**jitkwargs`: as for `jax.jit`, for example `inline` or `compiler_options`.
 
     **Returns:**

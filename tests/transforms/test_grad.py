@@ -1,5 +1,6 @@
 """filter_grad and filter_value_and_grad: the inexact arrays of the first argument."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -126,6 +127,38 @@ def test_nests_with_itself_and_with_jax():
     assert jax.vmap(eqx.filter_grad(f))(jnp.arange(3.0)).tolist() == [0, 3, 12]
     assert jax.jit(eqx.filter_grad(f))(x) == 12.0
     assert eqx.filter_grad(jax.checkpoint(f))(x) == 12.0
+
+
+class Weighted(eqx.Module):
+    scale: Any
+
+    def __call__(self, x, *, offset=0.0):
+        return jnp.sum(self.scale * x) + offset
+
+    def method(self, x, *, offset=0.0):
+        return self(x, offset=offset)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x, *, offset=0.0: jnp.sum(3.0 * x) + offset,
+        functools.partial(lambda a, x, *, offset=0.0: jnp.sum(a * x) + offset, 3.0),
+        Weighted(jnp.asarray(3.0)),
+        Weighted(3.0).method,
+        Weighted(3.0).__call__,
+        eqx.Partial(lambda a, x, *, offset=0.0: jnp.sum(a * x) + offset, 3.0),
+        eqx.filter_jit(lambda x, *, offset=0.0: jnp.sum(3.0 * x) + offset),
+    ],
+    ids=["lambda", "partial", "module", "method", "dunder", "Partial", "filter_jit"],
+)
+@pytest.mark.parametrize("disabled", [False, True])
+def test_everything_that_can_be_called_can_be_differentiated(fun, disabled):
+    with jax.disable_jit(disabled):
+        value, gradient = eqx.filter_value_and_grad(fun)(jnp.ones(2), offset=1.0)
+        assert value == 7.0 and gradient.tolist() == [3, 3]
+        batched = eqx.filter_vmap(fun)(jnp.ones((4, 2)))
+        assert batched.tolist() == [6, 6, 6, 6]
 
 
 def test_numpy_arrays_are_differentiated():
