@@ -85,9 +85,11 @@ class _Muted(threading.local):
 muted: Final = _Muted()
 
 
-def warn_of_unusable(named: Sequence[tuple[str, Any, bool]], lowered: Any) -> None:
-    """Warns of the donated leaves that the lowered program cannot reuse."""
-    unusable = _unusable(named, lowered)
+def warn_of_unusable(
+    named: Sequence[tuple[str, Any, bool]], lowered: Any, compiled: Any
+) -> None:
+    """Warns of the donated leaves whose buffers the compiled program does not reuse."""
+    unusable = _unusable(named, lowered, compiled)
     if unusable:
         listing = ", ".join(f"`{name}` ({describe(x)})" for name, x in unusable)
         warn(
@@ -165,9 +167,9 @@ def _buffers(x: jax.Array) -> list[Any]:
 
 
 def _unusable(
-    named: Sequence[tuple[str, Any, bool]], lowered: Any
+    named: Sequence[tuple[str, Any, bool]], lowered: Any, compiled: Any
 ) -> list[tuple[str, Any]]:
-    reused = reused_arguments(lowered)
+    reused = reused_arguments(lowered, compiled)
     if reused is None:
         return []
     # The flat arguments are the groups one after the other: the donated come first.

@@ -168,9 +168,8 @@ class Jitted(Transformed[_P, _T]):
             lowered = entry.function.lower(*plan.groups(leaves))
         finally:
             muted.end()
-        if program.warns:
-            warn_of_unusable(plan.named_leaves(leaves), lowered)
-        return Lowered(lowered, self, entry.skeleton)
+        named = plan.named_leaves(leaves) if program.warns else None
+        return Lowered(lowered, self, entry.skeleton, named)
 
     def arrange(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -262,13 +261,14 @@ class Program:
     def after_trace(self, entry: Entry, plan: Plan, leaves: list[Any]) -> None:
         """Warns, where that is asked for, after a call that JAX had to trace."""
         if self.warns:
-            # The arrays may be gone by now, but not what is known of them.
+            # The arrays may be gone by now, but not what is known of them; and JAX has
+            # kept the program, so that it is not lowered and compiled again.
             abstract = plan.groups([_abstract(x) for x in leaves])
             try:
                 lowered = entry.function.lower(*abstract)
             finally:
                 muted.end()
-            warn_of_unusable(plan.named_leaves(leaves), lowered)
+            warn_of_unusable(plan.named_leaves(leaves), lowered, lowered.compile())
 
     def _function(self, fun: Any, plan: Plan, skeleton: Skeleton) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
@@ -371,9 +371,11 @@ def _speak_of(traced: Any, fun: Any, plan: Plan) -> None:
 def _abstract(x: Any) -> Any:
     if not isinstance(x, jax.Array):
         return x
+    # A typed key has no weak type.
+    weak_type = getattr(x, "weak_type", False)
     sharding = x.sharding if x.committed else None
     return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type
+        x.shape, x.dtype, sharding=sharding, weak_type=weak_type
     )
 
 

@@ -4,11 +4,12 @@ JAX's own stages, and beside them the skeleton they were made for: a compiled pr
 the static arguments baked in, so it is called with the same ones or not at all.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strictly_same
-from .donation import explain_failure
+from .donation import explain_failure, warn_of_unusable
 from .pack import unpack
 
 
@@ -18,8 +19,16 @@ class Lowered:
     `lowered` is JAX's own object.
     """
 
-    def __init__(self, lowered: Any, jitted: Any, skeleton: Skeleton):
+    def __init__(
+        self,
+        lowered: Any,
+        jitted: Any,
+        skeleton: Skeleton,
+        warn_of: Sequence[tuple[str, Any, bool]] | None,
+    ):
         self.lowered = lowered
+        # The leaves of which to warn if they are donated in vain.
+        self._warn_of = warn_of
         self._jitted = jitted
         self._skeleton = skeleton
 
@@ -34,6 +43,8 @@ class Lowered:
     def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
         """Compiles for the current backend."""
         compiled = self.lowered.compile(compiler_options)
+        if self._warn_of is not None:
+            warn_of_unusable(self._warn_of, self.lowered, compiled)
         return Compiled(compiled, self._jitted, self._skeleton)
 
     def __repr__(self) -> str:

@@ -13,6 +13,8 @@ import pytest
 import equinox_like as eqx
 from equinox_like._transforms.donation import MODES
 
+P = jax.sharding.PartitionSpec
+
 
 class Model(eqx.Module):
     layers: list
@@ -152,6 +154,28 @@ class TestUnusable:
         ):
             eqx.filter_jit(f, donate="warn")(jnp.ones(3), jnp.ones(3), jnp.ones(3))
 
+    def test_typed_keys_are_warned_of_too(self):
+        f = eqx.filter_jit(
+            lambda key, x: (jax.random.normal(key), x + 1), donate="warn"
+        )
+        with pytest.warns(eqx.DonationWarning, match=r"`key` \(key<fry>\[\]\)\."):
+            f(jax.random.key(0), jnp.ones(3))
+
+    def test_sharded_and_weakly_typed_arrays_are_warned_of_too(self):
+        traces = []
+
+        def f(x, y):
+            traces.append(1)
+            return x.sum() + y.sum()
+
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+        x = jax.device_put(jnp.arange(8.0), sharding)
+        y = jax.device_put(jnp.full(3, 1.0), jax.sharding.NamedSharding(mesh, P()))
+        with pytest.warns(eqx.DonationWarning, match="`x`.*`y`"):
+            eqx.filter_jit(f, donate="warn")(x, y)
+        assert traces == [1]
+
     def test_warning_traces_once_only(self):
         traces = []
 
@@ -163,9 +187,11 @@ class TestUnusable:
             eqx.filter_jit(f, donate="warn")(jnp.ones(3))
         assert traces == [1]
 
-    def test_lowering_ahead_of_time_warns_too(self):
+    def test_compiling_ahead_of_time_warns_too(self):
+        f = eqx.filter_jit(self.f, donate="warn")
+        lowered = f.lower({"x": jnp.ones(3)}, jnp.ones(5))
         with pytest.warns(eqx.DonationWarning, match="`b`"):
-            eqx.filter_jit(self.f, donate="warn").lower({"x": jnp.ones(3)}, jnp.ones(5))
+            lowered.compile()
 
     def test_nothing_is_warned_of_where_all_is_reused(self):
         with warnings.catch_warnings():
