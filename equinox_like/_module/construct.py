@@ -19,6 +19,7 @@ from .field import converter_of, is_static
 from .flatten import (
     IRREGULAR,
     OPEN,
+    OPEN_NAMED,
     REGULAR,
     STATE,
     WRAPPER_ATTRIBUTES,
@@ -49,8 +50,6 @@ class ModuleSpec:
     custom_new: bool
     read_all: Callable[[Any], Any]
     read_static: Callable[[Any], Any]
-    # Whether `__init__` sets every field.
-    init_sets_all: bool
     # Whether a field that can be read is certain to be set on the instance itself.
     always_regular: bool
     # Whether there is anything to do once all fields are there.
@@ -60,11 +59,7 @@ class ModuleSpec:
 
 
 # What a spec says of an `__init__` that came after the class was made.
-KNOWING_NOTHING_OF_INIT = {
-    "init_sets_all": False,
-    "always_regular": False,
-    "init_is_all": False,
-}
+KNOWING_NOTHING_OF_INIT = {"always_regular": False, "init_is_all": False}
 
 
 def make_spec(cls: type, custom_init: bool, plain_setattr: bool) -> ModuleSpec:
@@ -95,7 +90,6 @@ def make_spec(cls: type, custom_init: bool, plain_setattr: bool) -> ModuleSpec:
         custom_new=cls.__new__ is not _new,
         read_all=getter(tuple(f.name for f in fields)),
         read_static=getter(static),
-        init_sets_all=init_sets_all,
         always_regular=init_sets_all or not names_on_class,
         has_more=has_hooks or bool(static),
         init_is_all=plain_setattr
@@ -255,7 +249,7 @@ def warn_of_unused_post_init(cls: type) -> None:
 
 def refuse_assignment(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
-    if self._module_state_ is OPEN:
+    if self._module_state_ is OPEN or self._module_state_ is OPEN_NAMED:
         raise dataclasses.FrozenInstanceError(
             f"Cannot set '{name}' on {_name(self)}: it is not a field. Declare it, as in "
             f"`{name}: SomeType`, in the body of the class."

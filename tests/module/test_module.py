@@ -315,6 +315,15 @@ class TestFrozen:
         with pytest.raises(dataclasses.FrozenInstanceError, match=r"'y'.*not a field"):
             Undeclared()
 
+    def test_undeclared_attribute_is_refused_after_a_name_was_taken_over(self):
+        class Named(eqx.Module):
+            def __init__(self):
+                self.__name__ = "named"
+                self.y = 2
+
+        with pytest.raises(dataclasses.FrozenInstanceError, match=r"'y'.*not a field"):
+            Named()
+
     def test_methods_called_by_init_may_assign(self):
         class Delegating(eqx.Module):
             x: int
