@@ -251,10 +251,12 @@ class Program:
         entry = plan.find(leaves)
         if entry is None:
             skeleton = plan.skeleton(leaves)
-            entry = self._entries.get(skeleton)
-            if entry is None:
-                entry = Entry(self._function(fun, plan, skeleton), skeleton)
-                keep(self._entries, skeleton, entry)
+            # Threads that come first together share one function, and so one compilation.
+            with _lock:
+                entry = self._entries.get(skeleton)
+                if entry is None:
+                    entry = Entry(self._function(fun, plan, skeleton), skeleton)
+                    keep(self._entries, skeleton, entry)
             plan.keep(leaves, entry)
         return entry
 
@@ -325,7 +327,7 @@ def program_for(
 _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
 _programs = weakref.WeakKeyDictionary()
 _programs_of_pytrees: dict[Any, Program] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class _NoPlan:

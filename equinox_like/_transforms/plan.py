@@ -201,8 +201,9 @@ MAX_KEPT: Final = 4096
 
 def keep(table: dict[Any, Any], key: Any, value: Any) -> None:
     """Adds to a table of bounded size; the oldest entry goes first."""
-    while len(table) >= MAX_KEPT:
-        table.pop(next(iter(table)), None)
+    # A copy of the keys, because another thread may add one meanwhile.
+    for oldest in list(table)[: max(0, len(table) - MAX_KEPT + 1)]:
+        table.pop(oldest, None)
     table[key] = value
 
 

@@ -531,6 +531,26 @@ def test_function_that_dies_takes_its_programs_along(donate):
     assert function() is None and program() is None
 
 
+def test_threads_that_come_first_together_compile_once():
+    start, traces = threading.Barrier(8), []
+
+    @eqx.filter_jit
+    def f(x, k):
+        traces.append(k)
+        return x * k
+
+    def work():
+        start.wait()
+        f(jnp.ones(3), 2)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert traces == [2]
+
+
 def test_memory_is_bounded_while_statics_change():
     from equinox_like._transforms import plan
 
