@@ -8,43 +8,70 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 Contenders = dict[str, Callable[[], object]]
+Spread = tuple[float, float, float]
 
 
 @dataclass
 class Row:
-    """One line of the table: the baseline's time, and ratios with their spread."""
+    """One line of the table: the baseline's time and ratios to it, with their spreads."""
 
     name: str
     baseline: str
-    seconds: float
-    ratios: dict[str, tuple[float, float, float]]
+    seconds: Spread
+    ratios: dict[str, Spread]
     goal: str = ""
 
 
-def compare(name: str, contenders: Contenders, *, goal: str = "", rounds: int) -> Row:
-    """Times the first of `contenders` and the others against it."""
-    repeats = {key: _repeats(run) for key, run in contenders.items()}
+def compare(
+    name: str,
+    contenders: Contenders,
+    *,
+    goal: str = "",
+    rounds: int,
+    repeats: int | None = None,
+) -> Row:
+    """Times the first of `contenders` and the others against it.
+
+    In each round a contender is called `repeats` times; by default as often as makes its
+    turn long enough for the clock.
+    """
+    counts = {key: repeats or _repeats(run) for key, run in contenders.items()}
     times = {key: [] for key in contenders}
-    for _ in range(rounds):
-        for key, run in contenders.items():
-            start = time.perf_counter()
-            for _ in range(repeats[key]):
-                run()
-            times[key].append((time.perf_counter() - start) / repeats[key])
+    for i in range(rounds):
+        # Back and forth, so that nobody always comes after the same one.
+        for key in list(contenders)[:: -1 if i % 2 else 1]:
+            times[key].append(_turn(contenders[key], counts[key]))
     baseline, *others = contenders
     base = np.asarray(times[baseline])
-    ratios = {
-        key: tuple(np.percentile(np.asarray(times[key]) / base, [50, 10, 90]).tolist())
-        for key in others
-    }
-    return Row(name, baseline, float(np.median(base)), ratios, goal)
+    ratios = {key: spread(np.asarray(times[key]) / base) for key in others}
+    return Row(name, baseline, spread(base), ratios, goal)
+
+
+def spread(values: np.ndarray | list[float]) -> Spread:
+    """The median, and what 80 % of the values lie within."""
+    middle, low, high = np.percentile(values, [50, 10, 90]).tolist()
+    return middle, low, high
+
+
+def _turn(run: Callable[[], object], count: int) -> float:
+    # The first call is not timed. It fills the caches that the contender before it had
+    # for itself: without it, `jax.jit` on 2000 leaves is a fifth slower after a slow one
+    # than after itself, and as the baseline makes all others look fast.
+    jax.block_until_ready(run())
+    start = time.perf_counter()
+    for _ in range(count):
+        out = run()
+    taken = time.perf_counter() - start
+    jax.block_until_ready(out)  # so that it does not run on in the next one's turn
+    return taken / count
 
 
 def _repeats(run: Callable[[], object], target: float = 2e-3) -> int:
-    """How often to call within one round; the first calls also warm up."""
+    """How often to call within one turn; the first calls also warm up."""
     for _ in range(3):
         run()
     count = 1
@@ -61,22 +88,23 @@ def show(title: str, rows: list[Row]) -> None:
     """Prints rows as a table."""
     columns = list(dict.fromkeys(key for row in rows for key in row.ratios))
     print(f"\n{title}")
-    head = f"{'':34}{rows[0].baseline:>14}"
+    head = f"{'':34}{rows[0].baseline:>30}"
     print(head + "".join(f"{c:>26}" for c in columns) + f"{'goal':>10}")
     for row in rows:
-        cells = "".join(f"{_cell(row.ratios.get(c)):>26}" for c in columns)
-        print(f"{row.name:34}{_time(row.seconds):>14}{cells}{row.goal:>10}")
+        cells = "".join(f"{_ratio(row.ratios.get(c)):>26}" for c in columns)
+        print(f"{row.name:34}{_time(row.seconds):>30}{cells}{row.goal:>10}")
 
 
-def _cell(ratio: tuple[float, float, float] | None) -> str:
+def _ratio(ratio: Spread | None) -> str:
     if ratio is None:
         return "-"
     middle, low, high = ratio
     return f"{middle:.2f}x ({low:.2f}-{high:.2f})"
 
 
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.2f} {unit}"
-    return f"{seconds * 1e9:.1f} ns"
+def _time(seconds: Spread) -> str:
+    units = ("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)
+    fitting = (u for u in units if seconds[0] * u[1] >= 1)
+    unit, scale = next(fitting, units[-1])
+    middle, low, high = (x * scale for x in seconds)
+    return f"{middle:.2f} {unit} ({low:.2f}-{high:.2f})"

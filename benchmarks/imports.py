@@ -5,8 +5,7 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-
+from ._measure import Row, show, spread
 from ._models import LIBRARIES
 
 _CODE = """
@@ -19,25 +18,32 @@ _MODULES = {"ours": "equinox_like", "peer": "equinox"}
 
 
 def run(rounds: int) -> None:
-    # As on a user's machine, where compiled bytecode is kept.
-    environment = os.environ | {
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": tempfile.mkdtemp(),
-    }
-    times = {key: [] for key in LIBRARIES}
-    for i in range(max(3, rounds // 4) + 1):
-        for key in LIBRARIES:
-            code = _CODE.format(module=_MODULES[key])
-            out = subprocess.run(
-                [sys.executable, "-c", code],
-                capture_output=True,
-                text=True,
-                check=True,
-                env=environment,
-            )
-            if i:  # the first one may have to compile to bytecode
-                times[key].append(float(out.stdout))
-    print("\nImport, beyond jax and jaxtyping (goal: 15 ms)")
-    for key, found in times.items():
-        low, middle, high = np.percentile(found, [10, 50, 90]) * 1e3
-        print(f"{key:34}{middle:.1f} ms ({low:.1f}-{high:.1f})")
+    times: dict[str, list[float]] = {key: [] for key in LIBRARIES}
+    with tempfile.TemporaryDirectory() as cache:
+        # As on a user's machine, where compiled bytecode is kept.
+        kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
+        for i in range(max(3, rounds // 4) + 1):
+            for key in LIBRARIES:
+                seconds = _seconds_to_import(_MODULES[key], os.environ | kept)
+                if i:  # the first time, all is compiled to bytecode
+                    times[key].append(seconds)
+    goals = {"ours": "15 ms"}
+    show(
+        "Import, beyond jax and jaxtyping",
+        [
+            Row(key, "time", spread(found), {}, goals.get(key, ""))
+            for key, found in times.items()
+        ],
+    )
+
+
+def _seconds_to_import(module: str, environment: dict[str, str]) -> float:
+    # Taken within the process: its start takes a second, which varies by more than 15 ms.
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE.format(module=module)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    return float(done.stdout)
