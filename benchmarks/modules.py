@@ -112,6 +112,7 @@ def run(rounds: int) -> None:
             compare(
                 "own __init__, beside one by hand",
                 {"dataclass": partial(Own, 1, 2)} | modules("own"),
+                goal="3x",
                 rounds=rounds,
             ),
         ],
