@@ -5,7 +5,7 @@ subtree; any other callable is part of its structure, as are all options.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -82,6 +82,17 @@ def require_callable(fun: Any, transformation: str) -> None:
             f"`{transformation}` wraps a function or another callable; got "
             f"{fun!r} of type {type(fun).__name__}."
         )
+
+
+def refuse_deprecated(
+    transformation: str, deprecated: Iterable[str], given: Mapping[str, Any], fix: str
+) -> None:
+    for name in deprecated:
+        if name in given:
+            raise ValueError(
+                f"The argument `{name}` of `{transformation}` was deprecated long ago, and "
+                f"is no longer there{fix}."
+            )
 
 
 def jit_is_disabled() -> bool:

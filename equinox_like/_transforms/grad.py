@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 
 from .._module.field import field
 from .._tree.filters import is_inexact_array
-from .base import MISSING, Transformed, name_of
+from .base import MISSING, Transformed, name_of, refuse_deprecated
 from .pack import pack, unpack
 
 _P = ParamSpec("_P")
@@ -227,12 +227,11 @@ def _check(gradkwargs: dict[str, Any]) -> None:
             "differentiate with respect to the first argument. Put several into a tuple, "
             "as in `filter_grad(lambda xy: fun(*xy))((x, y))`."
         )
-    for name in _DEPRECATED:
-        if name in gradkwargs:
-            raise ValueError(
-                f"The argument `{name}` of `filter_grad` was deprecated long ago, and is "
-                "no longer there: use `partition` and `combine` to choose what to "
-                "differentiate."
-            )
+    refuse_deprecated(
+        "filter_grad",
+        _DEPRECATED,
+        gradkwargs,
+        ": use `partition` and `combine` to choose what to differentiate",
+    )
     gradkwargs.pop("argnums", None)
     jax.value_and_grad(lambda x: x, **gradkwargs)  # raises for what it does not know

@@ -27,6 +27,7 @@ from .base import (
     function_of,
     jit_is_disabled,
     name_of,
+    refuse_deprecated,
     require_callable,
 )
 from .donation import (
@@ -400,11 +401,6 @@ def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
     for name, fix in _REFUSED.items():
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {fix}.")
-    for name in _DEPRECATED:
-        if name in jitkwargs:
-            raise ValueError(
-                f"The argument `{name}` of `filter_jit` was deprecated long ago, and is "
-                "no longer there."
-            )
+    refuse_deprecated("filter_jit", _DEPRECATED, jitkwargs, "")
     if jitkwargs:
         jax.jit(lambda: None, **jitkwargs)  # raises for what it does not know

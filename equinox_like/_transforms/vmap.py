@@ -18,7 +18,7 @@ import jax.tree_util as jtu
 from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.paths import path_str
-from .base import MISSING, Transformed, name_of
+from .base import MISSING, Transformed, name_of, refuse_deprecated
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -120,12 +120,9 @@ def filter_vmap(
         assert y.shape == (4, 3)
         ```
     """
-    for name in _DEPRECATED:
-        if name in vmapkwargs:
-            raise ValueError(
-                f"The argument `{name}` of `filter_vmap` was deprecated long ago, and "
-                "is no longer there: use `in_axes` and `out_axes`."
-            )
+    refuse_deprecated(
+        "filter_vmap", _DEPRECATED, vmapkwargs, ": use `in_axes` and `out_axes`"
+    )
     options = (in_axes, out_axes, axis_name, axis_size, vmapkwargs)
     if fun is MISSING:
         return lambda fun: Vmapped(fun, *options)
