@@ -9,7 +9,16 @@ from ._errors import (
     LeafError as LeafError,
     ShapeError as ShapeError,
 )
-from ._module import Module as Module, Partial as Partial, field as field
+from ._module import (
+    AbstractClassVar as AbstractClassVar,
+    AbstractVar as AbstractVar,
+    Module as Module,
+    Partial as Partial,
+    StrictConfig as StrictConfig,
+    field as field,
+    module_update_wrapper as module_update_wrapper,
+    static_field as static_field,
+)
 from ._transforms import (
     filter_grad as filter_grad,
     filter_jit as filter_jit,
@@ -42,15 +51,18 @@ from ._tree import (
 from ._version import __version__ as __version__
 
 if _TYPE_CHECKING:
-    from . import nn as nn
+    from . import internal as internal, nn as nn
+
+
+_LOADED_LATE = "internal", "nn"
 
 
 def __getattr__(name: str) -> _Any:
     # The layers take a third of the time that everything takes to import.
-    if name == "nn":
-        return _importlib.import_module(".nn", __name__)
+    if name in _LOADED_LATE:
+        return _importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "nn"})
+    return sorted({*globals(), *_LOADED_LATE})

@@ -1,5 +1,12 @@
 """Layer 2: the Module class."""
 
-from .field import field as field
+from .abstract import (
+    AbstractClassVar as AbstractClassVar,
+    AbstractVar as AbstractVar,
+    StrictConfig as StrictConfig,
+)
+from .field import field as field, static_field as static_field
 from .module import Module as Module
 from .partial import Partial as Partial
+from .static import Static as Static
+from .wrapper import module_update_wrapper as module_update_wrapper

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from .._warn import warn
+
 _CONVERTER = "converter"
 _STATIC = "static"
 
@@ -64,6 +66,26 @@ def field(
     if static:
         metadata[_STATIC] = True
     return dataclasses.field(metadata=metadata, **kwargs)
+
+
+def static_field(**kwargs: Any) -> Any:
+    """The same as `field(static=True, ...)`, for old code: it warns that it is deprecated.
+
+    !!! example
+
+        ```python
+        import warnings
+        import equinox_like as eqx
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+
+            class Named(eqx.Module):
+                name: str = eqx.static_field(default="first")
+        ```
+    """
+    warn("`static_field(...)` is deprecated: write `field(static=True, ...)`.")
+    return field(static=True, **kwargs)
 
 
 def is_static(f: dataclasses.Field) -> bool:

@@ -52,6 +52,11 @@ OPEN: Final[State] = (_Extra({}, None), "open")
 OPEN_NAMED: Final[State] = (_Extra({}, None), "open, with the name of another function")
 IRREGULAR: Final[State] = (_Extra({}, None), "irregular")
 REGULAR: Final[State] = (_Extra({}, None), "regular")
+SCANNED: Final[State] = (_Extra({}, None), "a tree is searched for this instance")
+
+
+class ContainsItself(Exception):
+    """Flattening came to the instance that is looked for."""
 
 
 class Node:
@@ -73,14 +78,24 @@ def register(
     def flatten(self):
         aux = self._module_state_
         try:
-            if aux is sole_aux or (static and aux[0].values == get_static(self)):
+            if aux[0].values == get_static(self):
                 return get_dynamic(self), aux
         except Exception:
             pass  # statics that do not compare, a field deleted behind our back
         return flatten_anew(self)
 
+    def flatten_without_statics(self):
+        if self._module_state_ is sole_aux:
+            try:
+                return get_dynamic(self), sole_aux
+            except AttributeError:
+                pass
+        return flatten_anew(self)
+
     def flatten_anew(self):
         state = self._module_state_
+        if state is SCANNED:
+            raise ContainsItself
         if state is not OPEN and state is not OPEN_NAMED and state is not IRREGULAR:
             try:
                 children, statics = get_dynamic(self), get_static(self)
@@ -106,19 +121,24 @@ def register(
     def unflatten(aux, children):
         self = new(cls)
         attributes = self.__dict__
-        extra, names, fixed, _ = aux
-        if fixed:
-            attributes.update(extra.statics)
         # Regular structures are made with these very tuples.
-        if names is dynamic and fixed is static:
+        if aux[1] is dynamic and aux[2] is static:
+            if static:
+                attributes.update(aux[0].statics)
             fill(attributes, children)
             attributes[STATE] = aux
         else:
-            attributes.update(zip(names, children, strict=True))
+            attributes.update(aux[0].statics)
+            attributes.update(zip(aux[1], children, strict=True))
             attributes[STATE] = IRREGULAR
         return self
 
-    jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    jtu.register_pytree_with_keys(
+        cls,
+        flatten_with_keys,
+        unflatten,
+        flatten if static else flatten_without_statics,
+    )
 
 
 def _make_aux(

@@ -11,25 +11,14 @@ import functools
 import inspect
 import types
 from collections.abc import Hashable
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
-from .construct import (
-    HOLD_NO_ARRAY,
-    KNOWING_NOTHING_OF_INIT,
-    ModuleSpec,
-    construct,
-    convert_annotations,
-    generate_init,
-    has_custom_init,
-    look_at_statics,
-    make_spec,
-    refuse_assignment,
-    warn_of_unused_post_init,
-)
+from .abstract import own_declarations
+from .construct import construct, refuse_assignment
 from .field import field
 from .flatten import (
     IRREGULAR,
@@ -41,11 +30,20 @@ from .flatten import (
     Node,
     register,
 )
+from .spec import (
+    KNOWING_NOTHING_OF_INIT,
+    ModuleSpec,
+    convert_annotations,
+    generate_init,
+    has_custom_init,
+    make_spec,
+    warn_of_unused_post_init,
+    with_a_look,
+)
+from .values import JITTED
 
-_T = TypeVar("_T")
 _new = object.__new__
 _set = object.__setattr__
-_call_type = type.__call__
 
 
 def spec_of(cls: type) -> ModuleSpec | None:
@@ -60,29 +58,23 @@ class _Frozen(Node):
     _module_fields_: ClassVar[frozenset[str]]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if (
-            self._module_state_ is OPEN
-            and name in self._module_fields_
-            and type(value) is not BoundMethod
-        ):
+        if self._module_state_ is OPEN and name in self._module_fields_:
             _set(self, name, value)
         else:
             self._set_with_care(name, value)
 
     def _set_with_care(self, name: str, value: Any) -> None:
         is_open = self._module_state_ is OPEN or self._module_state_ is OPEN_NAMED
-        is_wrapper_attribute = name in WRAPPER_ATTRIBUTES
-        if not is_open or not (name in self._module_fields_ or is_wrapper_attribute):
-            refuse_assignment(self, name)
-        if isinstance(value, BoundMethod) and value.__self__ is self:
-            raise ValueError(
-                f"Cannot assign methods: `self.{name} = self.{value.__name__}` would make "
-                f"{type(self).__qualname__} contain itself. Define a method `{name}` that "
-                "calls the other one."
-            )
-        if is_wrapper_attribute:
+        if name == "__orig_class__":
+            # `Cls[int](...)` sets it on what it has made. It is no part of the tree.
+            _set(self, name, value)
+        elif is_open and name in WRAPPER_ATTRIBUTES:
             _set(self, STATE, OPEN_NAMED)
-        _set(self, name, value)
+            _set(self, name, value)
+        elif is_open and name in self._module_fields_:
+            _set(self, name, value)
+        else:
+            refuse_assignment(self, name)
 
     def __delattr__(self, name: str) -> None:
         refuse_assignment(self, name)
@@ -99,7 +91,7 @@ class _Frozen(Node):
 class MethodDescriptor:
     """Stands for a function in a class body; read from an instance, it binds a pytree."""
 
-    def __init__(self, function: types.FunctionType):
+    def __init__(self, function: Any):
         functools.update_wrapper(self, function)  # pyright: ignore[reportArgumentType]
         self.function = function
         self.attributes = {
@@ -130,16 +122,61 @@ class MethodDescriptor:
         return MethodDescriptor, (self.function,)
 
 
+class _Forwarder:
+    """Stands for the method of a base class that is no Module, and binds it alike."""
+
+    def __init__(self, definer: type, name: str):
+        self.definer = definer
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # Looked up each time, as the class may be changed.
+        return _as_method("", self.definer.__dict__[self.name]).__get__(instance, owner)
+
+
+_METHODS = types.FunctionType, type(functools.lru_cache(lambda: None)), JITTED
+
+
 def _as_method(name: str, value: Any) -> Any:
-    is_dunder = name.startswith("__") and name.endswith("__")
-    if isinstance(value, types.FunctionType) and not is_dunder:
+    if isinstance(value, _METHODS) and not _is_dunder(name):
         return MethodDescriptor(value)
     return value
 
 
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _forward_methods(cls: type) -> None:
+    """Lets `cls` bind the methods that it has from classes which are no Modules."""
+    foreign = [base for base in cls.__mro__[:-1] if not issubclass(base, Node)]
+    names = {
+        name
+        for base in foreign
+        for name, value in base.__dict__.items()
+        if isinstance(value, _METHODS) and not _is_dunder(name)
+    }
+    for name in names:
+        found = [base for base in cls.__mro__ if name in base.__dict__]
+        first = found[0].__dict__[name]
+        # What Python would find if no base class forwarded anything.
+        definer = next(b for b in found if type(b.__dict__[name]) is not _Forwarder)
+        value = definer.__dict__[name]
+        if definer in foreign and isinstance(value, _METHODS):
+            if type(first) is not _Forwarder or first.definer is not definer:
+                setattr(cls, name, _Forwarder(definer, name))
+        elif type(first) is _Forwarder:
+            setattr(cls, name, value)
+
+
 @dataclass_transform(field_specifiers=(dataclasses.field, field))
 class ModuleMeta(abc.ABCMeta):
-    """Makes each subclass of `Module` a dataclass and a pytree node."""
+    """Makes each subclass of `Module` a dataclass and a pytree node.
+
+    Where `__init__` is all that happens in a construction, Python is left to do it, as a
+    metaclass that is called costs half as much again. Other classes are given a metaclass
+    of the same kind which does more.
+    """
 
     def __new__(
         mcs,
@@ -147,24 +184,27 @@ class ModuleMeta(abc.ABCMeta):
         bases: tuple[type, ...],
         namespace: dict[str, Any],
         /,
+        is_abstract: bool = False,
+        strict: Any = False,
         **kwargs: Any,
     ):
         namespace = {key: _as_method(key, x) for key, x in namespace.items()}
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
-        slots = set(namespace.get("__slots__", ())) & set(cls.__annotations__)
-        if slots:
-            raise TypeError(
-                f"`__slots__` of {cls.__qualname__} names the fields {sorted(slots)}. "
-                "Fields of a Module live in its `__dict__`: remove `__slots__`."
-            )
-        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        _make_dataclass(cls)
+        _forward_methods(cls)
         custom_init = has_custom_init(cls, spec_of)
         plain_setattr = cls.__setattr__ is _Frozen.__setattr__
-        spec = make_spec(cls, custom_init, plain_setattr)
+        spec = make_spec(
+            cls,
+            is_abstract=is_abstract or getattr(strict, "force_abstract", False),
+            custom_init=custom_init,
+            plain_setattr=plain_setattr,
+        )
         if custom_init:
             warn_of_unused_post_init(cls)
         else:
-            cls.__init__ = generate_init(cls, plain_setattr)
+            init = generate_init(cls, plain_setattr)
+            cls.__init__ = with_a_look(init, cls, spec) if spec.init_is_all else init
         if spec.converters and "__init__" in cls.__dict__:
             convert_annotations(cls.__init__, spec)
         _set_spec(cls, spec)
@@ -172,26 +212,20 @@ class ModuleMeta(abc.ABCMeta):
             register(cls, spec.dynamic, spec.static)
         return cls
 
-    def __call__(cls: type[_T], /, *args: Any, **kwargs: Any) -> _T:
-        if cls._init_is_all_:  # pyright: ignore[reportAttributeAccessIssue]
-            # Passing on no keywords at all saves 5 % of a construction.
-            if kwargs:
-                return _call_type(cls, *args, **kwargs)
-            return _call_type(cls, *args)
-        spec: ModuleSpec = cls._module_spec_  # pyright: ignore[reportAttributeAccessIssue]
-        if spec.init_is_all:
-            self = _call_type(cls, *args, **kwargs)
-            if not HOLD_NO_ARRAY.issuperset(map(type, spec.read_static(self))):
-                look_at_statics(self, spec)
-            return self
-        return construct(cls, spec, args, kwargs)
-
     @property
     def __signature__(cls) -> inspect.Signature:
-        # Without it, `inspect` would tell the signature of `__call__` above.
+        # Without it, `inspect` would tell the signature of a metaclass's `__call__`.
         signature = inspect.signature(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue]
         parameters = list(signature.parameters.values())[1:]
         return signature.replace(parameters=parameters)
+
+    @property
+    def __abstractvars__(cls) -> frozenset[str]:
+        return cls._module_spec_.open_variables  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def __abstractclassvars__(cls) -> frozenset[str]:
+        return cls._module_spec_.open_class_variables  # pyright: ignore[reportAttributeAccessIssue]
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, _as_method(name, value))
@@ -200,13 +234,57 @@ class ModuleMeta(abc.ABCMeta):
             # Nothing is known of it: it may assign attributes, and forget some.
             _set_spec(cls, dataclasses.replace(spec, **KNOWING_NOTHING_OF_INIT))
 
+    def register(cls, subclass: type) -> NoReturn:
+        raise ValueError(
+            f"Cannot register {subclass!r} as a virtual subclass of {cls.__qualname__}: a "
+            "Module is what derives from it. Make it a base class."
+        )
+
+
+class _ConstructingMeta(ModuleMeta):
+    """The metaclass of Modules whose construction is more than their `__init__`."""
+
+    __call__ = construct  # pyright: ignore[reportAssignmentType]
+
+
+@functools.cache
+def _constructing(metaclass: type) -> type:
+    """The metaclass of this kind that is also a `_ConstructingMeta`."""
+    if issubclass(metaclass, _ConstructingMeta):
+        return metaclass
+    if metaclass is ModuleMeta:
+        return _ConstructingMeta
+    return type(metaclass.__name__, (metaclass, _ConstructingMeta), {})
+
+
+def _make_dataclass(cls: Any) -> None:
+    annotations = inspect.get_annotations(cls)
+    slots = set(cls.__dict__.get("__slots__", ())) & set(annotations)
+    if slots:
+        raise TypeError(
+            f"`__slots__` of {cls.__qualname__} names the fields {sorted(slots)}. "
+            "Fields of a Module live in its `__dict__`: remove `__slots__`."
+        )
+    make = dataclasses.dataclass(init=False, repr=False, eq=False)
+    abstract = own_declarations(cls, annotations)
+    if abstract:
+        # They are no fields, and `dataclasses` must not see them.
+        cls.__annotations__ = {
+            n: a for n, a in annotations.items() if n not in abstract
+        }
+        make(cls)
+        cls.__annotations__ = annotations
+    else:
+        make(cls)
+
 
 def _set_spec(cls: Any, spec: ModuleSpec) -> None:
     cls._module_spec_ = spec
-    cls._module_fields_ = frozenset(f.name for f in spec.fields)
-    cls._init_is_all_ = spec.init_is_all and not spec.static
+    cls._module_fields_ = frozenset(spec.names)
     # Where construction is left to Python, instances have the state of their class.
     cls._module_state_ = REGULAR if spec.init_is_all else IRREGULAR
+    if not spec.init_is_all:
+        cls.__class__ = _constructing(type(cls))
 
 
 class Module(_Frozen, Hashable, metaclass=ModuleMeta):
@@ -274,6 +352,13 @@ class BoundMethod(Module):
     @property
     def __wrapped__(self) -> types.MethodType:
         return types.MethodType(self.__func__, self.__self__)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # By its name where that leads to it, since what wraps a function may not pickle.
+        name = self.__func__.__name__
+        if getattr(type(self.__self__), name, None) is self.__func__:
+            return getattr, (self.__self__, name)
+        return super().__reduce_ex__(protocol)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.tree_util as jtu
+import numpy as np
 
 from .filters import is_array
 
@@ -49,17 +50,20 @@ def strictly_same(a: Any, b: Any) -> bool:
 
     **Raises:**
 
-    `ValueError` for two different array objects: whether they are equal depends on data.
+    `ValueError` for two different arrays of JAX: their values may not even be known. NumPy
+    arrays are constants, compared by dtype, shape and bytes.
     """
     if a is b:
         return True
     if type(a) is not type(b):
         return False
+    if _is_constant(a):
+        return _content(a) == _content(b)
     if is_array(a):
         raise ValueError(
             f"Two tree structures hold different {type(a).__name__}s as static values, "
             "which cannot be compared. Keep arrays in ordinary fields, not in "
-            "`field(static=True)`."
+            "`field(static=True)`; a constant may be a NumPy array there."
         )
     if isinstance(a, float):
         return _same_float(a, b)
@@ -87,6 +91,20 @@ def strictly_same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def _is_constant(value: Any) -> bool:
+    """Whether `value` is NumPy's and is its content, as far as bytes tell."""
+    # A subclass may hold more: a mask, say.
+    is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
+    return is_numpy and not value.dtype.hasobject
+
+
+def _content(constant: Any) -> tuple[Any, ...]:
+    # A NaN is any NaN to us; which of them it is shows in the bytes alone.
+    if constant.dtype.kind in "fc" and np.isnan(constant).any():
+        constant = np.where(np.isnan(constant), constant.dtype.type(np.nan), constant)
+    return constant.dtype, constant.shape, constant.tobytes()
+
+
 def _needs_wrapping(value: Any) -> bool:
     return (
         isinstance(value, float | complex | set | frozenset)
@@ -96,7 +114,10 @@ def _needs_wrapping(value: Any) -> bool:
 
 
 def _is_node(value: Any) -> bool:
-    return value is not None and not jtu.treedef_is_leaf(jtu.tree_structure(value))
+    # JAX refuses dictionaries whose keys have no order, which may be static all the same.
+    return isinstance(value, dict) or (
+        value is not None and not jtu.all_leaves([value])
+    )
 
 
 def _same_float(a: float, b: float) -> bool:
@@ -115,4 +136,6 @@ def _strict_hash(value: Any) -> int:
         return hash(tuple(map(_strict_hash, value)))
     if isinstance(value, frozenset):
         return hash(frozenset(map(_strict_hash, value)))
+    if _is_constant(value):
+        return hash(_content(value))
     return hash(value)

@@ -2,9 +2,10 @@
 
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,275 @@ def test_help_finds_the_documentation():
     import pydoc
 
     assert "Scales." in pydoc.render_doc(Scale)
+
+
+class Mixin:
+    """No Module: Python alone knows it."""
+
+    def describe(self):
+        """Describes."""
+        return ("mixin", self.x)
+
+    def shadowed(self):
+        return "mixin"
+
+    @property
+    def prop(self):
+        return "property"
+
+    def __len__(self):
+        return 3
+
+
+class WithMixin(Mixin, eqx.Module):
+    x: Any
+
+    def shadowed(self):
+        return ("own", super().shadowed())
+
+
+class TestMixins:
+    @pytest.mark.parametrize("order", [(Mixin, eqx.Module), (eqx.Module, Mixin)])
+    def test_method_of_a_mixin_binds_as_a_pytree(self, order):
+        cls = type("Mixed", order, {"__annotations__": {"x": Any}})
+        bound = cls(3.0).describe
+        assert isinstance(bound, eqx.Module) and bound() == ("mixin", 3.0)
+        assert jtu.tree_leaves(bound) == [3.0] and bound.__doc__ == "Describes."
+        assert cls.describe is Mixin.describe
+
+    def test_all_else_of_it_is_as_python_has_it(self):
+        module = WithMixin(1)
+        assert module.shadowed() == ("own", "mixin")
+        assert module.prop == "property" and len(module) == 3
+
+    def test_subclass_inherits_it(self):
+        class Derived(WithMixin):
+            pass
+
+        assert Derived(2).describe() == ("mixin", 2)
+        assert isinstance(Derived(2).describe, eqx.Module)
+
+    def test_class_between_overrides_it_as_in_python(self):
+        class Other(Mixin):
+            def describe(self):
+                return "other"
+
+            prop = "plain"
+
+        class OtherModule(Other, eqx.Module):
+            pass
+
+        class Diamond(WithMixin, OtherModule):
+            pass
+
+        class PlainDiamond(WithMixin, Other):
+            pass
+
+        for cls in (Diamond, PlainDiamond):
+            assert cls(1).describe() == "other" and cls(1).prop == "plain"
+            assert isinstance(cls(1).describe, eqx.Module)
+
+    def test_attribute_that_is_no_method_overrides_it(self):
+        class Other(Mixin):
+            describe = 5
+
+        class Diamond(WithMixin, Other):
+            pass
+
+        assert Diamond(1).describe == 5
+
+    def test_change_of_the_mixin_is_seen(self):
+        class Changing:
+            def f(self):
+                return 1
+
+        class Mixed(Changing, eqx.Module):
+            pass
+
+        assert Mixed().f() == 1
+        Changing.f = lambda self: 2
+        assert Mixed().f() == 2
+
+    def test_init_of_a_mixin_may_set_fields_only(self):
+        class Setting:
+            def __init__(self, x):
+                self.x = x
+                self.extra = 1
+
+        class Mixed(Setting, eqx.Module):
+            x: int
+
+        with pytest.raises(dataclasses.FrozenInstanceError, match="'extra'"):
+            Mixed(1)
+
+    def test_dataclass_as_a_mixin_brings_its_fields(self):
+        @dataclasses.dataclass
+        class Data:
+            y: int
+
+        class Mixed(eqx.Module, Data):
+            x: int
+
+        assert jtu.tree_leaves(Mixed(1, x=2)) == [1, 2]
+
+
+class Cached(eqx.Module):
+    x: int
+
+    @functools.lru_cache  # noqa: B019
+    def cached(self, y):
+        return self.x + y
+
+    @jax.jit
+    def jitted(self, y):
+        """Jitted."""
+        return self.x + y
+
+
+class TestWrappedMethods:
+    @pytest.mark.parametrize("name", ["cached", "jitted"])
+    def test_wrapped_method_binds_as_a_pytree(self, name):
+        module = Cached(1)
+        bound = getattr(module, name)
+        assert isinstance(bound, eqx.Module) and bound(2) == 3
+        assert bound.__self__ is module and bound.__name__ == name
+        assert jtu.tree_leaves(bound) == [1]
+        assert getattr(Cached, name) is bound.__func__
+
+    def test_cache_is_shared_by_equal_instances(self):
+        class Keyed(eqx.Module):
+            x: int
+
+            @functools.lru_cache  # noqa: B019
+            def get(self):
+                return object()
+
+        assert Keyed(1).get() is Keyed(1).get()
+        assert Keyed(1).get() is not Keyed(2).get()
+
+    @pytest.mark.parametrize("name", ["cached", "jitted"])
+    def test_it_can_be_pickled_and_copied(self, name):
+        bound = getattr(Cached(1), name)
+        for again in (pickle.loads(pickle.dumps(bound)), copy.deepcopy(bound)):
+            assert again(2) == 3 and again == bound
+            assert jtu.tree_structure(again) == jtu.tree_structure(bound)
+
+
+def test_getattribute_of_a_user_keeps_binding():
+    seen = []
+
+    class Watched(eqx.Module):
+        x: int
+
+        def __getattribute__(self, name):
+            seen.append(name)
+            return super().__getattribute__(name)
+
+        def f(self):
+            return self.x
+
+    assert isinstance(Watched(1).f, eqx.Module) and Watched(1).f() == 1
+    assert "f" in seen
+
+
+def test_methods_that_python_alone_binds():
+    class Plain(eqx.Module):
+        x: int
+        partial = functools.partialmethod(lambda self, y: self.x + y, 1)
+
+        class Nested:
+            pass
+
+    assert Plain(1).partial() == 2 and not isinstance(Plain(1).partial, eqx.Module)
+    assert isinstance(Plain(1).Nested, type)
+
+
+def test_method_of_one_class_may_be_an_attribute_of_another():
+    bound = Scale(2.0).apply
+
+    class Other(eqx.Module):
+        f: ClassVar[Any] = bound
+
+    assert Other().f(3.0) == 6.0 and Other().f.__self__ is bound.__self__
+
+
+def test_doctest_finds_every_docstring():
+    import doctest
+
+    class Documented(eqx.Module):
+        """Class."""
+
+        def method(self):
+            """Method."""
+
+        @eqx.filter_jit
+        def compiled(self):
+            """Compiled."""
+
+        @property
+        def prop(self):
+            """Property."""
+
+        @classmethod
+        def cls_method(cls):
+            """Class method."""
+
+    found = doctest.DocTestFinder(exclude_empty=True).find(Documented, "D")
+    names = {test.name for test in found if test.docstring}
+    assert names >= {"D", "D.method", "D.compiled", "D.prop", "D.cls_method"}
+
+
+class TestUpdateWrapper:
+    class Wrapper(eqx.Module):
+        fun: Any
+
+        @property
+        def __wrapped__(self):
+            return self.fun
+
+    def test_copy_bears_name_and_docstring(self):
+        wrapper = self.Wrapper(Scale.apply)
+        named = eqx.module_update_wrapper(wrapper)
+        assert (named.__name__, named.__doc__) == ("apply", "Scales.")
+        assert not hasattr(wrapper, "__name__")
+        assert repr(named) == repr(wrapper) and "__name__" not in repr(named)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            named.fun = 1
+
+    def test_names_are_structure(self):
+        def named(fun):
+            return eqx.module_update_wrapper(self.Wrapper(fun))
+
+        structure = jtu.tree_structure
+        assert structure(named(len)) != structure(self.Wrapper(len))
+        assert structure(named(len)) != structure(named(abs))
+        assert structure(named(Scale(1.0))) == structure(named(Scale(2.0)))
+        assert jtu.tree_map(lambda x: x, named(len)).__name__ == "len"
+
+    def test_wrapped_may_be_given(self):
+        named = eqx.module_update_wrapper(self.Wrapper(3), len)
+        assert named.__name__ == "len" and named.fun == 3
+
+    def test_class_without_the_property_is_refused(self):
+        with pytest.raises(ValueError, match=r"`__wrapped__` as a property.*Scale"):
+            eqx.module_update_wrapper(Scale(1.0))
+
+
+class TestStatic:
+    def test_value_is_structure(self):
+        static = eqx.internal.Static({"a": [1, "text"], "b": None})
+        assert jtu.tree_leaves(static) == []
+        assert jax.jit(lambda: static)().value == {"a": [1, "text"], "b": None}
+
+    @pytest.mark.parametrize("other", [1.0, True, [1], "1"])
+    def test_values_are_compared_strictly(self, other):
+        structure = jtu.tree_structure(eqx.internal.Static(1))
+        assert structure == jtu.tree_structure(eqx.internal.Static(1))
+        assert structure != jtu.tree_structure(eqx.internal.Static(other))
+
+    def test_arrays_in_it_are_warned_of(self):
+        with pytest.warns(UserWarning, match="being set as static"):
+            eqx.internal.Static(jnp.ones(2))
 
 
 class TestPartial:

@@ -449,7 +449,7 @@ class TestFrozen:
 
     def test_array_in_a_static_field_is_warned_of_by_the_fields_name(self):
         with pytest.warns(UserWarning, match="being set as static.*'name'"):
-            Affine(1.0, name=[np.ones(2)])
+            Affine(1.0, name=[jnp.ones(2)])
 
     def test_computed_float_is_warned_of(self):
         class Cached(eqx.Module):

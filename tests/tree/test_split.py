@@ -122,10 +122,19 @@ def test_order_counts_in_an_ordered_dict_only():
 
 
 def test_different_arrays_are_not_compared():
-    x = np.ones(2)
+    x = jnp.ones(2)
     assert strictly_same(x, x)
     with pytest.raises(ValueError, match=r"field\(static=True\)"):
-        strictly_same(x, np.ones(2))
+        strictly_same(x, jnp.ones(2))
+
+
+def test_numpy_arrays_are_their_content():
+    x, y = np.arange(3.0), np.array(["a"])
+    assert strictly_same([x, y], [x.copy(), y.copy()])
+    assert hash(Strict(x)) == hash(Strict(x.copy()))
+    assert not strictly_same(x, x.astype(np.float32))
+    with pytest.raises(ValueError, match="ndarray"):
+        strictly_same(x.astype(object), x.astype(object))
 
 
 @pytest.mark.parametrize("where", ["leaf", "label"])

@@ -5,7 +5,8 @@
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
-from typing import assert_type
+import abc
+from typing import Generic, TypeVar, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -75,3 +76,82 @@ assert_type(gradient, Affine)
 # Trees keep their type where the value does.
 assert_type(eqx.apply_updates(model, gradient), Affine)
 assert_type(eqx.tree_at(lambda m: m.weight, model, jnp.zeros((2, 2))), Affine)
+
+
+# A field with a converter takes what the converter takes.
+def to_array(x: float | list[float]) -> jax.Array:
+    return jnp.asarray(x)
+
+
+class Converted(eqx.Module):
+    x: jax.Array = eqx.field(converter=to_array)
+    n: int = eqx.field(static=True, default=3, kw_only=True)
+
+
+assert_type(Converted([1.0]).x, jax.Array)
+Converted(1.0, n=4)
+Converted("1.0")  # pyright: ignore[reportArgumentType]
+Converted(1.0, 4)  # pyright: ignore[reportCallIssue]
+
+
+# Generics, abstract variables, abstract methods.
+T = TypeVar("T")
+
+
+class Box(eqx.Module, Generic[T]):
+    content: T
+
+    def get(self) -> T:
+        return self.content
+
+
+assert_type(Box(3).get(), int)
+assert_type(Box(model).content, Affine)
+
+
+class Solver(eqx.Module):
+    order: eqx.AbstractClassVar[int]
+    scale: eqx.AbstractVar[float]
+
+    @abc.abstractmethod
+    def step(self, x: jax.Array) -> jax.Array: ...
+
+    def doubled_scale(self) -> float:
+        return 2 * self.scale
+
+
+class Euler(Solver):
+    order: int = 1
+    scale: float = 0.5
+
+    def step(self, x: jax.Array) -> jax.Array:
+        return self.scale * x
+
+
+assert_type(Euler().step(jnp.ones(2)), jax.Array)
+assert_type(Euler.order, int)
+assert_type(Euler(scale=1.0).doubled_scale(), float)
+Solver(order=1, scale=1.0)  # pyright: ignore[reportAbstractUsage]
+
+
+class Own(eqx.Module):
+    weight: jax.Array
+    inner: Affine | None
+
+    def __init__(self, size: int, *, inner: Affine | None = None):
+        self.weight = jnp.ones(size)
+        self.inner = inner
+
+    @eqx.filter_jit(donate="none")
+    def scaled(self, by: float) -> jax.Array:
+        return by * self.weight
+
+    @property
+    def size(self) -> int:
+        return self.weight.shape[0]
+
+
+assert_type(Own(3).scaled(2.0), jax.Array)
+assert_type(Own(3).size, int)
+Own("3")  # pyright: ignore[reportArgumentType]
+Own(3).scaled("2")  # pyright: ignore[reportArgumentType]

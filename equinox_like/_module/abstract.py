@@ -1,0 +1,254 @@
+"""Abstract variables: names that a subclass must provide, beside abstract methods.
+
+An abstract variable is an annotation and nothing else. It makes no field, so that it has
+no say in the order of a constructor's parameters.
+"""
+
+import inspect
+import sys
+import typing
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+_T = TypeVar("_T")
+
+
+class _Alias:
+    """What `AbstractVar[T]` is at run time."""
+
+    __slots__ = ("origin", "parameter")
+
+    def __init__(self, origin: type, parameter: Any):
+        self.origin = origin
+        self.parameter = parameter
+
+    def __repr__(self) -> str:
+        name = getattr(self.parameter, "__qualname__", repr(self.parameter))
+        return f"equinox_like.{self.origin.__name__}[{name}]"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is _Alias
+            and self.origin is other.origin
+            and self.parameter == other.parameter
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.origin, self.parameter))
+
+
+class _Abstract:
+    def __init__(self) -> None:
+        raise TypeError(
+            f"`{type(self).__name__}` is not called: it is an annotation, as in "
+            f"`x: {type(self).__name__}[int]`."
+        )
+
+    def __class_getitem__(cls, parameter: Any) -> _Alias:
+        if isinstance(parameter, tuple):
+            raise TypeError(
+                f"`{cls.__name__}` takes one type, as in `{cls.__name__}[int]`; got "
+                f"{len(parameter)}."
+            )
+        return _Alias(cls, parameter)
+
+
+if TYPE_CHECKING:
+    # To a type checker they are a variable, and a class variable, of type `T`.
+    from typing import ClassVar as AbstractClassVar
+
+    AbstractVar = Annotated[_T, "abstract"]
+else:
+
+    class AbstractVar(_Abstract):
+        """Annotates a name that each subclass must provide.
+
+        A subclass provides it by a field, a property, a method or a value in its body.
+        Until then, instantiating is a `TypeError`. An abstract variable makes no field.
+
+        **Raises:**
+
+        `TypeError` without a type, as in `x: AbstractVar`, and if a value is given too.
+        `NotImplementedError` where the annotation is a string.
+
+        !!! example
+
+            ```python
+            import equinox_like as eqx
+
+            class Shape(eqx.Module):
+                name: eqx.AbstractVar[str]
+
+                def describe(self):
+                    return f"a {self.name}"
+
+            class Circle(Shape):
+                radius: float
+                name: str = "circle"
+
+            assert Circle(1.0).describe() == "a circle"
+            ```
+        """
+
+    class AbstractClassVar(_Abstract):
+        """Annotates a class variable that each subclass must provide.
+
+        As [`equinox_like.AbstractVar`][], but for a variable of the class: an annotation
+        `x: ClassVar[T]` in a subclass provides it as well, and instantiating fails before
+        `__init__` runs.
+
+        !!! example
+
+            ```python
+            import equinox_like as eqx
+
+            class Solver(eqx.Module):
+                order: eqx.AbstractClassVar[int]
+
+            class Euler(Solver):
+                order = 1
+
+            assert Euler().order == 1
+            ```
+        """
+
+
+_NAMES: Final = ("AbstractVar", "AbstractClassVar")
+# The attribute in which a class keeps its own declarations: from name to what it is.
+_OWN: Final = "_module_abstract_"
+
+
+class StrictConfig:
+    """Accepted as `strict=` of a Module class, for code that was written for Equinox.
+
+    **Arguments:**
+
+    - `force_abstract` (or `force_abstact`, the spelling in Equinox): the class cannot be
+        instantiated, as by `is_abstract=True`.
+    - `**kwargs`: ignored.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        class Base(eqx.Module, strict=eqx.StrictConfig(force_abstract=True)):
+            pass
+
+        class Derived(Base):
+            pass
+
+        Derived()
+        ```
+    """
+
+    def __init__(
+        self,
+        force_abstact: bool = False,
+        *,
+        force_abstract: bool = False,
+        **kwargs: Any,
+    ):
+        self.force_abstract = force_abstact or force_abstract
+
+
+def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
+    """The abstract variables in the body of `cls`: from name to what it was declared as."""
+    declared = {}
+    for name, annotation in annotations.items():
+        if isinstance(annotation, str):
+            _refuse_string(cls, name, annotation)
+        elif annotation is AbstractVar or annotation is AbstractClassVar:
+            raise TypeError(
+                f"Cannot use an unsubscripted `{annotation.__name__}`, as for '{name}' of "
+                f"{cls.__qualname__}: write `{name}: {annotation.__name__}[SomeType]`."
+            )
+        elif type(annotation) is _Alias:
+            declared[name] = annotation.origin
+    for name in declared:
+        if name in cls.__dict__:
+            raise TypeError(
+                f"The abstract attribute '{name}' of {cls.__qualname__} cannot have value "
+                f"{cls.__dict__[name]!r}. Annotate it by its type alone to give it one."
+            )
+    setattr(cls, _OWN, declared)
+    return declared
+
+
+def find_open_variables(cls: type) -> tuple[frozenset[str], frozenset[str]]:
+    """The abstract variables, and the class variables, which `cls` still lacks."""
+    is_open: dict[str, Any] = {}
+    bases = cls.__mro__[-2::-1]
+    if not any(base.__dict__.get(_OWN) for base in bases):
+        return frozenset(), frozenset()
+    for base in bases:
+        for name in [n for n in is_open if _provides(base, n, is_open[n])]:
+            del is_open[name]
+        for name, kind in base.__dict__.get(_OWN, {}).items():
+            # What is a class variable stays one.
+            is_open[name] = (
+                AbstractClassVar if is_open.get(name) is AbstractClassVar else kind
+            )
+    return _of_kind(is_open, AbstractVar), _of_kind(is_open, AbstractClassVar)
+
+
+def _of_kind(is_open: dict[str, Any], kind: Any) -> frozenset[str]:
+    return frozenset(name for name, found in is_open.items() if found is kind)
+
+
+def _provides(base: type, name: str, kind: Any) -> bool:
+    """Whether the body of `base` has what fills an abstract variable."""
+    if name in base.__dict__:
+        return True
+    annotation = inspect.get_annotations(base).get(name)
+    if annotation is None or type(annotation) is _Alias:
+        return False
+    if _is_class_variable(annotation):
+        return kind is AbstractClassVar
+    return name in getattr(base, "__dataclass_fields__", {})
+
+
+def _is_class_variable(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return _head(annotation).rpartition(".")[2] == "ClassVar"
+    return annotation is typing.ClassVar or (
+        typing.get_origin(annotation) is typing.ClassVar
+    )
+
+
+def _refuse_string(cls: type, name: str, annotation: str) -> None:
+    """The annotation of a field may be a string; that of an abstract variable may not."""
+    head = _head(annotation)
+    if head.rpartition(".")[2] not in _NAMES:
+        # It may go by another name where the class is.
+        found: Any = sys.modules.get(cls.__module__)
+        for part in head.split("."):
+            found = getattr(found, part, None)
+        if found is not AbstractVar and found is not AbstractClassVar:
+            return
+    raise NotImplementedError(
+        f"The abstract attribute '{name}' of {cls.__qualname__} is annotated by a string, "
+        f"{annotation!r}. Remove its quotes, or the `from __future__ import annotations`."
+    )
+
+
+def _head(annotation: str) -> str:
+    return annotation.partition("[")[0].strip()
+
+
+def refuse_abstract_class(cls: type) -> NoReturn:
+    raise TypeError(
+        f"Cannot instantiate {_name(cls)}, which is abstract (`is_abstract=True`). "
+        "Instantiate a subclass of it."
+    )
+
+
+def refuse_open(cls: type, names: Iterable[str], kind: str) -> NoReturn:
+    raise TypeError(
+        f"Cannot instantiate abstract class {_name(cls)} with abstract {kind} "
+        f"{', '.join(map(repr, sorted(names)))}. Provide them in a subclass."
+    )
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

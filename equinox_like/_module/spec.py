@@ -1,0 +1,210 @@
+"""What a Module class knows about itself, and the `__init__` that it is given."""
+
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .._warn import warn
+from .abstract import find_open_variables
+from .field import converter_of, is_static
+from .flatten import Node, getter
+from .values import HOLD_NO_ARRAY, NEED_A_LOOK, look_at_callables, look_at_statics
+
+_new = object.__new__
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ModuleSpec:
+    """What one Module class is made of."""
+
+    fields: tuple[dataclasses.Field, ...]
+    dynamic: tuple[str, ...]
+    static: tuple[str, ...]
+    converters: tuple[tuple[str, Callable[[Any], Any]], ...]
+    no_init: tuple[str, ...]
+    checks: tuple[Callable[[Any], None], ...]
+    custom_init: bool
+    names: tuple[str, ...]
+    read_all: Callable[[Any], Any]
+    read_static: Callable[[Any], Any]
+    # Whether the class was declared abstract, and what it still lacks.
+    is_abstract: bool
+    open_variables: frozenset[str]
+    open_class_variables: frozenset[str]
+    # Whether making an empty instance is `object.__new__` and nothing else.
+    new_is_plain: bool
+    # Whether a field that can be read is certain to be set on the instance itself.
+    always_regular: bool
+    # Whether there is nothing to do around `__init__`.
+    init_is_all: bool
+    # Whether there is anything to do once all fields are there.
+    has_more: bool
+
+
+# What a spec says of an `__init__` that came after the class was made.
+KNOWING_NOTHING_OF_INIT = {"always_regular": False, "init_is_all": False}
+
+
+def make_spec(
+    cls: type, *, is_abstract: bool, custom_init: bool, plain_setattr: bool
+) -> ModuleSpec:
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    names = tuple(f.name for f in fields)
+    static = tuple(f.name for f in fields if is_static(f))
+    converters = tuple(
+        (f.name, convert) for f in fields if (convert := converter_of(f)) is not None
+    )
+    no_init = tuple(f.name for f in fields if not f.init)
+    checks = tuple(
+        base.__dict__["__check_init__"]
+        for base in cls.__mro__
+        if "__check_init__" in base.__dict__
+    )
+    open_variables, open_class_variables = find_open_variables(cls)
+    new_is_plain = not is_abstract and not open_class_variables and cls.__new__ is _new
+    sets_all = not custom_init and not no_init
+    names_on_class = hasattr(cls, "__getattr__") or any(hasattr(cls, n) for n in names)
+    has_hooks = bool(converters or checks or open_variables)
+    return ModuleSpec(
+        fields=fields,
+        dynamic=tuple(f.name for f in fields if not is_static(f)),
+        static=static,
+        converters=converters,
+        no_init=no_init,
+        checks=checks,
+        custom_init=custom_init,
+        names=names,
+        read_all=getter(names),
+        read_static=getter(static),
+        is_abstract=is_abstract,
+        open_variables=open_variables,
+        open_class_variables=open_class_variables,
+        new_is_plain=new_is_plain,
+        always_regular=sets_all or not names_on_class,
+        init_is_all=sets_all
+        and new_is_plain
+        and plain_setattr
+        and not has_hooks
+        and not hasattr(cls, "__post_init__"),
+        has_more=has_hooks or bool(static or no_init),
+    )
+
+
+def has_custom_init(cls: type, spec_of: Callable[[type], ModuleSpec | None]) -> bool:
+    """Whether `cls` takes an `__init__` that someone wrote, its own or an inherited one.
+
+    The first Module after `cls` in its method resolution order decides, unless a class
+    that is no Module comes earlier and brings an `__init__`.
+    """
+    if "__init__" in cls.__dict__:
+        return True
+    for base in cls.__mro__[1:]:
+        spec = spec_of(base)
+        if spec is not None:
+            return spec.custom_init
+        if not issubclass(base, Node) and base.__init__ is not object.__init__:
+            return True
+    return False
+
+
+def generate_init(cls: type, past_setattr: bool) -> Callable[..., None]:
+    """An `__init__` from the fields of `cls`, written by `dataclasses`.
+
+    It is that of a throw-away dataclass with the same fields. If that one is frozen, its
+    `__init__` assigns by `object.__setattr__`, past our own, which saves two thirds of
+    the time of a construction.
+    """
+    namespace: dict[str, Any] = {"__module__": cls.__module__}
+    annotations = namespace["__annotations__"] = {}
+    pseudo_fields = cls.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
+    regular = {f.name for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
+    parameters = {}
+    for name, f in pseudo_fields.items():
+        if name in regular:
+            annotations[name] = object
+        elif f._field_type is dataclasses._FIELD_INITVAR:  # pyright: ignore
+            annotations[name] = dataclasses.InitVar[object]
+        else:
+            continue
+        namespace[name] = copy.copy(f)
+        if f.init:
+            parameters[name] = f.type
+    if hasattr(cls, "__post_init__"):
+        namespace["__post_init__"] = _called_if_present
+    shadow = dataclasses.dataclass(repr=False, eq=False, frozen=past_setattr)(
+        type(cls.__name__, (), namespace)
+    )
+    init: Any = shadow.__init__
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__module__ = cls.__module__
+    init.__doc__ = cls.__init__.__doc__
+    init.__annotations__ = parameters | {"return": None}
+    return init
+
+
+def with_a_look(init: Any, cls: type, spec: ModuleSpec) -> Callable[..., None]:
+    """`init`, and then the look at the values for which there is no `construct`.
+
+    Plain loops, as they are quicker here than anything that calls.
+    """
+    static, read_static = spec.static, spec.read_static
+
+    @functools.wraps(init)
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        if kwargs:
+            init(*args, **kwargs)
+            args += tuple(kwargs.values())
+        else:
+            init(*args)
+        for value in args:
+            if type(value) in NEED_A_LOOK:
+                look(args[0], look_at_callables, spec.names, spec.read_all)
+                break
+        if static:
+            for value in read_static(args[0]):
+                if type(value) not in HOLD_NO_ARRAY:
+                    look(args[0], look_at_statics, static, read_static)
+                    break
+
+    def look(self: Any, look_at: Any, names: Any, read: Any) -> None:
+        # Called by the `__init__` of a subclass, it is not the last one to set fields.
+        if type(self) is cls:
+            look_at(self, zip(names, read(self), strict=True))
+
+    return __init__
+
+
+def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:
+    """A parameter that is converted may be given what its converter takes."""
+    annotations = getattr(init, "__annotations__", None)
+    if annotations is None:
+        return
+    for name, convert in spec.converters:
+        if name in annotations:
+            annotations[name] = _first_annotation(convert)
+
+
+def warn_of_unused_post_init(cls: type) -> None:
+    if hasattr(cls, "__post_init__"):
+        warn(
+            f"{cls.__module__}.{cls.__qualname__} has both an `__init__` that was written "
+            "by hand and a `__post_init__`, which will never run. Call it from the "
+            "`__init__`, or remove one of them.",
+        )
+
+
+def _called_if_present(self, *args: Any) -> None:
+    """Its presence makes `dataclasses` call `self.__post_init__`, which is the user's."""
+
+
+def _first_annotation(convert: Callable[[Any], Any]) -> Any:
+    try:
+        parameters = list(inspect.signature(convert).parameters.values())
+    except (ValueError, TypeError):
+        return Any
+    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
+        return Any
+    return parameters[0].annotation

@@ -1,0 +1,43 @@
+"""`Static`: any value as a tree without leaves."""
+
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .field import field
+from .module import Module
+
+
+class Static(Module):
+    """Carries a value as structure, through transformations that take arrays only.
+
+    Two of them are the same structure if their values have the same structure and their
+    leaves are strictly the same: `1`, `1.0` and `True` differ.
+
+    **Arguments:**
+
+    - `value`: any pytree. Its arrays, if any, cannot be compared.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        @jax.jit
+        def f(x):
+            return x + 1, eqx.internal.Static("text")
+
+        assert f(1)[1].value == "text"
+        ```
+    """
+
+    _leaves: list[Any] = field(static=True)
+    _treedef: Any = field(static=True)
+
+    def __init__(self, value: Any):
+        self._leaves, self._treedef = jtu.tree_flatten(value)
+
+    @property
+    def value(self) -> Any:
+        return self._treedef.unflatten(self._leaves)

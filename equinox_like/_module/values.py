@@ -1,0 +1,170 @@
+"""Mistakes that show in the values of an instance's fields, once it is made.
+
+Each is looked for only if the type of some value allows it, because most constructions
+must not pay for the few that go wrong.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NoReturn
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._tree.filters import is_array_like
+from .._warn import warn
+from .flatten import SCANNED, STATE, ContainsItself, Node
+
+# Name and value of each field to look at.
+Fields = Iterator[tuple[str, Any]]
+
+_set = object.__setattr__
+
+# Values of these types hold no array.
+HOLD_NO_ARRAY: Final = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), type, types.FunctionType}
+)
+
+JITTED: Final = type(jax.jit(lambda: None))
+# What JAX's transformations return. Some return plain functions.
+_TRANSFORMED: Final = (
+    types.FunctionType,
+    JITTED,
+    jax.custom_jvp,
+    jax.custom_vjp,
+)
+# Callables in which an instance may hide from JAX.
+_OPAQUE: Final = frozenset({*_TRANSFORMED, types.MethodType, functools.partial})
+# Values that need a look, where nothing could refer to the instance before it was made.
+NEED_A_LOOK: Final = frozenset({*_TRANSFORMED, tuple, list, dict})
+# Values that need none, not even where they were made in the instance's `__init__`.
+HOLD_NOTHING: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def look_at_statics(self: Any, fields: Fields) -> None:
+    """Keeps a read-only copy of each NumPy array, and warns of arrays of JAX."""
+    for name, value in fields:
+        leaves = _leaves(value)
+        if any(isinstance(leaf, jax.Array) for leaf in leaves):
+            warn(
+                "A JAX array is being set as static: field "
+                f"'{name}' of {_name(self)}. Static fields are compared whenever a "
+                "transformed function is called, which its values may not be: remove "
+                "`static=True`, or make a constant of it by `numpy.asarray`.",
+            )
+        if any(map(_is_writeable, leaves)):
+            _set(self, name, jtu.tree_map(_read_only, value))
+
+
+def look_at_callables(self: Any, fields: Fields) -> None:
+    """Warns of JAX-transformed callables, in which JAX does not see the arrays."""
+    for name, value in fields:
+        for leaf in _leaves(value, is_leaf=_is_module):
+            if isinstance(leaf, _TRANSFORMED) and any(
+                not _is_of(wrapped, self) and _has_arrays(wrapped)
+                for wrapped in _wrapped_by(leaf)
+            ):
+                warn(
+                    f"A JAX-transformed callable is being set as field '{name}' of "
+                    f"{_name(self)}. JAX does not look inside `jax.vmap(layer)`, "
+                    "`jax.jit(layer)` and the like: the arrays of the layer become "
+                    "constants, which get no gradients and no updates. Store the layer "
+                    "itself, and transform it where it is called; or use this library's "
+                    "transformation of the same name, as in `filter_vmap(layer)`.",
+                )
+
+
+def look_at_values(self: Any, fields: Fields) -> None:
+    """Looks at callables, and for `self` in what was made while it was there already."""
+    state = self._module_state_
+    # Now flattening `self` raises an error of its own.
+    _set(self, STATE, SCANNED)
+    try:
+        for name, value in fields:
+            try:
+                leaves = _leaves(value)
+            except ContainsItself:
+                _refuse_itself(self, name)
+            if not _OPAQUE.isdisjoint(map(type, leaves)):
+                look_at_callables(self, iter([(name, value)]))
+                _look_into_opaque(self, name, leaves)
+    finally:
+        _set(self, STATE, state)
+
+
+def _look_into_opaque(self: Any, name: str, leaves: Iterable[Any]) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, types.MethodType) and leaf.__self__ is self:
+            _refuse_itself(self, name)
+        if any(_is_of(part, self) for part in _inside(leaf)):
+            warn(
+                f"Field '{name}' of {_name(self)} holds a callable that refers to the "
+                f"{type(self).__qualname__} itself, where JAX does not see it. It keeps "
+                "the arrays of this very instance, also in changed copies. Define a "
+                "method instead."
+            )
+
+
+def _refuse_itself(self: Any, name: str) -> NoReturn:
+    raise ValueError(
+        "Cannot assign methods of a Module, or the Module itself, to one of its fields: "
+        f"`self.{name}` of {_name(self)} contains the Module, which no tree can. Define a "
+        f"method `{name}` that calls the other one."
+    ) from None
+
+
+def _leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    try:
+        return jtu.tree_leaves(value, is_leaf)
+    except ContainsItself:
+        raise
+    except Exception:
+        return []  # a dictionary whose keys have no order, say
+
+
+def _is_writeable(leaf: Any) -> bool:
+    return type(leaf) is np.ndarray and (leaf.flags.writeable or leaf.base is not None)
+
+
+def _read_only(leaf: Any) -> Any:
+    if _is_writeable(leaf):
+        leaf = leaf.copy()
+        leaf.flags.writeable = False
+    return leaf
+
+
+def _is_module(node: Any) -> bool:
+    return isinstance(node, Node)
+
+
+def _has_arrays(wrapped: Any) -> bool:
+    return any(map(is_array_like, _leaves(wrapped)))
+
+
+def _wrapped_by(fun: Any) -> Iterator[Any]:
+    seen = {id(fun)}
+    while (fun := getattr(fun, "__wrapped__", None)) is not None and id(
+        fun
+    ) not in seen:
+        seen.add(id(fun))
+        yield fun
+
+
+def _inside(leaf: Any) -> Iterator[Any]:
+    """What an opaque callable is made of."""
+    if isinstance(leaf, functools.partial):
+        for part in (leaf.func, *leaf.args, *leaf.keywords.values()):
+            yield part
+            yield from _inside(part)
+    elif isinstance(leaf, _TRANSFORMED):
+        yield from _wrapped_by(leaf)
+
+
+def _is_of(inner: Any, self: Any) -> bool:
+    return inner is self or getattr(inner, "__self__", None) is self
+
+
+def _name(self: Any) -> str:
+    return f"{type(self).__module__}.{type(self).__qualname__}"

@@ -1,0 +1,78 @@
+"""`module_update_wrapper`: `functools.update_wrapper` for Modules."""
+
+import inspect
+from typing import Any, Final, TypeVar
+
+from .flatten import IRREGULAR, STATE, WRAPPER_ATTRIBUTES
+from .module import Module
+
+_M = TypeVar("_M", bound=Module)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<wrapper.__wrapped__>"
+
+
+_MISSING: Final[Any] = _Missing()
+
+
+def module_update_wrapper(wrapper: _M, wrapped: Any = _MISSING) -> _M:
+    """A copy of a Module that bears the name and the docstring of what it wraps.
+
+    Copied are `__module__`, `__name__`, `__qualname__`, `__doc__` and `__annotations__`,
+    those of them that there are. They become part of the tree's structure.
+
+    **Arguments:**
+
+    - `wrapper`: a Module whose class defines `__wrapped__` as a property.
+    - `wrapped`: what it wraps; by default `wrapper.__wrapped__`. It is not stored.
+
+    **Returns:**
+
+    The copy; `wrapper` is left as it is.
+
+    **Raises:**
+
+    `ValueError` if `__wrapped__` is no property of the class.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        class Twice(eqx.Module):
+            fun: object
+
+            @property
+            def __wrapped__(self):
+                return self.fun
+
+            def __call__(self, x):
+                return self.fun(self.fun(x))
+
+        def add_one(x):
+            return x + 1
+
+        add_two = eqx.module_update_wrapper(Twice(add_one))
+        assert add_two(1) == 3 and add_two.__name__ == "add_one"
+        ```
+    """
+    cls = type(wrapper)
+    if not isinstance(inspect.getattr_static(cls, "__wrapped__", None), property):
+        raise ValueError(
+            f"The wrapper must supply `__wrapped__` as a property, which "
+            f"{cls.__module__}.{cls.__qualname__} does not. Stored as an attribute, what "
+            "is wrapped would be in the tree twice."
+        )
+    if wrapped is _MISSING:
+        wrapped = wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
+    copy: Any = object.__new__(cls)
+    copy.__dict__.update(wrapper.__getstate__())
+    for name in WRAPPER_ATTRIBUTES:
+        try:
+            copy.__dict__[name] = getattr(wrapped, name)
+        except AttributeError:
+            pass
+    object.__setattr__(copy, STATE, IRREGULAR)
+    return copy
