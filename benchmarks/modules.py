@@ -4,6 +4,8 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import jax
+
 from ._measure import compare, show
 from ._models import LIBRARIES
 
@@ -71,7 +73,54 @@ def make_classes(library: Any) -> dict[str, type]:
     return {"generated": GeneratedModule, "static": StaticModule, "own": OwnModule}
 
 
+def define_dataclass() -> type:
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Layer:
+        a: Any
+        b: Any
+        c: Any = 3
+        d: Any = dataclasses.field(default=4, metadata={"static": True})
+
+        def __call__(self, x):
+            return x
+
+        def method(self, x):
+            return x
+
+    return Layer
+
+
+def define_module(library: Any) -> type:
+    class Layer(library.Module):
+        a: Any
+        b: Any
+        c: Any = 3
+        d: Any = library.field(static=True, default=4)
+
+        def __call__(self, x):
+            return x
+
+        def method(self, x):
+            return x
+
+    return Layer
+
+
 def run(rounds: int) -> None:
+    show(
+        "Modules: defining a class, beside a frozen dataclass registered with JAX",
+        [
+            compare(
+                "four fields, two methods",
+                {"dataclass": define_dataclass}
+                | {key: partial(define_module, lib) for key, lib in LIBRARIES.items()},
+                goal="1x",
+                rounds=rounds,
+                repeats=1,
+            )
+        ],
+    )
     classes = {key: make_classes(library) for key, library in LIBRARIES.items()}
 
     def modules(kind: str) -> dict[str, Any]:

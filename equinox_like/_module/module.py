@@ -207,6 +207,9 @@ class ModuleMeta(abc.ABCMeta):
             cls.__init__ = with_a_look(init, cls, spec) if spec.init_is_all else init
         if spec.converters and "__init__" in cls.__dict__:
             convert_annotations(cls.__init__, spec)
+        if "__doc__" not in namespace:
+            shown = str(inspect.signature(cls)).removesuffix(" -> None")
+            cls.__doc__ = cls.__name__ + shown
         _set_spec(cls, spec)
         if not namespace.get("_registers_itself_", False):
             register(cls, spec.dynamic, spec.static)
@@ -265,6 +268,8 @@ def _make_dataclass(cls: Any) -> None:
             f"`__slots__` of {cls.__qualname__} names the fields {sorted(slots)}. "
             "Fields of a Module live in its `__dict__`: remove `__slots__`."
         )
+    # Without one, `dataclasses` would write a docstring from a signature that is not ours.
+    cls.__doc__ = cls.__doc__ or " "
     make = dataclasses.dataclass(init=False, repr=False, eq=False)
     abstract = own_declarations(cls, annotations)
     if abstract:

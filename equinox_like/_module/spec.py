@@ -117,7 +117,8 @@ def generate_init(cls: type, past_setattr: bool) -> Callable[..., None]:
     `__init__` assigns by `object.__setattr__`, past our own, which saves two thirds of
     the time of a construction.
     """
-    namespace: dict[str, Any] = {"__module__": cls.__module__}
+    # With a docstring, as `dataclasses` takes its time to write one.
+    namespace: dict[str, Any] = {"__module__": cls.__module__, "__doc__": "..."}
     annotations = namespace["__annotations__"] = {}
     pseudo_fields = cls.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
     regular = {f.name for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
@@ -134,9 +135,10 @@ def generate_init(cls: type, past_setattr: bool) -> Callable[..., None]:
             parameters[name] = f.type
     if hasattr(cls, "__post_init__"):
         namespace["__post_init__"] = _called_if_present
-    shadow = dataclasses.dataclass(repr=False, eq=False, frozen=past_setattr)(
-        type(cls.__name__, (), namespace)
+    make = dataclasses.dataclass(
+        repr=False, eq=False, match_args=False, frozen=past_setattr
     )
+    shadow: Any = make(type(cls.__name__, (), namespace))
     init: Any = shadow.__init__
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__

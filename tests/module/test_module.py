@@ -198,6 +198,42 @@ class TestDataclass:
         assert list(inspect.signature(Affine).parameters) == ["weight", "bias", "name"]
         assert list(inspect.signature(Affine(1.0)).parameters) == ["x"]
 
+    def test_docstring_is_written_from_the_signature_where_there_is_none(self):
+        class Undocumented(eqx.Module):
+            x: int
+            y: int = eqx.field(kw_only=True, default=3)
+
+        assert Undocumented.__doc__ == "Undocumented(x: int, *, y: int = 3)"
+        assert typing.cast(str, eqx.Module.__doc__).startswith("Base class of models")
+
+    def test_metaclass_of_a_user_is_called(self):
+        calls = []
+
+        class Meta(type(eqx.Module)):
+            def __call__(cls, *args, **kwargs):
+                calls.append(cls)
+                return super().__call__(*args, **kwargs)
+
+        class Plain(eqx.Module, metaclass=Meta):
+            x: int
+
+        class Own(Plain):
+            def __init__(self):
+                self.x = 3
+
+        assert (Plain(1).x, Own().x) == (1, 3)
+        assert calls == [Plain, Own] and isinstance(Own, Meta)
+
+    def test_type_of_the_class_is_written_after_subscription(self):
+        class Box(eqx.Module, Generic[T]):
+            x: T
+
+        box = Box[int](3)
+        assert box.__orig_class__ == Box[int]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            box.x = 4
+        assert jtu.tree_structure(box) == jtu.tree_structure(Box(3))
+
     def test_new_may_return_something_else(self):
         class Odd(eqx.Module):
             def __new__(cls):
