@@ -5,7 +5,7 @@ import platform
 
 import jax
 
-from . import dispatch, eager, imports, modules, trees
+from . import dispatch, eager, imports, modules, saving, trees
 from ._models import peer
 
 SUBJECTS = {
@@ -14,6 +14,7 @@ SUBJECTS = {
     "trees": trees.run,
     "modules": modules.run,
     "eager": eager.run,
+    "saving": saving.run,
     "imports": imports.run,
 }
 

@@ -2,6 +2,7 @@
 
 import collections
 import math
+from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -68,3 +69,15 @@ def trees(leaves=leaves, max_leaves: int = 8):
         ),
         max_leaves=max_leaves,
     )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two leaves have the same type and content, a NaN being a NaN."""
+    if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        return a.dtype == b.dtype and same(*map(jax.random.key_data, (a, b)))
+    if eqx.is_array(a):
+        kinds = jax.Array, np.ndarray, np.generic
+        alike = all(isinstance(a, kind) == isinstance(b, kind) for kind in kinds)
+        a, b = np.asarray(a), np.asarray(b)
+        return alike and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return type(a) is type(b) and (a is b or repr(a) == repr(b))

@@ -1,6 +1,11 @@
 """Layer 1: pytrees. Nothing here knows of Modules."""
 
 from .at import tree_at as tree_at
+from .checkpoint import (
+    load as load,
+    load_metadata as load_metadata,
+    save as save,
+)
 from .equal import tree_equal as tree_equal
 from .filters import (
     is_array as is_array,
@@ -22,4 +27,5 @@ from .split import (
     merge as merge,
     split as split,
 )
+from .state_dict import load_state_dict as load_state_dict, state_dict as state_dict
 from .update import apply_updates as apply_updates

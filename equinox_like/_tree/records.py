@@ -143,8 +143,11 @@ def key_impl_of(dtype: np.dtype) -> str | None:
 
 
 def is_typed_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(
-        leaf.dtype, jax.dtypes.prng_key
+    return (
+        isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+        # Asking JAX takes longer.
+        and not isinstance(leaf.dtype, np.dtype)
+        and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     )
 
 

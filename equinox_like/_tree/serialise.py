@@ -2,26 +2,25 @@
 
 A file is the `.npy` records of the leaves (`records.py`), one after the other in JAX's
 order, and, where the library itself opens the file, one last record that names the leaves.
-It is written under another name and then renamed, so that a crash loses neither the old
-file nor the new one.
+It is written under another name and then renamed, so that a process which is killed loses
+neither the old file nor the new one.
 """
 
-import contextlib
-import errno
 import io
 import json
+import mmap
 import os
-import pathlib
 import re
-import stat
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
 from .._errors import LeafError
+from .atomic import replacing, with_suffix
+from .checksum import checksum
 from .filters import is_array_like
 from .paths import path_str
 from .records import (
@@ -37,6 +36,13 @@ from .records import (
 _Path = tuple[Any, ...]
 
 
+class _Structure(NamedTuple):
+    """What a file says at its end: the leaves in it, and what each of them sums up to."""
+
+    names: list[Any]
+    sums: list[Any]
+
+
 def tree_serialise_leaves(
     path_or_file: Any,
     pytree: Any,
@@ -45,8 +51,8 @@ def tree_serialise_leaves(
 ) -> None:
     """Saves the leaves of a tree to a file.
 
-    A file named by its path is replaced in one step, once all is on the disk: whatever
-    happens, what stands there is the old file or the new one.
+    A file named by its path is replaced in one step, once all is written: even if the
+    process is killed, what stands there is the old file or the new one.
 
     **Arguments:**
 
@@ -83,14 +89,15 @@ def tree_serialise_leaves(
         for spec, path, leaf in items:
             _write_leaf(path_or_file, spec, path, leaf)
         return
-    with _replacing(_with_suffix(path_or_file)) as file:
-        written = []
+    with replacing(with_suffix(path_or_file, ".eqx")) as file:
+        written: list[tuple[str, int]] = []
         for spec, path, leaf in items:
             start = file.tell()
             _write_leaf(file, spec, path, leaf)
-            if file.tell() != start:
-                written.append(path_str(path))
-        file.write(_structure_record(written))
+            if (end := file.tell()) != start:
+                written.append((path_str(path), end))
+        file.flush()
+        file.write(_structure_record(written, _Mapped(file.name)))
 
 
 def tree_deserialise_leaves(
@@ -141,9 +148,10 @@ def tree_deserialise_leaves(
     items, rebuild = _assign(filter_spec, like, is_leaf)
     if not _is_path(path_or_file):
         return rebuild([_read_leaf(path_or_file, *item) for item in items])
-    with open(_with_suffix(path_or_file), "rb") as file:
+    path = with_suffix(path_or_file, ".eqx")
+    with open(path, "rb") as file:
         saved = _find_structure(file)
-        leaves = list(_read_leaves(file, items, saved))
+        leaves = list(_read_leaves(file, items, saved, _Mapped(path)))
         _refuse_rest(file, items, saved)
     return rebuild(leaves)
 
@@ -185,11 +193,6 @@ def _is_path(path_or_file: Any) -> bool:
     return isinstance(path_or_file, str | bytes | os.PathLike)
 
 
-def _with_suffix(path: Any) -> str:
-    path = pathlib.Path(os.fsdecode(path))
-    return str(path) if path.suffix else f"{path}.eqx"
-
-
 def _error_at(path: _Path, problem: Any) -> LeafError:
     return LeafError(f"Error at leaf with path {path_str(path)}: {problem}", path)
 
@@ -204,47 +207,15 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
         raise _error_at(path, error) from error
 
 
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[Any]:
-    """A new file that takes the place of `path` if nothing goes wrong."""
-    target = os.path.realpath(path)
-    folder, name = os.path.split(target)
-    # In the same folder, because only within one file system is renaming one step.
-    temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
-    if os.path.exists(target) and not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-    try:
-        file = open(temporary, "xb")
-    except OSError as error:
-        error.filename = path
-        raise
-    try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    # The new name must reach the disk, too. Not every system lets a folder be opened.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 # Reading
 
 
-def _read_leaves(file: Any, items: list[Any], saved: list[str] | None) -> Iterator[Any]:
-    """The leaves, read one by one, and compared with the names that were saved."""
-    expected = iter(saved or ())
+def _read_leaves(
+    file: Any, items: list[Any], saved: _Structure | None, mapped: "_Mapped"
+) -> Iterator[Any]:
+    """The leaves, read one by one, and compared with the names and sums that were saved."""
+    names, sums = saved or _Structure([], [])
+    expected, sums_left = iter(names), iter(sums)
 
     def is_due(path: _Path) -> bool:
         return saved is None or next(expected, None) == path_str(path)
@@ -256,10 +227,13 @@ def _read_leaves(file: Any, items: list[Any], saved: list[str] | None) -> Iterat
             leaf = _read_leaf(file, *item)
         except LeafError as error:
             if _is_data(like) and not is_due(path):
-                raise _other_structure(path, items, saved) from error
+                raise _other_structure(path, items, names) from error
             raise
-        if file.tell() != start and not is_due(path):
-            raise _other_structure(path, items, saved)
+        if (end := file.tell()) != start:
+            if not is_due(path):
+                raise _other_structure(path, items, names)
+            if next(sums_left, None) not in (None, mapped.checksum(start, end)):
+                raise _error_at(path, "it is damaged: it does not have its checksum")
         yield leaf
 
 
@@ -283,56 +257,79 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
     return leaf
 
 
-# The last record of a file, which names the leaves that were written before it. It tells
-# its own length at its very end, so that it can be found before anything else is read.
+# The last record of a file, which names the leaves that were written before it, with a
+# checksum of each. It tells its own length at its very end, so that it can be found before
+# anything else is read.
 
 _STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
 
 
-def _structure_record(paths: list[str]) -> bytes:
-    names = json.dumps({"equinox_like": 1, "leaves": paths})[:-1]
+def _structure_record(written: list[tuple[str, int]], mapped: "_Mapped") -> bytes:
+    starts = [0, *(end for _, end in written)]
+    sums = [
+        mapped.checksum(start, end)
+        for start, (_, end) in zip(starts, written, strict=False)
+    ]
+    names = [name for name, _ in written]
+    text = json.dumps({"equinox_like": 1, "leaves": names, "sums": sums})[:-1]
 
     def record(size: int) -> bytes:
         file = io.BytesIO()
-        text = f'{names}, "record_bytes": {size:>20}}}'
-        np.save(file, np.array(text.encode()), allow_pickle=False)
+        whole = f'{text}, "record_bytes": {size:>20}}}'
+        np.save(file, np.array(whole.encode()), allow_pickle=False)
         return file.getvalue()
 
     return record(len(record(0)))
 
 
-def _find_structure(file: Any) -> list[str] | None:
-    """The names at the end of the file, if it has them. Goes back to its start."""
+class _Mapped:
+    """A file in memory, to look at what is read from it or was written to it."""
+
+    def __init__(self, path: str):
+        with open(path, "rb") as file:
+            try:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                mapped = b""  # an empty file has no map
+        self.data = np.frombuffer(mapped, np.uint8)
+
+    def checksum(self, start: int, end: int) -> str:
+        return checksum(self.data[start:end])
+
+
+def _find_structure(file: Any) -> _Structure | None:
+    """What stands at the end of the file, if it has that. Goes back to its start."""
     end = file.seek(0, io.SEEK_END)
     file.seek(max(0, end - 64))
     found = _STRUCTURE_END.search(file.read())
-    paths = None
+    structure = None
     if found is not None and int(found[1]) <= end:
         file.seek(end - int(found[1]))
-        paths = _read_structure(file)
+        structure = _read_structure(file)
     file.seek(0)
-    return paths
+    return structure
 
 
-def _read_structure(file: Any) -> list[str] | None:
+def _read_structure(file: Any) -> _Structure | None:
     start = file.tell()
     try:
         header = read_header(file)
         if header.shape == () and header.dtype.kind == "S":
-            return json.loads(read_data(file, header).item())["leaves"]
-    except (EOFError, KeyError, RecursionError, TypeError, ValueError):
+            found = json.loads(read_data(file, header).item())
+            return _Structure(list(found["leaves"]), list(found.get("sums", ())))
+    except (AttributeError, EOFError, KeyError, RecursionError, TypeError, ValueError):
         pass
     file.seek(start)
     return None
 
 
-def _refuse_rest(file: Any, items: list[Any], saved: list[str] | None) -> None:
+def _refuse_rest(file: Any, items: list[Any], saved: _Structure | None) -> None:
     end = file.tell()
     written = _read_structure(file)
     if written is None and saved is not None:
         raise RuntimeError(
             f"{bytes_remaining(file)} bytes of the file are left over after all leaves of "
-            f"`like` were read. {_differences(items, saved)}"
+            f"`like` were read. {_differences(items, saved.names)}"
         )
     if rest := bytes_remaining(file):
         raise RuntimeError(

@@ -631,26 +631,6 @@ def test_killed_process_leaves_the_old_file(tmp_path):
     assert eqx.tree_deserialise_leaves(path, [0.0]) == [5.0]
 
 
-def test_new_file_is_on_the_disk_before_it_replaces_the_old_one(tmp_path, monkeypatch):
-    events = []
-    fsync, replace = os.fsync, os.replace
-
-    def spy_fsync(descriptor):
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        events.append("fsync folder" if is_folder else "fsync file")
-        fsync(descriptor)
-
-    def spy_replace(source, target):
-        assert os.path.dirname(source) == os.path.dirname(target)
-        events.append("replace")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", spy_fsync)
-    monkeypatch.setattr(os, "replace", spy_replace)
-    eqx.tree_serialise_leaves(tmp_path / "model", [1.0])
-    assert events == ["fsync file", "replace", "fsync folder"]
-
-
 def test_permissions_are_those_of_the_old_file_or_of_any_new_one(tmp_path):
     (tmp_path / "ordinary").touch()
     path = tmp_path / "model.eqx"

@@ -1,0 +1,429 @@
+"""Saving a tree by the paths of its leaves, as a safetensors file.
+
+The file says by itself what is in it, and other programs can read it. Its data start at a
+multiple of 64 bytes, largest alignment first, so that JAX can use most of them on the CPU
+where the file is mapped, without a copy.
+
+https://github.com/huggingface/safetensors describes the format: the length of the header
+in 8 bytes, the header in JSON, the data. The `safetensors` package checks a file before
+anything else looks at it.
+"""
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._errors import LeafError
+from .atomic import replacing, with_suffix
+from .checksum import checksum
+from .paths import path_str
+from .tensors import Tensor, decode_tensor, encode_tensor, is_savable, what_is_wrong
+
+_SUFFIX: Final = ".safetensors"
+_METADATA: Final = "__metadata__"
+# The key of our own entry in the metadata, and the version of what stands there.
+_OWN: Final = "equinox_like"
+_VERSION: Final = 1
+# The sum of the header, beside it, as it cannot hold its own.
+_OWN_SUM: Final = "equinox_like_sum"
+_ALIGNMENT: Final = 64
+
+_Path = tuple[Any, ...]
+
+
+def save(
+    path: Any,
+    tree: Any,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    durable: bool = False,
+) -> None:
+    """Saves the arrays and numbers of a tree to a safetensors file, by their paths.
+
+    Even if the process is killed, what stands under the name is the old file or the new
+    one. Each tensor bears the path of its leaf as a user writes it,
+    `layers[0].weight`, so that other programs find it. A leaf that stands at two places is
+    saved twice.
+
+    **Arguments:**
+
+    - `path`: where to; `.safetensors` is appended if it has no suffix.
+    - `tree`: any pytree. JAX and NumPy arrays of any dtype of numbers, typed PRNG keys,
+        NumPy scalars and Python `bool`, `int`, `float` and `complex` are saved; whatever
+        else is in it is not.
+    - `metadata`: strings to keep in the file beside the tree;
+        [`equinox_like.load_metadata`][] reads them.
+    - `durable`: whether to wait until all is on the disk, so that the same holds for a
+        power failure. It may take ten times as long.
+
+    **Raises:**
+
+    `LeafError`, a `RuntimeError` with attribute `path`, for a leaf that cannot be saved: a
+    traced array, one with parts on other hosts, an array of Python objects.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        eqx.save("model", model, metadata={"trained": "yes"})
+
+        like = eqx.nn.Linear(3, 2, key=jax.random.key(1))
+        assert eqx.tree_equal(eqx.load("model", like), model)
+        assert eqx.load_metadata("model") == {"trained": "yes"}
+        ```
+    """
+    texts = _check_metadata(metadata)
+    tensors = _encode(tree)
+    # Largest alignment first: then each one is aligned.
+    tensors.sort(key=lambda item: -_alignment(item[2].nbytes))
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, tensor, data in tensors:
+        start, end = end, end + data.nbytes
+        entries[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [start, end],
+        }
+    kinds = {
+        name: {**tensor.kind, "sum": checksum(data)} for name, tensor, data in tensors
+    }
+    header = _header(texts, entries, kinds)
+    size = len(header) + end
+    with replacing(with_suffix(path, _SUFFIX), durable, size) as file:
+        file.write(header)
+        for _, _, data in tensors:
+            file.write(data.data)
+
+
+def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> Any:
+    """Loads what [`equinox_like.save`][] saved, into a tree like it.
+
+    Leaves are found by their paths. All that is missing, left over or of another shape or
+    dtype is told in one error, and nothing is loaded then. No code from the file is run.
+
+    On the CPU the file is mapped into memory, and most JAX arrays use it where it lies:
+    their values are read from the disk when they are first used, and again if the memory
+    is needed meanwhile. So do not write into a file that was loaded from; to save to it
+    anew is safe, as that makes another file of the same name.
+
+    **Arguments:**
+
+    - `path`: as for `save`. Any safetensors file can be read whose names are the paths of
+        `like`.
+    - `like`: a tree with the structure, dtypes and shapes of what was saved. Its leaves may
+        be `jax.ShapeDtypeStruct`s, for JAX arrays; whatever is not saved is taken from it.
+        An array is put where that of `like` is committed to, or where the struct says.
+    - `strict`: `False` takes leaves from `like` that the file does not have, and ignores
+        what is left over in the file. Other shapes and dtypes remain errors.
+    - `verify`: whether to compare the data with their checksums. `False` is quicker: then
+        data which are not used are not even read.
+
+    **Returns:**
+
+    A tree of the structure of `like`.
+
+    **Raises:**
+
+    `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which lists
+    all differences; `RuntimeError` if the file is damaged, or of a newer version.
+    `ImportError` without the package `safetensors`, which comes with
+    `pip install equinox_like[safetensors]`.
+    """
+    file = _File(with_suffix(path, _SUFFIX))
+    items, treedef = jtu.tree_flatten_with_path(like)
+    faults = Faults(file.path, "the file")
+    wanted: set[str] = set()
+    for key_path, leaf in items:
+        if not _is_wanted(leaf):
+            continue
+        name = _name(key_path)
+        wanted.add(name)
+        tensor = file.tensors.get(name)
+        if tensor is None:
+            if strict or isinstance(leaf, jax.ShapeDtypeStruct):
+                faults.missing(key_path, name)
+        elif problem := what_is_wrong(tensor, leaf):
+            faults.mismatch(key_path, name, str(tensor), problem)
+        elif verify and not file.is_intact(name):
+            faults.damaged(key_path, name)
+    if strict:
+        faults.left_over(name for name in file.tensors if name not in wanted)
+    faults.raise_any()
+    leaves = [
+        file.read(_name(key_path), leaf)
+        if _is_wanted(leaf) and _name(key_path) in file.tensors
+        else leaf
+        for key_path, leaf in items
+    ]
+    return treedef.unflatten(_put(leaves, [leaf for _, leaf in items]))
+
+
+def load_metadata(path: Any) -> dict[str, str]:
+    """The strings that were given to [`equinox_like.save`][] beside the tree.
+
+    **Arguments:**
+
+    - `path`: as for `save`; any safetensors file.
+
+    **Raises:**
+
+    As [`equinox_like.load`][], where it is about the file.
+    """
+    return _File(with_suffix(path, _SUFFIX)).metadata
+
+
+class Faults:
+    """What keeps a tree from being loaded, collected to be told at once."""
+
+    def __init__(self, source: str, holder: str, target: str = "like"):
+        self.source = source
+        self.holder = holder
+        self.target = target
+        self.first: _Path | None = None
+        self.lines: list[str] = []
+        self.absent: list[str] = []
+        self.extra: list[str] = []
+
+    def missing(self, path: _Path, name: str) -> None:
+        self._note(path)
+        self.absent.append(name)
+
+    def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
+        self._note(path)
+        self.lines.append(
+            f"`{name}` is {found} in {self.holder}, but {wanted} in `{self.target}`"
+        )
+
+    def damaged(self, path: _Path, name: str) -> None:
+        self._note(path)
+        self.lines.append(f"`{name}` is damaged: its data do not have its checksum")
+
+    def left_over(self, names: Iterator[str]) -> None:
+        self.extra = sorted(names)
+
+    def raise_any(self) -> None:
+        lines = self.lines[:_SHOWN]
+        if len(self.lines) > _SHOWN:
+            lines.append(f"and {len(self.lines) - _SHOWN} more like these")
+        if self.absent:
+            lines.append(f"missing in {self.holder}: {_listed(self.absent)}")
+        if self.extra:
+            lines.append(f"only in {self.holder}: {_listed(self.extra)}")
+        if lines:
+            raise LeafError(
+                f"Cannot load {self.source} into `{self.target}`:\n  "
+                + "\n  ".join(lines),
+                self.first or (),
+            )
+
+    def _note(self, path: _Path) -> None:
+        if self.first is None:
+            self.first = path
+
+
+_SHOWN: Final = 20
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+# Writing
+
+
+def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
+    items = jtu.tree_flatten_with_path(tree)[0]
+    tensors, seen = [], {_METADATA}
+    for path, leaf in items:
+        if is_savable(leaf):
+            name = _name(path)
+            try:
+                if name in seen:
+                    raise ValueError("another leaf, or the metadata, is of this name")
+                tensors.append((name, *encode_tensor(leaf)))
+            except Exception as error:
+                raise _error_at(path, str(error)) from error
+            seen.add(name)
+        elif isinstance(leaf, jax.ShapeDtypeStruct):
+            raise _error_at(path, "a ShapeDtypeStruct has no values to save")
+    return tensors
+
+
+def _error_at(path: _Path, problem: str) -> LeafError:
+    return LeafError(f"Error at leaf with path {_name(path)}: {problem}.", path)
+
+
+def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    metadata = dict(metadata or {})
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(
+                "`metadata` maps strings to strings; turn other values into text, by "
+                f"`json.dumps` for example: {key!r} is mapped to {value!r}."
+            )
+    for taken in {_OWN, _OWN_SUM} & metadata.keys():
+        raise ValueError(
+            f"The key {taken!r} of `metadata` is taken by the format itself."
+        )
+    return metadata
+
+
+def _alignment(size: int) -> int:
+    """The greatest power of two, up to 64, that divides `size`."""
+    return min(size & -size, _ALIGNMENT) if size else _ALIGNMENT
+
+
+def _header(texts: dict[str, str], entries: Any, kinds: Any) -> bytes:
+    own, listed = _json({"version": _VERSION, "leaves": kinds}), _json(entries)
+    metadata = {**texts, _OWN: own, _OWN_SUM: _header_sum(texts, own, listed)}
+    header = _json({_METADATA: metadata}).encode()
+    if entries:
+        header = header[:-1] + b"," + listed.encode()[1:]
+    header += b" " * (-(8 + len(header)) % _ALIGNMENT)
+    return struct.pack("<Q", len(header)) + header
+
+
+def _header_sum(texts: dict[str, str], own: str | None, listed: str) -> str:
+    return f"{zlib.crc32(f'{_json(texts)}{own}{listed}'.encode()):08x}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _is_wanted(leaf: Any) -> bool:
+    return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _name(path: _Path) -> str:
+    return path_str(path).removeprefix(".")
+
+
+# Reading
+
+
+def _put(leaves: list[Any], like: list[Any]) -> list[Any]:
+    """Makes arrays of JAX of those of NumPy where `like` has one: all at once."""
+    places = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, np.ndarray)
+        and isinstance(like[i], jax.Array | jax.ShapeDtypeStruct)
+    ]
+    # On the CPU without a copy, where the data are aligned.
+    arrays = jax.device_put(
+        [leaves[i] for i in places], [_sharding_of(like[i]) for i in places]
+    )
+    for i, array in zip(places, arrays, strict=True):
+        leaves[i] = array
+    return leaves
+
+
+def _sharding_of(like: Any) -> Any:
+    if isinstance(like, jax.Array) and not like.committed:
+        return None
+    return like.sharding
+
+
+class _File:
+    """A safetensors file that was found to be sound, mapped into memory."""
+
+    def __init__(self, path: str):
+        self.path = path
+        _require_sound(path)
+        with open(path, "rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+            # Private: whoever writes into the memory does not write into the file.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        # Not all of it may be tensors: a file that changed after it was checked.
+        self.data = np.frombuffer(mapped, np.uint8)[8 + size :]
+        self.data.flags.writeable = False
+        self.metadata: dict[str, str] = header.pop(_METADATA, None) or {}
+        own = self.metadata.pop(_OWN, None)
+        own_sum = self.metadata.pop(_OWN_SUM, None)
+        self.entries = header
+        self.kinds: dict[str, dict[str, Any]] = self._kinds(own, own_sum)
+        self.tensors = {name: self._tensor(name) for name in header}
+
+    def read(self, name: str, like: Any) -> Any:
+        return decode_tensor(self.tensors[name], self._bytes(name), like)
+
+    def is_intact(self, name: str) -> bool:
+        expected = self.kinds.get(name, {}).get("sum")
+        return expected is None or checksum(self._bytes(name)) == expected
+
+    def _bytes(self, name: str) -> np.ndarray:
+        start, end = self.entries[name]["data_offsets"]
+        return self.data[start:end]
+
+    def _kinds(self, own: str | None, own_sum: str | None) -> dict[str, Any]:
+        """What we said of the tensors, if it was us who wrote the file."""
+        if own is None and own_sum is None:
+            return {}
+        try:
+            described = json.loads(own or "")
+            version, kinds = described["version"], described["leaves"]
+        except (KeyError, RecursionError, TypeError, ValueError):
+            version, kinds = _VERSION, None
+        if version != _VERSION:
+            raise RuntimeError(
+                f"{self.path} has version {version!r} of the format of `save`; this "
+                f"`equinox_like` reads version {_VERSION}. Install a newer one."
+            )
+        found = _header_sum(self.metadata, own, _json(self.entries))
+        if found != own_sum or not _is_table_of_texts(kinds):
+            raise self._damage("what it says of its tensors does not hold together")
+        return kinds
+
+    def _tensor(self, name: str) -> Tensor:
+        entry = self.entries[name]
+        tensor = Tensor(entry["dtype"], tuple(entry["shape"]), self.kinds.get(name, {}))
+        start, end = entry["data_offsets"]
+        if not tensor.fits(end - start):
+            raise self._damage(f"`{name}` is not what the file says that it is")
+        return tensor
+
+    def _damage(self, problem: str) -> RuntimeError:
+        return RuntimeError(f"{self.path} is damaged: {problem}.")
+
+
+def _is_table_of_texts(kinds: Any) -> bool:
+    return isinstance(kinds, dict) and all(
+        isinstance(kind, dict) and all(isinstance(x, str) for x in kind.values())
+        for kind in kinds.values()
+    )
+
+
+def _require_sound(path: str) -> None:
+    try:
+        import safetensors
+    except ImportError:
+        raise ImportError(
+            "Loading a safetensors file needs the package `safetensors`: "
+            "`pip install equinox_like[safetensors]`."
+        ) from None
+    if not os.path.isfile(path):
+        open(path, "rb").close()  # the error that says why
+    try:
+        with safetensors.safe_open(path, framework="numpy"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise RuntimeError(
+            f"{path} is no safetensors file, or is damaged: {error}."
+        ) from error

@@ -1,0 +1,193 @@
+"""A tree as a flat dictionary with dotted names, as other frameworks keep their weights."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .checkpoint import Faults
+from .paths import path_str
+from .records import is_typed_key
+from .tensors import describe, is_savable
+
+_Tree = TypeVar("_Tree")
+_Path = tuple[Any, ...]
+
+
+def state_dict(tree: Any) -> dict[str, Any]:
+    """The arrays and numbers of a tree by dotted names, `layers.0.weight`.
+
+    **Arguments:**
+
+    - `tree`: any pytree.
+
+    **Returns:**
+
+    A dictionary in the order of the leaves. Values are the leaves themselves, without a
+    copy; of a typed PRNG key, its data. What is neither array nor number is left out.
+
+    **Raises:**
+
+    `ValueError` if two leaves have the same dotted name, naming both paths.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        assert list(eqx.state_dict(model)) == ["weight", "bias"]
+        ```
+    """
+    return {
+        name: jax.random.key_data(leaf) if is_typed_key(leaf) else leaf
+        for name, _, leaf in _named_leaves(tree)
+    }
+
+
+def load_state_dict(
+    tree: _Tree,
+    mapping: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+) -> _Tree:
+    """A copy of `tree` with the arrays and numbers of a flat dictionary.
+
+    **Arguments:**
+
+    - `tree`: a pytree; its arrays say which shape and dtype is wanted.
+    - `mapping`: from dotted names to arrays: of JAX, of NumPy, or anything that turns into
+        one, as the tensors of PyTorch on the CPU do (after `.detach()`). The arrays are
+        copied.
+    - `strict`: `False` leaves alone what `mapping` does not have, and ignores what only
+        `mapping` has. Other shapes and dtypes remain errors.
+    - `rename`: from a name in `tree` to its name in `mapping`: a dictionary of those that
+        differ, or a function for all.
+
+    **Returns:**
+
+    A tree of the structure of `tree`, whose leaves have the types that they have there.
+
+    **Raises:**
+
+    `LeafError`, a `RuntimeError` with attribute `path`, which lists all that is missing,
+    left over, or of another shape or dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import numpy as np
+
+        model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        foreign = {"fc.weight": np.ones((2, 3), "f4"), "fc.bias": np.ones(2, "f4")}
+        model = eqx.load_state_dict(model, foreign, rename=lambda name: f"fc.{name}")
+        assert model.bias.tolist() == [1.0, 1.0]
+        ```
+    """
+    there = _renamer(rename)
+    faults = Faults("the state dict", "the mapping", "tree")
+    new: dict[_Path, Any] = {}
+    used: set[str] = set()
+    for name, path, leaf in _named_leaves(tree):
+        name = there(name)
+        used.add(name)
+        if name not in mapping:
+            if strict or isinstance(leaf, jax.ShapeDtypeStruct):
+                faults.missing(path, name)
+            continue
+        try:
+            new[path] = _convert(mapping[name], leaf)
+        except _Unfit as unfit:
+            faults.mismatch(path, name, *unfit.args)
+    if strict:
+        faults.left_over(name for name in mapping if name not in used)
+    faults.raise_any()
+    items, treedef = jtu.tree_flatten_with_path(tree)
+    return treedef.unflatten([new.get(path, leaf) for path, leaf in items])
+
+
+class _Unfit(Exception):
+    """What a value is, and what is wanted."""
+
+
+def _convert(value: Any, like: Any) -> Any:
+    array = _as_array(value)
+    if is_typed_key(like):
+        data = jax.eval_shape(jax.random.key_data, like)
+        _require(array, data.dtype, data.shape)
+        # What a struct stands for has the default implementation, if it does not say.
+        impl = jax.random.key_impl(jnp.empty((0,), like.dtype))
+        return jax.random.wrap_key_data(jnp.array(array), impl=impl)
+    if not hasattr(like, "dtype"):
+        return _convert_number(array, like)
+    _require(array, like.dtype, like.shape)
+    if isinstance(like, np.ndarray):
+        return np.array(array)
+    return (
+        like.dtype.type(array[()]) if isinstance(like, np.generic) else jnp.array(array)
+    )
+
+
+def _convert_number(array: Any, like: Any) -> Any:
+    kinds = {
+        bool: jnp.bool_,
+        int: jnp.integer,
+        float: jnp.floating,
+        complex: jnp.complexfloating,
+    }
+    python = next(kind for kind in kinds if isinstance(like, kind))
+    if array.shape != () or not jnp.issubdtype(array.dtype, kinds[python]):
+        raise _Unfit(describe(array.dtype, array.shape), f"a Python {python.__name__}")
+    return type(like)(array.item())
+
+
+def _require(array: Any, dtype: Any, shape: tuple[int, ...]) -> None:
+    found, wanted = describe(array.dtype, array.shape), describe(dtype, shape)
+    if found != wanted:
+        raise _Unfit(found, wanted)
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return value
+    try:
+        array = np.asarray(value)
+    except Exception:
+        try:
+            # NumPy does not know bfloat16, which PyTorch has.
+            return jnp.from_dlpack(value)
+        except Exception as error:
+            what = f"of type {type(value).__name__}, which gives no array ({error})"
+            raise _Unfit(what, "an array") from error
+    if array.dtype.hasobject:
+        raise _Unfit(f"of type {type(value).__name__}", "an array")
+    return array
+
+
+def _renamer(rename: Any) -> Callable[[str], Any]:
+    if callable(rename):
+        return rename
+    table = rename or {}
+    return lambda name: table.get(name, name)
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, _Path, Any]]:
+    named, seen = [], {}
+    for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
+        if is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            name = jtu.keystr(path, simple=True, separator=".")
+            if name in seen:
+                raise ValueError(
+                    f"`{path_str(seen[name], 'tree')}` and `{path_str(path, 'tree')}` have "
+                    f"the same name {name!r} in a state dict. Rename a key of the tree."
+                )
+            seen[name] = path
+            named.append((name, path, leaf))
+    return named

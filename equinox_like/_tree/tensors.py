@@ -1,0 +1,202 @@
+"""One leaf as one tensor of a safetensors file, and back.
+
+safetensors knows fewer dtypes than JAX, and neither Python numbers nor typed PRNG keys.
+Such a leaf is stored as a tensor that it does know, with an entry that says what it is.
+"""
+
+import functools
+import math
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from .._compat.tracer import Tracer
+from .filters import is_array
+from .records import is_typed_key
+
+# The dtypes which each version of safetensors can read: their names here and there.
+_NATIVE: Final = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_FROM_NATIVE: Final = {there: here for here, there in _NATIVE.items()}
+_COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
+# How a Python number is stored, and what it may be loaded from.
+_PYTHON: Final[dict[type, tuple[Any, Any]]] = {
+    bool: (np.bool_, jnp.bool_),
+    int: (np.int64, jnp.integer),
+    float: (np.float64, jnp.floating),
+    complex: (np.complex128, jnp.complexfloating),
+}
+
+
+class Tensor(NamedTuple):
+    """What a file says of one tensor.
+
+    `kind` is what safetensors cannot say: `{"dtype": ...}`, `{"python": ...}`, or
+    `{"dtype": ..., "key": ...}` with the implementation of a PRNG.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    kind: dict[str, str]
+
+    @property
+    def leaf_dtype(self) -> np.dtype | None:
+        """The dtype of the array that is stored; `None` if it is unknown here."""
+        if "key" in self.kind:
+            return np.dtype("uint32")
+        return _known_dtype(self._dtype_name)
+
+    @property
+    def leaf_shape(self) -> tuple[int, ...]:
+        # Whatever is not stored as it is has one more axis, over the parts of an element.
+        return self.shape[:-1] if "dtype" in self.kind else self.shape
+
+    def fits(self, size: int) -> bool:
+        """Whether this many bytes are what they are said to be, as far as it is known."""
+        dtype = self.leaf_dtype
+        if dtype is None:
+            return True
+        shape = self.shape if "key" in self.kind else self.leaf_shape
+        return size == dtype.itemsize * math.prod(shape)
+
+    @property
+    def _dtype_name(self) -> str:
+        return self.kind.get("dtype") or _FROM_NATIVE.get(self.dtype, self.dtype)
+
+    def __str__(self) -> str:
+        if "python" in self.kind:
+            return f"a Python {self.kind['python']}"
+        return describe(self._dtype_name, self.leaf_shape)
+
+
+def describe(dtype: Any, shape: tuple[int, ...]) -> str:
+    name = dtype if isinstance(dtype, str) else dtype.name
+    return f"{name}[{','.join(map(str, shape))}]"
+
+
+def is_savable(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+
+
+def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
+    """What to say of `leaf`, and its bytes as an array of `uint8` in one dimension.
+
+    **Raises:**
+
+    `TypeError` for a leaf that holds no data, or none that a file can hold.
+    """
+    kind: dict[str, str] = {}
+    if isinstance(leaf, jax.Array):
+        if isinstance(leaf, Tracer):
+            raise TypeError(
+                "a traced array has no values to save: save outside of `jit`"
+            )
+        if not leaf.is_fully_addressable:
+            raise TypeError("a part of the array is on other hosts: gather it first")
+        if is_typed_key(leaf):
+            kind = {"dtype": leaf.dtype.name, "key": str(jax.random.key_impl(leaf))}
+            leaf = jax.random.key_data(leaf)
+    elif isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask")
+    elif not isinstance(leaf, np.ndarray | np.generic):
+        python = _python_type(leaf)
+        kind = {"python": python.__name__}
+        try:
+            leaf = np.asarray(leaf, _PYTHON[python][0])
+        except OverflowError:
+            raise TypeError(f"the integer {leaf} needs more than 64 bits") from None
+    array = np.asarray(leaf)
+    stored, little, parts, exact_kind = _storage(array.dtype)
+    if not array.flags.c_contiguous or array.dtype != little:
+        array = np.asarray(array, little, order="C")
+    tensor = Tensor(stored, array.shape + parts, kind | exact_kind)
+    return tensor, array.reshape(-1).view(np.uint8)
+
+
+@functools.cache
+def _storage(
+    dtype: np.dtype,
+) -> tuple[str, np.dtype, tuple[int, ...], dict[str, str]]:
+    """How to store arrays of `dtype`: the name for it, in which byte order (little-endian
+    is the format), the axis over the parts of an element, and what to say of it."""
+    name, little = dtype.name, dtype.newbyteorder("<")
+    if _known_dtype(name) is None:
+        raise TypeError(f"arrays of dtype {dtype} cannot be saved")
+    if name in _NATIVE:
+        return _NATIVE[name], little, (), {}
+    if name in _COMPLEX:
+        return _NATIVE[_COMPLEX[name]], little, (2,), {"dtype": name}
+    return "U8", little, (dtype.itemsize,), {"dtype": name}
+
+
+def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
+    """The leaf that `data` holds, of the type of `like`, which must fit.
+
+    For an array of JAX, the array of NumPy to make it from, which shares its memory.
+    """
+    dtype = tensor.leaf_dtype
+    assert dtype is not None
+    if "key" in tensor.kind:
+        keys = data.view(np.uint32).reshape(tensor.shape)
+        return jax.random.wrap_key_data(jnp.asarray(keys), impl=tensor.kind["key"])
+    array = data.view(dtype.newbyteorder("<")).reshape(tensor.leaf_shape)
+    if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
+        return array
+    if isinstance(like, np.ndarray):
+        return np.array(array, like.dtype)
+    if isinstance(like, np.generic):
+        return like.dtype.type(array[()])
+    return type(like)(array[()].item())
+
+
+def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
+    """What keeps `tensor` from being loaded in place of `like`: what each of them is."""
+    dtype = tensor.leaf_dtype
+    if is_array(like) or isinstance(like, jax.ShapeDtypeStruct):
+        wanted = describe(like.dtype, like.shape)
+        return None if dtype is not None and str(tensor) == wanted else wanted
+    python = _python_type(like)
+    stored = tensor.kind.get("python")
+    fits = (
+        dtype is not None
+        and "key" not in tensor.kind
+        and math.prod(tensor.leaf_shape) == 1
+        and not tensor.leaf_shape
+        and (stored is None or stored == python.__name__)
+        and jnp.issubdtype(dtype, _PYTHON[python][1])
+    )
+    return None if fits else f"a Python {python.__name__}"
+
+
+def _python_type(leaf: Any) -> type:
+    return next(t for t in _PYTHON if isinstance(leaf, t))
+
+
+@functools.cache
+def _known_dtype(name: str) -> np.dtype | None:
+    """The dtype of this name, if its arrays are plain numbers."""
+    if name in _NATIVE or name in _COMPLEX:
+        return jnp.dtype(name)
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, name))
+    except (AttributeError, TypeError):
+        return None
+    return dtype

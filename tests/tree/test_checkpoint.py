@@ -1,0 +1,380 @@
+"""`save` and `load`: what goes into a file by its path comes back, or an error says why."""
+
+import json
+import os
+import pickle
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from strategies import same, trees
+
+import equinox_like as eqx
+
+FLOATS = [
+    getattr(jnp, name)
+    for name in (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn",
+    )
+]
+OTHERS = [
+    jnp.bool_,
+    jnp.int4,
+    jnp.uint4,
+    jnp.int8,
+    jnp.uint16,
+    jnp.int32,
+    jnp.complex64,
+]
+
+
+class Net(eqx.Module):
+    layers: list
+    scale: Any = 1.0
+    name: str = eqx.field(static=True, default="net")
+
+
+def round_trip(tree, tmp_path, like=None, **kwargs):
+    eqx.save(tmp_path / "saved", tree)
+    return eqx.load(tmp_path / "saved", tree if like is None else like, **kwargs)
+
+
+class TestRoundTrip:
+    @given(trees())
+    def test_every_tree_comes_back(self, tmp_path_factory, tree):
+        again = round_trip(tree, tmp_path_factory.mktemp("saved"))
+        leaves, treedef = jtu.tree_flatten(tree)
+        again_leaves, again_treedef = jtu.tree_flatten(again)
+        assert treedef == again_treedef
+        assert all(map(same, leaves, again_leaves))
+
+    @pytest.mark.parametrize("dtype", [*FLOATS, *OTHERS], ids=lambda d: d.dtype.name)
+    @pytest.mark.parametrize("make", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
+    @pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3)])
+    def test_every_dtype_and_shape_survives(self, tmp_path, dtype, make, shape):
+        values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        leaf = make(values.astype(jnp.dtype(dtype)))
+        (again,) = round_trip([leaf], tmp_path)
+        assert same(leaf, again) and again.shape == shape
+
+    @pytest.mark.parametrize("dtype", ["f8", ">f4", "i8", "u8", "c16", ">i2"])
+    def test_numpy_keeps_what_jax_would_narrow(self, tmp_path, dtype):
+        leaf = np.arange(6).astype(dtype).reshape(2, 3).T
+        (again,) = round_trip([leaf], tmp_path)
+        assert again.dtype == leaf.dtype and np.array_equal(leaf, again)
+        again[0] = 1  # it is the user's own
+
+    @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+    def test_typed_keys_survive(self, tmp_path, impl):
+        keys = jax.random.split(jax.random.key(3, impl=impl), 2)
+        again = round_trip({"one": keys[0], "two": keys}, tmp_path)
+        assert same(again["two"], keys) and same(again["one"], keys[0])
+
+    @pytest.mark.parametrize(
+        "number", [True, 3, -(2**63), 0.1, -0.0, float("nan"), float("inf"), 1 - 0.5j]
+    )
+    def test_python_numbers_survive(self, tmp_path, number):
+        (again,) = round_trip([number], tmp_path)
+        assert same(again, number)
+
+    def test_whatever_is_no_data_is_taken_from_like(self, tmp_path):
+        eqx.save(tmp_path / "m", Net([jnp.ones(2), "text", None, len]))
+        like = Net([jnp.zeros(2), "other", None, abs], name="like")
+        loaded = eqx.load(tmp_path / "m", like)
+        assert loaded.layers[1:] == ["other", None, abs] and loaded.name == "like"
+        assert loaded.layers[0].tolist() == [1.0, 1.0]
+
+    def test_structs_may_stand_for_arrays(self, tmp_path):
+        tree = Net([jnp.ones(2), jax.random.key(1)], scale=jnp.ones(()))
+        again = round_trip(tree, tmp_path, jax.eval_shape(lambda: tree))
+        assert same(again.layers[1], tree.layers[1])
+        assert isinstance(again.layers[0], jax.Array)
+
+    def test_single_leaf_and_empty_tree(self, tmp_path):
+        assert same(round_trip(jnp.ones(2), tmp_path), jnp.ones(2))
+        assert round_trip({"a": None, "b": []}, tmp_path) == {"a": None, "b": []}
+
+    def test_arrays_go_where_those_of_like_are(self, tmp_path):
+        mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = jax.NamedSharding(mesh, jax.P("x"))
+        tree = {
+            "sharded": jax.device_put(jnp.arange(8.0), sharding),
+            "placed": jax.device_put(jnp.ones(2), jax.devices()[2]),
+            "free": jnp.ones(2),
+        }
+        again = round_trip(tree, tmp_path)
+        assert again["sharded"].sharding == sharding
+        assert again["placed"].devices() == {jax.devices()[2]}
+        assert not again["free"].committed
+        assert all(same(tree[name], again[name]) for name in tree)
+        struct = {"sharded": jax.ShapeDtypeStruct((8,), "float32", sharding=sharding)}
+        loaded = eqx.load(tmp_path / "saved", struct, strict=False)
+        assert loaded["sharded"].sharding == sharding
+
+    def test_donating_what_was_loaded_leaves_the_file_alone(self, tmp_path):
+        step = eqx.filter_jit(lambda x: x + 1, donate="all")
+        tree = {"x": jnp.arange(1024.0)}
+        for _ in range(3):
+            loaded = round_trip(tree, tmp_path)
+            assert step(loaded["x"])[1] == 2.0
+        assert same(eqx.load(tmp_path / "saved", tree)["x"], tree["x"])
+
+
+class TestFile:
+    def test_other_programs_read_it_by_the_paths(self, tmp_path):
+        model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+        eqx.save(tmp_path / "m", {"model": model, "step": 3}, metadata={"by": "us"})
+        tensors = safetensors.numpy.load_file(tmp_path / "m.safetensors")
+        assert "['model'].layers[0].weight" in tensors and tensors["['step']"] == 3
+        eqx.save(tmp_path / "n", model)
+        names = set(safetensors.numpy.load_file(tmp_path / "n.safetensors"))
+        assert {"layers[0].weight", "layers[1].bias"} <= names
+
+    def test_it_reads_what_other_programs_wrote(self, tmp_path):
+        path = tmp_path / "foreign.safetensors"
+        tensors = {"layers[0]": np.ones(3, "float32"), "scale": np.float64(2.0)}
+        safetensors.numpy.save_file(
+            {k: np.asarray(v) for k, v in tensors.items()}, path, {"format": "np"}
+        )
+        loaded = eqx.load(path, Net([jnp.zeros(3)]))
+        assert loaded.scale == 2.0 and loaded.layers[0].sum() == 3.0
+        assert eqx.load_metadata(path) == {"format": "np"}
+
+    def test_data_are_aligned_for_jax(self, tmp_path):
+        tree = {"a": jnp.ones(3, jnp.int8), "b": jnp.ones(64), "c": jnp.ones(1000)}
+        eqx.save(tmp_path / "m", tree)
+        raw = (tmp_path / "m.safetensors").read_bytes()
+        (size,) = struct.unpack("<Q", raw[:8])
+        assert (8 + size) % 64 == 0
+        header = json.loads(raw[8 : 8 + size])
+        assert header["['b']"]["data_offsets"][0] % 64 == 0
+        assert header["['a']"]["data_offsets"][0] > header["['c']"]["data_offsets"][0]
+
+    def test_suffix_is_added_only_where_there_is_none(self, tmp_path):
+        eqx.save(str(tmp_path / "a"), [1])
+        eqx.save(os.fsencode(tmp_path / "b.st"), [1])
+        assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "b.st"]
+
+    def test_metadata_come_back(self, tmp_path):
+        eqx.save(tmp_path / "m", [1], metadata={"a": "ü\n", "format": "pt"})
+        assert eqx.load_metadata(tmp_path / "m") == {"a": "ü\n", "format": "pt"}
+        eqx.save(tmp_path / "m", [1])
+        assert eqx.load_metadata(tmp_path / "m") == {}
+
+    @pytest.mark.parametrize(
+        ("metadata", "error", "match"),
+        [
+            ({"a": 1}, TypeError, "metadata"),
+            ({"equinox_like": "x"}, ValueError, "'equinox_like'"),
+        ],
+    )
+    def test_metadata_that_cannot_be_kept_are_refused(
+        self, tmp_path, metadata, error, match
+    ):
+        with pytest.raises(error, match=match):
+            eqx.save(tmp_path / "m", [1], metadata=metadata)
+        assert os.listdir(tmp_path) == []
+
+    def test_newer_version_is_refused(self, tmp_path):
+        eqx.save(tmp_path / "m", [1])
+        path = tmp_path / "m.safetensors"
+        raw = path.read_bytes()
+        newer = raw.replace(rb"{\"version\":1", rb"{\"version\":2")
+        assert newer != raw
+        path.write_bytes(newer)
+        with pytest.raises(RuntimeError, match=r"version 2 .* reads version 1"):
+            eqx.load(path, [1])
+
+    def test_without_the_package_the_error_says_what_to_install(self, tmp_path):
+        code = (
+            "import sys; sys.modules['safetensors'] = None\n"
+            "import equinox_like as eqx\n"
+            f"eqx.save({str(tmp_path / 'm')!r}, [1])\n"
+            f"eqx.load({str(tmp_path / 'm')!r}, [1])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True
+        )
+        assert "pip install equinox_like[safetensors]" in done.stderr
+
+
+class TestErrors:
+    def test_all_differences_are_listed_together(self, tmp_path):
+        eqx.save(tmp_path / "m", Net([jnp.ones(3), jnp.ones(2), 1, jnp.ones(1)]))
+        like = Net(
+            [jnp.ones(4), jnp.ones(2, jnp.int32), 1.0], scale={"new": jnp.ones(1)}
+        )
+        with pytest.raises(eqx.LeafError) as caught:
+            eqx.load(tmp_path / "m", like)
+        message = str(caught.value)
+        for line in (
+            "`layers[0]` is float32[3] in the file, but float32[4] in `like`",
+            "`layers[1]` is float32[2] in the file, but int32[2] in `like`",
+            "`layers[2]` is a Python int in the file, but a Python float in `like`",
+            "missing in the file: `scale['new']`",
+            "only in the file: `layers[3]`, `scale`",
+        ):
+            assert line in message
+        assert jtu.keystr(caught.value.path) == ".layers[0]"
+
+    def test_many_differences_are_cut_short(self, tmp_path):
+        eqx.save(tmp_path / "m", [jnp.ones(1)] * 50)
+        with pytest.raises(eqx.LeafError, match="30 more like these") as caught:
+            eqx.load(tmp_path / "m", [jnp.ones(2)] * 50)
+        assert len(str(caught.value)) < 3000
+
+    def test_without_strict_the_rest_is_taken_from_like(self, tmp_path):
+        eqx.save(tmp_path / "m", {"a": jnp.ones(2), "b": 3})
+        like = {"a": jnp.zeros(2), "c": 5}
+        loaded = eqx.load(tmp_path / "m", like, strict=False)
+        assert loaded["c"] == 5 and loaded["a"].tolist() == [1, 1]
+        with pytest.raises(eqx.LeafError, match=r"`\['b'\]` is a Python int"):
+            eqx.load(tmp_path / "m", {"b": jnp.ones(2)}, strict=False)
+        with pytest.raises(eqx.LeafError, match=r"missing in the file: `\['c'\]`"):
+            struct = jax.ShapeDtypeStruct((), "float32")
+            eqx.load(tmp_path / "m", {"c": struct}, strict=False)
+
+    @pytest.mark.parametrize(
+        ("leaf", "match"),
+        [
+            (np.array([object()]), "dtype object"),
+            (np.array(["a"]), "dtype <U1"),
+            (np.zeros(2, "M8[s]"), "datetime64"),
+            (np.ma.masked_array([1.0], [True]), "lose its mask"),
+            (2**64, "64 bits"),
+            (jax.ShapeDtypeStruct((), "float32"), "no values"),
+            (np.zeros(2, np.longdouble), "cannot be saved"),
+        ],
+        ids=range(7),
+    )
+    def test_leaf_that_cannot_be_saved_is_named(self, tmp_path, leaf, match):
+        with pytest.raises(eqx.LeafError, match=match) as caught:
+            eqx.save(tmp_path / "m", {"a": [1, leaf]})
+        assert "path ['a'][1]" in str(caught.value)
+        assert jtu.keystr(caught.value.path) == "['a'][1]"
+        assert os.listdir(tmp_path) == []
+
+    def test_traced_array_is_named(self, tmp_path):
+        @jax.jit
+        def f(x):
+            eqx.save(tmp_path / "m", {"x": x})
+
+        with pytest.raises(eqx.LeafError, match=r"path \['x'\]: a traced array"):
+            f(1.0)
+
+    def test_leaf_named_like_the_metadata_is_refused(self, tmp_path):
+        tree = type("Odd", (eqx.Module,), {"__annotations__": {"__metadata__": int}})(1)
+        with pytest.raises(eqx.LeafError, match="__metadata__"):
+            eqx.save(tmp_path / "m", tree)
+
+    def test_missing_file_and_folder(self, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            eqx.load(tmp_path / "nothing", [1])
+        with pytest.raises(FileNotFoundError):
+            eqx.save(tmp_path / "nowhere" / "m", [1])
+        with pytest.raises(OSError):
+            eqx.load(str(tmp_path) + "/.", [1])
+
+    def test_failed_save_keeps_the_old_file(self, tmp_path):
+        eqx.save(tmp_path / "m", [1])
+        with pytest.raises(eqx.LeafError):
+            eqx.save(tmp_path / "m", [object(), np.array([object()])])
+        assert eqx.load(tmp_path / "m", [0]) == [1]
+        assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+KILLED = """
+import os, random, signal, sys, time, warnings
+warnings.simplefilter("ignore")  # of forking
+import numpy as np
+import equinox_like as eqx
+
+folder, kind = sys.argv[1:]
+path = os.path.join(folder, "saved")
+save, load = {
+    "save": (eqx.save, eqx.load),
+    "durable": (lambda p, t: eqx.save(p, t, durable=True), eqx.load),
+    "serialise": (eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves),
+}[kind]
+
+def tree(version):
+    return {f"w{i}": np.full(50_000, version) for i in range(8)} | {"version": version}
+
+save(path, tree(0))
+seen = set()
+for seed in range(25):
+    child = os.fork()
+    if child == 0:
+        for version in range(1, 1_000_000):
+            save(path, tree(version))
+        os._exit(1)
+    time.sleep(random.Random(seed).uniform(0.002, 0.04))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    loaded = load(path, tree(0))
+    assert all(np.all(x == loaded["version"]) for x in loaded.values())
+    seen.add(loaded["version"])
+assert len(seen) > 3, seen
+print("sound")
+"""
+
+
+@pytest.mark.parametrize("kind", ["save", "durable", "serialise"])
+def test_process_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, kind):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), kind],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(eqx.__file__).parents[1])},
+    )
+    assert done.stdout == "sound\n", done.stderr
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_durable_file_is_on_the_disk_before_it_replaces_the_old_one(
+    tmp_path, monkeypatch, durable
+):
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def spy_fsync(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        events.append("fsync folder" if is_folder else "fsync file")
+        fsync(descriptor)
+
+    def spy_replace(source, target):
+        assert os.path.dirname(source) == os.path.dirname(target)
+        events.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    eqx.save(tmp_path / "model", [1.0], durable=durable)
+    wanted = ["fsync file", "replace", "fsync folder"] if durable else ["replace"]
+    assert events == wanted
+
+
+def test_errors_can_be_pickled():
+    error = eqx.LeafError("message", (jtu.SequenceKey(0),))
+    assert pickle.loads(pickle.dumps(error)).path == error.path

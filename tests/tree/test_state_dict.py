@@ -1,0 +1,140 @@
+"""Flat dictionaries with dotted names, as other frameworks keep their weights."""
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from strategies import same, trees
+
+import equinox_like as eqx
+
+
+class Tensor:
+    """Turns itself into an array of NumPy, as a tensor of PyTorch does."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype)
+
+
+class Exported:
+    """Has no NumPy equivalent, but can be handed over by DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("unsupported dtype")
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_names_are_dotted_paths_in_the_order_of_the_leaves():
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    names = list(eqx.state_dict({"model": model, "steps": (3, "text")}))
+    assert names == [
+        "model.layers.0.weight",
+        "model.layers.0.bias",
+        "model.layers.1.weight",
+        "model.layers.1.bias",
+        "steps.0",
+    ]
+
+
+@given(trees())
+def test_tree_comes_back_from_its_own_state_dict(tree):
+    again = eqx.load_state_dict(tree, eqx.state_dict(tree))
+    leaves, treedef = jtu.tree_flatten(tree)
+    again_leaves, again_treedef = jtu.tree_flatten(again)
+    assert treedef == again_treedef and all(map(same, leaves, again_leaves))
+
+
+def test_values_of_any_array_library_are_taken_and_copied():
+    tree = {
+        "a": jnp.zeros(2),
+        "b": np.zeros(2),
+        "c": jnp.zeros(2, jnp.bfloat16),
+        "d": 0.5,
+    }
+    a = np.ones(2, "float32")
+    loaded = eqx.load_state_dict(
+        tree,
+        {
+            "a": a,
+            "b": Tensor(np.ones(2)),
+            "c": Exported(jnp.ones(2, jnp.bfloat16)),
+            "d": np.float64(1.5),
+        },
+    )
+    a[0] = 7
+    assert isinstance(loaded["a"], jax.Array) and loaded["a"].tolist() == [1.0, 1.0]
+    assert type(loaded["b"]) is np.ndarray and loaded["b"].tolist() == [1.0, 1.0]
+    assert loaded["c"].dtype == ml_dtypes.bfloat16 and loaded["c"].sum() == 2
+    assert type(loaded["d"]) is float and loaded["d"] == 1.5
+
+
+def test_typed_keys_are_their_data():
+    keys = jax.random.split(jax.random.key(3, impl="rbg"), 2)
+    flat = eqx.state_dict([keys])
+    assert flat["0"].dtype == jnp.uint32
+    (again,) = eqx.load_state_dict(
+        [jax.random.split(jax.random.key(1, impl="rbg"))], flat
+    )
+    assert same(again, keys)
+
+
+@pytest.mark.parametrize(
+    "rename", [{"weight": "fc.w", "bias": "fc.b"}, lambda name: f"fc.{name[0]}"]
+)
+def test_names_may_differ(rename):
+    model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    foreign = {"fc.w": np.ones((2, 3), "float32"), "fc.b": np.ones(2, "float32")}
+    loaded = eqx.load_state_dict(model, foreign, rename=rename)
+    assert loaded.weight.sum() == 6 and loaded.bias.sum() == 2
+
+
+def test_all_differences_are_listed_together():
+    tree = {"a": jnp.ones(2), "b": jnp.ones(2), "c": 3, "d": jnp.ones(1), "e": 1}
+    mapping = {
+        "a": np.ones(3, "float32"),
+        "b": np.ones(2),
+        "c": 3.5,
+        "e": object(),
+        "f": np.ones(1),
+    }
+    with pytest.raises(eqx.LeafError) as caught:
+        eqx.load_state_dict(tree, mapping)
+    for line in (
+        "`a` is float32[3] in the mapping, but float32[2] in `tree`",
+        "`b` is float64[2] in the mapping, but float32[2] in `tree`",
+        "`c` is float64[] in the mapping, but a Python int in `tree`",
+        "`e` is of type object in the mapping, but an array in `tree`",
+        "missing in the mapping: `d`",
+        "only in the mapping: `f`",
+    ):
+        assert line in str(caught.value)
+    assert jtu.keystr(caught.value.path) == "['a']"
+
+
+def test_without_strict_the_rest_stays():
+    tree = {"a": jnp.zeros(2), "b": 3}
+    loaded = eqx.load_state_dict(
+        tree, {"a": np.ones(2, "float32"), "z": 1}, strict=False
+    )
+    assert loaded["b"] == 3 and loaded["a"].sum() == 2
+    with pytest.raises(eqx.LeafError, match="`a` is float64"):
+        eqx.load_state_dict(tree, {"a": np.ones(2)}, strict=False)
+
+
+def test_two_leaves_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"`tree\['a'\]\['b'\]` and `tree\['a\.b'\]`"):
+        eqx.state_dict({"a.b": 1, "a": {"b": 2}})
