@@ -380,7 +380,8 @@ class _File:
             described = json.loads(own or "")
             version, kinds = described["version"], described["leaves"]
         except (KeyError, RecursionError, TypeError, ValueError):
-            version, kinds = _VERSION, None
+            version, kinds = _VERSION, {}
+            own_sum = None
         if version != _VERSION:
             raise RuntimeError(
                 f"{self.path} has version {version!r} of the format of `save`; this "
