@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from .paths import path_str
+
 
 def filter(
     pytree: Any,
@@ -74,7 +76,7 @@ def partition(
         ```
     """
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
-    keep = _evaluate(filter_spec, pytree, leaves, is_leaf)
+    keep = _evaluate(filter_spec, pytree, leaves, treedef, is_leaf)
     kept = [x if k else replace for x, k in zip(leaves, keep, strict=True)]
     rest = [replace if k else x for x, k in zip(leaves, keep, strict=True)]
     return treedef.unflatten(kept), treedef.unflatten(rest)
@@ -117,22 +119,25 @@ def _flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
         raise
 
 
-def _evaluate(filter_spec, pytree, leaves, is_leaf) -> list[bool]:
+def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     """One bool for each leaf of `pytree`."""
     if callable(filter_spec) and jtu.all_leaves([filter_spec]):
         return [bool(filter_spec(leaf)) for leaf in leaves]
+    specs, spec_treedef = jtu.tree_flatten(filter_spec)
+    if spec_treedef == treedef and set(map(type, specs)) <= {bool}:
+        return specs
     keep: list[bool] = []
-    specs, treedef = jtu.tree_flatten_with_path(filter_spec)
-    subtrees = _flatten_up_to(treedef, filter_spec, pytree)
-    for (path, spec), subtree in zip(specs, subtrees, strict=True):
+    subtrees = _flatten_up_to(spec_treedef, filter_spec, pytree)
+    for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
         below = jtu.tree_leaves(subtree, is_leaf)
         if isinstance(spec, bool):
             keep.extend([spec] * len(below))
         elif callable(spec) and not isinstance(spec, jax.Array):
             keep.extend(bool(spec(leaf)) for leaf in below)
         else:
+            path, _ = jtu.tree_leaves_with_path(filter_spec)[i]
             raise ValueError(
                 "The leaves of `filter_spec` must be `True`, `False` or callables; at "
-                f"`filter_spec{jtu.keystr(path)}` there is a {type(spec).__name__}."
+                f"`{path_str(path, 'filter_spec')}` there is a {type(spec).__name__}."
             )
     return keep
