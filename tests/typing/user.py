@@ -75,3 +75,9 @@ assert_type(gradient, Affine)
 # Trees keep their type where the value does.
 assert_type(eqx.apply_updates(model, gradient), Affine)
 assert_type(eqx.tree_at(lambda m: m.weight, model, jnp.zeros((2, 2))), Affine)
+assert_type(eqx.tree_copy(model), Affine)
+assert_type(eqx.tree_inference(model), Affine)
+assert_type(eqx.nn.inference_mode(model, value=False), Affine)
+assert_type(eqx.tree_inference(model, where=lambda m: m.bias), Affine)
+eqx.tree_inference(model, where=lambda m: m.missing)  # pyright: ignore[reportAttributeAccessIssue]
+eqx.tree_check(model)
