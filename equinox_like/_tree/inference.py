@@ -16,7 +16,7 @@ def tree_inference(
     pytree: _Tree,
     value: Any = True,
     *,
-    where: Callable[[_Tree], Any] | None = None,
+    where: Callable[[_Tree], Any] | object | None = None,
 ) -> _Tree:
     """Sets each field named `inference`, at any depth, to `value`.
 

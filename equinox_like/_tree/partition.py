@@ -101,7 +101,7 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     stop = _is_none if is_leaf is None else lambda x: x is None or is_leaf(x)
     leaves, treedef = jtu.tree_flatten(pytrees[0], stop)
     for other in pytrees[1:]:
-        others = _flatten_up_to(treedef, pytrees[0], other, stop)
+        others = flatten_up_to(treedef, pytrees[0], other, stop)
         leaves = [b if a is None else a for a, b in zip(leaves, others, strict=True)]
     return treedef.unflatten(leaves)
 
@@ -110,7 +110,8 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def _flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
+def flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
+    """The subtrees of `full` at the leaves of `prefix`, or an error with the key path."""
     try:
         return treedef.flatten_up_to(full)
     except ValueError:
@@ -127,7 +128,7 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     if spec_treedef == treedef and set(map(type, specs)) <= {bool}:
         return specs
     keep: list[bool] = []
-    subtrees = _flatten_up_to(spec_treedef, filter_spec, pytree)
+    subtrees = flatten_up_to(spec_treedef, filter_spec, pytree)
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
         below = jtu.tree_leaves(subtree, is_leaf)
         if isinstance(spec, bool):

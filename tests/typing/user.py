@@ -75,6 +75,11 @@ assert_type(gradient, Affine)
 # Trees keep their type where the value does.
 assert_type(eqx.apply_updates(model, gradient), Affine)
 assert_type(eqx.tree_at(lambda m: m.weight, model, jnp.zeros((2, 2))), Affine)
+assert_type(eqx.tree_at("weight", model, jnp.zeros((2, 2))), Affine)
+assert_type(eqx.tree_at(["weight", "bias"], model, replace_fn=jnp.zeros_like), Affine)
+mask: object = jax.tree.map(eqx.is_array, model)
+assert_type(eqx.tree_at(mask, model, replace_fn=jnp.zeros_like), Affine)
+eqx.tree_at(lambda m: m.missing, model, 0)  # pyright: ignore[reportAttributeAccessIssue]
 assert_type(eqx.tree_copy(model), Affine)
 assert_type(eqx.tree_inference(model), Affine)
 assert_type(eqx.nn.inference_mode(model, value=False), Affine)
