@@ -10,6 +10,7 @@ from ._errors import (
     ShapeError as ShapeError,
 )
 from ._module import Module as Module, Partial as Partial, field as field
+from ._runtime import Enumeration as Enumeration
 from ._transforms import (
     filter_grad as filter_grad,
     filter_jit as filter_jit,

@@ -46,6 +46,7 @@ def test_public_names_are_these():
     assert names == [
         "DonationError",
         "DonationWarning",
+        "Enumeration",
         "LeafError",
         "Module",
         "Partial",

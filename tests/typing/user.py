@@ -86,3 +86,20 @@ assert_type(eqx.nn.inference_mode(model, value=False), Affine)
 assert_type(eqx.tree_inference(model, where=lambda m: m.bias), Affine)
 eqx.tree_inference(model, where=lambda m: m.missing)  # pyright: ignore[reportAttributeAccessIssue]
 eqx.tree_check(model)
+
+
+# An item is an instance of its enumeration.
+class Results(eqx.Enumeration):
+    success = "All is well."
+
+
+class MoreResults(Results):
+    failure = "All is lost."
+
+
+result = Results.where(True, Results.success, Results.success)
+assert_type(result, Results)
+assert_type(result.is_traced(), bool)
+assert_type(MoreResults.promote(result), MoreResults)
+assert_type(Results[result], str)
+assert_type(len(Results), int)
