@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
+from .._tree.render import render
 from .construct import (
     HOLD_NO_ARRAY,
     KNOWING_NOTHING_OF_INIT,
@@ -261,6 +262,9 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
 
     def __repr__(self) -> str:
         return tree_pformat(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return render(self, path, subtree_renderer)
 
 
 class BoundMethod(Module):
