@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from .format import tree_pformat
 from .paths import path_str
 
 
@@ -139,6 +140,6 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
             path, _ = jtu.tree_leaves_with_path(filter_spec)[i]
             raise ValueError(
                 "The leaves of `filter_spec` must be `True`, `False` or callables; at "
-                f"`{path_str(path, 'filter_spec')}` there is a {type(spec).__name__}."
+                f"`{path_str(path, 'filter_spec')}` there is `{tree_pformat(spec)}`."
             )
     return keep
