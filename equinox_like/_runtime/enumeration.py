@@ -196,7 +196,7 @@ class Enumeration(metaclass=EnumerationMeta):
         `ValueError` for anything else.
         """
         parent = item._enumeration if type(item) is EnumerationItem else None
-        if parent is None or parent not in cls.__mro__[1:]:
+        if parent not in cls.__mro__[1:] or not is_array(item._index):
             raise ValueError(
                 f"`{cls.__name__}.promote` takes an item of a parent class of "
                 f"{_name(cls)}; got {_describe(item)}."
@@ -311,7 +311,11 @@ def _refuse_others(cls: type, function: str, *items: Any) -> None:
 
 def _describe(x: Any) -> str:
     if type(x) is EnumerationItem:
-        return f"an item of {_name(x._enumeration)}"
+        item = f"an item of {_name(x._enumeration)}"
+        shown = (
+            "" if is_array(x._index) else f" with `{tree_pformat(x._index)}` as index"
+        )
+        return item + shown
     return f"`{tree_pformat(x)}`"
 
 

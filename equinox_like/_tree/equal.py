@@ -5,7 +5,6 @@ or dtype is a plain `False` even under a trace. Only then are values of JAX arra
 """
 
 import functools
-import operator
 from typing import Any
 
 import jax
@@ -90,9 +89,9 @@ def tree_equal(
                 arrays.append((a, b))
     if not arrays:
         return True
-    first, *others = [_jax_equal(a, b, rtol, atol) for a, b in arrays]
     return functools.reduce(
-        operator.and_, [_moved_to(first, other) for other in others], first
+        lambda so_far, answer: so_far & _moved_to(so_far, answer),
+        [_jax_equal(a, b, rtol, atol) for a, b in arrays],
     )
 
 

@@ -309,6 +309,12 @@ def test_promoting_what_is_no_item_of_a_parent_is_refused(bad):
         More.promote(bad)
 
 
+def test_promoting_a_stand_in_is_refused():
+    item = jtu.tree_map(lambda _: None, Results.slow)
+    with pytest.raises(ValueError, match="with `None` as index"):
+        More.promote(item)
+
+
 # where
 
 

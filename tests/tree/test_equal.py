@@ -256,6 +256,9 @@ def test_leaves_on_different_devices_are_compared():
     b = [jax.device_put(a[0], second), jax.device_put(a[1], third)]
     assert eqx.tree_equal(a, b) and eqx.tree_equal(b, a) and eqx.tree_equal(b, b, a)
     assert not eqx.tree_equal(a, [b[0], b[1] + 1])
+    free = jnp.ones(4)  # computed wherever the others are
+    assert eqx.tree_equal([free, *b], [free, *b])
+    assert eqx.tree_equal([b[0], free, b[1]], [b[0], free, b[1]])
     keys = [jax.device_put(jax.random.key(0), device) for device in (first, second)]
     assert eqx.tree_equal([keys[0], a[0]], [keys[1], b[0]])
 
