@@ -19,6 +19,7 @@ from ._module import (
     module_update_wrapper as module_update_wrapper,
     static_field as static_field,
 )
+from ._runtime import Enumeration as Enumeration
 from ._transforms import (
     filter_grad as filter_grad,
     filter_jit as filter_jit,
@@ -47,8 +48,12 @@ from ._tree import (
     split as split,
     state_dict as state_dict,
     tree_at as tree_at,
+    tree_check as tree_check,
+    tree_copy as tree_copy,
     tree_deserialise_leaves as tree_deserialise_leaves,
     tree_equal as tree_equal,
+    tree_flatten_one_level as tree_flatten_one_level,
+    tree_inference as tree_inference,
     tree_pformat as tree_pformat,
     tree_pprint as tree_pprint,
     tree_serialise_leaves as tree_serialise_leaves,

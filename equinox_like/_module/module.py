@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
+from .._tree.render import render
 from .abstract import own_declarations
 from .construct import construct, refuse_assignment
 from .field import field
@@ -344,6 +345,9 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
 
     def __repr__(self) -> str:
         return tree_pformat(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return render(self, path, subtree_renderer)
 
 
 class BoundMethod(Module):

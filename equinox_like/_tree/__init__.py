@@ -1,11 +1,16 @@
 """Layer 1: pytrees. Nothing here knows of Modules."""
 
 from .at import tree_at as tree_at
+from .check import (
+    tree_check as tree_check,
+    tree_flatten_one_level as tree_flatten_one_level,
+)
 from .checkpoint import (
     load as load,
     load_metadata as load_metadata,
     save as save,
 )
+from .copy import tree_copy as tree_copy
 from .equal import tree_equal as tree_equal
 from .filters import (
     is_array as is_array,
@@ -14,6 +19,7 @@ from .filters import (
     is_inexact_array_like as is_inexact_array_like,
 )
 from .format import tree_pformat as tree_pformat, tree_pprint as tree_pprint
+from .inference import tree_inference as tree_inference
 from .partition import combine as combine, filter as filter, partition as partition
 from .serialise import (
     default_deserialise_filter_spec as default_deserialise_filter_spec,

@@ -1,8 +1,9 @@
 """Surgery on trees: `tree_at` gives a copy in which some nodes are replaced.
 
-`where` is asked on rebuilt copies of the tree, in which every node and leaf is an object
-of its own, so that what it returns is found by identity. One leaf, the common case, is
-found without looking at any other node.
+A function `where` is asked on rebuilt copies of the tree, in which every node and leaf is
+an object of its own, so that what it returns is found by identity. One leaf, the common
+case, is found without looking at any other node. Paths and trees of bools are looked up
+among the key paths of all nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from typing import Any, Final, TypeVar
 
 import jax.tree_util as jtu
 
-from .paths import path_str
+from .nodes import Nodes
+from .select import choose_places, is_function
 
 _Tree = TypeVar("_Tree")
 
@@ -25,7 +27,7 @@ _MISSING: Final = _Missing()
 
 
 def tree_at(
-    where: Callable[[_Tree], Any],
+    where: Callable[[_Tree], Any] | object,
     pytree: _Tree,
     replace: Any = _MISSING,
     replace_fn: Any = _MISSING,
@@ -38,15 +40,27 @@ def tree_at(
 
     **Arguments:**
 
-    - `where`: called as `where(pytree)`, returns a node of the tree, or a list or tuple of
-        nodes. It is called on two copies of the tree, one of them without its leaves, and
-        must choose by structure alone.
+    - `where`: which nodes, in one of these ways:
+        - A function: `where(pytree)` returns a node of the tree, or a list or tuple of
+            nodes. It is called on two copies of the tree, one of them without its leaves,
+            and must choose by structure alone.
+        - A path to a node: a string that says how to get there from the tree,
+            `"layers[0].weight"`, or a tuple of key entries as JAX gives it. The empty
+            string and the empty tuple are the whole tree. A list (or a tuple of strings)
+            chooses several nodes.
+        - A tree of bools: `pytree` with `True` and `False` in place of nodes or leaves, a
+            Module for example. The nodes at `True` are chosen, in JAX's order: always
+            several, even if it is but one.
     - `pytree`: any pytree.
     - `replace`: what to put in place of the node; for several nodes a sequence of the same
-        length. It may be `None`, or have any structure.
+        length, in the order in which they were chosen. It may be `None`, or have any
+        structure.
     - `replace_fn`: instead of `replace`, a function `node -> new node`.
-    - `is_leaf`: further nodes to treat as leaves. To replace a `None` among several, pass
-        `is_leaf=lambda x: x is None`.
+    - `is_leaf`: further nodes to treat as leaves. For a function to choose a `None` among
+        several, pass `is_leaf=lambda x: x is None`.
+
+    A tree whose leaves are all `True` or `False`, one at least, is a tree of bools also if
+    it can be called. Any other object that can be called is a function.
 
     **Returns:**
 
@@ -56,8 +70,10 @@ def tree_at(
 
     `ValueError` if not exactly one of `replace` and `replace_fn` is given, if their lengths
     differ, if a node is chosen twice or lies inside another chosen one, if `where` depends
-    on the leaves, or returns a container that is not in the tree. `TypeError` if it returns
-    anything else that is not in the tree, or if `replace` has no length for several nodes.
+    on the leaves, or returns a container that is not in the tree, if a path leads nowhere,
+    or if the tree of bools has another structure. `TypeError` if `where` is none of these
+    or returns anything else that is not in the tree, or if `replace` has no length for
+    several nodes.
 
     !!! example
 
@@ -68,6 +84,10 @@ def tree_at(
         assert eqx.tree_at(lambda t: t["a"][0], tree, 10) == {"a": (10, 2), "b": [3]}
         both = lambda t: (t["b"], t["a"][0])
         assert eqx.tree_at(both, tree, replace_fn=str) == {"a": ("1", 2), "b": "[3]"}
+
+        assert eqx.tree_at("['a'][0]", tree, 10) == {"a": (10, 2), "b": [3]}
+        mask = {"a": (False, True), "b": True}
+        assert eqx.tree_at(mask, tree, "xy") == {"a": (1, "x"), "b": "y"}
         ```
     """
     if (replace is _MISSING) == (replace_fn is _MISSING):
@@ -77,21 +97,28 @@ def tree_at(
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
     opaque = [_OpaqueLeaf() for _ in leaves]
     copy = treedef.unflatten(opaque)
-    answer = where(copy)
-    if type(answer) is _OpaqueLeaf:
-        index = _position(opaque, answer)
-        if where(treedef.unflatten(leaves)) is not leaves[index]:
-            raise _depends_on_leaves()
-        leaves[index] = replace_fn(leaves[index]) if replace is _MISSING else replace
-        return treedef.unflatten(leaves)
+    if not is_function(where):
+        nodes = Nodes(copy)
+        places, is_one_node = choose_places(where, nodes)
+    else:
+        answer = where(copy)
+        if type(answer) is _OpaqueLeaf:
+            index = _position(opaque, answer)
+            if where(treedef.unflatten(leaves)) is not leaves[index]:
+                raise _depends_on_leaves()
+            new = replace_fn(leaves[index]) if replace is _MISSING else replace
+            leaves[index] = new
+            return treedef.unflatten(leaves)
 
-    has_tuples = _has_tuples(answer)
-    filled = _own_tuples(pytree, is_leaf) if has_tuples else treedef.unflatten(leaves)
-    nodes, filled_nodes = _Nodes(copy), _Nodes(filled, stop=leaves)
-    places, is_one_node = _choose(answer, where(filled), nodes, filled_nodes)
+        if _has_tuples(answer):
+            filled = _own_tuples(pytree, is_leaf)
+        else:
+            filled = treedef.unflatten(leaves)
+        nodes, filled_nodes = Nodes(copy), Nodes(filled, stop=leaves)
+        places, is_one_node = _choose(answer, where(filled), nodes, filled_nodes)
     _refuse_overlap(places, nodes)
     if replace is _MISSING:
-        originals = _Nodes(pytree, is_leaf).all
+        originals = Nodes(pytree, is_leaf).all
         new = [replace_fn(originals[place]) for place in places]
     else:
         new = [replace] if is_one_node else _as_sequence(replace, len(places))
@@ -114,46 +141,6 @@ class _Tuple(tuple):
 
 
 jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
-
-
-class _Nodes:
-    """All nodes and leaves of a tree, in the order in which JAX visits them.
-
-    In trees of the same structure, what corresponds is at the same place.
-    """
-
-    def __init__(
-        self,
-        tree: Any,
-        is_leaf: Callable[[Any], bool] | None = None,
-        stop: Sequence[Any] = (),
-    ):
-        self.all: list[Any] = []
-        self.places: dict[int, list[int]] = {}
-        stop_ids = set(map(id, stop))
-
-        def visit(node: Any) -> bool:
-            self.places.setdefault(id(node), []).append(len(self.all))
-            self.all.append(node)
-            return id(node) in stop_ids if is_leaf is None else is_leaf(node)
-
-        jtu.tree_flatten(tree, visit)
-
-    def places_of(self, node: Any) -> list[int]:
-        return self.places.get(id(node), [])
-
-    def end(self, place: int) -> int:
-        """The place after the last descendant of the node at `place`."""
-        return place + len(_Nodes(self.all[place]).all)
-
-    def paths_of(self, node: Any) -> list[str]:
-        """How one would write each of `places_of(node)`."""
-        found, _ = jtu.tree_flatten_with_path(self.all[0], lambda x: x is node)
-        return [path_str(path) for path, x in found if x is node]
-
-    def path(self, place: int) -> str:
-        node = self.all[place]
-        return self.paths_of(node)[self.places_of(node).index(place)]
 
 
 def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:
@@ -195,7 +182,7 @@ def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
 
 
 def _choose(
-    answer: Any, filled_answer: Any, nodes: _Nodes, filled_nodes: _Nodes
+    answer: Any, filled_answer: Any, nodes: Nodes, filled_nodes: Nodes
 ) -> tuple[list[int], bool]:
     """The places that `where` chose, and whether it was one node or a sequence of them.
 
@@ -222,7 +209,7 @@ def _choose(
     return places, is_one_node
 
 
-def _locate(node: Any, twin: Any, nodes: _Nodes, filled_nodes: _Nodes) -> int:
+def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
     places = nodes.places_of(node)
     if type(node) is tuple:
         own = filled_nodes.places_of(twin) if type(twin) is _Tuple else []
@@ -249,7 +236,7 @@ def _locate(node: Any, twin: Any, nodes: _Nodes, filled_nodes: _Nodes) -> int:
     )
 
 
-def _refuse_overlap(places: list[int], nodes: _Nodes) -> None:
+def _refuse_overlap(places: list[int], nodes: Nodes) -> None:
     ordered = sorted(places)
     for above, below in pairwise(ordered):
         if above == below:
@@ -280,7 +267,7 @@ def _as_sequence(replace: Any, length: int) -> list[Any]:
     return list(replace)
 
 
-def _rebuild(leaves: list[Any], nodes: _Nodes, new: dict[int, Any]) -> Any:
+def _rebuild(leaves: list[Any], nodes: Nodes, new: dict[int, Any]) -> Any:
     """The tree of `nodes` with these leaves, and `new` at some places instead."""
     leaves_before = list(
         accumulate((type(x) is _OpaqueLeaf for x in nodes.all), initial=0)

@@ -5,7 +5,6 @@ or dtype is a plain `False` even under a trace. Only then are values of JAX arra
 """
 
 import functools
-import operator
 from typing import Any
 
 import jax
@@ -18,7 +17,12 @@ from .filters import is_array, is_inexact_array
 
 
 def tree_equal(
-    *pytrees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0
+    *pytrees: Any,
+    typematch: bool = False,
+    rtol: Any = 0.0,
+    atol: Any = 0.0,
+    check_dtype: bool = True,
+    check_weak_type: bool = False,
 ) -> Any:
     """Whether all trees have the same structure and equal leaves.
 
@@ -33,6 +37,11 @@ def tree_equal(
         and a JAX array, differ.
     - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in `jax.numpy.allclose`.
         All else is compared exactly.
+    - `check_dtype`: `False` lets arrays of different dtype be equal; their values are
+        compared in the dtype that JAX promotes the two to. Typed PRNG keys equal nothing
+        but keys of the same kind.
+    - `check_weak_type`: `True` tells a weakly typed array from another one. NumPy arrays
+        are not weakly typed.
 
     **Returns:**
 
@@ -67,7 +76,11 @@ def tree_equal(
             if not (is_array(a) and is_array(b)):
                 if is_array(a) or is_array(b) or not a == b:
                     return False
-            elif a.shape != b.shape or a.dtype != b.dtype:
+            elif a.shape != b.shape:
+                return False
+            elif a.dtype != b.dtype and (check_dtype or not _are_numbers(a, b)):
+                return False
+            elif check_weak_type and _is_weak(a) != _is_weak(b):
                 return False
             elif _is_numpy(a) and _is_numpy(b) and not _is_traced(rtol, atol):
                 if not _numpy_equal(np.asarray(a), np.asarray(b), rtol, atol):
@@ -77,7 +90,8 @@ def tree_equal(
     if not arrays:
         return True
     return functools.reduce(
-        operator.and_, [_jax_equal(a, b, rtol, atol) for a, b in arrays]
+        lambda so_far, answer: so_far & _moved_to(so_far, answer),
+        [_jax_equal(a, b, rtol, atol) for a, b in arrays],
     )
 
 
@@ -94,7 +108,16 @@ def _is_traced(*xs: Any) -> bool:
     return any(isinstance(x, Tracer) for x in xs)
 
 
+def _is_weak(x: Any) -> bool:
+    return getattr(x, "weak_type", False)
+
+
+def _are_numbers(*arrays: Any) -> bool:
+    return all(x.dtype == bool or jnp.issubdtype(x.dtype, np.number) for x in arrays)
+
+
 def _numpy_equal(a: np.ndarray, b: np.ndarray, rtol: Any, atol: Any) -> bool:
+    a, b = _promoted(a, b)
     if is_inexact_array(a) and not (_is_zero(rtol) and _is_zero(atol)):
         a, b = _widen(a), _widen(b)
         return np.allclose(a, b, np.asarray(rtol), np.asarray(atol))
@@ -102,12 +125,33 @@ def _numpy_equal(a: np.ndarray, b: np.ndarray, rtol: Any, atol: Any) -> bool:
 
 
 def _jax_equal(a: Any, b: Any, rtol: Any, atol: Any) -> jax.Array:
+    a, b = _promoted(a, _moved_to(a, b))
     if is_inexact_array(a) and not (_is_zero(rtol) and _is_zero(atol)):
         a, b = _widen(jnp.asarray(a)), _widen(jnp.asarray(b))
         # Strict dtype promotion would refuse tolerances of another dtype.
         real = jnp.finfo(a.dtype).dtype
         return jnp.allclose(a, b, jnp.asarray(rtol, real), jnp.asarray(atol, real))
     return jnp.all(a == b)
+
+
+def _promoted(a: Any, b: Any) -> tuple[Any, Any]:
+    if a.dtype == b.dtype:
+        return a, b
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.promote_types(a.dtype, b.dtype)
+    return a.astype(dtype), b.astype(dtype)
+
+
+def _moved_to(target: Any, x: Any) -> Any:
+    """`x` on the devices of `target`: JAX computes nothing across those of two arrays."""
+    may_clash = _is_committed(target) and _is_committed(x)
+    if may_clash and target.sharding != x.sharding:
+        return jax.device_put(x, target.sharding)
+    return x
+
+
+def _is_committed(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not _is_traced(x) and x.committed
 
 
 def _is_zero(tolerance: Any) -> bool:

@@ -49,7 +49,7 @@ def is_array_like(element: Any, /) -> bool:
     return (
         is_array(element)
         or isinstance(element, (bool, int, float, complex))
-        or hasattr(element, "__jax_array__")
+        or _has_conversion(element)
     )
 
 
@@ -91,7 +91,11 @@ def is_inexact_array_like(element: Any, /) -> bool:
     """
     if is_array(element):
         return is_inexact_array(element)
-    convert = getattr(element, "__jax_array__", None)
-    if callable(convert):
-        return is_inexact_array(convert())
+    if _has_conversion(element) and callable(element.__jax_array__):
+        return is_inexact_array(element.__jax_array__())
     return isinstance(element, (float, complex))
+
+
+def _has_conversion(element: Any) -> bool:
+    # A class has the attribute for the sake of its instances.
+    return hasattr(element, "__jax_array__") and not isinstance(element, type)

@@ -14,6 +14,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.tracer import Tracer
+
 
 def _never(node: Any) -> bool:
     return False
@@ -39,13 +41,16 @@ def tree_pformat(
     - `pytree`: what to print; any Python object.
     - `width`: the columns to fill before a container is broken into lines.
     - `indent`: the columns by which the content of a broken container is moved in.
-    - `short_arrays`: `False` prints the values of arrays.
+    - `short_arrays`: `False` prints the values of arrays, where they were not deleted.
     - `struct_as_array`: print `jax.ShapeDtypeStruct` as an array of that shape and dtype.
     - `truncate_leaf`: objects for which it is true are shown as `TypeName(...)`.
 
     **Returns:**
 
-    The text. [`equinox_like.tree_pprint`][] prints it.
+    The text. [`equinox_like.tree_pprint`][] prints it. What contains itself is shown as
+    `<recursive>` within, a field that was not set as `<uninitialised>`. A class may define
+    `__pdoc__(self, **kwargs)`, the hook of wadler_lindig, to be shown in another way. For
+    an interactive picture, Modules can be rendered by treescope (`pip install treescope`).
 
     !!! example
 
@@ -115,7 +120,7 @@ class TreeWLCustom:
         if self.truncate_leaf(obj):
             return wl.TextDoc(f"{type(obj).__name__}(...)")
         if isinstance(obj, jax.Array):
-            return self._array(obj) if self.short_arrays else wl.TextDoc(repr(obj))
+            return self._jax_array(obj)
         if isinstance(obj, jax.ShapeDtypeStruct):
             as_array = self.struct_as_array and self.short_arrays
             return self._array(obj) if as_array else None
@@ -127,11 +132,20 @@ class TreeWLCustom:
             return wl.TextDoc(f"<wrapped function {obj.__qualname__}>")
         return None
 
-    def _array(self, x: Any) -> Any:
+    def _jax_array(self, x: Any) -> Any:
+        import wadler_lindig as wl
+
+        if self.short_arrays:
+            return self._array(x)
+        if not isinstance(x, Tracer) and x.is_deleted():
+            return self._array(x, "deleted")
+        return wl.TextDoc(repr(x))
+
+    def _array(self, x: Any, kind: str | None = None) -> Any:
         import wadler_lindig as wl
 
         weak = "weak_" if getattr(x, "weak_type", False) else ""
-        return wl.TextDoc(weak) + wl.array_summary(x.shape, str(x.dtype), None)
+        return wl.TextDoc(weak) + wl.array_summary(x.shape, str(x.dtype), kind)
 
     def _partial(self, partial: functools.partial) -> Any:
         import wadler_lindig as wl

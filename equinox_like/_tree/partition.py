@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from .format import tree_pformat
+from .paths import path_str
+
 
 def filter(
     pytree: Any,
@@ -74,7 +77,7 @@ def partition(
         ```
     """
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
-    keep = _evaluate(filter_spec, pytree, leaves, is_leaf)
+    keep = _evaluate(filter_spec, pytree, leaves, treedef, is_leaf)
     kept = [x if k else replace for x, k in zip(leaves, keep, strict=True)]
     rest = [replace if k else x for x, k in zip(leaves, keep, strict=True)]
     return treedef.unflatten(kept), treedef.unflatten(rest)
@@ -99,7 +102,7 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     stop = _is_none if is_leaf is None else lambda x: x is None or is_leaf(x)
     leaves, treedef = jtu.tree_flatten(pytrees[0], stop)
     for other in pytrees[1:]:
-        others = _flatten_up_to(treedef, pytrees[0], other, stop)
+        others = flatten_up_to(treedef, pytrees[0], other, stop)
         leaves = [b if a is None else a for a, b in zip(leaves, others, strict=True)]
     return treedef.unflatten(leaves)
 
@@ -108,7 +111,8 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def _flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
+def flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
+    """The subtrees of `full` at the leaves of `prefix`, or an error with the key path."""
     try:
         return treedef.flatten_up_to(full)
     except ValueError:
@@ -117,22 +121,25 @@ def _flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
         raise
 
 
-def _evaluate(filter_spec, pytree, leaves, is_leaf) -> list[bool]:
+def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     """One bool for each leaf of `pytree`."""
     if callable(filter_spec) and jtu.all_leaves([filter_spec]):
         return [bool(filter_spec(leaf)) for leaf in leaves]
+    specs, spec_treedef = jtu.tree_flatten(filter_spec)
+    if spec_treedef == treedef and set(map(type, specs)) <= {bool}:
+        return specs
     keep: list[bool] = []
-    specs, treedef = jtu.tree_flatten_with_path(filter_spec)
-    subtrees = _flatten_up_to(treedef, filter_spec, pytree)
-    for (path, spec), subtree in zip(specs, subtrees, strict=True):
+    subtrees = flatten_up_to(spec_treedef, filter_spec, pytree)
+    for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
         below = jtu.tree_leaves(subtree, is_leaf)
         if isinstance(spec, bool):
             keep.extend([spec] * len(below))
         elif callable(spec) and not isinstance(spec, jax.Array):
             keep.extend(bool(spec(leaf)) for leaf in below)
         else:
+            path, _ = jtu.tree_leaves_with_path(filter_spec)[i]
             raise ValueError(
                 "The leaves of `filter_spec` must be `True`, `False` or callables; at "
-                f"`filter_spec{jtu.keystr(path)}` there is a {type(spec).__name__}."
+                f"`{path_str(path, 'filter_spec')}` there is `{tree_pformat(spec)}`."
             )
     return keep

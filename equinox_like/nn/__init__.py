@@ -1,5 +1,6 @@
 """Layer 6: neural network layers, each a Module."""
 
+from .._tree import tree_inference as _tree_inference
 from ._conv import (
     Conv as Conv,
     Conv1d as Conv1d,
@@ -21,3 +22,6 @@ from ._pool import (
 )
 from ._sequential import Lambda as Lambda, Sequential as Sequential
 from ._stateful import StatefulLayer as StatefulLayer
+
+inference_mode = _tree_inference
+"""[`equinox_like.tree_inference`][] by another name."""

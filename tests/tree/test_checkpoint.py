@@ -326,7 +326,7 @@ seen = set()
 for seed in range(25):
     child = os.fork()
     if child == 0:
-        for version in range(1, 1_000_000):
+        for version in range(1 + 1000 * seed, 1_000_000):
             save(path, tree(version))
         os._exit(1)
     time.sleep(random.Random(seed).uniform(0.002, 0.04))

@@ -213,6 +213,69 @@ def test_tolerances_respect_strict_dtype_promotion():
         assert eqx.tree_equal(a, a, rtol=np.float64(0.1), atol=0.1)
 
 
+@pytest.mark.parametrize("module", [np, jnp], ids=["numpy", "jax"])
+def test_dtypes_may_be_disregarded(module):
+    ones, halves = module.ones(2, np.int32), module.full(2, 0.5, np.float32)
+    assert eqx.tree_equal(ones, ones.astype(np.float32)) is False
+    for dtype in (np.float32, np.int8, bool, np.complex64, ml_dtypes.bfloat16):
+        assert eqx.tree_equal(ones, ones.astype(dtype), check_dtype=False)
+    assert not eqx.tree_equal(halves, ones, check_dtype=False)
+    assert eqx.tree_equal(halves, ones, check_dtype=False, atol=0.5)
+    assert eqx.tree_equal(ones[:1], ones, check_dtype=False) is False
+
+
+def test_disregarded_dtypes_need_no_promotion_by_the_user():
+    with jax.numpy_dtype_promotion("strict"):
+        a = jnp.ones(2, jnp.int32)
+        assert eqx.tree_equal(a, a.astype(jnp.bfloat16), check_dtype=False)
+
+
+def test_keys_and_text_have_no_dtype_to_disregard():
+    key, data = jax.random.key(0), jnp.zeros((), jnp.uint32)
+    assert eqx.tree_equal(key, data, check_dtype=False) is False
+    assert (
+        eqx.tree_equal(key, jax.random.key(0, impl="rbg"), check_dtype=False) is False
+    )
+    assert eqx.tree_equal(np.asarray("a"), np.asarray(1), check_dtype=False) is False
+
+
+def test_weak_types_matter_if_asked_for():
+    weak, strong = jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32)
+    assert eqx.tree_equal([weak], [strong], check_weak_type=True) is False
+    assert eqx.tree_equal([weak], [np.float32(1)], check_weak_type=True) is False
+    assert eqx.tree_equal([weak], [weak + 0.0], check_weak_type=True)
+    assert eqx.tree_equal([strong], [np.float32(1)], check_weak_type=True)
+
+
+# Where the arrays are
+
+
+def test_leaves_on_different_devices_are_compared():
+    first, second, third, _ = jax.devices()
+    a = [jax.device_put(x, first) for x in (jnp.ones(2), jnp.arange(3))]
+    b = [jax.device_put(a[0], second), jax.device_put(a[1], third)]
+    assert eqx.tree_equal(a, b) and eqx.tree_equal(b, a) and eqx.tree_equal(b, b, a)
+    assert not eqx.tree_equal(a, [b[0], b[1] + 1])
+    free = jnp.ones(4)  # computed wherever the others are
+    assert eqx.tree_equal([free, *b], [free, *b])
+    assert eqx.tree_equal([b[0], free, b[1]], [b[0], free, b[1]])
+    keys = [jax.device_put(jax.random.key(0), device) for device in (first, second)]
+    assert eqx.tree_equal([keys[0], a[0]], [keys[1], b[0]])
+
+
+def test_differently_sharded_leaves_are_compared():
+    mesh = jax.make_mesh((4,), ("x",))
+    shardings = [
+        jax.NamedSharding(mesh, jax.P("x")),
+        jax.NamedSharding(mesh, jax.P()),
+        jax.sharding.SingleDeviceSharding(jax.devices()[3]),
+    ]
+    trees = [jax.device_put([jnp.arange(4), jnp.ones(8)], s) for s in shardings]
+    assert eqx.tree_equal(*trees)
+    assert eqx.tree_equal([trees[0][0], trees[2][1]], [trees[1][0], trees[0][1]])
+    assert not eqx.tree_equal(trees[2], trees[0], [trees[1][0], trees[1][1] + 1])
+
+
 # Other leaves and structures
 
 

@@ -64,6 +64,10 @@ def test_floats_are_inexact_alike_in_jax_and_numpy(dtype):
         jax.random.key(0),
         np.zeros(2, jax.dtypes.float0),
         np.zeros(2, ml_dtypes.int4),
+        np.array("text"),
+        np.array([None]),
+        np.zeros(2, [("a", "f4")]),
+        np.datetime64("2020-01-01"),
         1.0,
     ],
     ids=repr,
@@ -88,3 +92,32 @@ def test_object_is_judged_by_what_it_converts_to():
     assert eqx.is_array_like(Wrapper(jnp.ones(2)))
     assert eqx.is_inexact_array_like(Wrapper(jnp.ones(2)))
     assert not eqx.is_inexact_array_like(Wrapper(jnp.arange(2)))
+
+
+def test_what_the_conversion_raises_propagates():
+    class Broken:
+        def __jax_array__(self):
+            raise RuntimeError("broken")
+
+    assert eqx.is_array_like(Broken()) and not eqx.is_array(Broken())
+    with pytest.raises(RuntimeError, match="broken"):
+        eqx.is_inexact_array_like(Broken())
+
+
+def test_class_of_convertible_objects_is_not_like_an_array():
+    class Wrapper:
+        def __jax_array__(self):
+            return jnp.ones(2)
+
+    assert not eqx.is_array_like(Wrapper) and not eqx.is_inexact_array_like(Wrapper)
+
+
+def test_constants_that_jax_captures_are_arrays():
+    value = np.float32(2.5)
+    jaxpr = jax.make_jaxpr(lambda x: x + value + np.ones(2, np.float32))(1.0)
+    literals = [
+        v.val for e in jaxpr.eqns for v in e.invars if type(v).__name__ == "Literal"
+    ]
+    assert literals and jaxpr.consts
+    for constant in [*literals, *jaxpr.consts]:
+        assert eqx.is_array(constant) and eqx.is_inexact_array(constant)

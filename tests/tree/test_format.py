@@ -93,6 +93,13 @@ def test_values_of_arrays_print_if_asked_for():
     )
 
 
+def test_deleted_arrays_print_without_their_values():
+    x = jnp.ones(2)
+    x.delete()
+    assert eqx.tree_pformat([x]) == "[f32[2]]"
+    assert eqx.tree_pformat([x], short_arrays=False) == "[f32[2](deleted)]"
+
+
 def test_tracers_print_as_arrays():
     texts = []
     jax.jit(lambda x: texts.append(eqx.tree_pformat({"x": x})))(jnp.ones(2))
@@ -280,6 +287,13 @@ def test_structures_that_contain_themselves_print_as_recursive():
     partial = jtu.Partial(f, [])
     partial.args[0].append(partial)
     assert "args=([<recursive>],)" in eqx.tree_pformat(partial)
+    for node in (Affine([1]), Point([1])):
+        inner = next(iter(vars(node).values()))
+        inner.append({"a": node})
+        text = (
+            f"{type(node).__name__}({next(iter(vars(node)))}=[1, {{'a': <recursive>}}])"
+        )
+        assert eqx.tree_pformat(node) == text
     # Twice the same object is no recursion.
     shared = [1]
     assert eqx.tree_pformat([shared, shared]) == "[[1], [1]]"

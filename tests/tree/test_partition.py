@@ -2,9 +2,10 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 import pytest
 from hypothesis import given
-from strategies import trees
+from strategies import Node, trees
 
 import equinox_like as eqx
 
@@ -35,6 +36,20 @@ def test_each_leaf_is_kept_by_a_filter_or_its_inverse_and_never_by_both(tree, sp
         assert (a is x and b is dropped) or (a is dropped and b is x)
 
 
+@given(trees(), st.data())
+def test_tree_of_bools_decides_leaf_by_leaf_and_a_prefix_for_all_below(tree, data):
+    leaves, treedef = jtu.tree_flatten(tree)
+    n = len(leaves)
+    flags = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    spec, dropped = treedef.unflatten(flags), object()
+    parts = eqx.partition([tree, tree], [spec, True], replace=dropped)
+    kept, rest = map(jtu.tree_leaves, parts)
+    for x, flag, a, b in zip(
+        [*leaves, *leaves], [*flags, *[True] * n], kept, rest, strict=True
+    ):
+        assert (a is x and b is dropped) if flag else (a is dropped and b is x)
+
+
 def test_spec_may_be_a_prefix_of_the_tree():
     tree = {"a": [1, 2.0], "b": (3, "text")}
     kept, rest = eqx.partition(tree, {"a": True, "b": lambda x: isinstance(x, int)})
@@ -54,10 +69,36 @@ def test_concrete_array_decides_by_its_truth():
     assert eqx.filter([1, 2], lambda x: jnp.asarray(x > 1)) == [None, 2]
 
 
-@pytest.mark.parametrize("bad", [0, 1.0, "text", jnp.asarray(True)], ids=repr)
+@pytest.mark.parametrize(
+    "bad", [0, 1.0, "text", jnp.asarray(True), np.True_, np.asarray(True)], ids=repr
+)
 def test_spec_leaf_that_is_no_bool_or_callable_is_refused_by_its_path(bad):
     with pytest.raises(ValueError, match=r"filter_spec\['a'\]\[1\]"):
         eqx.filter({"a": [1, 2]}, {"a": [True, bad]})
+
+
+def test_traced_spec_is_refused():
+    def run(x):
+        with pytest.raises(ValueError, match=r"`filter_spec\[0\]` there is `bool\[\]`"):
+            eqx.filter([x, 1], [x, True])
+        return x
+
+    jax.jit(run)(True)
+
+
+def test_class_is_a_callable_and_a_callable_module_is_a_subtree():
+    assert eqx.filter([0.5, 0, 2], int) == [None, None, 2]
+
+    class Callable(eqx.Module):
+        flag: object
+
+        def __call__(self, x):
+            return True
+
+    assert eqx.filter(Callable([1, 2]), Callable(True)).flag == [1, 2]
+    for spec in (Callable(True), eqx.Partial(bool)):
+        with pytest.raises(ValueError, match="structure"):
+            eqx.filter([1, 2], spec)
 
 
 def test_spec_that_is_no_prefix_is_refused_by_its_path():
@@ -97,6 +138,18 @@ def test_combining_other_structures_names_the_place():
 def test_combining_nothing_is_refused():
     with pytest.raises(TypeError, match="combine"):
         eqx.combine()
+
+
+def test_combining_other_static_fields_is_refused():
+    with pytest.raises(ValueError, match="Node"):
+        eqx.combine(Node(1), Node(None, tag="other"))
+
+
+def test_further_leaves_are_combined_whole():
+    pairs = eqx.combine(
+        [None, (1, None)], [(None, 4), None], is_leaf=lambda x: isinstance(x, tuple)
+    )
+    assert pairs == [(None, 4), (1, None)]
 
 
 def test_one_tree_is_returned_as_it_is():

@@ -76,6 +76,34 @@ assert_type(gradient, Affine)
 # Trees keep their type where the value does.
 assert_type(eqx.apply_updates(model, gradient), Affine)
 assert_type(eqx.tree_at(lambda m: m.weight, model, jnp.zeros((2, 2))), Affine)
+assert_type(eqx.tree_at("weight", model, jnp.zeros((2, 2))), Affine)
+assert_type(eqx.tree_at(["weight", "bias"], model, replace_fn=jnp.zeros_like), Affine)
+mask: object = jax.tree.map(eqx.is_array, model)
+assert_type(eqx.tree_at(mask, model, replace_fn=jnp.zeros_like), Affine)
+eqx.tree_at(lambda m: m.missing, model, 0)  # pyright: ignore[reportAttributeAccessIssue]
+assert_type(eqx.tree_copy(model), Affine)
+assert_type(eqx.tree_inference(model), Affine)
+assert_type(eqx.nn.inference_mode(model, value=False), Affine)
+assert_type(eqx.tree_inference(model, where=lambda m: m.bias), Affine)
+eqx.tree_inference(model, where=lambda m: m.missing)  # pyright: ignore[reportAttributeAccessIssue]
+eqx.tree_check(model)
+
+
+# An item is an instance of its enumeration.
+class Results(eqx.Enumeration):
+    success = "All is well."
+
+
+class MoreResults(Results):
+    failure = "All is lost."
+
+
+result = Results.where(True, Results.success, Results.success)
+assert_type(result, Results)
+assert_type(result.is_traced(), bool)
+assert_type(MoreResults.promote(result), MoreResults)
+assert_type(Results[result], str)
+assert_type(len(Results), int)
 
 
 # A field with a converter takes what the converter takes.

@@ -1,0 +1,3 @@
+"""Layer 4: what acts while a program runs."""
+
+from .enumeration import Enumeration as Enumeration

@@ -1,0 +1,327 @@
+"""Enumerations whose items are arrays to JAX, and messages to people.
+
+The metaclass turns the strings of a class body into items. An item is a Module that holds
+its index as a leaf and its class as structure, so which item it is may depend on traced
+values, but never which enumeration it is of.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compat.tracer import Tracer
+from .._module import Module, field
+from .._tree import is_array, tree_pformat
+from .._warn import warn
+
+# The enumeration. (beartype would check `Self` and a bound by another `isinstance`.)
+_E = TypeVar("_E")
+
+
+class EnumerationItem(Module):
+    """One item of an enumeration. Made by the class only."""
+
+    _index: Any
+    _enumeration: Any = field(static=True)
+
+    def is_traced(self) -> bool:
+        """Whether it is only known at run time which item this is."""
+        return isinstance(self._index, Tracer)
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(jnp.equal, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(jnp.not_equal, other)
+
+    def _compare(self, function: Callable[..., Any], other: Any) -> Any:
+        enumeration = self._enumeration
+        if not isinstance(other, enumeration):
+            raise ValueError(
+                f"Cannot compare an item of {_name(enumeration)} with {_describe(other)}. "
+                "Items are compared with items of the same enumeration; "
+                "`More.promote(item)` makes an item of a subclass `More`."
+            )
+        return _at_compile_time(function, self._index, other._index)
+
+    def __repr__(self) -> str:
+        return f"{_name(self._enumeration)}<{self._enumeration[self]}>"
+
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        import wadler_lindig as wl
+
+        return wl.TextDoc(repr(self))
+
+
+class EnumerationMeta(type):
+    """Turns the strings of a class body into items."""
+
+    # For each name its message, in the order of the indices, which is that of the items.
+    __messages__: dict[str, str]
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        /,
+        **kwargs: Any,
+    ):
+        if not bases:
+            return super().__new__(mcs, name, bases, namespace | {"__messages__": {}})
+        own = {key: x for key, x in namespace.items() if not _is_dunder(key)}
+        _refuse_bad_bodies(name, bases, own)
+        messages = _merge_messages(name, bases, own)
+        rest = {key: x for key, x in namespace.items() if key not in own}
+        rest.setdefault("__doc__", _docstring(messages))
+        cls: Any = super().__new__(
+            mcs, name, bases, rest | {"__messages__": messages}, **kwargs
+        )
+        for i, item_name in enumerate(messages):
+            index = np.asarray(i, np.int32)
+            index.setflags(write=False)
+            type.__setattr__(cls, item_name, EnumerationItem(index, cls))
+        return cls
+
+    def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{_name(cls)} has no instances but its items, which are read from the class: "
+            f"`{cls.__name__}.{next(iter(cls.__messages__), 'name')}`."
+        )
+
+    def __getattr__(cls, name: str) -> Any:
+        items = ", ".join(cls.__messages__) or "none"
+        raise AttributeError(
+            f"{cls.__qualname__} has no item `{name}`. Its items: {items}."
+        )
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name in cls.__messages__:
+            raise AttributeError(f"The item `{name}` of {_name(cls)} is fixed.")
+        super().__setattr__(name, value)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type(instance) is EnumerationItem and instance._enumeration is cls
+
+    def __len__(cls) -> int:
+        return len(cls.__messages__)
+
+    def __getitem__(cls, item: Any) -> str:
+        _refuse_others(cls, f"{cls.__name__}[...]", item)
+        index = item._index
+        if isinstance(index, Tracer):
+            return "traced"
+        if not is_array(index) or not jnp.issubdtype(index.dtype, np.integer):
+            return "unknown"
+        messages, index = list(cls.__messages__.values()), np.asarray(index)
+        if not ((0 <= index) & (index < len(messages))).all():
+            return "unknown"
+        return messages[index] if index.ndim == 0 else str(np.asarray(messages)[index])
+
+    # Without these, Python would try `cls[0]`, `cls[1]`, ...
+    __iter__ = None
+    __contains__ = None
+
+
+class Enumeration(metaclass=EnumerationMeta):
+    """A set of named messages that can be chosen from within a compiled program.
+
+    Each string in the body of a subclass becomes an item, read as an attribute of the
+    class. An item is a [`equinox_like.Module`][] with one leaf, its index, so it passes
+    through `jax.jit`, `jax.vmap`, `jax.lax.scan` and the like. With these operations:
+
+    - `item == other`, `item != other`: a JAX array of `bool`, known at compile time where
+        both items are. `ValueError` if `other` is no item of the same enumeration.
+    - `isinstance(item, Results)`: whether it is an item of this very class.
+    - `Results[item]`: the message. `"traced"` if it is not known yet; for a batch of items
+        the printed array of messages.
+    - `len(Results)`: the number of items.
+    - `item.is_traced()`: whether it is only known at run time which item this is.
+
+    A subclass of an enumeration has the items of its parents, in their order, and then its
+    own. Its items are others than those of the parents: `promote` makes the one from the
+    other. Giving a name another message is a warning.
+
+    **Raises:**
+
+    `TypeError` for a class body with anything but strings (names such as `__doc__` aside);
+    `ValueError` for an item named `promote` or `where`, and for a base class that is no
+    enumeration.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Results(eqx.Enumeration):
+            success = "All is well."
+            diverged = "The iteration diverged."
+
+        @jax.jit
+        def solve(x):
+            result = Results.where(jnp.isfinite(x), Results.success, Results.diverged)
+            return jnp.nan_to_num(x), result
+
+        _, result = solve(jnp.inf)
+        assert result == Results.diverged
+        assert Results[result] == "The iteration diverged."
+        ```
+    """
+
+    __messages__: ClassVar[dict[str, str]]
+
+    if TYPE_CHECKING:
+        # An item poses as an instance of its class.
+        def is_traced(self) -> bool: ...
+
+    @classmethod
+    def promote(cls: type[_E], item: Any) -> _E:
+        """The item of this class that has the name of an item of a parent class.
+
+        **Arguments:**
+
+        - `item`: an item of a proper parent class; it may be traced, or a batch of items.
+
+        **Returns:**
+
+        The item of this class, known at compile time if `item` is.
+
+        **Raises:**
+
+        `ValueError` for anything else.
+        """
+        parent = item._enumeration if type(item) is EnumerationItem else None
+        if parent not in cls.__mro__[1:] or not is_array(item._index):
+            raise ValueError(
+                f"`{cls.__name__}.promote` takes an item of a parent class of "
+                f"{_name(cls)}; got {_describe(item)}."
+            )
+        index = item._index
+        own = list(cls.__messages__)  # pyright: ignore[reportAttributeAccessIssue]
+        offsets = np.asarray(
+            [own.index(name) for name in parent.__messages__], np.int32
+        )
+        if _is_one_known(index):
+            return vars(cls)[own[offsets[int(index)]]]
+        promoted: Any = EnumerationItem(
+            _at_compile_time(lambda i: jnp.asarray(offsets)[i], index), cls
+        )
+        return promoted
+
+    @classmethod
+    def where(cls: type[_E], pred: Any, a: Any, b: Any) -> _E:
+        """`a` if `pred` is true, and otherwise `b`.
+
+        **Arguments:**
+
+        - `pred`: a scalar of `bool`; it may be traced.
+        - `a`, `b`: items of this very class.
+
+        **Returns:**
+
+        The item. If `pred` is known at compile time, or both items are the same one, it is
+        one of the two objects.
+
+        **Raises:**
+
+        `ValueError` if `pred` is no scalar of `bool`, or an item is of another class.
+        """
+        _refuse_others(cls, f"{cls.__name__}.where", a, b)
+        if not isinstance(pred, bool) and not (
+            is_array(pred) and pred.shape == () and pred.dtype == bool
+        ):
+            raise ValueError(
+                f"`{cls.__name__}.where` takes a scalar of `bool` as its predicate; got "
+                f"{_describe(pred)}. For a batch of predicates use `jax.vmap`."
+            )
+        if a._index is b._index:
+            return a
+        if not isinstance(pred, Tracer):
+            return a if pred else b
+        chosen: Any = EnumerationItem(jnp.where(pred, a._index, b._index), cls)
+        return chosen
+
+
+def _at_compile_time(function: Callable[..., Any], *xs: Any) -> Any:
+    if any(isinstance(x, Tracer) for x in xs):
+        return function(*xs)
+    with jax.ensure_compile_time_eval():
+        return function(*xs)
+
+
+def _is_one_known(index: Any) -> bool:
+    return is_array(index) and not isinstance(index, Tracer) and index.ndim == 0
+
+
+def _refuse_bad_bodies(
+    name: str, bases: tuple[type, ...], items: dict[str, Any]
+) -> None:
+    for base in bases:
+        is_plain = base.__mro__[1:] == (object,)
+        if not isinstance(base, EnumerationMeta) and not is_plain:
+            raise ValueError(
+                f"The enumeration {name} has a base class that is none: {_name(base)}."
+            )
+    for item_name, message in items.items():
+        if item_name in ("promote", "where"):
+            raise ValueError(
+                f"The enumeration {name} cannot have an item `{item_name}`: that is the "
+                "name of a method."
+            )
+        if not isinstance(message, str):
+            raise TypeError(
+                f"`{name}.{item_name}` must be a string, the message of an item of this "
+                f"enumeration; got a {type(message).__qualname__}."
+            )
+
+
+def _merge_messages(
+    name: str, bases: tuple[type, ...], own: dict[str, str]
+) -> dict[str, str]:
+    merged: dict[str, str] = {}
+    parents = [b.__messages__ for b in bases if isinstance(b, EnumerationMeta)]
+    for messages in (*parents, own):
+        for item_name, message in messages.items():
+            if merged.setdefault(item_name, message) != message:
+                warn(
+                    f"The enumeration {name} gives its item `{item_name}` the message "
+                    f"{message!r}, where a parent has {merged[item_name]!r}."
+                )
+                merged[item_name] = message
+    return merged
+
+
+def _docstring(messages: dict[str, str]) -> str:
+    items = "".join(f"\n- `{name}`: {text}" for name, text in messages.items())
+    return f"An enumeration with these items:\n{items}\n"
+
+
+def _refuse_others(cls: type, function: str, *items: Any) -> None:
+    for item in items:
+        if not isinstance(item, cls):
+            raise ValueError(
+                f"`{function}` takes items of {_name(cls)}; got {_describe(item)}."
+            )
+
+
+def _describe(x: Any) -> str:
+    if type(x) is EnumerationItem:
+        item = f"an item of {_name(x._enumeration)}"
+        shown = (
+            "" if is_array(x._index) else f" with `{tree_pformat(x._index)}` as index"
+        )
+        return item + shown
+    return f"`{tree_pformat(x)}`"
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")

@@ -1,0 +1,147 @@
+"""Is it a tree? Looking at nodes one level at a time, and for what hangs at two places.
+
+JAX takes a tree for granted: it makes two of an object that it meets twice, and never
+returns from one that contains itself.
+"""
+
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .paths import path_str
+
+
+def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
+    """The children of the top node, and a structure in which each of them is a leaf.
+
+    **Arguments:**
+
+    - `pytree`: any pytree.
+
+    **Returns:**
+
+    The children in JAX's order (a dictionary's by key), `None` among them if it is one,
+    and the `jax.tree_util.PyTreeDef` that puts them together again. A leaf is its own
+    only child.
+
+    **Raises:**
+
+    `ValueError` if the node is a child of its own. [`equinox_like.tree_check`][] finds
+    longer cycles.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        children, treedef = eqx.tree_flatten_one_level({"b": [1, 2], "a": None})
+        assert children == [None, [1, 2]]
+        assert treedef.unflatten("xy") == {"a": "x", "b": "y"}
+        ```
+    """
+    children, treedef = _children(pytree)
+    if any(path and child is pytree for path, child in children):
+        raise ValueError(
+            f"A {type(pytree).__qualname__} is a child of its own, so it is no tree."
+        )
+    return [child for _, child in children], treedef
+
+
+def tree_check(pytree: Any) -> None:
+    """Checks that no array and no node stands at two places of a tree.
+
+    JAX has no notion of two places being one: the first transformation that the tree goes
+    through makes two arrays of one, with a gradient and an update each, so tied weights
+    come apart silently. A container that contains itself is no tree at all.
+
+    What has no identity to lose may repeat: numbers (NumPy's too), `None` and other leaves
+    that are no arrays, empty containers and Modules without children.
+
+    **Arguments:**
+
+    - `pytree`: any Python object; other than JAX's functions this one returns from every
+        cycle.
+
+    **Raises:**
+
+    `ValueError` for the first such array or node, naming its type and both paths. Two JAX
+    arrays that share a buffer without being one object are not told from others; two NumPy
+    arrays that are the same view of the same memory are.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        weight = jnp.ones(2)
+        eqx.tree_check({"encoder": weight, "decoder": jnp.ones(2)})
+        try:
+            eqx.tree_check({"encoder": weight, "decoder": weight})
+        except ValueError as error:
+            assert "`pytree['decoder']`" in str(error)
+            assert "`pytree['encoder']`" in str(error)
+        ```
+    """
+    # The objects are kept beside their paths, so that no `id` is given out again.
+    seen: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+    pending: list[tuple[Any, tuple[Any, ...]]] = [(pytree, ())]
+    while pending:
+        node, path = pending.pop()
+        key = id(node)
+        children = []
+        if isinstance(node, jax.Array | np.ndarray):
+            key = _memory(node)
+        elif jtu.all_leaves([node]):
+            continue
+        elif id(node) not in seen:
+            children, _ = _children(node)
+            if not children:
+                continue
+        if key in seen:
+            raise ValueError(_at_two_places(node, seen[key][1], path))
+        seen[key] = node, path
+        pending += [(child, (*path, *last)) for last, child in reversed(children)]
+
+
+def _children(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
+    """The children of a node with their key paths, each of one entry."""
+    is_below = False
+
+    def stop(_: Any) -> bool:
+        nonlocal is_below
+        was_below, is_below = is_below, True
+        return was_below
+
+    return jtu.tree_flatten_with_path(node, is_leaf=stop)
+
+
+def _memory(array: Any) -> Any:
+    """Equal for two arrays if they are one."""
+    if isinstance(array, np.ndarray) and array.size:
+        where, _ = array.__array_interface__["data"]
+        return where, array.shape, array.strides, array.dtype.str
+    return id(array)
+
+
+def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
+    name = type(node).__qualname__
+    places = f"`{path_str(first, 'pytree')}`", f"`{path_str(second, 'pytree')}`"
+    if isinstance(node, jax.Array | np.ndarray):
+        return (
+            f"The same array, {node.dtype}{list(node.shape)}, stands at {places[0]} and at "
+            f"{places[1]}. JAX makes two of it, which come apart at the first update. Keep "
+            "it at one place and read it from there, or make two with `tree_copy`."
+        )
+    if second[: len(first)] == first:
+        return (
+            f"The {name} at {places[0]} contains itself, at {places[1]}. A tree has no "
+            "cycles: refer to it by a name or an index instead."
+        )
+    return (
+        f"The same {name} stands at {places[0]} and at {places[1]}. JAX makes two of it, "
+        "which come apart at the first update. Keep it at one place and read it from "
+        "there, or make two with `tree_copy`."
+    )

@@ -1,0 +1,62 @@
+"""Copying the arrays of a tree, so that donating or deleting the one spares the other."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.tree_util as jtu
+
+from .._compat.tracer import Tracer
+from .._errors import DonationError
+from .filters import is_array
+from .paths import path_str
+
+_Tree = TypeVar("_Tree")
+
+
+def tree_copy(pytree: _Tree) -> _Tree:
+    """A copy of the tree in which each array has a buffer of its own.
+
+    JAX arrays keep dtype, weak type, sharding and whether they are committed to their
+    devices. NumPy arrays and typed PRNG keys are copied too, everything else is the
+    identical object. An array that stands at two places becomes two.
+
+    **Arguments:**
+
+    - `pytree`: any pytree. Under `jax.jit` the arrays of the result are copies at run time.
+
+    **Returns:**
+
+    The copy. Donating it leaves `pytree` as it is.
+
+    **Raises:**
+
+    [`equinox_like.DonationError`][] if an array was deleted, naming its path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        state = {"w": jnp.ones(2), "steps": 3}
+        spare = eqx.tree_copy(state)
+        state["w"].delete()
+        assert spare["w"].sum() == 2
+        ```
+    """
+    return jtu.tree_map_with_path(_copy, pytree)
+
+
+def _copy(path: tuple[Any, ...], x: Any) -> Any:
+    if not is_array(x):
+        return x
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+        return x.copy()
+    if x.is_deleted():
+        raise DonationError(
+            f"Cannot copy `{path_str(path, 'pytree')}`, {x.dtype}{list(x.shape)}: it was "
+            "donated or deleted. Copy it before that."
+        )
+    copy = x.copy()
+    # JAX forgets some kinds of memory, and writes some shardings in another way.
+    return copy if copy.sharding == x.sharding else jax.device_put(copy, x.sharding)

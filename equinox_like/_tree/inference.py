@@ -1,0 +1,89 @@
+"""Switching a whole model between training and inference."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax.tree_util as jtu
+
+from .at import tree_at
+from .paths import path_str
+
+_Tree = TypeVar("_Tree")
+_FLAG = jtu.GetAttrKey("inference")
+
+
+def tree_inference(
+    pytree: _Tree,
+    value: Any = True,
+    *,
+    where: Callable[[_Tree], Any] | object | None = None,
+) -> _Tree:
+    """Sets each field named `inference`, at any depth, to `value`.
+
+    Layers that behave differently in training have such a field, `nn.Dropout` for one, and
+    so may Modules of your own, dataclasses that are pytrees, and named tuples. It must be
+    a field that JAX sees, not a `field(static=True)`, which is part of the tree's
+    structure. A method named `inference` is left alone.
+
+    **Arguments:**
+
+    - `pytree`: any pytree, usually a model.
+    - `value`: what to set: `True`, `False`, or an array of `bool`.
+    - `where`: as in [`equinox_like.tree_at`][], to choose nodes; only the fields below
+        these are set.
+
+    **Returns:**
+
+    The new tree. Neither `__init__` nor any check of a Module runs.
+
+    **Raises:**
+
+    `TypeError`, naming the path, if a node has an attribute `inference` that cannot be set:
+    a static field, a property or a class attribute.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        model = eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Identity()])
+        assert eqx.tree_inference(model)[0].inference is True
+        assert model[0].inference is False
+        ```
+    """
+    if where is not None:
+        return tree_at(where, pytree, replace_fn=lambda node: _set_flags(node, value))
+    return _set_flags(pytree, value)
+
+
+def _set_flags(pytree: Any, value: Any) -> Any:
+    owners = []
+
+    def is_flag(path: tuple[Any, ...], node: Any) -> bool:
+        if path and path[-1] == _FLAG:
+            return True
+        if _has_flag(node):
+            owners.append((path, node))
+        return False
+
+    parts, treedef = jtu.tree_flatten_with_path(
+        pytree, is_leaf=is_flag, is_leaf_takes_path=True
+    )
+    flags = {path for path, _ in parts if path and path[-1] == _FLAG}
+    for path, node in owners:
+        if (*path, _FLAG) not in flags:
+            raise TypeError(
+                f"`{path_str((*path, _FLAG), 'pytree')}` cannot be set: it is a static "
+                f"field, a property or a class attribute of {type(node).__qualname__}, "
+                "and so no part of the tree. Make it an ordinary field."
+            )
+    return treedef.unflatten([value if path in flags else part for path, part in parts])
+
+
+def _has_flag(node: Any) -> bool:
+    """Whether `node` is a node of the tree with an attribute `inference`, but no method."""
+    if jtu.all_leaves([node]):
+        return False
+    return not callable(getattr(type(node), "inference", None)) and hasattr(
+        node, "inference"
+    )

@@ -1,0 +1,59 @@
+"""All nodes and leaves of a tree in one list, found again by identity or by key path."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .paths import path_str
+
+
+class Nodes:
+    """All nodes and leaves of a tree, in the order in which JAX visits them.
+
+    In trees of the same structure, what corresponds is at the same place.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        is_leaf: Callable[[Any], bool] | None = None,
+        stop: Sequence[Any] = (),
+    ):
+        self.all: list[Any] = []
+        self.places: dict[int, list[int]] = {}
+        stop_ids = set(map(id, stop))
+
+        def visit(node: Any) -> bool:
+            self.places.setdefault(id(node), []).append(len(self.all))
+            self.all.append(node)
+            return id(node) in stop_ids if is_leaf is None else is_leaf(node)
+
+        jtu.tree_flatten(tree, visit)
+
+    def places_of(self, node: Any) -> list[int]:
+        return self.places.get(id(node), [])
+
+    def end(self, place: int) -> int:
+        """The place after the last descendant of the node at `place`."""
+        return place + len(Nodes(self.all[place]).all)
+
+    def paths_of(self, node: Any) -> list[str]:
+        """How one would write each of `places_of(node)`."""
+        found, _ = jtu.tree_flatten_with_path(self.all[0], lambda x: x is node)
+        return [path_str(path) for path, x in found if x is node]
+
+    def path(self, place: int) -> str:
+        node = self.all[place]
+        return self.paths_of(node)[self.places_of(node).index(place)]
+
+    def key_paths(self) -> list[tuple[Any, ...]]:
+        """The key path of each node, where no `is_leaf` or `stop` was given."""
+        paths: list[tuple[Any, ...]] = []
+
+        def visit(path: tuple[Any, ...], _: Any) -> bool:
+            paths.append(path)
+            return False
+
+        jtu.tree_flatten_with_path(self.all[0], visit, is_leaf_takes_path=True)
+        return paths

@@ -1,0 +1,142 @@
+"""Choosing nodes without a function: by their paths, or by a tree of bools.
+
+A path is a string, read as the Python expression that it is, or a tuple of key entries as
+JAX gives it. Key paths decide, so that of several `None` each can be chosen. What is no key
+of JAX's is evaluated: a negative index, a property that returns a node.
+"""
+
+import ast
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import jax.tree_util as jtu
+
+from .nodes import Nodes
+from .partition import flatten_up_to
+from .paths import path_str
+
+# One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
+_Step = tuple[str, Any]
+
+
+def is_function(where: Any) -> TypeGuard[Callable[..., Any]]:
+    """Whether `where` is to be called: it can be, and is no Module of bools."""
+    return callable(where) and not _is_mask(where)
+
+
+def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
+    """The places that `where` chooses, and whether it is one node or several."""
+    paths = nodes.key_paths()
+    if _is_mask(where):
+        flatten_up_to(jtu.tree_structure(where), where, nodes.all[0])
+        places = {path: place for place, path in enumerate(paths)}
+        chosen = [path for path, flag in jtu.tree_leaves_with_path(where) if flag]
+        return [places[path] for path in chosen], False
+    is_one = isinstance(where, str) or _is_key_path(where)
+    given = [where] if is_one else where
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(path, str | tuple) for path in given
+    ):
+        raise TypeError(
+            "`where` must be a function, a path such as `'layers[0].weight'`, a list of "
+            "paths, or a tree whose leaves are all `True` or `False`. It is a "
+            f"{type(where).__qualname__}."
+        )
+    places = {tuple(map(_step, path)): place for place, path in enumerate(paths)}
+    return [_place(path, places, nodes) for path in given], is_one
+
+
+def _is_mask(where: Any) -> bool:
+    leaves = jtu.tree_leaves(where)
+    return bool(leaves) and set(map(type, leaves)) == {bool}
+
+
+def _is_key_path(where: Any) -> bool:
+    return isinstance(where, tuple) and not (
+        where and all(isinstance(path, str | tuple) for path in where)
+    )
+
+
+def _place(path: Any, places: dict[Any, int], nodes: Nodes) -> int:
+    steps = _parse(path) if isinstance(path, str) else tuple(map(_step, path))
+    try:
+        if steps in places:
+            return places[steps]
+    except TypeError:
+        raise ValueError(f"`where` is no path: {path!r} cannot be hashed.") from None
+    if isinstance(path, str):
+        return _evaluate(steps, nodes)
+    end = next(n for n in range(len(path) + 1) if steps[:n] not in places)
+    node = nodes.all[places[steps[: end - 1]]]
+    raise _leads_nowhere(node, path_str(path[: end - 1]), path_str(path[end - 1 : end]))
+
+
+def _step(key: Any) -> Any:
+    match key:
+        case jtu.GetAttrKey(name=name):
+            return ".", name
+        case jtu.SequenceKey(idx=index):
+            return "[]", index
+        case jtu.DictKey(key=name):
+            return "[]", name
+    return key
+
+
+def _parse(path: str) -> tuple[_Step, ...]:
+    """The steps of the expression that `path` is, after the name of a tree."""
+    steps: list[_Step] = []
+    try:
+        node = ast.parse(
+            f"_{path}" if path[:1] in ("", ".", "[") else f"_.{path}", mode="eval"
+        ).body
+        while not isinstance(node, ast.Name):
+            match node:
+                case ast.Attribute(value=node, attr=name):
+                    steps.append((".", name))
+                case ast.Subscript(value=node, slice=index):
+                    steps.append(("[]", ast.literal_eval(index)))
+                case _:
+                    raise ValueError
+    except (SyntaxError, ValueError):
+        raise ValueError(
+            f"`where` is no path: {path!r}. Write what you would write after the tree's "
+            "name to read the node: `'layers[0].weight'`, `\"['key'].bias\"`."
+        ) from None
+    return tuple(reversed(steps))
+
+
+def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
+    """The place of what Python reads at these steps."""
+    node = nodes.all[0]
+    for i, (kind, name) in enumerate(steps):
+        try:
+            below = getattr(node, name) if kind == "." else node[name]
+        except (AttributeError, LookupError, TypeError):
+            raise _leads_nowhere(
+                node, _text(steps[:i]), _text(steps[i : i + 1])
+            ) from None
+        node = below
+    found = nodes.places_of(node)
+    if not found:
+        raise TypeError(
+            f"`pytree{_text(steps)}` can be read, but is no node of the tree. Values of "
+            "static fields and computed ones cannot be replaced."
+        )
+    if len(found) > 1:
+        raise ValueError(
+            f"`pytree{_text(steps)}` does not uniquely identify a node: the same {node!r} "
+            f"stands at {', '.join(f'`{path}`' for path in nodes.paths_of(node))}."
+        )
+    return found[0]
+
+
+def _leads_nowhere(node: Any, above: str, step: str) -> ValueError:
+    kind = "leaf" if jtu.all_leaves([node]) else type(node).__qualname__
+    above = "" if above == "<root>" else above
+    return ValueError(
+        f"`where` leads nowhere: `pytree{above}` is a {kind}, which has no `{step}`."
+    )
+
+
+def _text(steps: tuple[_Step, ...]) -> str:
+    return "".join(f".{x}" if kind == "." else f"[{x!r}]" for kind, x in steps)
