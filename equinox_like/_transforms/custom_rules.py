@@ -75,9 +75,9 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
         def rule(primals, tangents):
             (x,), (t,) = primals, tangents
             root = safe_sqrt(x)
-            return root, None if t is None else t / jnp.maximum(2 * root, 1e-3)
+            return root, None if t is None else t / jnp.maximum(2 * root, 0.125)
 
-        assert eqx.filter_grad(safe_sqrt)(jnp.asarray(0.0)) == 1000.0
+        assert eqx.filter_grad(safe_sqrt)(jnp.asarray(0.0)) == 8.0
         ```
     """
     return CustomJVP(fn)
