@@ -21,9 +21,23 @@ from ._module import (
 )
 from ._runtime import Enumeration as Enumeration
 from ._transforms import (
+    filter_checkpoint as filter_checkpoint,
+    filter_closure_convert as filter_closure_convert,
+    filter_custom_jvp as filter_custom_jvp,
+    filter_custom_vjp as filter_custom_vjp,
+    filter_eval_shape as filter_eval_shape,
     filter_grad as filter_grad,
+    filter_hessian as filter_hessian,
+    filter_io_callback as filter_io_callback,
+    filter_jacfwd as filter_jacfwd,
+    filter_jacrev as filter_jacrev,
     filter_jit as filter_jit,
+    filter_jvp as filter_jvp,
+    filter_linearize as filter_linearize,
+    filter_make_jaxpr as filter_make_jaxpr,
+    filter_pure_callback as filter_pure_callback,
     filter_value_and_grad as filter_value_and_grad,
+    filter_vjp as filter_vjp,
     filter_vmap as filter_vmap,
     if_array as if_array,
 )

@@ -1,7 +1,8 @@
 """`filter_grad` and `filter_value_and_grad`: gradients of functions of any pytrees.
 
-The inexact arrays of the first argument are what JAX differentiates; everything else is
-closed over. Whatever else the function returns travels by `pack.py`.
+The inexact arrays of the first argument are what JAX differentiates, or those of them that
+`wrt` chooses; everything else is closed over. Whatever else the function returns travels
+by `pack.py`.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,10 @@ import jax.tree_util as jtu
 
 from .._module.field import field
 from .._tree.filters import is_inexact_array
+from .._tree.partition import filter
 from .base import MISSING, Transformed, name_of, refuse_deprecated
 from .pack import pack, unpack
+from .parts import Rest, value_and_aux
 
 _P = ParamSpec("_P")
 _X = TypeVar("_X")
@@ -24,13 +27,13 @@ _DEPRECATED = ("arg", "filter_spec")
 
 @overload
 def filter_value_and_grad(
-    *, has_aux: Literal[False] = False, **gradkwargs: Any
+    *, has_aux: Literal[False] = False, wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
     [Callable[Concatenate[_X, _P], _T]], Transformed[Concatenate[_X, _P], tuple[_T, _X]]
 ]: ...
 @overload
 def filter_value_and_grad(
-    *, has_aux: Literal[True], **gradkwargs: Any
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], _X]],
@@ -40,6 +43,7 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], _T],
     *,
     has_aux: Literal[False] = False,
+    wrt: Any = None,
     **gradkwargs: Any,
 ) -> Transformed[Concatenate[_X, _P], tuple[_T, _X]]: ...
 @overload
@@ -47,10 +51,11 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
     *,
     has_aux: Literal[True],
+    wrt: Any = None,
     **gradkwargs: Any,
 ) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], _X]]: ...
 def filter_value_and_grad(
-    fun: Any = MISSING, *, has_aux: Any = False, **gradkwargs: Any
+    fun: Any = MISSING, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
     """Like [`equinox_like.filter_grad`][], and returns the value of `fun`, too.
 
@@ -72,19 +77,19 @@ def filter_value_and_grad(
     """
     _check(gradkwargs)
     if fun is MISSING:
-        return lambda fun: filter_value_and_grad(fun, has_aux=has_aux, **gradkwargs)
-    return Differentiated(fun, True, has_aux, gradkwargs)
+        return lambda fun: Differentiated(fun, True, has_aux, wrt, gradkwargs)
+    return Differentiated(fun, True, has_aux, wrt, gradkwargs)
 
 
 @overload
 def filter_grad(
-    *, has_aux: Literal[False] = False, **gradkwargs: Any
+    *, has_aux: Literal[False] = False, wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
     [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], _X]
 ]: ...
 @overload
 def filter_grad(
-    *, has_aux: Literal[True], **gradkwargs: Any
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[_X, _Aux]],
@@ -94,6 +99,7 @@ def filter_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
     has_aux: Literal[False] = False,
+    wrt: Any = None,
     **gradkwargs: Any,
 ) -> Transformed[Concatenate[_X, _P], _X]: ...
 @overload
@@ -101,9 +107,12 @@ def filter_grad(
     fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
     *,
     has_aux: Literal[True],
+    wrt: Any = None,
     **gradkwargs: Any,
 ) -> Transformed[Concatenate[_X, _P], tuple[_X, _Aux]]: ...
-def filter_grad(fun: Any = MISSING, *, has_aux: Any = False, **gradkwargs: Any) -> Any:
+def filter_grad(
+    fun: Any = MISSING, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
+) -> Any:
     """The gradient of a scalar function with respect to its first argument.
 
     **Arguments:**
@@ -112,6 +121,8 @@ def filter_grad(fun: Any = MISSING, *, has_aux: Any = False, **gradkwargs: Any) 
         anything else if `has_aux`. Differentiated are the floating and complex arrays of
         `x`, which may be any pytree; all other arguments may be anything.
     - `has_aux`: whether `fun` returns `(value, aux)`.
+    - `wrt`: a specification as for [`equinox_like.filter`][], on `x`: only what it chooses
+        is differentiated. By default everything that can be.
     - `**gradkwargs`: as for `jax.grad`, for example `holomorphic`; but not `argnums`.
 
     **Returns:**
@@ -122,7 +133,8 @@ def filter_grad(fun: Any = MISSING, *, has_aux: Any = False, **gradkwargs: Any) 
     **Raises:**
 
     `TypeError` if `x` is not passed by position, or has leaves of which none can be
-    differentiated. `ValueError` if `argnums` is given.
+    differentiated, or `wrt` chooses none of those. `ValueError` if `argnums` is given, or
+    `wrt` does not fit `x`.
 
     !!! example
 
@@ -140,8 +152,8 @@ def filter_grad(fun: Any = MISSING, *, has_aux: Any = False, **gradkwargs: Any) 
     """
     _check(gradkwargs)
     if fun is MISSING:
-        return lambda fun: filter_grad(fun, has_aux=has_aux, **gradkwargs)
-    return Differentiated(fun, False, has_aux, gradkwargs)
+        return lambda fun: Differentiated(fun, False, has_aux, wrt, gradkwargs)
+    return Differentiated(fun, False, has_aux, wrt, gradkwargs)
 
 
 class Differentiated(Transformed[..., Any]):
@@ -149,51 +161,37 @@ class Differentiated(Transformed[..., Any]):
 
     _with_value: bool = field(static=True)
     _has_aux: bool = field(static=True)
+    _wrt: Any = field(static=True)
     _gradkwargs: dict[str, Any] = field(static=True)
 
     def __init__(
-        self, fun: Any, with_value: bool, has_aux: bool, gradkwargs: dict[str, Any]
+        self,
+        fun: Any,
+        with_value: bool,
+        has_aux: bool,
+        wrt: Any,
+        gradkwargs: dict[str, Any],
     ):
         super().__init__(fun)
         self._with_value = with_value
         self._has_aux = has_aux
+        self._wrt = wrt
         self._gradkwargs = gradkwargs
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun, has_aux = self.__wrapped__, self._has_aux
-        if not args:
-            raise TypeError(
-                "Functions wrapped with `filter_grad` and `filter_value_and_grad` are "
-                "differentiated with respect to their first positional argument; "
-                f"`{name_of(fun)}` was called "
-                + ("with keywords only." if kwargs else "without arguments.")
-            )
-        x, *rest = args
-        leaves, treedef = jtu.tree_flatten(x)
-        chosen = [i for i, leaf in enumerate(leaves) if is_inexact_array(leaf)]
-        if leaves and not chosen:
-            raise _nothing_to_differentiate(fun, leaves)
+        data, first, others = first_argument(self, args, kwargs, self._wrt)
 
-        def inner(values):
-            filled = leaves.copy()
-            for i, value in zip(chosen, values, strict=True):
-                filled[i] = value
-            out = fun(treedef.unflatten(filled), *rest, **kwargs)
+        def inner(data):
+            out = fun(first.fill(data), *others, **kwargs)
             if not has_aux:
                 return out, None
-            if not (isinstance(out, tuple) and len(out) == 2):
-                raise TypeError(
-                    f"`{name_of(fun)}` must return a pair `(value, aux)`, because of "
-                    f"`has_aux=True`; it returned a {type(out).__name__}."
-                )
-            return out[0], pack(out[1])
+            value, aux = value_and_aux(fun, out)
+            return value, pack(aux)
 
         differentiated = jax.value_and_grad(inner, has_aux=True, **self._gradkwargs)
-        (value, aux), values = differentiated([leaves[i] for i in chosen])
-        gradients: list[Any] = [None] * len(leaves)
-        for i, leaf in zip(chosen, values, strict=True):
-            gradients[i] = leaf
-        gradient = treedef.unflatten(gradients)
+        (value, aux), gradient = differentiated(data)
+        gradient = first.alone(gradient)
         if self._with_value:
             return ((value, unpack(aux)) if has_aux else value), gradient
         return (gradient, unpack(aux)) if has_aux else gradient
@@ -201,6 +199,39 @@ class Differentiated(Transformed[..., Any]):
     def __repr__(self) -> str:
         kind = "filter_value_and_grad" if self._with_value else "filter_grad"
         return f"<{kind} of {name_of(self.__wrapped__)}>"
+
+
+def first_argument(
+    transformed: Transformed[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wrt: Any = None,
+) -> tuple[list[Any], Rest, tuple[Any, ...]]:
+    """What to differentiate in the first argument, the rest of it, the other arguments."""
+    fun = transformed.__wrapped__
+    if not args:
+        raise TypeError(
+            "Functions wrapped with `filter_grad` and its relatives are differentiated "
+            f"with respect to their first positional argument; `{name_of(fun)}` was called "
+            + ("with keywords only." if kwargs else "without arguments.")
+        )
+    x, *others = args
+    leaves, treedef = jtu.tree_flatten(x)
+    places = [i for i, leaf in enumerate(leaves) if is_inexact_array(leaf)]
+    if leaves and not places:
+        raise _nothing_to_differentiate(fun, leaves)
+    if wrt is not None:
+        chosen = jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
+        places = [i for i in places if chosen[i] is not _LEFT_OUT]
+        if leaves and not places:
+            raise TypeError(
+                f"The first argument of `{name_of(fun)}` has nothing to differentiate: "
+                f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
+            )
+    return [leaves[i] for i in places], Rest(treedef, leaves, places), tuple(others)
+
+
+_LEFT_OUT = object()
 
 
 def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:

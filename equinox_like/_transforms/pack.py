@@ -10,64 +10,30 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._tree.filters import is_array
-from .._tree.strict import strict_key
-
-
-class _Structure:
-    """A tree without its arrays. Unlike a `Skeleton` it may hold what has no hash."""
-
-    __slots__ = ("leaves", "places", "treedef")
-
-    def __init__(self, treedef, leaves, places):
-        self.treedef = treedef
-        # All leaves, with `None` for each array, and the indices of the arrays.
-        self.leaves = leaves
-        self.places = places
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is _Structure
-            and self.treedef == other.treedef
-            and self.places == other.places
-            and strict_key(self.leaves) == strict_key(other.leaves)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.treedef, self.places))
+from .parts import Rest, take_apart
 
 
 class Packed:
     """A node with the arrays of a tree as children."""
 
-    __slots__ = ("data", "structure")
+    __slots__ = ("data", "rest")
 
-    def __init__(self, structure: _Structure, data: Any):
-        self.structure = structure
+    def __init__(self, rest: Rest, data: Any):
+        self.rest = rest
         self.data = data
 
     def unpack(self) -> Any:
-        structure = self.structure
-        leaves = structure.leaves.copy()
-        for i, x in zip(structure.places, self.data, strict=True):
-            leaves[i] = x
-        return structure.treedef.unflatten(leaves)
+        return self.rest.fill(self.data)
 
 
 def pack(tree: Any) -> Any:
     """`tree` itself if all its leaves are arrays, else a `Packed` of it."""
-    leaves, treedef = jtu.tree_flatten(tree)
-    places = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
-    if len(places) == len(leaves):
-        return tree
-    data = [leaves[i] for i in places]
-    for i in places:
-        leaves[i] = None
-    return Packed(_Structure(treedef, leaves, places), data)
+    data, rest = take_apart(tree)
+    return tree if len(data) == len(rest.leaves) else Packed(rest, data)
 
 
 def unpack(out: Any) -> Any:
     return out.unpack() if isinstance(out, Packed) else out
 
 
-jtu.register_pytree_node(Packed, lambda packed: (packed.data, packed.structure), Packed)
+jtu.register_pytree_node(Packed, lambda packed: (packed.data, packed.rest), Packed)

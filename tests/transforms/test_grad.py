@@ -190,6 +190,37 @@ def test_nothing_to_differentiate_is_an_error_that_says_what_is_there(x, seen):
         eqx.filter_grad(loss)(x)
 
 
+@settings(max_examples=20)
+@given(trees(), st.booleans())
+def test_wrt_narrows_what_is_differentiated(tree, everything):
+    tree = (tree, {"w": jnp.ones(2), "v": jnp.ones(3)})
+    wrt = (everything, {"w": lambda x: True, "v": False})
+    gradient = eqx.filter_grad(total, wrt=wrt)(tree)
+    expected = eqx.filter(eqx.filter(tree, wrt), eqx.is_inexact_array)
+    assert jtu.tree_structure(gradient) == jtu.tree_structure(expected)
+    assert gradient[1]["w"].tolist() == [2, 2] and gradient[1]["v"] is None
+
+
+def test_wrt_may_be_a_decorators_option_and_a_single_callable():
+    @eqx.filter_value_and_grad(has_aux=True, wrt=lambda x: x.ndim == 2)
+    def f(params):
+        return params["w"].sum() + params["b"].sum(), "aux"
+
+    (value, aux), gradient = f({"w": jnp.ones((1, 2)), "b": jnp.ones(2)})
+    assert value == 4.0 and aux == "aux" and gradient["b"] is None
+    assert gradient["w"].tolist() == [[1, 1]]
+
+
+def test_wrt_that_chooses_nothing_is_an_error():
+    with pytest.raises(TypeError, match=r"`total`.*`wrt=False` chooses none"):
+        eqx.filter_grad(total, wrt=False)(jnp.ones(2))
+    with pytest.raises(TypeError, match="chooses none"):
+        eqx.filter_grad(total, wrt={"w": False, "n": True})({"w": jnp.ones(2), "n": 1})
+    with pytest.raises(ValueError):
+        eqx.filter_grad(total, wrt={"other": True})({"w": jnp.ones(2)})
+    assert eqx.filter_grad(lambda x: 1.0, wrt=True)(()) == ()
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"x": jnp.ones(2)}])
 def test_first_argument_must_be_passed_by_position(kwargs):
     how = "with keywords only" if kwargs else "without arguments"

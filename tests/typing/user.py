@@ -6,7 +6,7 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
 import abc
-from typing import Generic, TypeVar, assert_type
+from typing import Any, Generic, TypeVar, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,63 @@ assert_type(eqx.filter_grad(loss)(model, jnp.ones(2)), Affine)
 value, gradient = eqx.filter_value_and_grad(loss)(model, jnp.ones(2))
 assert_type(value, jax.Array)
 assert_type(gradient, Affine)
+
+
+# So have the tangent and the cotangent functions, Jacobians and custom rules.
+@eqx.filter_checkpoint
+def block(model: Affine, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
+    return scale * model(x)
+
+
+@eqx.filter_checkpoint(policy=jax.checkpoint_policies.dots_saveable)
+def saving_block(x: jax.Array) -> tuple[jax.Array, str]:
+    return x, "name"
+
+
+@eqx.filter_custom_jvp
+def own_jvp(x: jax.Array, power: int) -> jax.Array:
+    return x**power
+
+
+@eqx.filter_custom_vjp
+def own_vjp(x: jax.Array, limit: float) -> jax.Array:
+    return x
+
+
+@eqx.filter_custom_vjp(optimize_remat=True)
+def own_vjp_remat(x: jax.Array) -> str:
+    return ""
+
+
+@eqx.filter_grad(has_aux=True, wrt=eqx.is_array)
+def slope(model: Affine, x: jax.Array) -> tuple[jax.Array, str]:
+    return loss(model, x), "aux"
+
+
+assert_type(block(model, jnp.ones(2), scale=2.0), jax.Array)
+block(model)  # pyright: ignore[reportCallIssue]
+assert_type(saving_block(jnp.ones(2)), tuple[jax.Array, str])
+assert_type(own_jvp(jnp.ones(2), 2), jax.Array)
+own_jvp(jnp.ones(2), "2")  # pyright: ignore[reportArgumentType]
+assert_type(own_vjp(jnp.ones(2), limit=1.0), jax.Array)
+own_vjp(jnp.ones(2))  # pyright: ignore[reportCallIssue]
+assert_type(own_vjp_remat(jnp.ones(2)), str)
+assert_type(slope(model, jnp.ones(2)), tuple[Affine, str])
+out, _ = eqx.filter_jvp(loss, (model, jnp.ones(2)), (model, None))
+assert_type(out, jax.Array)
+out, f_jvp = eqx.filter_linearize(loss, model, jnp.ones(2))
+assert_type(out, jax.Array)
+out, pullback = eqx.filter_vjp(loss, model, jnp.ones(2))
+assert_type(out, jax.Array)
+assert_type(pullback(out)[0], Any)
+out, pullback, aux = eqx.filter_vjp(saving_block, jnp.ones(2), has_aux=True)
+assert_type(aux, str)
+converted = eqx.filter_closure_convert(double, jax.ShapeDtypeStruct((2,), jnp.float32))
+assert_type(converted(jnp.ones(2)), jax.Array)
+eqx.filter_jacfwd(loss)(model, jnp.ones(2))
+eqx.filter_hessian(loss)(model)  # pyright: ignore[reportCallIssue]
+assert_type(eqx.filter_jacrev(saving_block, has_aux=True)(jnp.ones(2)), tuple[Any, str])
+eqx.filter_make_jaxpr(loss)(model)  # pyright: ignore[reportCallIssue]
 
 # Trees keep their type where the value does.
 assert_type(eqx.apply_updates(model, gradient), Affine)

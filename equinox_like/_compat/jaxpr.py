@@ -1,0 +1,30 @@
+"""Running a jaxpr. JAX has no public way to do it with other constants.
+
+Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` should the
+first be gone, as names of `jax.core` go. The fallback is `jax.extend.core.jaxpr_as_fun`,
+which needs a closed jaxpr to be made, and whose module is slow to import.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def find(*cores: str) -> Callable[..., list[Any]]:
+    """`eval_jaxpr(jaxpr, consts, *args)` of the first of these modules that has it."""
+    for core in cores:
+        try:
+            return importlib.import_module(core).eval_jaxpr
+        except (ImportError, AttributeError):
+            continue
+    return by_extension
+
+
+def by_extension(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """The same by what `jax.extend` has."""
+    core = importlib.import_module("jax.extend.core")
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*args)
+
+
+eval_jaxpr: Callable[..., list[Any]] = find("jax.core", "jax._src.core")
+"""`eval_jaxpr(jaxpr, consts, *args)`: runs an open jaxpr."""

@@ -1,0 +1,184 @@
+"""`filter_pure_callback` and `filter_io_callback`: calling Python from compiled code."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax.experimental import io_callback
+
+from .._tree.equal import tree_equal
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .base import name_of, require_callable
+from .parts import Rest, take_apart
+
+
+def filter_pure_callback(
+    callback: Callable[..., Any],
+    /,
+    *args: Any,
+    result_shape_dtypes: Any,
+    sharding: Any = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """`jax.pure_callback` for functions of any pytrees.
+
+    **Arguments:**
+
+    - `callback`: `callback(*args, **kwargs)` runs in Python, when the compiled program gets
+        there. It must be pure: it may be left out, or run more than once. It cannot be
+        differentiated.
+    - `*args`, `**kwargs`: arrays reach it as `jax.Array`s, everything else as it is.
+    - `result_shape_dtypes`: what it returns: a tree with a `jax.ShapeDtypeStruct`, or
+        anything else with a `shape` and a `dtype`, for each array. All other leaves are the
+        values that it must return there.
+    - `sharding`, `vmap_method`: as for `jax.pure_callback`. Without a `vmap_method` it
+        cannot be used under `vmap`.
+    - `vectorized`: no longer there; use `vmap_method`.
+
+    **Returns:**
+
+    What `callback` returned.
+
+    **Raises:**
+
+    `TypeError` if `result_shape_dtypes` is not given. When it runs,
+    `jax.errors.JaxRuntimeError` if what `callback` returns is not as announced; the message
+    names what differs.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+        import numpy as np
+
+        def on_host(x, name):
+            return np.asarray(x) + 1, name
+
+        @eqx.filter_jit
+        def f(x):
+            return eqx.filter_pure_callback(
+                on_host, x, "first", result_shape_dtypes=(x, "first")
+            )
+
+        out, name = f(jnp.ones(2))
+        assert out.tolist() == [2, 2] and name == "first"
+        ```
+    """
+    if vectorized is not None:
+        raise TypeError(
+            "JAX no longer has `vectorized` for callbacks: use `vmap_method`, for example "
+            "`vmap_method='expand_dims'` for a callback that takes a batch, "
+            "`'sequential'` for one that does not."
+        )
+    call = _Call(callback, args, kwargs, result_shape_dtypes, "filter_pure_callback")
+    out = jax.pure_callback(
+        call, call.structs, call.data, sharding=sharding, vmap_method=vmap_method
+    )
+    return call.result.fill(out)
+
+
+def filter_io_callback(
+    callback: Callable[..., Any],
+    /,
+    *args: Any,
+    result_shape_dtypes: Any,
+    sharding: Any = None,
+    ordered: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """`jax.experimental.io_callback` for functions of any pytrees.
+
+    Like [`equinox_like.filter_pure_callback`][] for callbacks that do something, such as
+    writing to a file: each runs exactly as often as the program says. Call
+    `jax.effects_barrier()` to wait for all of them.
+
+    **Arguments:**
+
+    - `callback`, `*args`, `**kwargs`, `result_shape_dtypes`, `sharding`: as for
+        `filter_pure_callback`.
+    - `ordered`: whether callbacks run in the order of the program. Ordered ones cannot be
+        used under `vmap`.
+
+    **Returns:**
+
+    What `callback` returned.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        lines = []
+
+        @eqx.filter_jit
+        def f(x):
+            eqx.filter_io_callback(lambda name, x: lines.append((name, float(x))), "x", x,
+                                   result_shape_dtypes=None, ordered=True)
+
+        f(jnp.asarray(1.0))
+        jax.effects_barrier()
+        assert lines == [("x", 1.0)]
+        ```
+    """
+    call = _Call(callback, args, kwargs, result_shape_dtypes, "filter_io_callback")
+    out = io_callback(call, call.structs, call.data, sharding=sharding, ordered=ordered)
+    return call.result.fill(out)
+
+
+class _Call:
+    """The callback as JAX calls it: from a list of arrays to a list of arrays."""
+
+    data: list[Any]
+    structs: list[jax.ShapeDtypeStruct]
+    result: Rest
+
+    def __init__(self, callback, args, kwargs, result_shape_dtypes, transformation):
+        require_callable(callback, transformation)
+        self._callback = callback
+        self._where = f"`{transformation}` of `{name_of(callback)}`"
+        self.data, self._rest = take_apart((args, kwargs))
+        described, self.result = take_apart(result_shape_dtypes, _describes_array)
+        self.structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in described]
+
+    def __call__(self, data: list[Any]) -> list[Any]:
+        args, kwargs = self._rest.fill(data)
+        out = self._callback(*args, **kwargs)
+        leaves, treedef = jtu.tree_flatten_with_path(out)
+        expected = self.result.fill(self.structs)
+        if treedef != jtu.tree_structure(expected):
+            raise ValueError(
+                f"{self._where} returned another structure than `result_shape_dtypes` "
+                f"announced: {treedef} instead of {jtu.tree_structure(expected)}."
+            )
+        for (path, leaf), wanted in zip(leaves, jtu.tree_leaves(expected), strict=True):
+            self._check(leaf, wanted, path_str(path, "result"))
+        return [leaves[i][1] for i in self.result.places]
+
+    def _check(self, leaf: Any, wanted: Any, name: str) -> None:
+        if not isinstance(wanted, jax.ShapeDtypeStruct):
+            if not tree_equal(leaf, wanted):
+                raise ValueError(
+                    f"{self._where} returned {leaf!r} as `{name}`, for which "
+                    f"`result_shape_dtypes` announced {wanted!r}."
+                )
+        elif not is_array(leaf):
+            raise ValueError(
+                f"{self._where} returned a {type(leaf).__name__} as `{name}`, for which "
+                f"`result_shape_dtypes` announced an array. Return it as `np.asarray(...)`."
+            )
+        elif jax.dtypes.canonicalize_dtype(leaf.dtype, True) != wanted.dtype:
+            raise ValueError(
+                f"{self._where} returned an array of dtype {leaf.dtype} as `{name}`, for "
+                f"which `result_shape_dtypes` announced {wanted.dtype}."
+            )
+
+
+def _describes_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")

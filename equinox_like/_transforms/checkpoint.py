@@ -1,0 +1,97 @@
+"""`filter_checkpoint`: recompute in the backward pass instead of remembering."""
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+
+from .._module.field import field
+from .base import MISSING, Transformed, name_of
+from .pack import pack, unpack
+from .parts import take_apart
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@overload
+def filter_checkpoint(
+    *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
+) -> "Callable[[Callable[_P, _T]], Checkpointed[_P, _T]]": ...
+@overload
+def filter_checkpoint(
+    fun: Callable[_P, _T],
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+) -> "Checkpointed[_P, _T]": ...
+def filter_checkpoint(
+    fun: Any = MISSING,
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., Any] | None = None,
+) -> Any:
+    """`jax.checkpoint` for functions of any pytrees.
+
+    Under reverse-mode differentiation only the arrays that go into `fun` are kept, and what
+    else the backward pass needs is computed again. That takes less memory and more time.
+
+    **Arguments:**
+
+    - `fun`: any callable; its arguments, and what it returns, may be anything.
+    - `prevent_cse`: as for `jax.checkpoint`; `False` is right within `jax.lax.scan`.
+    - `policy`: one of `jax.checkpoint_policies`; which intermediate values to keep.
+
+    **Returns:**
+
+    A callable like `fun`, with the same values and derivatives.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        policy = jax.checkpoint_policies.dots_saveable
+
+        @eqx.filter_checkpoint(policy=policy)
+        def block(activation, x):
+            return activation(jnp.sin(x))
+
+        grad = eqx.filter_grad(lambda x: block(jnp.tanh, x))(jnp.asarray(0.0))
+        assert grad == 1.0
+        ```
+    """
+    if fun is MISSING:
+        return lambda fun: Checkpointed(fun, prevent_cse, policy)
+    return Checkpointed(fun, prevent_cse, policy)
+
+
+class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
+    """What [`equinox_like.filter_checkpoint`][] returns."""
+
+    _prevent_cse: bool = field(static=True)
+    _policy: Any = field(static=True)
+
+    def __init__(self, fun: Any, prevent_cse: bool, policy: Any):
+        super().__init__(fun)
+        self._prevent_cse = prevent_cse
+        self._policy = policy
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        opaque = self._opaque
+        data, rest = take_apart((self._tree, args, kwargs))
+
+        def flat(data):
+            tree, args, kwargs = rest.fill(data)
+            return pack((opaque if tree is None else tree)(*args, **kwargs))
+
+        options: dict[str, Any] = {
+            "prevent_cse": self._prevent_cse,
+            "policy": self._policy,
+        }
+        return unpack(jax.checkpoint(flat, **options)(data))
+
+    def __repr__(self) -> str:
+        return f"<filter_checkpoint of {name_of(self.__wrapped__)}>"

@@ -1,0 +1,145 @@
+"""`filter_closure_convert`: what a function closes over, made visible."""
+
+import types
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import jax.tree_util as jtu
+
+from .._compat.jaxpr import eval_jaxpr
+from .._module.field import field
+from .._module.module import Module
+from .._tree.filters import is_array
+from .._tree.format import tree_pformat
+from .base import name_of, require_callable
+from .parts import Rest, is_array_or_struct, take_apart
+from .trace import filter_eval_shape, trace
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def filter_closure_convert(
+    fn: Callable[_P, _T], *args: Any, **kwargs: Any
+) -> "ClosureConverted[_P, _T]":
+    """A function whose captured arrays are leaves, so that it may cross any boundary.
+
+    A function that closes over an array which is being differentiated, or otherwise
+    traced, cannot be an argument of a function with a custom rule, say: the array would
+    get in unseen. Its converted form can.
+
+    **Arguments:**
+
+    - `fn`: any callable.
+    - `*args`, `**kwargs`: examples of what it will be called with; a
+        `jax.ShapeDtypeStruct` may stand for an array. Whatever is no array is static.
+
+    **Returns:**
+
+    A callable pytree whose leaves, its attribute `consts`, are the arrays that `fn` closes
+    over or holds. `in_struct`, a pair of `args` and `kwargs`, and `out_struct` tell what
+    it takes and returns. A plain function that has no closure is not traced, but called.
+
+    **Raises:**
+
+    When called: `ValueError` if shapes, dtypes, structure or static values are not those
+    of the examples.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        def scale_by(factor):
+            return lambda x: factor * x
+
+        factor = jnp.asarray(2.0)
+        scale = eqx.filter_closure_convert(scale_by(factor), jnp.ones(3))
+        assert scale.consts[0] is factor
+        assert scale(jnp.ones(3)).tolist() == [2, 2, 2]
+        ```
+    """
+    require_callable(fn, "filter_closure_convert")
+    if _captures_nothing(fn):
+        data, rest = take_apart((args, kwargs), is_array_or_struct)
+        return ClosureConverted([], fn, None, map(_struct, data), rest, None)
+    jaxpr, out_structs, rest, out_rest = trace(fn, args, kwargs)
+    structs = map(_struct, jaxpr.in_avals)
+    out = out_structs, out_rest
+    return ClosureConverted(list(jaxpr.consts), fn, jaxpr.jaxpr, structs, rest, out)
+
+
+def _captures_nothing(fn: Any) -> bool:
+    return (
+        isinstance(fn, types.FunctionType)
+        and fn.__closure__ is None
+        and not any(
+            map(is_array, jtu.tree_leaves((fn.__defaults__, fn.__kwdefaults__)))
+        )
+    )
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(x) if is_array(x) else x
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+class ClosureConverted(Module, Generic[_P, _T]):
+    """What [`equinox_like.filter_closure_convert`][] returns."""
+
+    consts: list[Any]
+    _name: str = field(static=True)
+    _fun: Any = field(static=True)  # called if there is no jaxpr
+    _jaxpr: Any = field(static=True)
+    _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
+    _rest: Rest = field(static=True)
+    _out: Any = field(static=True)
+
+    def __init__(self, consts, fn, jaxpr, structs, rest, out):
+        self.consts = consts
+        self._name = name_of(fn)
+        self._fun = fn if jaxpr is None else None
+        self._jaxpr = jaxpr
+        self._structs = tuple(structs)
+        self._rest = rest
+        self._out = out
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        data, rest = take_apart((args, kwargs))
+        given = tuple(_struct(x) for x in data)
+        if not rest.has_places_of(self._rest) or given != self._structs:
+            raise self._mismatch(
+                "arrays", rest.alone(given), self._rest.alone(self._structs)
+            )
+        if rest != self._rest:
+            none = [None] * len(data)
+            raise self._mismatch(
+                "static values", rest.fill(none), self._rest.fill(none)
+            )
+        if self._jaxpr is None:
+            return self._fun(*args, **kwargs)
+        return self._out[1].fill(eval_jaxpr(self._jaxpr, self.consts, *data))
+
+    @property
+    def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._rest.fill(self._structs)
+
+    @property
+    def out_struct(self) -> Any:
+        if self._jaxpr is None:
+            args, kwargs = self.in_struct
+            return filter_eval_shape(self._fun, *args, **kwargs)
+        structs, rest = self._out
+        return rest.fill(structs)
+
+    def __repr__(self) -> str:
+        return f"<closure-converted {self._name}, consts={tree_pformat(self.consts)}>"
+
+    def _mismatch(self, what: str, given: Any, expected: Any) -> ValueError:
+        return ValueError(
+            f"The closure-converted `{self._name}` was called with other {what} than it "
+            f"was converted for. Called with (args, kwargs):\n    {given}\nand converted "
+            f"for:\n    {expected}"
+        )

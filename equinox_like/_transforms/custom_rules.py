@@ -1,0 +1,433 @@
+"""`filter_custom_jvp` and `filter_custom_vjp`: derivatives given by the user.
+
+JAX gets the arrays as inputs, never by closure, since it may run a rule long after the
+call. What the user may perturb comes first; all other arrays are *held*: passed to JAX,
+too, and an error if they are perturbed all the same.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.custom_derivatives import zero_from_primal
+
+from .._module.field import field
+from .._tree.filters import is_array, is_array_like, is_inexact_array
+from .._tree.partition import combine, filter, partition
+from .._tree.paths import path_str
+from .._warn import warn
+from .base import MISSING, Transformed, name_of
+from .pack import pack, unpack
+from .parts import as_arrays, take_apart
+from .tangents import is_none, is_zero, refuse_non_arrays
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Rules:
+    """The rules of one function; attached after it was wrapped. Equal to itself alone."""
+
+    jvp: Callable[..., Any] | None = None
+    fwd: Callable[..., Any] | None = None
+    bwd: Callable[..., Any] | None = None
+    # The old form of the backward rule knows no symbolic zeros.
+    materialises: bool = False
+
+
+def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
+    """A function whose forward-mode derivative is a rule of yours.
+
+    Attach the rule by `.def_jvp(rule)` before the first call. Reverse mode transposes it.
+
+    **Arguments:**
+
+    - `fn`: takes anything and returns a tree of arrays and numbers.
+
+    The rule is `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. `primals` is the
+    tuple of positional arguments. `tangents` has the same structure, with `None` for
+    everything that is not perturbed. `tangent_out` has the structure of `out`, where `None`
+    stands for zero. Arguments that are passed by keyword cannot be differentiated.
+
+    **Returns:**
+
+    A callable like `fn`.
+
+    **Raises:**
+
+    `AttributeError` if it is called without a rule. `ValueError` if an argument passed by
+    keyword is differentiated, or `tangent_out` has another structure than `out`;
+    `TypeError` if the latter has another shape or dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_custom_jvp
+        def safe_sqrt(x):
+            return jnp.sqrt(x)
+
+        @safe_sqrt.def_jvp
+        def rule(primals, tangents):
+            (x,), (t,) = primals, tangents
+            root = safe_sqrt(x)
+            return root, None if t is None else t / jnp.maximum(2 * root, 0.125)
+
+        assert eqx.filter_grad(safe_sqrt)(jnp.asarray(0.0)) == 8.0
+        ```
+    """
+    return CustomJVP(fn)
+
+
+class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
+    """What [`equinox_like.filter_custom_jvp`][] returns."""
+
+    _rules: _Rules = field(static=True)
+
+    def __init__(self, fun: Any):
+        super().__init__(fun)
+        self._rules = _Rules()
+
+    def def_jvp(self, rule: Callable[..., Any]) -> None:
+        """Attaches the rule."""
+        self._rules.jvp = rule
+
+    def defjvp(self, rule: Callable[..., Any]) -> None:
+        """The old form of `def_jvp`: tangents of inexact arrays are never `None`."""
+        warn("`defjvp` is deprecated: use `def_jvp`, where `None` is a zero tangent.")
+        self._rules.jvp = _with_zeros(rule)
+
+    def defjvps(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "`filter_custom_jvp` has no `defjvps`: use `def_jvp`."
+        )
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        opaque, name, rule = self._opaque, name_of(self.__wrapped__), self._rules.jvp
+        if rule is None:
+            raise AttributeError(
+                f"`filter_custom_jvp` of `{name}` has no rule yet: attach one by "
+                f"`{name}.def_jvp(rule)` before calling it."
+            )
+        data, rest = take_apart(args)
+        held, held_rest = take_apart((self._tree, kwargs))
+
+        @jax.custom_jvp
+        def flat(data, held):
+            tree, kwargs = held_rest.fill(held)
+            out = (opaque if tree is None else tree)(*rest.fill(data), **kwargs)
+            refuse_non_arrays(out, name, "filter_custom_jvp")
+            return out
+
+        def flat_rule(primals, tangents):
+            (data, held), (data_tangents, _) = primals, tangents
+            _, kwargs = held_rest.fill(held)
+            given = [None if is_zero(t) else t for t in data_tangents]
+            primal_args = rest.fill(as_arrays(data))
+            out, tangent_out = rule(primal_args, rest.alone(given), **kwargs)
+            refuse_non_arrays(out, name, "filter_custom_jvp")
+            return out, _output_tangent(out, tangent_out, name)
+
+        flat.defjvp(flat_rule, symbolic_zeros=True)
+        return flat(data, _hold(held, _KEYWORD_TANGENT.format(name=name), ValueError))
+
+    def __repr__(self) -> str:
+        return f"<filter_custom_jvp of {name_of(self.__wrapped__)}>"
+
+
+_KEYWORD_TANGENT = (
+    "`filter_custom_jvp` of `{name}` received a keyword tangent: arguments passed by "
+    "keyword, and the arrays of the function itself, cannot be differentiated. Pass them "
+    "by position."
+)
+
+
+def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
+    """The tangent of `out` for JAX, with symbolic zeros."""
+    leaves, treedef = jtu.tree_flatten(out, is_none)
+    tangents, tangent_treedef = jtu.tree_flatten(tangent_out, is_none)
+    if treedef != tangent_treedef:
+        raise ValueError(
+            f"The rule of `filter_custom_jvp` of `{name}` must return a tangent with the "
+            f"structure of the output, with `None` for zero. The output has\n    "
+            f"{treedef}\nand the tangent\n    {tangent_treedef}"
+        )
+    return treedef.unflatten(
+        [
+            zero_from_primal(x, symbolic_zeros=True)
+            if t is None and x is not None
+            else t
+            for x, t in zip(leaves, tangents, strict=True)
+        ]
+    )
+
+
+def _with_zeros(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def with_zeros(primals, tangents, **kwargs):
+        filled = jtu.tree_map(
+            lambda x, t: jnp.zeros_like(x) if t is None and is_inexact_array(x) else t,
+            primals,
+            tangents,
+            is_leaf=is_none,
+        )
+        return rule(primals, filled, **kwargs)
+
+    return with_zeros
+
+
+@overload
+def filter_custom_vjp(
+    *, optimize_remat: bool = False
+) -> "Callable[[Callable[_P, _T]], CustomVJP[_P, _T]]": ...
+@overload
+def filter_custom_vjp(
+    fn: Callable[_P, _T], *, optimize_remat: bool = False
+) -> "CustomVJP[_P, _T]": ...
+def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any:
+    """A function whose reverse-mode derivative is a pair of rules of yours.
+
+    Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Only the first
+    argument can be differentiated, which must be passed by position; it may be a tuple of
+    several things.
+
+    **Arguments:**
+
+    - `fn`: `fn(vjp_arg, *args, **kwargs)` takes and returns anything.
+    - `optimize_remat`: whether `fwd` should run only once under
+        [`equinox_like.filter_checkpoint`][]. Nothing is known then to be unperturbed, or to
+        have no cotangent: `perturbed` is `True` for all inexact arrays, and cotangents are
+        zeros instead of `None`.
+
+    The rules:
+
+    - `fwd(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`. `perturbed` is like
+        `vjp_arg`, with `True` for each leaf that is differentiated, else `False`. The
+        residuals may be anything.
+    - `bwd(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs) -> gradient`. The
+        cotangent is like `out`, with `None` for what has none. The gradient is like
+        `filter(vjp_arg, is_inexact_array)`, where `None` stands for zero.
+
+    **Returns:**
+
+    A callable like `fn`. Where it is not differentiated `fn` itself runs.
+
+    **Raises:**
+
+    `RuntimeError` if it is called without rules, if another argument is differentiated, or
+    if the gradient has another structure. `TypeError` if the gradient is not of floating
+    or complex dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_custom_vjp
+        def clip_gradient(x, limit):
+            return x
+
+        @clip_gradient.def_fwd
+        def fwd(perturbed, x, limit):
+            return x, None
+
+        @clip_gradient.def_bwd
+        def bwd(residuals, cotangent, perturbed, x, limit):
+            return jnp.clip(cotangent, -limit, limit)
+
+        grad = eqx.filter_grad(lambda x: 5 * clip_gradient(x, 1.0))(jnp.asarray(2.0))
+        assert grad == 1.0
+        ```
+    """
+    if fn is MISSING:
+        return lambda fn: CustomVJP(fn, optimize_remat)
+    return CustomVJP(fn, optimize_remat)
+
+
+class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
+    """What [`equinox_like.filter_custom_vjp`][] returns."""
+
+    _rules: _Rules = field(static=True)
+    _optimize_remat: bool = field(static=True)
+
+    def __init__(self, fun: Any, optimize_remat: bool):
+        super().__init__(fun)
+        self._rules = _Rules()
+        self._optimize_remat = optimize_remat
+
+    def def_fwd(self, fwd: Callable[..., Any]) -> None:
+        """Attaches the forward rule."""
+        self._rules.fwd = fwd
+
+    def def_bwd(self, bwd: Callable[..., Any]) -> None:
+        """Attaches the backward rule."""
+        self._rules.bwd = bwd
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """The old form: the rules get no `perturbed`, and zeros for `None`."""
+        warn("`defvjp` is deprecated: use `def_fwd` and `def_bwd`.")
+        rules = self._rules
+        rules.fwd = lambda perturbed, *args, **kwargs: fwd(*args, **kwargs)
+        rules.bwd = lambda residuals, cotangent, perturbed, *args, **kwargs: bwd(
+            residuals, cotangent, *args, **kwargs
+        )
+        rules.materialises = True
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        opaque, name, rules = self._opaque, name_of(self.__wrapped__), self._rules
+        optimize_remat = self._optimize_remat
+        fwd, bwd = rules.fwd, rules.bwd
+        if fwd is None or bwd is None:
+            raise RuntimeError(
+                f"`def_fwd` or `def_bwd` not yet called for `{name}`: a "
+                "`filter_custom_vjp` needs both before it is called."
+            )
+        if not args:
+            raise TypeError(
+                f"`filter_custom_vjp` of `{name}` takes its first argument, which is the "
+                "one that is differentiated, by position."
+            )
+        inexact, others = partition(args[0], is_inexact_array)
+        data, treedef = jtu.tree_flatten(inexact)
+        held, rest = take_apart((self._tree, others, args[1:], kwargs))
+
+        def arguments(data, held):
+            """The callable, and what it is called with."""
+            tree, others, args, kwargs = rest.fill(held)
+            vjp_arg = combine(treedef.unflatten(data), others)
+            return opaque if tree is None else tree, (vjp_arg, *args), kwargs
+
+        def like_argument(flags):
+            return combine(
+                treedef.unflatten(flags), jtu.tree_map(lambda _: False, others)
+            )
+
+        @jax.custom_vjp
+        def flat(data, held):
+            fun, args, kwargs = arguments(data, held)
+            return pack(fun(*args, **kwargs))
+
+        def flat_fwd(data, held):
+            if optimize_remat:
+                flags = [True] * len(data)
+            else:
+                flags = [x.perturbed for x in data]
+                data, held = ([x.value for x in group] for group in (data, held))
+            data = as_arrays(data)
+            _, args, kwargs = arguments(data, held)
+            out, residuals = fwd(like_argument(flags), *args, **kwargs)
+            out_treedef = jtu.tree_structure(filter(out, is_array))
+            return pack(out), pack((residuals, out_treedef, flags, data, held))
+
+        def flat_bwd(saved, cotangents):
+            residuals, out_treedef, flags, data, held = unpack(saved)
+            _, args, kwargs = arguments(data, held)
+            given = [
+                _cotangent(c, rules.materialises) for c in jtu.tree_leaves(cotangents)
+            ]
+            gradient = bwd(
+                residuals,
+                out_treedef.unflatten(given),
+                like_argument(flags),
+                *args,
+                **kwargs,
+            )
+            return _input_cotangents(gradient, treedef, data, name), None
+
+        flat.defvjp(
+            flat_fwd,
+            flat_bwd,
+            symbolic_zeros=not optimize_remat,
+            optimize_remat=optimize_remat,
+        )
+        message = _UNEXPECTED_TANGENT.format(name=name)
+        return unpack(flat(data, _hold(held, message, RuntimeError)))
+
+    def __repr__(self) -> str:
+        return f"<filter_custom_vjp of {name_of(self.__wrapped__)}>"
+
+
+_UNEXPECTED_TANGENT = (
+    "`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
+    "autodifferentiated, nor can the arrays of the function itself. Only its first "
+    "argument can, which may be a tuple of several; or use `jax.lax.stop_gradient` on the "
+    "others."
+)
+
+
+def _cotangent(cotangent: Any, materialise: bool) -> Any:
+    """What the user's backward rule gets for one leaf."""
+    if not is_zero(cotangent):
+        return cotangent
+    if materialise and cotangent.dtype != jax.dtypes.float0:
+        return jnp.zeros(cotangent.shape, cotangent.dtype)
+    return None
+
+
+def _input_cotangents(
+    gradient: Any, treedef: Any, data: list[Any], name: str
+) -> list[Any]:
+    """What the user's backward rule returned, checked, for each inexact array."""
+    expected = treedef.unflatten(data)
+    paths, expected_treedef = jtu.tree_flatten_with_path(expected, is_none)
+    leaves, given_treedef = jtu.tree_flatten(gradient, is_none)
+    if expected_treedef != given_treedef:
+        raise RuntimeError(
+            f"The gradient that `def_bwd` of `{name}` returned must have the same "
+            "structure as `filter(vjp_arg, is_inexact_array)`, with `None` for zero. "
+            "Expected\n    "
+            f"{expected_treedef}\nand got\n    {given_treedef}"
+        )
+    cotangents = []
+    for (path, primal), leaf in zip(paths, leaves, strict=True):
+        where = path_str(path, "gradient")
+        if primal is not None:
+            cotangents.append(
+                leaf if leaf is None else _cast(leaf, primal, where, name)
+            )
+        elif leaf is not None:
+            raise RuntimeError(
+                f"`def_bwd` of `{name}` returned `{where}` for something that is no "
+                "floating-point or complex array: it must have the same structure as "
+                "`filter(vjp_arg, is_inexact_array)`."
+            )
+    return cotangents
+
+
+def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
+    dtype = jnp.result_type(leaf) if is_array_like(leaf) else None
+    kind = jnp.complexfloating if jnp.iscomplexobj(primal) else jnp.inexact
+    if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"`def_bwd` of `{name}` returned at `{where}` something of "
+            f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an array "
+            f"of dtype {primal.dtype}: a gradient is of floating or complex dtype."
+        )
+    if kind is jnp.inexact and jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"`def_bwd` of `{name}` returned at `{where}` a complex gradient of a real "
+            "array."
+        )
+    return jnp.asarray(leaf, primal.dtype)
+
+
+def _hold(values: Sequence[Any], message: str, error: type[Exception]) -> list[Any]:
+    """`values`, of which none may have a tangent."""
+
+    @jax.custom_jvp
+    def identity(values):
+        return values
+
+    def rule(primals, tangents):
+        if not all(map(is_zero, tangents[0])):
+            raise error(message)
+        return primals[0], tangents[0]
+
+    identity.defjvp(rule, symbolic_zeros=True)
+    return (
+        identity(list(values)) if any(map(is_inexact_array, values)) else list(values)
+    )

@@ -1,0 +1,203 @@
+"""`filter_jacfwd`, `filter_jacrev` and `filter_hessian`: Jacobians as trees of trees.
+
+The structure of the output is outside, that of the first argument inside.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
+
+from .._module.field import field
+from .base import MISSING, Transformed, name_of
+from .grad import first_argument
+from .pack import pack, unpack
+from .parts import value_and_aux
+from .tangents import refuse_non_arrays
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Aux = TypeVar("_Aux")
+
+
+@overload
+def filter_jacfwd(
+    *, has_aux: bool = False, **jackwargs: Any
+) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+@overload
+def filter_jacfwd(
+    fun: Callable[_P, tuple[Any, _Aux]], has_aux: Literal[True], **jackwargs: Any
+) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
+@overload
+def filter_jacfwd(
+    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
+) -> "Jacobian[_P, Any]": ...
+def filter_jacfwd(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -> Any:
+    """The Jacobian with respect to the first argument, column by column.
+
+    The time it takes grows with the size of the argument; with
+    [`equinox_like.filter_jacrev`][] it grows with the size of the output.
+
+    **Arguments:**
+
+    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. Differentiated are the
+        floating and complex arrays of `x`; the other arguments may be anything.
+    - `has_aux`: whether `fun` returns `(out, aux)`, where `aux` may be anything.
+    - `**jackwargs`: as for `jax.jacfwd`, for example `holomorphic`; but not `argnums`.
+
+    **Returns:**
+
+    A function of the same arguments, which returns the Jacobian, or `(jacobian, aux)`. The
+    Jacobian has the structure of the output, with a tree like `x` in place of each array.
+    In that there are arrays of shape `(*output.shape, *input.shape)`, and `None` for each
+    leaf that is not differentiated.
+
+    **Raises:**
+
+    `TypeError` if `x` is not passed by position or has nothing to differentiate, or if
+    the output holds something else than arrays and numbers.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        jacobian = eqx.filter_jacfwd(lambda p: {"y": p["a"] ** 2})
+        jac = jacobian({"a": jnp.arange(3.0), "name": "first"})
+        assert jac["y"]["a"].shape == (3, 3) and jac["y"]["name"] is None
+        ```
+    """
+    return _jacobian(fun, "filter_jacfwd", has_aux, jackwargs)
+
+
+@overload
+def filter_jacrev(
+    *, has_aux: bool = False, **jackwargs: Any
+) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+@overload
+def filter_jacrev(
+    fun: Callable[_P, tuple[Any, _Aux]], has_aux: Literal[True], **jackwargs: Any
+) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
+@overload
+def filter_jacrev(
+    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
+) -> "Jacobian[_P, Any]": ...
+def filter_jacrev(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -> Any:
+    """The Jacobian with respect to the first argument, row by row.
+
+    As [`equinox_like.filter_jacfwd`][], with the same result, for functions with small
+    outputs. Of a scalar function it is the gradient.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        jac = eqx.filter_jacrev(jnp.sum)(jnp.ones(3))
+        assert jac.tolist() == [1, 1, 1]
+        ```
+    """
+    return _jacobian(fun, "filter_jacrev", has_aux, jackwargs)
+
+
+@overload
+def filter_hessian(
+    *, has_aux: bool = False, **jackwargs: Any
+) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+@overload
+def filter_hessian(
+    fun: Callable[_P, tuple[Any, _Aux]], has_aux: Literal[True], **jackwargs: Any
+) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
+@overload
+def filter_hessian(
+    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
+) -> "Jacobian[_P, Any]": ...
+def filter_hessian(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -> Any:
+    """The second derivatives with respect to the first argument, forward over reverse.
+
+    Arguments and errors are those of [`equinox_like.filter_jacfwd`][].
+
+    **Returns:**
+
+    A function like that of `filter_jacfwd`; its result has the structure of the output
+    outside, in it a tree like `x`, and in that another one.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        hessian = eqx.filter_hessian(lambda p: jnp.sum(p["a"] ** 3))({"a": jnp.ones(2)})
+        assert hessian["a"]["a"].tolist() == [[6, 0], [0, 6]]
+        ```
+    """
+    if fun is MISSING:
+        return lambda fun: filter_hessian(fun, has_aux, **jackwargs)
+    return filter_jacfwd(filter_jacrev(fun, has_aux, **jackwargs), has_aux, **jackwargs)
+
+
+def _jacobian(fun: Any, name: str, has_aux: bool, jackwargs: dict[str, Any]) -> Any:
+    if jackwargs.pop("argnums", None) is not None:
+        raise ValueError(
+            f"`{name}` does not take `argnums`: it differentiates with respect to the "
+            f"first argument. Put several into a tuple, as in "
+            f"`{name}(lambda xy: fun(*xy))((x, y))`."
+        )
+    _TRANSFORMATIONS[name](lambda x: x, **jackwargs)  # raises for what it does not know
+    if fun is MISSING:
+        return lambda fun: Jacobian(fun, name, has_aux, jackwargs)
+    return Jacobian(fun, name, has_aux, jackwargs)
+
+
+_TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
+    "filter_jacfwd": jax.jacfwd,
+    "filter_jacrev": jax.jacrev,
+}
+
+
+class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
+    """What [`equinox_like.filter_jacfwd`][] and its relatives return."""
+
+    _transformation: str = field(static=True)
+    _has_aux: bool = field(static=True)
+    _jackwargs: dict[str, Any] = field(static=True)
+
+    def __init__(self, fun: Any, transformation: str, has_aux: bool, jackwargs: Any):
+        super().__init__(fun)
+        self._transformation = transformation
+        self._has_aux = has_aux
+        self._jackwargs = jackwargs
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        fun, has_aux = self.__wrapped__, self._has_aux
+        data, first, others = first_argument(self, args, kwargs)
+
+        def flat(data):
+            out, aux = fun(first.fill(data), *others, **kwargs), None
+            if has_aux:
+                out, aux = value_and_aux(fun, out)
+            refuse_non_arrays(out, name_of(fun), self._transformation)
+            leaves, treedef = jtu.tree_flatten(out)
+            return leaves, pack((treedef, aux))
+
+        # Without data there is a Jacobian, of no columns, that JAX cannot make.
+        transformation = _TRANSFORMATIONS[self._transformation] if data else _no_columns
+        rows, packed = transformation(flat, has_aux=True, **self._jackwargs)(data)
+        treedef, aux = unpack(packed)
+        jacobian = treedef.unflatten([first.alone(row) for row in rows])
+        return (jacobian, aux) if has_aux else jacobian
+
+    def __repr__(self) -> str:
+        return f"<{self._transformation} of {name_of(self.__wrapped__)}>"
+
+
+def _no_columns(flat: Any, **kwargs: Any) -> Any:
+    def call(data):
+        leaves, packed = flat(data)
+        return [[] for _ in leaves], packed
+
+    return call

@@ -1,0 +1,174 @@
+"""`filter_jvp` and `filter_linearize`: forward mode for functions of any pytrees."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._module.field import field
+from .._module.module import Module
+from .._tree.filters import is_inexact_array
+from .base import name_of, require_callable
+from .parts import Rest, take_apart
+from .tangents import (
+    by_parts,
+    is_none,
+    is_zero,
+    match_tangents,
+    rejoin,
+    structs_of,
+)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def filter_jvp(
+    fn: Callable[..., _T], primals: Any, tangents: Any, **kwargs: Any
+) -> tuple[_T, Any]:
+    """The value of a function, and how it changes along `tangents`.
+
+    **Arguments:**
+
+    - `fn`: `fn(*primals, **kwargs)` may take and return anything.
+    - `primals`: a tuple or list of the positional arguments, at which to differentiate.
+    - `tangents`: has the structure of `primals`, once `None` counts as a leaf. For each
+        floating or complex array, and for each Python float, its tangent, of the same
+        shape and dtype; or `None` if it is not perturbed. `None` for everything else.
+    - `**kwargs`: are not differentiated.
+
+    **Returns:**
+
+    The output, and its tangent. That has the structure of the output, with `None` for
+    everything that cannot be differentiated, or does not depend on what is perturbed.
+
+    **Raises:**
+
+    `ValueError` if the structure or a shape differs, `TypeError` if a dtype differs or
+    something is perturbed that cannot be; both name the tangent.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        primals = {"w": jnp.ones(2), "name": "first"}, jnp.asarray(3.0)
+        tangents = {"w": jnp.ones(2), "name": None}, None
+        out, tangent = eqx.filter_jvp(lambda p, x: (x * p["w"], x), primals, tangents)
+        assert tangent[0].tolist() == [3, 3] and tangent[1] is None
+        ```
+    """
+    require_callable(fn, "filter_jvp")
+    if not isinstance(primals, tuple | list):
+        raise TypeError(
+            "The primals of `filter_jvp` are a tuple or list of all arguments of "
+            f"`{name_of(fn)}`; got a {type(primals).__name__}. Of one argument: `(x,)`."
+        )
+    matched = match_tangents(primals, tangents)
+    leaves, treedef = jtu.tree_flatten(primals, is_none)
+    places = [i for i, tangent in enumerate(matched) if tangent is not None]
+    flat = by_parts(functools.partial(fn, **kwargs), Rest(treedef, leaves, places))
+    depends: list[bool] = []
+
+    def watched(data, token):
+        inexact, aux = flat(data)
+        values, treedef = jtu.tree_flatten(inexact)
+        return treedef.unflatten(_watch(depends)(token, values)), aux
+
+    if not places:
+        out = fn(*primals, **kwargs)
+        return out, jtu.tree_map(lambda _: None, out)
+    inexact, inexact_tangents, aux = jax.jvp(
+        watched,
+        ([leaves[i] for i in places], 0.0),
+        ([matched[i] for i in places], 1.0),
+        has_aux=True,
+    )
+    found, treedef = jtu.tree_flatten(inexact_tangents)
+    found = [t if d else None for t, d in zip(found, depends, strict=True)]
+    return rejoin(inexact, aux)[0], treedef.unflatten(found)
+
+
+def _watch(depends: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
+    """An identity that notes which of its values have a tangent.
+
+    `jax.jvp` fills in zeros; a rule with symbolic zeros sees where. The token is always
+    perturbed, so that it is this jvp that runs the rule, and not one around it.
+    """
+
+    @jax.custom_jvp
+    def identity(token, values):
+        return values
+
+    def rule(primals, tangents):
+        depends[:] = [not is_zero(t) for t in tangents[1]]
+        return primals[1], tangents[1]
+
+    identity.defjvp(rule, symbolic_zeros=True)
+    return identity
+
+
+def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linearized]":
+    """The value of a function, and its derivative as a linear function.
+
+    Like [`equinox_like.filter_jvp`][] for many tangents at the same place: the function
+    itself runs once.
+
+    **Arguments:**
+
+    - `fun`: `fun(*primals)` may take and return anything.
+    - `*primals`: where to linearize, with respect to all floating and complex arrays.
+
+    **Returns:**
+
+    The output, and a function of tangents, one for each primal: with the structure of the
+    primals, and `None` for whatever is not differentiated, or not perturbed. It returns
+    the tangent of the output, with `None` for what is no floating or complex array. It is
+    a pytree that holds what was computed on the way.
+
+    **Raises:**
+
+    As `filter_jvp`, when the linear function is called.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        out, f_jvp = eqx.filter_linearize(lambda x, n: (x**n, n), jnp.asarray(3.0), 2)
+        assert out == (9.0, 2)
+        assert f_jvp(jnp.asarray(1.0), None) == (6.0, None)
+        ```
+    """
+    require_callable(fun, "filter_linearize")
+    data, rest = take_apart(primals, is_inexact_array)
+    inexact, linear, aux = jax.linearize(by_parts(fun, rest), data, has_aux=True)
+    linearized = Linearized(name_of(fun), linear, rest.alone(structs_of(data)))
+    return rejoin(inexact, aux)[0], linearized
+
+
+class Linearized(Module):
+    """The linear function of [`equinox_like.filter_linearize`][]."""
+
+    _name: str = field(static=True)
+    _linear: Any
+    _primals: tuple[Any, ...] = field(static=True)
+
+    def __call__(self, /, *tangents: Any) -> Any:
+        matched = match_tangents(self._primals, tangents)
+        structs = jtu.tree_leaves(self._primals, is_leaf=is_none)
+        return self._linear(
+            [
+                jnp.zeros(struct.shape, struct.dtype) if tangent is None else tangent
+                for struct, tangent in zip(structs, matched, strict=True)
+                if struct is not None
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return f"<derivative of {self._name}>"

@@ -1,0 +1,93 @@
+"""A tree taken apart for the length of one call: the data that JAX gets, and the rest.
+
+    data, rest = take_apart(tree, is_data)
+    rest.fill(data)   # the tree again
+    rest.alone(data)  # the data in their places, and `None` for everything else
+
+This is `split` without its demands: what is no data needs no hash, since no cache of ours
+depends on it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._tree.filters import is_array
+from .._tree.strict import strict_key
+from .base import name_of
+
+
+class Rest:
+    """A tree without its data. Two are equal if that is so by the strict rule."""
+
+    __slots__ = ("leaves", "places", "treedef")
+
+    def __init__(self, treedef: Any, leaves: Sequence[Any], places: Sequence[int]):
+        self.treedef = treedef
+        # All leaves, with `None` for the data, and the indices of the data.
+        self.leaves = list(leaves)
+        self.places = tuple(places)
+        for i in places:
+            self.leaves[i] = None
+
+    def fill(self, data: Sequence[Any]) -> Any:
+        """The tree, with `data` where its data were."""
+        return self._put(self.leaves.copy(), data)
+
+    def alone(self, data: Sequence[Any]) -> Any:
+        """Nothing but `data`: a tree of the same structure with `None` elsewhere."""
+        return self._put([None] * len(self.leaves), data)
+
+    def _put(self, leaves: list[Any], data: Sequence[Any]) -> Any:
+        for i, x in zip(self.places, data, strict=True):
+            leaves[i] = x
+        return self.treedef.unflatten(leaves)
+
+    def has_places_of(self, other: "Rest") -> bool:
+        """Whether structure and places of the data are the same."""
+        return self.treedef == other.treedef and self.places == other.places
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is Rest
+            and self.has_places_of(other)
+            and strict_key(self.leaves) == strict_key(other.leaves)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, self.places))
+
+
+def take_apart(
+    tree: Any, is_data: Callable[[Any], bool] = is_array
+) -> tuple[list[Any], Rest]:
+    """The leaves that are data, and what is left of the tree without them."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
+    return [leaves[i] for i in places], Rest(treedef, leaves, places)
+
+
+def is_array_or_struct(x: Any) -> bool:
+    """Whether `x` is an array, or says of what shape and dtype one would be."""
+    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+
+
+def as_arrays(data: Sequence[Any]) -> list[Any]:
+    """Python numbers as arrays.
+
+    JAX hands the number itself to a rule if that is what the user differentiates at.
+    """
+    return [x if is_array(x) else jnp.asarray(x) for x in data]
+
+
+def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
+    """What a function returned that was wrapped with `has_aux=True`."""
+    if isinstance(out, tuple) and len(out) == 2:
+        return out
+    raise TypeError(
+        f"`{name_of(fun)}` must return a pair `(value, aux)`, because of "
+        f"`has_aux=True`; it returned a {type(out).__name__}."
+    )

@@ -1,0 +1,130 @@
+"""Tangents and cotangents of any pytrees: a tree like the primal one, with `None` in it.
+
+`None` is the tangent of what is not differentiated; JAX's own name for it, float0, is taken
+in and never given out. Shared by `jvp.py`, `vjp.py`, `jacobian.py` and `custom_rules.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.custom_derivatives import SymbolicZero
+
+from .._tree.filters import is_array_like, is_inexact_array
+from .._tree.partition import combine, partition
+from .._tree.paths import path_str
+from .pack import pack, unpack
+from .parts import Rest, value_and_aux
+
+
+def by_parts(fun: Any, rest: Rest, has_aux: bool = False) -> Callable[..., Any]:
+    """`fun` as JAX differentiates it, with `has_aux=True`.
+
+    From the data that `rest` lacks to the inexact arrays of the output, and `None` for
+    everything else there. That is auxiliary: `rejoin` puts it back.
+    """
+
+    def flat(data):
+        out, aux = fun(*rest.fill(data)), None
+        if has_aux:
+            out, aux = value_and_aux(fun, out)
+        inexact, others = partition(out, is_inexact_array)
+        return inexact, pack((others, aux))
+
+    return flat
+
+
+def rejoin(inexact: Any, packed: Any) -> tuple[Any, Any]:
+    """The output and the auxiliary output of a function called `by_parts`."""
+    others, aux = unpack(packed)
+    return combine(inexact, others), aux
+
+
+def structs_of(data: list[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in data]
+
+
+def is_none(x: Any) -> bool:
+    return x is None
+
+
+def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[Any]:
+    """The tangent of each leaf of `primals`, where `None` counts as a leaf.
+
+    Of the primals, which may be `jax.ShapeDtypeStruct`s, shape and dtype are looked at.
+
+    **Raises:**
+
+    `ValueError` if structures or shapes differ; `TypeError` if dtypes do, or there is a
+    tangent of what has none.
+    """
+    leaves, treedef = jtu.tree_flatten_with_path(primals, is_none)
+    given, given_treedef = jtu.tree_flatten(tangents, is_none)
+    if treedef != given_treedef:
+        raise ValueError(
+            f"`{name}` must have the structure of what they belong to, with `None` for "
+            f"whatever is not differentiated. Expected\n    {treedef}\nand got\n    "
+            f"{given_treedef}"
+        )
+    return [
+        _match(primal, tangent, path_str(path, name))
+        for (path, primal), tangent in zip(leaves, given, strict=True)
+    ]
+
+
+def _match(primal: Any, tangent: Any, name: str) -> Any:
+    if tangent is None:
+        return None
+    if not is_array_like(tangent):
+        raise TypeError(
+            f"`{name}` is a {type(tangent).__name__}, which is no tangent: pass an array, "
+            "or `None` for what is not differentiated."
+        )
+    shape, dtype = _shape_and_dtype(primal)
+    given_shape, given_dtype = _shape_and_dtype(tangent)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        if given_dtype == jax.dtypes.float0:
+            return None
+        what = "" if dtype is None else f" of dtype {dtype}"
+        raise TypeError(
+            f"`{name}` belongs to something{what} that is not differentiated: it must be "
+            "`None`."
+        )
+    if shape != given_shape:
+        raise ValueError(
+            f"`{name}` has shape {given_shape}, and belongs to an array of shape {shape}."
+        )
+    if dtype != given_dtype:
+        raise TypeError(
+            f"`{name}` has dtype {given_dtype}, and belongs to an array of dtype {dtype}."
+        )
+    return tangent
+
+
+def _shape_and_dtype(x: Any) -> tuple[Any, Any]:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x.shape, x.dtype
+    if not is_array_like(x):
+        return None, None
+    return jnp.shape(x), x.dtype if is_float0(x) else jnp.result_type(x)
+
+
+def is_float0(x: Any) -> bool:
+    return getattr(x, "dtype", None) == jax.dtypes.float0
+
+
+def is_zero(tangent: Any) -> bool:
+    """Whether JAX's rules were given this for a tangent that is zero without looking."""
+    return type(tangent) is SymbolicZero or is_float0(tangent)
+
+
+def refuse_non_arrays(out: Any, name: str, transformation: str) -> None:
+    """Raises `TypeError` for the first leaf of an output that JAX cannot take."""
+    for path, leaf in jtu.tree_flatten_with_path(out)[0]:
+        if not is_array_like(leaf):
+            raise TypeError(
+                f"`{transformation}` of `{name}`: the output must hold arrays and "
+                f"numbers only; `{path_str(path, 'output')}` is a {type(leaf).__name__}."
+            )

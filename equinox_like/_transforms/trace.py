@@ -1,0 +1,165 @@
+"""`filter_eval_shape` and `filter_make_jaxpr`: what a function does, without doing it.
+
+Arrays, and `jax.ShapeDtypeStruct`s in their stead, are what JAX traces with; everything
+else reaches the function as it is.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+
+from .._tree.split import STATIC, Skeleton, merge, split
+from .base import Transformed, name_of
+from .pack import pack, unpack
+from .parts import Rest, is_array_or_struct, take_apart
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The shapes and dtypes that a function returns; nothing is computed.
+
+    **Arguments:**
+
+    - `fun`: any callable; a class, too. The arrays of a callable pytree are abstract, like
+        those of the arguments.
+    - `*args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an
+        array. Python numbers and whatever else is no array are passed on as they are.
+
+    **Returns:**
+
+    What `fun` returns, with a `jax.ShapeDtypeStruct` for each array. It keeps the weak
+    type of the array.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        # A model without memory: something to load a file into.
+        skeleton = eqx.filter_eval_shape(eqx.nn.Linear, 2, 3, key=jax.random.key(0))
+        assert skeleton.weight.shape == (3, 2)
+        ```
+    """
+    data, rest = take_apart((fun, args, kwargs), is_array_or_struct)
+
+    def flat(data):
+        fun, args, kwargs = rest.fill(data)
+        return pack(fun(*args, **kwargs))
+
+    return unpack(jax.eval_shape(flat, data))
+
+
+def filter_make_jaxpr(fun: Callable[_P, Any]) -> "JaxprMaker[_P]":
+    """The jaxpr of a function of any pytrees.
+
+    **Arguments:**
+
+    - `fun`: any callable.
+
+    **Returns:**
+
+    A function of example arguments, in which a `jax.ShapeDtypeStruct` may stand for an
+    array. It returns
+
+    - the closed jaxpr. Its inputs are the arrays of the arguments in JAX's order, its
+        constants the arrays that `fun` closes over or holds;
+    - the output with a `jax.ShapeDtypeStruct` for each array, else `None`;
+    - the output without its arrays.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        make_jaxpr = eqx.filter_make_jaxpr(lambda x, n: (n * x, n))
+        jaxpr, arrays, static = make_jaxpr(jnp.ones(2), 3)
+        assert len(jaxpr.jaxpr.invars) == 1
+        assert arrays[0].shape == (2,) and static == (None, 3)
+        ```
+    """
+    return JaxprMaker(fun)
+
+
+class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
+    """What [`equinox_like.filter_make_jaxpr`][] returns."""
+
+    def __init__(self, fun: Any):
+        super().__init__(fun)
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, Any, Any]:
+        jaxpr, structs, _, rest = trace(self.__wrapped__, args, kwargs)
+        return jaxpr, rest.alone(structs), rest.fill([None] * len(structs))
+
+    def __repr__(self) -> str:
+        return f"<filter_make_jaxpr of {name_of(self.__wrapped__)}>"
+
+
+def trace(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[jax.ShapeDtypeStruct], Rest, Rest]:
+    """The jaxpr, the shapes of its outputs; the rest of the arguments and of the output."""
+    data, rest = take_apart((args, kwargs), is_array_or_struct)
+    out_rest: Any = None
+
+    def flat(data):
+        nonlocal out_rest
+        args, kwargs = rest.fill(data)
+        out, out_rest = take_apart(fun(*args, **kwargs))
+        return out
+
+    jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(data)
+    return jaxpr, structs, rest, out_rest
+
+
+class ShapeCache:
+    """`filter_eval_shape`, remembering what it was asked before.
+
+    There is one function for each structure with its static leaves. JAX remembers what it
+    traced of that for which shapes and dtypes, in which context.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[Skeleton, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            groups, skeleton = split((fn, args, kwargs), _label)
+        except ValueError as e:
+            raise TypeError(str(e)) from None
+        # Neither weak types nor shardings count.
+        data = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in groups.get(_DATA, ())]
+        with self._lock:
+            flat = self._functions.setdefault(skeleton, _function_of(skeleton))
+        return unpack(jax.eval_shape(flat, data))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._functions.clear()
+
+
+_DATA = "data"
+
+
+def _label(x: Any) -> Any:
+    return _DATA if is_array_or_struct(x) else STATIC
+
+
+def _function_of(skeleton: Skeleton) -> Callable[..., Any]:
+    groups = {_DATA} & set(skeleton.labels)
+
+    def flat(data):
+        fun, args, kwargs = merge(dict.fromkeys(groups, data), skeleton)
+        return pack(fun(*args, **kwargs))
+
+    return flat
+
+
+cached_filter_eval_shape = ShapeCache()
+"""The one of the library; `clear` empties it."""

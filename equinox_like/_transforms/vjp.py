@@ -1,0 +1,98 @@
+"""`filter_vjp`: reverse-mode derivatives of functions of any pytrees."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
+
+from .._module.field import field
+from .._module.module import Module
+from .._tree.filters import is_inexact_array
+from .._tree.paths import path_str
+from .base import name_of, require_callable
+from .parts import take_apart
+from .tangents import by_parts, is_none, match_tangents, rejoin, structs_of
+
+_T = TypeVar("_T")
+_Aux = TypeVar("_Aux")
+
+
+@overload
+def filter_vjp(
+    fun: Callable[..., _T], *primals: Any, has_aux: Literal[False] = False
+) -> "tuple[_T, Pullback]": ...
+@overload
+def filter_vjp(
+    fun: Callable[..., tuple[_T, _Aux]], *primals: Any, has_aux: Literal[True]
+) -> "tuple[_T, Pullback, _Aux]": ...
+def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
+    """The value of a function, and the function that pulls cotangents back.
+
+    **Arguments:**
+
+    - `fun`: `fun(*primals)` may take and return anything.
+    - `*primals`: where to differentiate, with respect to all floating and complex arrays.
+    - `has_aux`: whether `fun` returns `(out, aux)`.
+
+    **Returns:**
+
+    `(out, vjp_fn)`, or `(out, vjp_fn, aux)`. `vjp_fn(cotangent)` takes a tree like `out`,
+    with `None` for whatever is no floating or complex array, and returns a tuple with the
+    cotangent of each primal, with `None` likewise. It may be called many times, and is a
+    pytree that holds what was computed on the way.
+
+    **Raises:**
+
+    `ValueError` if a cotangent does not fit the output, naming it, when `vjp_fn` is called.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        out, vjp_fn = eqx.filter_vjp(lambda x, n: (x**n, n), jnp.asarray(3.0), 2)
+        assert out == (9.0, 2)
+        assert vjp_fn((jnp.asarray(1.0), None)) == (6.0, None)
+        ```
+    """
+    require_callable(fun, "filter_vjp")
+    data, rest = take_apart(primals, is_inexact_array)
+    flat = by_parts(fun, rest, has_aux)
+    inexact, pull, packed = jax.vjp(flat, data, has_aux=True)
+    out, aux = rejoin(inexact, packed)
+    values, treedef = jtu.tree_flatten(inexact)
+    pullback = Pullback(
+        name_of(fun),
+        pull,
+        treedef.unflatten(structs_of(values)),
+        jtu.tree_structure(rest.alone(data)),
+    )
+    return (out, pullback, aux) if has_aux else (out, pullback)
+
+
+class Pullback(Module):
+    """The second thing that [`equinox_like.filter_vjp`][] returns."""
+
+    _name: str = field(static=True)
+    _pull: Any
+    _out: Any = field(static=True)
+    _primals: Any = field(static=True)
+
+    def __call__(self, cotangent: Any, /) -> tuple[Any, ...]:
+        try:
+            matched = match_tangents(self._out, cotangent, "cotangent")
+        except TypeError as e:
+            raise ValueError(str(e)) from None
+        expected = jtu.tree_flatten_with_path(self._out, is_none)[0]
+        for (path, struct), given in zip(expected, matched, strict=True):
+            if given is None and struct is not None:
+                raise ValueError(
+                    f"`{path_str(path, 'cotangent')}` is `None`, and belongs to an output "
+                    f"of shape {struct.shape} and dtype {struct.dtype}: pass zeros."
+                )
+        return self._primals.unflatten(self._pull(cotangent)[0])
+
+    def __repr__(self) -> str:
+        return f"<vjp of {self._name}>"

@@ -1,0 +1,490 @@
+"""filter_custom_jvp and filter_custom_vjp: what rules are given, and what they return."""
+
+import functools
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from nests import with_own_vjp
+
+import equinox_like as eqx
+
+ONE, TWO = jnp.asarray(1.0), jnp.asarray(2.0)
+
+
+class Scale(eqx.Module):
+    factor: Any
+    activation: Any = jnp.tanh
+
+    def __call__(self, x):
+        return self.factor * x
+
+
+def tripled(seen=None, **kwargs):
+    """`x -> 2 x`, with 3 as its derivative."""
+
+    @eqx.filter_custom_jvp
+    def f(x, *rest, **kwargs):
+        """Doc."""
+        return 2 * x
+
+    def rule(primals, tangents, **kwargs):
+        if seen is not None:
+            seen.append((primals, tangents, kwargs))
+        x, t = primals[0], tangents[0]
+        return 2 * x, None if t is None else 3 * t
+
+    f.def_jvp(rule)
+    return f
+
+
+def twice(f, x):
+    return jax.lax.scan(lambda carry, _: (f(carry), None), x, None, length=2)[0]
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_jvp_rule_is_used_in_both_modes_and_under_each_transformation(disabled):
+    f = tripled()
+    with jax.disable_jit(disabled):
+        assert f(TWO) == 4.0 and f(2.0) == 4.0
+        assert jax.jvp(f, (2.0,), (1.0,)) == (4.0, 3.0)
+        assert eqx.filter_jvp(f, (TWO,), (ONE,)) == (4.0, 3.0)
+        for grad in (jax.grad, eqx.filter_grad):
+            assert grad(f)(TWO) == 3.0
+            assert grad(eqx.filter_jit(f))(TWO) == 3.0
+            assert jax.jit(grad(f))(TWO) == 3.0
+            assert jax.vmap(grad(f))(jnp.ones(2)).tolist() == [3, 3]
+            assert grad(eqx.filter_checkpoint(f))(TWO) == 3.0
+            assert grad(lambda x: jax.lax.cond(x > 0, f, jnp.sin, x))(TWO) == 3.0
+            assert grad(lambda x: twice(f, x))(TWO) == 9.0
+
+
+def test_jvp_rule_is_told_what_is_perturbed():
+    seen = []
+    f = tripled(seen)
+    marker = object()
+
+    def call(x, y):
+        return f(x, y, marker, 3, jnp.arange(2), jax.lax.stop_gradient(x), n=4)
+
+    assert jax.grad(call)(TWO, ONE) == 3.0
+    ((primals, tangents, kwargs),) = seen
+    assert primals[2] is marker and primals[3] == 3 and kwargs == {"n": 4}
+    assert tangents[0] is not None and tangents[1:] == (None,) * 5
+
+
+def test_jvp_rule_sees_arrays_where_python_numbers_are_differentiated():
+    seen = []
+    assert jax.grad(tripled(seen))(2.0) == 3.0
+    assert isinstance(seen[0][0][0], jax.Array)
+
+
+def test_jvp_rule_may_call_the_function_and_be_differentiated_again():
+    @eqx.filter_custom_jvp
+    def cube(x):
+        return x**3
+
+    def rule(primals, tangents):
+        return cube(*primals), 3 * primals[0] ** 2 * tangents[0]
+
+    cube.def_jvp(rule)
+    assert eqx.filter_grad(eqx.filter_grad(cube))(TWO) == 12.0
+    assert jax.jvp(jax.grad(cube), (2.0,), (1.0,)) == (12.0, 12.0)
+
+
+def test_none_from_a_rule_is_a_zero_that_stays_known():
+    @eqx.filter_custom_jvp
+    def f(x, y):
+        return {"a": x, "b": x + y, "none": None}
+
+    f.def_jvp(
+        lambda primals, tangents: (
+            f(*primals),
+            {"a": tangents[0], "b": None, "none": None},
+        )
+    )
+    out, tangent = eqx.filter_jvp(f, (ONE, TWO), (ONE, None))
+    assert out == {"a": 1.0, "b": 3.0, "none": None}
+    assert tangent == {"a": 1.0, "b": None, "none": None}
+    assert jax.grad(lambda x: f(x, x)["b"])(TWO) == 0.0
+
+
+def test_arrays_of_a_callable_argument_are_perturbed():
+    @eqx.filter_custom_jvp
+    def apply(fn, x):
+        return fn(x)
+
+    apply.def_jvp(
+        lambda primals, tangents: eqx.filter_jvp(lambda f, x: f(x), primals, tangents)
+    )
+
+    def loss(w):
+        return apply(eqx.filter_closure_convert(lambda x: w * x, TWO), TWO)
+
+    assert jax.grad(loss)(3.0) == 2.0
+    gradient = eqx.filter_grad(apply)(Scale(TWO), TWO)
+    assert gradient.factor == 2.0 and gradient.activation is None
+
+
+def test_keywords_may_hold_arrays_but_no_tangents():
+    f = tripled()
+    assert jax.grad(lambda x: f(x, y=ONE))(TWO) == 3.0
+    for wrap in (lambda g: g, eqx.filter_jit):
+        with pytest.raises(ValueError, match=r"`f` received a keyword tangent"):
+            jax.grad(wrap(lambda x: f(ONE, y=x)))(TWO)
+    assert jax.grad(lambda x: f(x, y=jax.lax.stop_gradient(x)))(TWO) == 3.0
+
+
+def test_arrays_of_the_wrapped_module_have_no_tangents():
+    def loss(factor):
+        f = eqx.filter_custom_jvp(Scale(factor))
+        f.def_jvp(lambda primals, tangents: (primals[0], tangents[0]))
+        return f(ONE)
+
+    with pytest.raises(ValueError, match="`Scale` received a keyword tangent"):
+        jax.grad(loss)(TWO)
+
+
+def test_arrays_that_are_not_differentiated_do_not_leak():
+    f = tripled()
+
+    @eqx.filter_jit
+    def run(x, n):
+        return jax.lax.cond(n > 0, lambda: f(x, n, n * 2.0), lambda: x)
+
+    gradient = eqx.filter_grad(run)
+    with jax.checking_leaks():
+        assert gradient(TWO, jnp.asarray(1)) == 3.0
+
+
+def test_without_a_rule_the_call_raises():
+    f = eqx.filter_custom_jvp(functools.partial(jnp.power, 2.0))
+    with pytest.raises(AttributeError, match=r"`power` has no rule.*def_jvp"):
+        f(ONE)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        ((ONE, (ONE,)), ValueError, r"`f` must return a tangent with the structure"),
+        ((ONE, jnp.ones(3)), TypeError, "float32"),
+        ((ONE, 1), TypeError, "int32"),
+        (("text", None), TypeError, r"`f`.*`output` is a str"),
+    ],
+    ids=["structure", "shape", "dtype", "text"],
+)
+def test_bad_results_of_a_jvp_rule(returned, error, message):
+    @eqx.filter_custom_jvp
+    def f(x):
+        return x
+
+    f.def_jvp(lambda primals, tangents: returned)
+    with pytest.raises(error, match=message):
+        jax.grad(f)(TWO)
+
+
+def test_outputs_of_a_custom_jvp_are_arrays():
+    f = eqx.filter_custom_jvp(lambda x: {"a": x, "b": "text"})
+    f.def_jvp(lambda primals, tangents: None)
+    with pytest.raises(TypeError, match=r"`output\['b'\]` is a str"):
+        f(ONE)
+
+
+def test_old_form_of_the_jvp_rule_gets_zeros():
+    seen = []
+
+    @eqx.filter_custom_jvp
+    def f(x, y, n):
+        return x * y
+
+    def rule(primals, tangents):
+        seen.append(tangents)
+        return f(*primals), tangents[0] * primals[1] + primals[0] * tangents[1]
+
+    with pytest.warns(UserWarning, match="`defjvp` is deprecated"):
+        f.defjvp(rule)
+    assert jax.grad(f)(TWO, ONE, jnp.arange(2)) == 1.0
+    assert seen[0][1] == 0.0 and seen[0][2] is None
+    with pytest.raises(NotImplementedError, match="def_jvp"):
+        f.defjvps(rule)
+
+
+def clipped(seen=None, **options):
+    """The identity on the first argument, with a gradient of at most `limit`."""
+
+    @eqx.filter_custom_vjp(**options)
+    def clip(x, limit):
+        """Doc."""
+        return x
+
+    def fwd(perturbed, x, limit):
+        if seen is not None:
+            seen.append(("fwd", perturbed, x))
+        return x, "residual"
+
+    def bwd(residuals, cotangent, perturbed, x, limit):
+        assert residuals == "residual"
+        if seen is not None:
+            seen.append(("bwd", cotangent, perturbed))
+        return jax.tree.map(lambda c: jnp.clip(c, -limit, limit), cotangent)
+
+    clip.def_bwd(bwd)
+    clip.def_fwd(fwd)
+    return clip
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize_remat": True}], ids=["", "remat"])
+@pytest.mark.parametrize("disabled", [False, True])
+def test_vjp_rules_are_used_under_each_transformation(options, disabled):
+    f = clipped(**options)
+    with jax.disable_jit(disabled):
+        assert f(TWO, 1.0) == 2.0 and f(2.0, limit=1) == 2.0
+
+        def loss(x, limit=1.0):
+            return 5 * f(x, limit)
+
+        for grad in (jax.grad, eqx.filter_grad):
+            assert grad(loss)(TWO) == 1.0
+            assert grad(eqx.filter_jit(loss))(TWO) == 1.0
+            assert jax.jit(grad(loss))(TWO) == 1.0
+            assert jax.vmap(grad(loss))(jnp.ones(2)).tolist() == [1, 1]
+            assert jax.vmap(grad(loss))(jnp.ones(2), jnp.arange(2.0)).tolist() == [0, 1]
+            assert grad(eqx.filter_checkpoint(loss))(TWO) == 1.0
+            assert grad(lambda x: jax.lax.cond(x > 0, loss, jnp.sin, x))(TWO) == 1.0
+            assert grad(lambda x: twice(loss, x))(TWO) == 1.0
+
+
+def test_vjp_rules_are_told_what_is_perturbed():
+    seen = []
+    f = clipped(seen)
+    marker = object()
+
+    def loss(x, y):
+        arg = {"x": x, "y": y, "n": 3, "i": jnp.arange(2), "m": marker}
+        arg["stopped"] = jax.lax.stop_gradient(x)
+        return 5 * f(arg, 1.0)["x"]
+
+    assert jax.grad(loss)(TWO, ONE) == 1.0
+    (_, perturbed, x), (_, cotangent, again) = seen
+    assert perturbed == again == dict.fromkeys(perturbed, False) | {"x": True}
+    assert x["m"] is marker and x["n"] == 3
+    assert cotangent == dict.fromkeys(perturbed) | {"x": 5.0}
+
+
+def test_under_optimize_remat_nothing_is_known_to_be_zero():
+    seen = []
+    f = clipped(seen, optimize_remat=True)
+    assert jax.grad(lambda x: f((x, ONE, 3), 1.0)[0])(TWO) == 1.0
+    assert seen[0][1] == (True, True, False)
+    assert seen[1][1] == (1.0, 0.0, None)
+
+
+def test_optimize_remat_runs_fwd_once():
+    def runs(**options):
+        count = []
+        f = eqx.filter_custom_vjp(lambda x: jnp.sin(x), **options)
+
+        def fwd(perturbed, x):
+            jax.debug.callback(lambda: count.append(1))
+            return jnp.sin(x), jnp.cos(x)
+
+        f.def_fwd(fwd)
+        f.def_bwd(lambda cos, ct, perturbed, x: cos * ct)
+        g = eqx.filter_checkpoint(lambda x: jnp.sin(f(x)))
+        value = jax.jit(jax.grad(g))(TWO)
+        assert jnp.allclose(value, jnp.cos(jnp.sin(2.0)) * jnp.cos(2.0), rtol=1e-5)
+        jax.effects_barrier()
+        return len(count)
+
+    assert runs(optimize_remat=True) == 1 < runs()
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize_remat": True}], ids=["", "remat"])
+def test_python_float_is_differentiated_like_an_array(options):
+    seen = []
+    assert jax.grad(lambda x: 5 * clipped(seen, **options)(x, 1.0))(2.0) == 1.0
+    assert isinstance(seen[0][2], jax.Array)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize_remat": True}], ids=["", "remat"])
+@pytest.mark.parametrize("wrap", [lambda g: g, eqx.filter_jit], ids=["eager", "jit"])
+def test_only_the_first_argument_may_be_perturbed(options, wrap):
+    f = clipped(**options)
+    for call in (lambda x: f(ONE, x), lambda x: f(ONE, limit=x), lambda x: f(x, x)):
+        with pytest.raises(RuntimeError, match=r"`clip`.*cannot be autodifferentiated"):
+            jax.grad(wrap(call))(TWO)
+    assert jax.grad(wrap(lambda x: f(x, jax.lax.stop_gradient(x))))(TWO) == 1.0
+
+
+def test_arrays_of_the_wrapped_module_may_not_be_perturbed():
+    def loss(factor):
+        return with_own_vjp(Scale(factor))(ONE)
+
+    with pytest.raises(RuntimeError, match=r"`Scale`.*cannot be autodifferentiated"):
+        jax.grad(loss)(TWO)
+
+
+def test_anything_goes_in_and_comes_out_of_a_custom_vjp():
+    marker = object()
+
+    @eqx.filter_custom_vjp
+    def f(model, n):
+        return {"y": model.factor * n, "marker": marker, "i": jnp.arange(2), "n": n}
+
+    def fwd(perturbed, model, n):
+        assert perturbed.factor is True and perturbed.activation is False
+        return f(model, n), {"n": n, "array": model.factor, "fn": model.activation}
+
+    def bwd(residuals, cotangent, perturbed, model, n):
+        assert residuals["fn"] is model.activation is jnp.tanh
+        assert set(cotangent) == {"y", "marker", "i", "n"}
+        assert [cotangent[k] for k in ("marker", "i", "n")] == [None] * 3
+        return Scale(residuals["n"] * cotangent["y"], None)
+
+    f.def_fwd(fwd)
+    f.def_bwd(bwd)
+    out = f(Scale(TWO), 3)
+    assert out["y"] == 6.0 and out["marker"] is marker and out["n"] == 3
+    for wrap in (lambda g: g, eqx.filter_jit):
+        gradient = wrap(eqx.filter_grad(lambda m: f(m, 3)["y"]))(Scale(TWO))
+        assert gradient.factor == 3.0 and gradient.activation is None
+
+
+def test_backward_rule_is_traced_once_under_jit():
+    seen = []
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda x: clipped_once(x, 1.0)))
+    clipped_once = clipped(seen)
+    assert gradient(TWO) == gradient(ONE) == 1.0
+    assert [name for name, *_ in seen] == ["fwd", "bwd"]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "error", "message"),
+    [
+        ((ONE,), RuntimeError, "`f`.*same structure"),
+        ({"x": ONE, "n": ONE}, RuntimeError, r"`f`.*gradient\['n'\].*same structure"),
+        ({"x": 1, "n": None}, TypeError, r"gradient\['x'\].*int32"),
+        ({"x": 1j, "n": None}, TypeError, r"gradient\['x'\].*complex"),
+        ({"x": "text", "n": None}, TypeError, r"gradient\['x'\].*str"),
+        ({"x": jnp.ones(3), "n": None}, ValueError, "shape"),
+    ],
+    ids=["structure", "integer", "int", "complex", "text", "shape"],
+)
+def test_bad_gradients_of_a_backward_rule(gradient, error, message):
+    @eqx.filter_custom_vjp
+    def f(tree):
+        return tree["x"]
+
+    f.def_fwd(lambda perturbed, tree: (tree["x"], None))
+    f.def_bwd(lambda residuals, ct, perturbed, tree: gradient)
+    with pytest.raises(error, match=message):
+        eqx.filter_grad(f)({"x": TWO, "n": jnp.asarray(3)})
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32, jnp.complex64])
+@pytest.mark.parametrize("gradient", [1.0, np.float64(1.0), jnp.ones((), jnp.bfloat16)])
+def test_gradients_are_converted_to_the_dtype_of_the_argument(dtype, gradient):
+    f = eqx.filter_custom_vjp(lambda x: x.real)
+    f.def_fwd(lambda perturbed, x: (x.real, None))
+    f.def_bwd(lambda residuals, ct, perturbed, x: gradient)
+    out = eqx.filter_grad(f)(jnp.ones((), dtype))
+    assert out.dtype == dtype and out == 1
+
+
+def test_none_for_a_gradient_is_zero():
+    f = eqx.filter_custom_vjp(lambda x: x)
+    f.def_fwd(lambda perturbed, x: (x, None))
+    f.def_bwd(lambda residuals, ct, perturbed, x: None)
+    assert jax.grad(f)(TWO) == 0.0
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [lambda x: x, functools.partial(jnp.power, 2.0), Scale(ONE)],
+    ids=["lambda", "partial", "module"],
+)
+def test_without_rules_a_custom_vjp_raises(fun):
+    f = eqx.filter_custom_vjp(fun)
+    with pytest.raises(
+        RuntimeError, match="`def_fwd` or `def_bwd` not yet called for `"
+    ):
+        f(ONE)
+    f.def_fwd(lambda perturbed, x: (x, None))
+    with pytest.raises(RuntimeError, match="not yet called"):
+        f(ONE)
+
+
+def test_first_argument_is_passed_by_position():
+    with pytest.raises(TypeError, match="by position"):
+        clipped()(x=ONE, limit=1.0)
+
+
+def test_forward_mode_is_jaxs_error():
+    with pytest.raises(TypeError, match="forward-mode"):
+        eqx.filter_jvp(lambda x: clipped()(x, 1.0), (TWO,), (ONE,))
+
+
+def test_old_form_of_the_vjp_rules_gets_zeros():
+    seen = []
+
+    @eqx.filter_custom_vjp
+    def f(x, y):
+        return x * y, x + y, 3, jnp.arange(2)
+
+    def fwd(x, y):
+        return f(x, y), y
+
+    def bwd(y, cotangent, x, again):
+        seen.append(cotangent)
+        return y * cotangent[0] + cotangent[1]
+
+    with pytest.warns(UserWarning, match="`defvjp` is deprecated"):
+        f.defvjp(fwd, bwd)
+    assert jax.grad(lambda x: f(x, ONE)[0])(TWO) == 1.0
+    assert seen == [(1.0, 0.0, None, None)]
+
+
+class Layer(eqx.Module):
+    weight: Any
+
+    @eqx.filter_custom_jvp
+    def forward(self, x):
+        return self.weight * x
+
+    @eqx.filter_custom_vjp
+    def reverse(self, x):
+        return self.weight * x
+
+
+def _layer_rule(primals, tangents):
+    layer, x = primals
+    return layer.weight * x, None if tangents[0] is None else 7 * tangents[0].weight
+
+
+Layer.forward.def_jvp(_layer_rule)
+Layer.reverse.def_fwd(lambda perturbed, layer, x: (layer.weight * x, None))
+Layer.reverse.def_bwd(lambda residuals, ct, perturbed, layer, x: Layer(7 * ct))
+
+
+@pytest.mark.parametrize("method", ["forward", "reverse"])
+def test_methods_have_custom_rules(method):
+    layer = Layer(TWO)
+    assert getattr(layer, method)(3.0) == 6.0
+    gradient = eqx.filter_grad(lambda m: getattr(m, method)(3.0))(layer)
+    assert isinstance(gradient, Layer) and gradient.weight == 7.0
+
+
+@pytest.mark.parametrize("make", [tripled, clipped])
+def test_wrapper_is_a_pytree_with_the_functions_name(make):
+    f = make()
+    assert f.__doc__ == "Doc." and f.__name__ in repr(f)
+    assert next(iter(inspect.signature(f).parameters)) == "x"
+    assert jax.tree.leaves(f) == []
+    assert eqx.filter_jit(lambda f, x: f(x, 1.0))(f, ONE) in (1.0, 2.0)
+    (leaf,) = jax.tree.leaves(
+        eqx.filter(eqx.filter_custom_jvp(Scale(ONE)), eqx.is_array)
+    )
+    assert leaf is ONE
