@@ -96,7 +96,7 @@ def tree_check(pytree: Any) -> None:
             key = _memory(node)
         elif jtu.all_leaves([node]):
             continue
-        elif id(node) not in seen:
+        else:
             children, _ = _children(node)
             if not children:
                 continue
