@@ -1,5 +1,6 @@
 """Layer 3: JAX's transformations, for functions of any pytrees."""
 
+from .caches import clear_caches as clear_caches
 from .grad import (
     filter_grad as filter_grad,
     filter_value_and_grad as filter_value_and_grad,

@@ -25,11 +25,13 @@ from .base import (
     MISSING,
     Transformed,
     function_of,
+    hide_frames,
     jit_is_disabled,
     name_of,
     refuse_deprecated,
     require_callable,
 )
+from .caches import on_clear
 from .donation import (
     Donate,
     check_mode,
@@ -38,9 +40,9 @@ from .donation import (
     muted,
     warn_of_unusable,
 )
-from .pack import Packed, pack
-from .plan import DONATE, GROUPS, Plan, keep, make_plan
-from .stages import Lowered
+from .pack import Packed, pack, unpack
+from .plan import DONATE, Plan, groups_of, keep, make_plan
+from .stages import Call, Lowered, Traced, platform_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -149,30 +151,74 @@ class Jitted(Transformed[_P, _T]):
         except Exception as e:
             muted.end()
             explain_failure(e, plan.named_leaves, leaves)
+            hide_frames(e)
             raise
         if program.donates and muted.count:
             muted.end()
             program.after_trace(compiled, plan, leaves)
         return out.unpack() if type(out) is Packed else out
 
-    def lower(self, /, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
+        """Traces for these arguments, without compiling or running.
+
+        Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+        """
+        entry, plan, leaves = self._prepare(args, kwargs)
+        abstract = [_abstract(x) for x in leaves]
+        call = Call(
+            self,
+            self._arrange,
+            plan,
+            entry.skeleton,
+            plan.named_leaves(abstract),
+            self._program.warns,
+            platform_of(leaves),
+        )
+        return Traced(self._apply(entry.function.trace, plan, leaves), call)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered[_P, _T]:
         """Traces and lowers for these arguments, without compiling or running.
 
         Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         """
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The output with a `jax.ShapeDtypeStruct` in place of each array.
+
+        Nothing is compiled or run. A `jax.ShapeDtypeStruct` may stand for an array.
+        """
+        entry, plan, leaves = self._prepare(args, kwargs)
+        return unpack(self._apply(entry.function.eval_shape, plan, leaves))
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled for this function, also by other wraps of it.
+
+        For a callable pytree: what was compiled for those of the same structure.
+        """
+        structure = jtu.tree_structure(self._tree)
+        self._program.clear(structure)
+        if self._program.donates:
+            self._program.without_donation.clear(structure)
+
+    def _prepare(self, args, kwargs) -> tuple["Entry", Plan, list[Any]]:
         program = self._program
         call = (self._tree, args, kwargs)
         leaves, treedef = _flatten(call)
         plan = program.make_plan(self.__wrapped__, call, leaves, treedef, _is_abstract)
-        entry = program.entry(self.__wrapped__, plan, leaves)
+        return program.entry(self.__wrapped__, plan, leaves), plan, leaves
+
+    def _apply(self, stage: Callable[..., Any], plan: Plan, leaves: list[Any]) -> Any:
         try:
-            lowered = entry.function.lower(*plan.groups(leaves))
+            return stage(*plan.groups(leaves))
+        except Exception as e:
+            explain_failure(e, plan.named_leaves, leaves)
+            hide_frames(e)
+            raise
         finally:
             muted.end()
-        named = plan.named_leaves(leaves) if program.warns else None
-        return Lowered(lowered, self, entry.skeleton, named)
 
-    def arrange(
+    def _arrange(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, list[Any]]:
         """For a compiled call: where the leaves go, and the leaves."""
@@ -257,9 +303,26 @@ class Program:
                 entry = self._entries.get(skeleton)
                 if entry is None:
                     entry = Entry(self._function(fun, plan, skeleton), skeleton)
-                    keep(self._entries, skeleton, entry)
+                    self._forget(keep(self._entries, skeleton, entry))
             plan.keep(leaves, entry)
         return entry
+
+    def clear(self, structure: Any) -> None:
+        """Forgets all that is kept for callables of this structure."""
+        with _lock:
+            for key in list(self._plans):
+                if key[0].children()[0] == structure:
+                    self._plans.pop(key, None)
+            keys = [s for s in self._entries if s.treedef.children()[0] == structure]
+            self._forget([self._entries.pop(key) for key in keys])
+            self.last_plan = _NO_PLAN
+
+    def _forget(self, entries: list["Entry"]) -> None:
+        # So that the table of a plan does not keep what had to go.
+        for entry in entries:
+            for plan in list(self._plans.values()):
+                plan.forget(entry)
+            entry.function.clear_cache()
 
     def after_trace(self, entry: Entry, plan: Plan, leaves: list[Any]) -> None:
         """Warns, where that is asked for, after a call that JAX had to trace."""
@@ -276,7 +339,7 @@ class Program:
     def _function(self, fun: Any, plan: Plan, skeleton: Skeleton) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
         opaque = self.opaque
-        groups_there = [name for name in GROUPS if name in skeleton.labels]
+        groups_there = groups_of(skeleton)
         donated = DONATE in groups_there
 
         def traced(*groups):
@@ -329,6 +392,14 @@ _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
 _programs = weakref.WeakKeyDictionary()
 _programs_of_pytrees: dict[Any, Program] = {}
 _lock = threading.RLock()
+
+
+@on_clear
+def _forget_programs() -> None:
+    # Wrappers that exist hold theirs themselves.
+    with _lock:
+        _programs.clear()
+        _programs_of_pytrees.clear()
 
 
 class _NoPlan:

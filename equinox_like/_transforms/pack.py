@@ -6,6 +6,7 @@ every cache of JAX. (The node cannot unflatten to the user's tree by itself: JAX
 path is for outputs that flatten to arrays only.)
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.tree_util as jtu
@@ -46,9 +47,12 @@ class Packed:
         self.structure = structure
         self.data = data
 
-    def unpack(self) -> Any:
+    def unpack(self, static: Callable[[Any], Any] | None = None) -> Any:
+        """The user's tree; with `static(leaf)` for each leaf that is no array."""
         structure = self.structure
         leaves = structure.leaves.copy()
+        if static is not None:
+            leaves = list(map(static, leaves))
         for i, x in zip(structure.places, self.data, strict=True):
             leaves[i] = x
         return structure.treedef.unflatten(leaves)
@@ -66,8 +70,8 @@ def pack(tree: Any) -> Any:
     return Packed(_Structure(treedef, leaves, places), data)
 
 
-def unpack(out: Any) -> Any:
-    return out.unpack() if isinstance(out, Packed) else out
+def unpack(out: Any, static: Callable[[Any], Any] | None = None) -> Any:
+    return out.unpack(static) if isinstance(out, Packed) else out
 
 
 jtu.register_pytree_node(Packed, lambda packed: (packed.data, packed.structure), Packed)

@@ -46,13 +46,21 @@ def test_other_static_argument_is_refused_by_name(by):
 
 def test_other_static_argument_shows_both_values():
     compiled = scaled.lower(TREE, 2).compile()
-    with pytest.raises(TypeError, match="`by` was 2, and is now True"):
+    with pytest.raises(TypeError, match="`by` was the static 2, and is now True"):
         compiled(TREE, True)
 
 
-@pytest.mark.parametrize("tree", [{"y": jnp.ones(3)}, {"x": [jnp.ones(3)]}], ids=str)
-def test_other_structure_is_refused(tree):
-    with pytest.raises(TypeError, match="structure"):
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"y": jnp.ones(3)}, r"`tree` was a dict with the keys \['x'\], and is now a"),
+        ({"x": [jnp.ones(3)]}, r"`tree\['x'\]` was an array, and is now a list of"),
+        ({"x": None}, r"`tree\['x'\]` was an array, and is now None"),
+    ],
+    ids=["key", "list", "None"],
+)
+def test_other_structure_is_refused(tree, message):
+    with pytest.raises(TypeError, match=message):
         scaled.lower(TREE, 2).compile()(tree, 2)
 
 
