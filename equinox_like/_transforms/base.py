@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overloa
 import jax
 import jax.tree_util as jtu
 
+from .._compat.source_info import pass_over
 from .._module.field import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
@@ -137,6 +138,7 @@ _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
     str(_PACKAGE / folder) + os.sep for folder in ("_transforms", "_module", "_tree")
 )
+pass_over(_PRIVATE)
 
 
 def name_of(fun: Any) -> str:

@@ -44,7 +44,7 @@ def differences(
     """Each place at which the static side of two calls differs, in the order of the
     signature; none if one compiled program serves both."""
     try:
-        old, new = _by_name(*before), _by_name(*after)
+        old, new = trees_by_name(*before), trees_by_name(*after)
     except Exception:
         # A foreign node that does not take placeholders.
         was, now = before[1].treedef, after[1].treedef
@@ -70,8 +70,9 @@ class _Leaf:
         return _show(self.value) if self.label is STATIC else "an array"
 
 
-def _by_name(arguments: Arguments, skeleton: Skeleton) -> dict[str, Any]:
-    """The tree of each argument, of leaves that stand for the real ones."""
+def trees_by_name(arguments: Arguments, skeleton: Skeleton) -> dict[str, Any]:
+    """The tree of the callable and of each argument, of leaves that stand for the real
+    ones."""
     statics = iter(skeleton.statics)
     leaves = [
         _Leaf(label, next(statics) if label is STATIC else None)

@@ -42,6 +42,7 @@ from .donation import (
 )
 from .pack import Packed, pack, unpack
 from .plan import DONATE, Plan, groups_of, keep, make_plan
+from .shardings import OPTIONS, Shardings
 from .stages import Call, Lowered, Traced, platform_of
 
 _P = ParamSpec("_P")
@@ -128,7 +129,12 @@ class Jitted(Transformed[_P, _T]):
         require_callable(fun, "filter_jit")
         signature = inspect.signature(fun)  # raises where there is none
         super().__init__(fun)
-        self._program = program_for(self._opaque, signature, donate, jitkwargs)
+        shardings = None
+        if any(option in jitkwargs for option in OPTIONS):
+            shardings = Shardings(jitkwargs, name_of(fun), signature)
+        self._program = program_for(
+            self._opaque, signature, donate, jitkwargs, shardings
+        )
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         program = self._program
@@ -156,7 +162,7 @@ class Jitted(Transformed[_P, _T]):
         if program.donates and muted.count:
             muted.end()
             program.after_trace(compiled, plan, leaves)
-        return out.unpack() if type(out) is Packed else out
+        return out.unpack() if isinstance(out, Packed) else out
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
         """Traces for these arguments, without compiling or running.
@@ -257,11 +263,14 @@ class Program:
         signature: inspect.Signature,
         donate: Donate,
         jitkwargs: dict[str, Any],
+        shardings: Shardings | None,
     ):
         self.opaque = opaque
         self.signature = signature
         self.donate: Donate = donate
         self.jitkwargs = jitkwargs
+        self.shardings = shardings
+        self.options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
         self.donates = donate != "none"
         self.warns = donate.startswith("warn")
         self.last_plan: Any = _NO_PLAN
@@ -270,7 +279,9 @@ class Program:
 
     @property
     def without_donation(self) -> "Program":
-        return program_for(self.opaque(), self.signature, "none", self.jitkwargs)
+        return program_for(
+            self.opaque(), self.signature, "none", self.jitkwargs, self.shardings
+        )
 
     def plan(self, fun: Any, call: Any, leaves: list[Any], treedef: Any) -> Plan:
         """The plan for this kind of call."""
@@ -341,6 +352,8 @@ class Program:
         opaque = self.opaque
         groups_there = groups_of(skeleton)
         donated = DONATE in groups_there
+        shardings = self.shardings
+        packed = pack if shardings is None else shardings.pack
 
         def traced(*groups):
             if donated:
@@ -349,10 +362,13 @@ class Program:
             tree, args, kwargs = merge(parts, skeleton)
             fun = opaque() if tree is None else tree
             out = fun(*args, **kwargs)
-            return out if jit_is_disabled() else pack(out)
+            return out if jit_is_disabled() else packed(out)
 
         _speak_of(traced, fun, plan)
-        return jax.jit(traced, donate_argnums=(0,) if donated else (), **self.jitkwargs)
+        options = self.options | {"donate_argnums": (0,) if donated else ()}
+        if shardings is None:
+            return jax.jit(traced, **options)
+        return shardings.jit(traced, plan, skeleton, **options)
 
 
 def program_for(
@@ -360,6 +376,7 @@ def program_for(
     signature: inspect.Signature,
     donate: Donate,
     jitkwargs: dict[str, Any],
+    shardings: Shardings | None,
 ) -> Program:
     """The program of a callable with these options.
 
@@ -370,7 +387,8 @@ def program_for(
         (p.name, p.kind, p.default is p.empty) for p in signature.parameters.values()
     )
     try:
-        options = parameters, donate, strict_key(tuple(sorted(jitkwargs.items())))
+        rest = sorted((k, v) for k, v in jitkwargs.items() if k not in OPTIONS)
+        options = parameters, donate, shardings, strict_key(rest)
         hash(options)
         with _lock:
             if opaque is None:
@@ -381,11 +399,13 @@ def program_for(
                 shared = {}
             if options not in shared:
                 reference = weakref.ref(opaque) if opaque is not None else lambda: None
-                shared[options] = Program(reference, signature, donate, jitkwargs)
+                shared[options] = Program(
+                    reference, signature, donate, jitkwargs, shardings
+                )
             return shared[options]
     except TypeError:
         # Options that have no hash, or a callable that cannot be referred to weakly.
-        return Program(lambda: opaque, signature, donate, jitkwargs)
+        return Program(lambda: opaque, signature, donate, jitkwargs, shardings)
 
 
 _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
@@ -462,8 +482,6 @@ _REFUSED = {
     "static_argnames": "whatever is not an array is static already",
     "donate_argnums": "use `donate=`",
     "donate_argnames": "use `donate=`",
-    "in_shardings": "shard the arguments, or constrain them inside the function",
-    "out_shardings": "constrain the outputs inside the function",
 }
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
@@ -473,5 +491,6 @@ def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {fix}.")
     refuse_deprecated("filter_jit", _DEPRECATED, jitkwargs, "")
-    if jitkwargs:
-        jax.jit(lambda: None, **jitkwargs)  # raises for what it does not know
+    options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
+    if options:
+        jax.jit(lambda: None, **options)  # raises for what it does not know

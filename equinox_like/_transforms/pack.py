@@ -6,7 +6,7 @@ every cache of JAX. (The node cannot unflatten to the user's tree by itself: JAX
 path is for outputs that flatten to arrays only.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -58,6 +58,37 @@ class Packed:
         return structure.treedef.unflatten(leaves)
 
 
+class Grouped(Packed):
+    """The same with the arrays in several lists, of a structure that is always the same.
+
+    So it can be a prefix tree for an output that is not known yet.
+    """
+
+    __slots__ = ("groups", "rest")
+
+    def __init__(self, groups: Sequence[Any], rest: Any):
+        self.groups = groups
+        self.rest = rest
+
+    @classmethod
+    def of(cls, tree: Any, numbers: Sequence[int], count: int) -> "Grouped":
+        """`numbers` says for each leaf which of `count` groups it is in if an array."""
+        leaves, treedef = jtu.tree_flatten(tree)
+        members = [
+            [i for i, n in enumerate(numbers) if n == number and is_array(leaves[i])]
+            for number in range(count)
+        ]
+        groups = [[leaves[i] for i in group] for group in members]
+        places = tuple(i for group in members for i in group)
+        for i in places:
+            leaves[i] = None
+        return cls(groups, Packed(_Structure(treedef, leaves, places), ()))
+
+    def unpack(self, static: Callable[[Any], Any] | None = None) -> Any:
+        data = [x for group in self.groups for x in group]
+        return Packed(self.rest.structure, data).unpack(static)
+
+
 def pack(tree: Any) -> Any:
     """`tree` itself if all its leaves are arrays, else a `Packed` of it."""
     leaves, treedef = jtu.tree_flatten(tree)
@@ -75,3 +106,8 @@ def unpack(out: Any, static: Callable[[Any], Any] | None = None) -> Any:
 
 
 jtu.register_pytree_node(Packed, lambda packed: (packed.data, packed.structure), Packed)
+jtu.register_pytree_node(
+    Grouped,
+    lambda grouped: ((*grouped.groups, grouped.rest), None),
+    lambda _, children: Grouped(children[:-1], children[-1]),
+)

@@ -45,7 +45,9 @@ class Call:
         """`args` and `kwargs` with what JAX tells of each array in its place."""
         groups, _ = info
         skeleton = self.skeleton
-        parts: dict[Any, Any] = dict(zip(groups_of(skeleton), map(iter, groups), strict=True))
+        parts: dict[Any, Any] = dict(
+            zip(groups_of(skeleton), map(iter, groups), strict=True)
+        )
         parts[STATIC] = map(static, skeleton.statics)
         leaves = [next(parts[label]) for label in skeleton.labels]
         _, args, kwargs = skeleton.treedef.unflatten(leaves)
