@@ -12,6 +12,8 @@ from ._errors import (
 from ._module import Module as Module, Partial as Partial, field as field
 from ._transforms import (
     clear_caches as clear_caches,
+    deserialize_export as deserialize_export,
+    filter_export as filter_export,
     filter_grad as filter_grad,
     filter_jit as filter_jit,
     filter_value_and_grad as filter_value_and_grad,

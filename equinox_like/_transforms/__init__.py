@@ -1,6 +1,10 @@
 """Layer 3: JAX's transformations, for functions of any pytrees."""
 
 from .caches import clear_caches as clear_caches
+from .export import (
+    deserialize_export as deserialize_export,
+    filter_export as filter_export,
+)
 from .grad import (
     filter_grad as filter_grad,
     filter_value_and_grad as filter_value_and_grad,

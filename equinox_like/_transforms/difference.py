@@ -59,7 +59,7 @@ def differences(
             yield from _walk(name, old[name], new[name])
 
 
-class _Leaf:
+class Leaf:
     """Stands for a leaf: the label of data, or a static value."""
 
     def __init__(self, label: Any, value: Any = None):
@@ -75,7 +75,7 @@ def trees_by_name(arguments: Arguments, skeleton: Skeleton) -> dict[str, Any]:
     ones."""
     statics = iter(skeleton.statics)
     leaves = [
-        _Leaf(label, next(statics) if label is STATIC else None)
+        Leaf(label, next(statics) if label is STATIC else None)
         for label in skeleton.labels
     ]
     fun, args, kwargs = skeleton.treedef.unflatten(leaves)
@@ -84,7 +84,7 @@ def trees_by_name(arguments: Arguments, skeleton: Skeleton) -> dict[str, Any]:
 
 
 def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
-    if isinstance(old, _Leaf) and isinstance(new, _Leaf):
+    if isinstance(old, Leaf) and isinstance(new, Leaf):
         if old.label is STATIC and new.label is STATIC:
             yield from _static(path, old.value, new.value)
         elif old.label != new.label:
@@ -110,7 +110,7 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
 
 def _below(path, keys, children, others, old, new) -> Iterator[Difference]:
     if isinstance(old, Module):
-        statics, other = _static_fields(old), _static_fields(new)
+        statics, other = static_fields(old), static_fields(new)
         for name in statics:
             if name in other:
                 yield from _static(f"{path}.{name}", statics[name], other[name])
@@ -134,14 +134,14 @@ def _children(tree: Any) -> tuple[list[Any], list[Any]]:
     return [key for key, _ in pairs], [child for _, child in pairs]
 
 
-def _static_fields(module: Module) -> dict[str, Any]:
+def static_fields(module: Module) -> dict[str, Any]:
     _, aux = jtu.tree_structure(module).node_data()  # see `_module/flatten.py`
     return aux[0].statics
 
 
 def _told(*sides: Any) -> Iterator[str]:
     for side in sides:
-        if isinstance(side, _Leaf) or side is None:
+        if isinstance(side, Leaf) or side is None:
             yield str(side)
         elif isinstance(side, dict):
             yield f"a {type(side).__name__} with the keys {list(side)}"

@@ -365,10 +365,12 @@ class Program:
             return out if jit_is_disabled() else packed(out)
 
         _speak_of(traced, fun, plan)
-        options = self.options | {"donate_argnums": (0,) if donated else ()}
+        donate_argnums = (0,) if donated else ()
         if shardings is None:
-            return jax.jit(traced, **options)
-        return shardings.jit(traced, plan, skeleton, **options)
+            return jax.jit(traced, donate_argnums=donate_argnums, **self.options)
+        return shardings.jit(
+            traced, plan, skeleton, donate_argnums=donate_argnums, **self.options
+        )
 
 
 def program_for(

@@ -165,7 +165,7 @@ class _Sharded:
         self,
         traced: Callable[..., Any],
         options: dict[str, Any],
-        specs: Sequence[Sequence[Any]],
+        specs: Sequence[Any],
         plan: Plan,
     ):
         self._traced = traced
