@@ -245,7 +245,8 @@ def _rebuild(path: str, tree: Any) -> Any:
             for key, child in children
         }
     raise ValueError(
-        f"`{path}` is a {rest[0]}, which only you can provide: pass a tree of the structure of the output as `like`."
+        f"`{path}` is a {rest[0]}, which only you can provide: pass a tree of the "
+        "structure of the output as `like`."
     )
 
 

@@ -47,7 +47,7 @@ def filter_export(
     **Returns:**
 
     A function that takes the arguments of `fun`, where a `jax.ShapeDtypeStruct` may stand
-    for an array (also one with symbolic dimensions), and returns the exported function. That
+    for an array, also one with symbolic dimensions. It returns the exported function, which
     is called like `fun`, by itself or under `jax.jit`, and has
 
     - `.serialize(vjp_order=0)`: its bytes, for [`equinox_like.deserialize_export`][]. This
@@ -95,10 +95,10 @@ def deserialize_export(
     **Arguments:**
 
     - `data`: the bytes.
-    - `like`: a tree of the structure of the output, for example from `.eval_shape`, in which
-        any arrays or `jax.ShapeDtypeStruct`s stand for the arrays. Needed only if the output
-        holds other things than arrays and plain Python values in dictionaries, lists and
-        tuples: no class is ever looked up by a name in the file.
+    - `like`: a tree of the structure of the output, for example from `.eval_shape`, in
+        which any arrays or `jax.ShapeDtypeStruct`s stand for the arrays. Needed only if the
+        output holds other things than arrays and plain Python values in dictionaries, lists
+        and tuples: no class is ever looked up by a name in the file.
 
     **Returns:**
 

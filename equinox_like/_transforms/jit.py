@@ -274,7 +274,7 @@ class Program:
         self.donates = donate != "none"
         self.warns = donate.startswith("warn")
         self.last_plan: Any = _NO_PLAN
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[tuple[Any, tuple[type, ...]], Plan] = {}
         self._entries: dict[Skeleton, Entry] = {}
 
     @property

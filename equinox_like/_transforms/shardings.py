@@ -55,7 +55,8 @@ class Shardings:
     ) -> Any:
         """`jax.jit` for a function of groups of arrays, that returns what `pack` does."""
         if self._of_outputs is not None:
-            specs = [None if _is_function(s) else s for s in self._output_leaves()]
+            # The others are functions, or face no array.
+            specs = [s if _is_sharding(s) else None for s in self._output_leaves()]
             one_for_all = _is_leaf(self._of_outputs)
             options["out_shardings"] = specs[0] if one_for_all else Grouped(specs, None)
         if self._of_inputs is None:
@@ -118,20 +119,23 @@ class Shardings:
         trees = trees_by_name(plan.arguments, skeleton)
         for key, (name, tree) in zip(keys, trees.items(), strict=True):
             # The arrays of the callable itself are no arguments.
-            said = None if key is None else self._for_argument(key, name)
+            said = None if key is None else self._for_argument(key)
+            if said is _NOTHING:
+                if any(leaf.label is not STATIC for leaf in jtu.tree_leaves(tree)):
+                    raise ValueError(
+                        "`in_shardings` is a tuple that has no entry for the positional "
+                        f"argument `{name}`."
+                    )
+                said = None
             yield from (spec for _, spec in _spread(name, said, tree))
 
-    def _for_argument(self, key: int | str, name: str) -> Any:
+    def _for_argument(self, key: int | str) -> Any:
         """The part for an argument, by its position or its keyword."""
         given, size = self._of_inputs, len(self._positional)
         if isinstance(given, tuple | list):
             if isinstance(key, str):
                 return None
-            if key >= len(given):
-                raise ValueError(
-                    f"`in_shardings` has {len(given)} entries, and so none for `{name}`."
-                )
-            return given[key]
+            return given[key] if key < len(given) else _NOTHING
         if not isinstance(given, dict):
             return given
         if isinstance(key, str):
@@ -151,6 +155,7 @@ class Shardings:
         return said
 
 
+_NOTHING = object()
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 _VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
@@ -266,8 +271,15 @@ def _is_leaf(spec: Any) -> bool:
     return spec is None or jtu.all_leaves([spec])
 
 
+def _is_sharding(spec: Any) -> bool:
+    # A `Format` of JAX has a sharding, too.
+    if isinstance(spec, Sharding | PartitionSpec):
+        return True
+    return hasattr(spec, "sharding") and not is_array(spec)
+
+
 def _is_function(spec: Any) -> bool:
-    return callable(spec) and not isinstance(spec, Sharding | PartitionSpec)
+    return callable(spec) and not _is_sharding(spec)
 
 
 def _spread(name: str, specs: Any, tree: Any) -> Iterator[tuple[int, Any]]:
@@ -293,13 +305,11 @@ def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
 
 
 def _refuse_other(option: str, name: str, spec: Any) -> None:
-    # A `Format` of JAX has a sharding, too.
-    if spec is not None and not isinstance(spec, Sharding | PartitionSpec):
-        if not hasattr(spec, "sharding") or is_array(spec):
-            raise ValueError(
-                f"`{option}` gives {spec!r} for `{name}`: it must be a sharding, a "
-                "`PartitionSpec`, `None`, or a function from an array to one of these."
-            )
+    if spec is not None and not _is_sharding(spec):
+        raise ValueError(
+            f"`{option}` gives {spec!r} for `{name}`: it must be a sharding, a "
+            "`PartitionSpec`, `None`, or a function from an array to one of these."
+        )
 
 
 def _with_mesh(spec: Any) -> Any:
