@@ -77,6 +77,9 @@ def filter_export(
         ```
     """
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
+    program = jitted._program
+    if program.donates:  # a loaded program takes nobody's buffers
+        jitted = Jitted(jitted.__wrapped__, "none", program.jitkwargs)
 
     def export(*args: Any, **kwargs: Any) -> Any:
         return _export(jitted, args, kwargs, platforms, disabled_checks)
@@ -139,7 +142,7 @@ def deserialize_export(
             {name: Description(d) for name, d in header["arguments"]},
             Description(header["out"]),
         )
-    except (KeyError, TypeError, IndexError) as e:
+    except (AttributeError, KeyError, TypeError, IndexError) as e:
         raise ValueError(f"{_NOT_OURS} ({type(e).__name__}: {e})") from e
     if like is None:
         out = rebuild(call.out)

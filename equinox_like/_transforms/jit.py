@@ -81,6 +81,10 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
         transformation. For a method decorated in a class, `self` is the first argument.
 
     - `**jitkwargs`: as for `jax.jit`, for example `inline` or `compiler_options`.
+        `in_shardings` and `out_shardings` are prefix trees of the tuple of positional
+        arguments and of the output; their leaves are shardings, `PartitionSpec`s, `None`,
+        or functions from an array to one of these. `in_shardings` may also be a dictionary
+        from the names of parameters. Leaves that face no array are skipped.
 
     **Returns:**
 
@@ -88,12 +92,15 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     structure and static values, where values of different type differ (`1`, `1.0`,
     `True`). Its outputs may hold anything; what is no array comes back as the very object
     that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
-    result. Further methods: `.lower(*args, **kwargs)`.
+    result. `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
+    `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time; `.clear_cache()` forgets
+    what was compiled.
 
     **Raises:**
 
     When wrapping: `TypeError` if `fun` cannot be called, `ValueError` for another
-    `donate` and for arguments of `jax.jit` that say which arguments are static or donated.
+    `donate`, for arguments of `jax.jit` that say which arguments are static or donated, and
+    for `in_shardings` that do not fit the parameters.
     When called: `ValueError` naming the path of a static leaf that cannot be hashed;
     [`equinox_like.DonationError`][] naming the path of an array that has been donated
     before, or the paths of two arrays that share a buffer and would both be donated.
@@ -170,14 +177,14 @@ class Jitted(Transformed[_P, _T]):
         Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         """
         entry, plan, leaves = self._prepare(args, kwargs)
-        abstract = [_abstract(x) for x in leaves]
+        # What is known of the leaves, but not their data: a stage may live long.
+        named = plan.named_leaves([_abstract(x) for x in leaves])
         call = Call(
             self,
             self._arrange,
             plan,
             entry.skeleton,
-            plan.named_leaves(abstract),
-            self._program.warns,
+            named if self._program.warns else None,
             platform_of(leaves),
         )
         return Traced(self._apply(entry.function.trace, plan, leaves), call)

@@ -18,13 +18,20 @@ from .._tree.strict import strict_key
 class _Structure:
     """A tree without its arrays. Unlike a `Skeleton` it may hold what has no hash."""
 
-    __slots__ = ("leaves", "places", "treedef")
+    __slots__ = ("few", "leaves", "places", "treedef")
 
     def __init__(self, treedef, leaves, places):
         self.treedef = treedef
         # All leaves, with `None` for each array, and the indices of the arrays.
         self.leaves = leaves
         self.places = places
+        # The others with their indices, if they are so few beside arrays in order that
+        # inserting them is cheaper than a step of Python for each array.
+        self.few: list[tuple[int, Any]] | None = None
+        others = len(leaves) - len(places)
+        if others <= max(2, len(places) // 16) and list(places) == sorted(places):
+            arrays = set(places)
+            self.few = [(i, x) for i, x in enumerate(leaves) if i not in arrays]
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -50,6 +57,11 @@ class Packed:
     def unpack(self, static: Callable[[Any], Any] | None = None) -> Any:
         """The user's tree; with `static(leaf)` for each leaf that is no array."""
         structure = self.structure
+        if structure.few is not None and static is None:
+            leaves = list(self.data)
+            for i, x in structure.few:
+                leaves.insert(i, x)
+            return structure.treedef.unflatten(leaves)
         leaves = structure.leaves.copy()
         if static is not None:
             leaves = list(map(static, leaves))

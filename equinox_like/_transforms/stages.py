@@ -34,10 +34,8 @@ class Call:
     arrange: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Plan, list[Any]]]
     plan: Plan
     skeleton: Skeleton
-    # Name, shape and dtype, and whether it is donated, of each leaf that is data.
-    named: Sequence[tuple[str, Any, bool]]
-    # Whether to warn of those that are donated in vain.
-    warns: bool
+    # Of which leaves to warn if they are donated in vain: see `Plan.named_leaves`.
+    warn_of: Sequence[tuple[str, Any, bool]] | None
     # Of the first argument that is bound to a device, else of JAX's default.
     platform: str
 
@@ -146,8 +144,8 @@ class Lowered(Generic[_P, _T]):
                 "host."
             )
         compiled = self.lowered.compile(compiler_options)
-        if self._call.warns:
-            warn_of_unusable(self._call.named, self.lowered, compiled)
+        if self._call.warn_of is not None:
+            warn_of_unusable(self._call.warn_of, self.lowered, compiled)
         return Compiled(compiled, self._call)
 
     def __repr__(self) -> str:

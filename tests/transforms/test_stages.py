@@ -155,7 +155,9 @@ class TestTraced:
         def f(model, x):
             return x if model.weight else -x
 
-        with pytest.raises(jax.errors.TracerBoolConversionError, match="model.weight"):
+        with pytest.raises(
+            jax.errors.TracerBoolConversionError, match=r"model\.weight"
+        ):
             eqx.filter_jit(f).trace(Model(jnp.ones(())), FLOAT)
 
 
@@ -232,7 +234,7 @@ class TestCalls:
         model, x = Model(jnp.ones(3)), jnp.ones(3)
         expected = model(x).tolist()
         for _ in range(2):
-            with pytest.raises(TypeError, match="model.size"):
+            with pytest.raises(TypeError, match=r"model\.size"):
                 compiled(Model(jnp.ones(3), size=True), x)
             assert compiled(model, x).tolist() == expected
             assert compiled(model, np.ones(3, np.float32)).tolist() == expected
