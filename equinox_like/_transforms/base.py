@@ -5,7 +5,9 @@ subtree; any other callable is part of its structure, as are all options.
 """
 
 import functools
+import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
@@ -107,6 +109,15 @@ def function_of(fun: Any) -> Any:
     while isinstance(fun, functools.partial):
         fun = fun.func
     return fun
+
+
+def is_global(value: Any) -> bool:
+    """Whether the name of a function or class leads to it, in the module it comes from."""
+    try:
+        module = sys.modules[value.__module__]
+        return operator.attrgetter(value.__qualname__)(module) is value
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def hide_frames(error: BaseException) -> None:

@@ -7,8 +7,6 @@ from another one is described by itself, which compares but cannot be written.
 """
 
 import enum
-import operator
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +19,7 @@ from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.split import STATIC
 from .._tree.strict import strictly_same
+from .base import is_global
 from .difference import Leaf, static_fields
 
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
@@ -133,20 +132,11 @@ def _value(value: Any) -> Any:
         return ["dtype", value.str if value.names else value.name]
     if isinstance(value, enum.Enum):
         return ["member", f"{_name(kind)}.{value.name}"]
-    return ["named", _name(value)] if _has_name(value) else ["itself", _Itself(value)]
+    return ["named", _name(value)] if is_global(value) else ["itself", _Itself(value)]
 
 
 def _name(value: Any) -> str:
     return f"{value.__module__}:{value.__qualname__}"
-
-
-def _has_name(value: Any) -> bool:
-    """Whether the name of a function or class leads to it."""
-    try:
-        module = sys.modules[value.__module__]
-        return operator.attrgetter(value.__qualname__)(module) is value
-    except (AttributeError, KeyError, TypeError):
-        return False
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:

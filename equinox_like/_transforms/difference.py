@@ -44,12 +44,14 @@ def differences(
     """Each place at which the static side of two calls differs, in the order of the
     signature; none if one compiled program serves both."""
     try:
-        old, new = trees_by_name(*before), trees_by_name(*after)
+        (fun, *args), (other, *others) = trees(*before), trees(*after)
     except Exception:
         # A foreign node that does not take placeholders.
         was, now = before[1].treedef, after[1].treedef
         yield Difference("the arguments", STRUCTURE, str(was), str(now))
         return
+    yield from _walk(fun[0], fun[1], other[1])
+    old, new = dict(args), dict(others)
     for name in [*old, *(name for name in new if name not in old)]:
         if name not in new:
             yield Difference(name, ARGUMENTS, "given", "left out")
@@ -70,17 +72,17 @@ class Leaf:
         return _show(self.value) if self.label is STATIC else "an array"
 
 
-def trees_by_name(arguments: Arguments, skeleton: Skeleton) -> dict[str, Any]:
-    """The tree of the callable and of each argument, of leaves that stand for the real
-    ones."""
+def trees(arguments: Arguments, skeleton: Skeleton) -> list[tuple[str, Any]]:
+    """Name and tree of the callable and of each argument, of leaves that stand for the
+    real ones."""
     statics = iter(skeleton.statics)
     leaves = [
         Leaf(label, next(statics) if label is STATIC else None)
         for label in skeleton.labels
     ]
     fun, args, kwargs = skeleton.treedef.unflatten(leaves)
-    trees = [fun, *args, *(kwargs[key] for key in sorted(kwargs))]
-    return {name: tree for (name, _), tree in zip(arguments, trees, strict=True)}
+    found = [fun, *args, *(kwargs[key] for key in sorted(kwargs))]
+    return [(name, tree) for (name, _), tree in zip(arguments, found, strict=True)]
 
 
 def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:

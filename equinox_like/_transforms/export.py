@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 from .._tree.filters import is_array
 from .base import hide_frames, name_of
 from .describe import Description, describe_tree, first_difference, rebuild, stored
-from .difference import Leaf, trees_by_name
+from .difference import Leaf, trees
 from .jit import Jitted, filter_jit
 from .pack import unpack
 from .plan import Plan, make_plan
@@ -356,9 +356,8 @@ def _is_data(x: Any) -> bool:
 
 
 def _describe_arguments(plan: Plan, leaves: list[Any]) -> dict[str, Description]:
-    trees = trees_by_name(plan.arguments, plan.skeleton(leaves))
-    _, *names = [name for name, _ in plan.arguments]  # but for the callable itself
-    return {name: describe_tree(trees[name]) for name in names}
+    _, *arguments = trees(plan.arguments, plan.skeleton(leaves))
+    return {name: describe_tree(tree) for name, tree in arguments}
 
 
 def _signature_of(parameters: Any) -> inspect.Signature:

@@ -26,6 +26,7 @@ from .base import (
     Transformed,
     function_of,
     hide_frames,
+    is_global,
     jit_is_disabled,
     name_of,
     refuse_deprecated,
@@ -244,6 +245,8 @@ class Jitted(Transformed[_P, _T]):
         return f"<filter_jit of {name_of(self.__wrapped__)}, donate={donate!r}>"
 
     def __reduce__(self):
+        if is_global(self):  # under its name there is no function, but what it became
+            return self.__qualname__
         program = self._program
         return Jitted, (self.__wrapped__, program.donate, program.jitkwargs)
 

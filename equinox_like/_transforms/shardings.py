@@ -17,7 +17,6 @@ from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .difference import trees_by_name
 from .donation import describe, is_concrete
 from .pack import Grouped, pack
 from .plan import Plan, groups_of, keep
@@ -39,7 +38,7 @@ class Shardings:
         self._of_outputs = given.get("out_shardings")
         kinds = {p.name: p.kind for p in signature.parameters.values()}
         self._positional = [n for n, kind in kinds.items() if kind in _POSITIONAL]
-        self._variadic = {kind: n for n, kind in kinds.items()}
+        self._by_kind = {kind: n for n, kind in kinds.items()}
         self._check(name, list(kinds))
         leaves, treedef = jtu.tree_flatten(given, is_leaf=_is_none)
         self._key = treedef, strict_key(leaves)
@@ -100,7 +99,7 @@ class Shardings:
                     f"{parameters}."
                 )
         elif isinstance(given, tuple | list):
-            if len(given) > size and _VAR_POSITIONAL not in self._variadic:
+            if len(given) > size and _VAR_POSITIONAL not in self._by_kind:
                 raise ValueError(
                     f"`in_shardings` has {len(given)} entries, but `{name}` takes "
                     f"{size} positional arguments."
@@ -114,20 +113,26 @@ class Shardings:
 
     def _inputs(self, plan: Plan, skeleton: Skeleton) -> Iterator[Any]:
         """What was said for each leaf of a call, in canonical order."""
-        _, args, kwargs = skeleton.treedef.children()
+        fun, args, kwargs = skeleton.treedef.children()
         keys = [None, *range(len(args.children())), *kwargs.node_data()[1]]
-        trees = trees_by_name(plan.arguments, skeleton)
-        for key, (name, tree) in zip(keys, trees.items(), strict=True):
+        treedefs = [fun, *args.children(), *kwargs.children()]
+        labels = iter(skeleton.labels)
+        for key, treedef, (name, size) in zip(
+            keys, treedefs, plan.arguments, strict=True
+        ):
             # The arrays of the callable itself are no arguments.
             said = None if key is None else self._for_argument(key)
-            if said is _NOTHING:
-                if any(leaf.label is not STATIC for leaf in jtu.tree_leaves(tree)):
-                    raise ValueError(
-                        "`in_shardings` is a tuple that has no entry for the positional "
-                        f"argument `{name}`."
-                    )
-                said = None
-            yield from (spec for _, spec in _spread(name, said, tree))
+            statics = [next(labels) is STATIC for _ in range(size)]
+            if said is _NOTHING and not all(statics):
+                raise ValueError(
+                    "`in_shardings` is a tuple that has no entry for the positional "
+                    f"argument `{name}`."
+                )
+            if said is _NOTHING or _is_leaf(said):
+                yield from [None if said is _NOTHING else said] * size
+            else:
+                tree = treedef.unflatten(range(size))
+                yield from (spec for _, spec in _spread(name, said, tree))
 
     def _for_argument(self, key: int | str) -> Any:
         """The part for an argument, by its position or its keyword."""
@@ -147,7 +152,7 @@ class Shardings:
     def _rest(self, kind: Any, key: Any) -> Any:
         """The part for one of `*args` or `**kwargs`."""
         given: Any = self._of_inputs
-        said = given.get(self._variadic.get(kind))
+        said = given.get(self._by_kind.get(kind))
         if isinstance(said, dict):
             return said.get(key)
         if isinstance(said, tuple | list):

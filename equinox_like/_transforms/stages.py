@@ -52,7 +52,17 @@ class Call:
         return args, kwargs
 
 
-class Traced(Generic[_P, _T]):
+class _Stage(Generic[_P, _T]):
+    _call: Call
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} belongs to this process and cannot be pickled. `filter_export` "
+            "makes bytes of a function; what `filter_jit` returns can itself be pickled."
+        )
+
+
+class Traced(_Stage[_P, _T]):
     """A function traced for certain arguments; from `filter_jit(f).trace(...)`.
 
     `traced` is JAX's own object.
@@ -97,7 +107,7 @@ class Traced(Generic[_P, _T]):
         return f"<traced {self._call.jitted!r}>"
 
 
-class Lowered(Generic[_P, _T]):
+class Lowered(_Stage[_P, _T]):
     """A function lowered for certain arguments; from `filter_jit(f).lower(...)`.
 
     `lowered` is JAX's own object.
@@ -152,7 +162,7 @@ class Lowered(Generic[_P, _T]):
         return f"<lowered {self._call.jitted!r}>"
 
 
-class Compiled(Generic[_P, _T]):
+class Compiled(_Stage[_P, _T]):
     """A compiled function; called like the original, with the same static arguments.
 
     `compiled` is JAX's own object.

@@ -82,6 +82,22 @@ class TestInputs:
         out, _ = eqx.filter_jit(both, in_shardings=(spec, None))(model(), X)
         assert is_split(out.weight)
 
+    def test_node_that_takes_arrays_only_may_have_one_sharding(self, split):
+        @jax.tree_util.register_pytree_node_class
+        class Picky:
+            def __init__(self, x):
+                self.x = x.astype("float32")
+
+            def tree_flatten(self):
+                return (self.x,), None
+
+            @classmethod
+            def tree_unflatten(cls, _, children):
+                return cls(*children)
+
+        f = eqx.filter_jit(lambda picky, k: picky.x, in_shardings=(split,))
+        assert is_split(f(Picky(X), 2))
+
     def test_functions_choose_for_each_array_and_each_shape(self, split, whole):
         def choose(x):
             return split if x.shape[0] > 4 else whole

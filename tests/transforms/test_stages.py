@@ -1,5 +1,6 @@
 """Ahead of time: lowering, compiling, and calling what was compiled."""
 
+import pickle
 import warnings
 from typing import Any
 
@@ -173,6 +174,20 @@ def test_eval_shape_has_the_shapes_of_the_output_and_runs_nothing(tree):
             assert shape is x
 
 
+def test_stages_cannot_be_pickled_and_say_what_can():
+    traced = scaled.trace(TREE, 2)
+    for stage in (traced, traced.lower(), traced.lower().compile()):
+        with pytest.raises(TypeError, match="filter_export"):
+            pickle.dumps(stage)
+
+
+def test_decorated_functions_and_methods_can_be_pickled():
+    for f in (scaled, Model.jitted):
+        assert pickle.loads(pickle.dumps(f)) is f
+    bound = pickle.loads(pickle.dumps(Model(jnp.ones(3)).jitted))
+    assert bound(jnp.zeros(3)).tolist() == [0, 0, 0]
+
+
 class TestPlatforms:
     @pytest.mark.parametrize(
         "platforms", [("tpu",), ("cuda",), ("tpu", "cuda"), ("cpu", "tpu")], ids=str
@@ -256,6 +271,17 @@ class TestCalls:
         for call in (compiled, f):
             for out in (call(x, y), call(a=y, b=x), call(x, a=y)):
                 assert out.tolist() == [2, 2, 2]
+
+    def test_parameter_may_have_the_name_of_the_function(self):
+        def x(x, k):
+            return x * k
+
+        compiled = eqx.filter_jit(x).lower(FLOAT, 2).compile()
+        assert compiled(jnp.ones(3), 2).tolist() == [2, 2, 2]
+        with pytest.raises(TypeError, match="`k` was the static 2, and is now 3"):
+            compiled(jnp.ones(3), 3)
+        with pytest.raises(TypeError, match="`x` was an array, and is now"):
+            compiled(1, 2)
 
     def test_methods_are_compiled_through_their_class(self):
         model = Model(jnp.ones(3))
