@@ -10,6 +10,8 @@ from ._models import peer
 
 SUBJECTS = {
     "dispatch": dispatch.run,
+    "stages": dispatch.run_stages,
+    "methods": dispatch.run_methods,
     "asynchrony": dispatch.run_asynchrony,
     "trees": trees.run,
     "modules": modules.run,

@@ -64,6 +64,60 @@ def run(rounds: int) -> None:
     show("Dispatch: time of a call, until it returns", rows)
 
 
+def run_stages(rounds: int) -> None:
+    """What was compiled ahead of time, beside what JAX compiled ahead of time."""
+    rows: list[Row] = []
+    for size in SIZES:
+        tree = nested_dict(size)
+        contenders: dict[str, Any] = {
+            "jax, compiled": partial(jax.jit(step).lower(tree).compile(), tree)
+        }
+        for key, library in LIBRARIES.items():
+            jitted = library.filter_jit(step)
+            for kind, state in (("dicts", tree), ("Modules", net(key, tree))):
+                compiled = jitted.lower(state).compile()
+                contenders[f"{key}, {kind}"] = partial(compiled, state)
+        goal = "1.5x" if size == SIZES[0] else "1.3x"
+        name = f"step, {size} leaves"
+        rows.append(compare(name, contenders, goal=goal, rounds=rounds))
+    show("Ahead of time: a call of a compiled function, until it returns", rows)
+
+
+def run_methods(rounds: int) -> None:
+    """Methods that are compiled, read from the instance at each call."""
+    rows: list[Row] = []
+    x = jnp.ones(())
+    for size in SIZES:
+        tree = nested_dict(size)
+        jitted = jax.jit(lambda tree, x: read(tree) * x)
+        contenders: dict[str, Any] = {"jax.jit": partial(jitted, tree, x)}
+        for key, library in LIBRARIES.items():
+            model = with_method(library, net(key, tree))
+            contenders[f"{key}, method"] = partial(call_method, model, x)
+            contenders[f"{key}, bound"] = partial(library.filter_jit(model.plain), x)
+        name = f"read, {size} leaves"
+        rows.append(compare(name, contenders, goal="2x", rounds=rounds))
+    show("Methods: time of a call, until it returns", rows)
+
+
+def call_method(model: Any, x: jax.Array) -> jax.Array:
+    return model.method(x)
+
+
+def with_method(library: Any, net: Any) -> Any:
+    class Reader(library.Module):
+        net: Any
+
+        @library.filter_jit
+        def method(self, x: jax.Array) -> jax.Array:
+            return read(self.net) * x
+
+        def plain(self, x: jax.Array) -> jax.Array:
+            return read(self.net) * x
+
+    return Reader(net)
+
+
 def long(x: jax.Array) -> jax.Array:
     """Takes some 300 ms."""
     return jax.lax.fori_loop(0, 60, lambda _, y: jnp.sin(y @ y) * 1e-3, x)

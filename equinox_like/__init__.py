@@ -21,11 +21,14 @@ from ._module import (
 )
 from ._runtime import Enumeration as Enumeration
 from ._transforms import (
+    clear_caches as clear_caches,
+    deserialize_export as deserialize_export,
     filter_checkpoint as filter_checkpoint,
     filter_closure_convert as filter_closure_convert,
     filter_custom_jvp as filter_custom_jvp,
     filter_custom_vjp as filter_custom_vjp,
     filter_eval_shape as filter_eval_shape,
+    filter_export as filter_export,
     filter_grad as filter_grad,
     filter_hessian as filter_hessian,
     filter_io_callback as filter_io_callback,

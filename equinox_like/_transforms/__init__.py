@@ -1,5 +1,6 @@
 """Layer 3: JAX's transformations, for functions of any pytrees."""
 
+from .caches import clear_caches as clear_caches
 from .callback import (
     filter_io_callback as filter_io_callback,
     filter_pure_callback as filter_pure_callback,
@@ -9,6 +10,10 @@ from .closure import filter_closure_convert as filter_closure_convert
 from .custom_rules import (
     filter_custom_jvp as filter_custom_jvp,
     filter_custom_vjp as filter_custom_vjp,
+)
+from .export import (
+    deserialize_export as deserialize_export,
+    filter_export as filter_export,
 )
 from .grad import (
     filter_grad as filter_grad,

@@ -5,12 +5,17 @@ subtree; any other callable is part of its structure, as are all options.
 """
 
 import functools
+import operator
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
 
+from .._compat.source_info import pass_over
 from .._module.field import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
@@ -104,6 +109,47 @@ def function_of(fun: Any) -> Any:
     while isinstance(fun, functools.partial):
         fun = fun.func
     return fun
+
+
+def is_global(value: Any) -> bool:
+    """Whether the name of a function or class leads to it, in the module it comes from."""
+    try:
+        module = sys.modules[value.__module__]
+        return operator.attrgetter(value.__qualname__)(module) is value
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def hide_frames(error: BaseException) -> None:
+    """Takes the frames between the user's code and JAX out of a traceback.
+
+    To be called in an `except` clause that then says `raise` alone, which does not put its
+    own frame back. JAX does the same with its frames, and is asked in the same way not to:
+    `JAX_TRACEBACK_FILTERING=off`. The last frame stays, whosever it is.
+    """
+    if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    entries = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    if not entries:
+        return
+    *entries, kept = entries
+    for entry in reversed(entries):
+        if not entry.tb_frame.f_code.co_filename.startswith(_PRIVATE):
+            entry.tb_next = kept
+            kept = entry
+    error.__traceback__ = kept
+
+
+# Not the layers, which tell where in a model something went wrong.
+_PACKAGE = Path(__file__).parents[1]
+_PRIVATE = tuple(
+    str(_PACKAGE / folder) + os.sep for folder in ("_transforms", "_module", "_tree")
+)
+pass_over(_PRIVATE)
 
 
 def name_of(fun: Any) -> str:

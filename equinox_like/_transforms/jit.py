@@ -25,11 +25,14 @@ from .base import (
     MISSING,
     Transformed,
     function_of,
+    hide_frames,
+    is_global,
     jit_is_disabled,
     name_of,
     refuse_deprecated,
     require_callable,
 )
+from .caches import on_clear
 from .donation import (
     Donate,
     check_mode,
@@ -38,9 +41,10 @@ from .donation import (
     muted,
     warn_of_unusable,
 )
-from .pack import Packed, pack
-from .plan import DONATE, GROUPS, Plan, keep, make_plan
-from .stages import Lowered
+from .pack import Packed, pack, unpack
+from .plan import DONATE, Plan, groups_of, keep, make_plan
+from .shardings import OPTIONS, Shardings
+from .stages import Call, Lowered, Traced, platform_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -78,6 +82,10 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
         transformation. For a method decorated in a class, `self` is the first argument.
 
     - `**jitkwargs`: as for `jax.jit`, for example `inline` or `compiler_options`.
+        `in_shardings` and `out_shardings` are prefix trees of the tuple of positional
+        arguments and of the output; their leaves are shardings, `PartitionSpec`s, `None`,
+        or functions from an array to one of these. `in_shardings` may also be a dictionary
+        from the names of parameters. Leaves that face no array are skipped.
 
     **Returns:**
 
@@ -85,12 +93,15 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     structure and static values, where values of different type differ (`1`, `1.0`,
     `True`). Its outputs may hold anything; what is no array comes back as the very object
     that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
-    result. Further methods: `.lower(*args, **kwargs)`.
+    result. `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
+    `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time; `.clear_cache()` forgets
+    what was compiled.
 
     **Raises:**
 
     When wrapping: `TypeError` if `fun` cannot be called, `ValueError` for another
-    `donate` and for arguments of `jax.jit` that say which arguments are static or donated.
+    `donate`, for arguments of `jax.jit` that say which arguments are static or donated, and
+    for `in_shardings` that do not fit the parameters.
     When called: `ValueError` naming the path of a static leaf that cannot be hashed;
     [`equinox_like.DonationError`][] naming the path of an array that has been donated
     before, or the paths of two arrays that share a buffer and would both be donated.
@@ -126,7 +137,12 @@ class Jitted(Transformed[_P, _T]):
         require_callable(fun, "filter_jit")
         signature = inspect.signature(fun)  # raises where there is none
         super().__init__(fun)
-        self._program = program_for(self._opaque, signature, donate, jitkwargs)
+        shardings = None
+        if any(option in jitkwargs for option in OPTIONS):
+            shardings = Shardings(jitkwargs, name_of(fun), signature)
+        self._program = program_for(
+            self._opaque, signature, donate, jitkwargs, shardings
+        )
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         program = self._program
@@ -149,30 +165,74 @@ class Jitted(Transformed[_P, _T]):
         except Exception as e:
             muted.end()
             explain_failure(e, plan.named_leaves, leaves)
+            hide_frames(e)
             raise
         if program.donates and muted.count:
             muted.end()
             program.after_trace(compiled, plan, leaves)
-        return out.unpack() if type(out) is Packed else out
+        return out.unpack() if isinstance(out, Packed) else out
 
-    def lower(self, /, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
+        """Traces for these arguments, without compiling or running.
+
+        Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+        """
+        entry, plan, leaves = self._prepare(args, kwargs)
+        # What is known of the leaves, but not their data: a stage may live long.
+        named = plan.named_leaves([_abstract(x) for x in leaves])
+        call = Call(
+            self,
+            self._arrange,
+            plan,
+            entry.skeleton,
+            named if self._program.warns else None,
+            platform_of(leaves),
+        )
+        return Traced(self._apply(entry.function.trace, plan, leaves), call)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered[_P, _T]:
         """Traces and lowers for these arguments, without compiling or running.
 
         Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         """
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The output with a `jax.ShapeDtypeStruct` in place of each array.
+
+        Nothing is compiled or run. A `jax.ShapeDtypeStruct` may stand for an array.
+        """
+        entry, plan, leaves = self._prepare(args, kwargs)
+        return unpack(self._apply(entry.function.eval_shape, plan, leaves))
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled for this function, also by other wraps of it.
+
+        For a callable pytree: what was compiled for those of the same structure.
+        """
+        structure = jtu.tree_structure(self._tree)
+        self._program.clear(structure)
+        if self._program.donates:
+            self._program.without_donation.clear(structure)
+
+    def _prepare(self, args, kwargs) -> tuple["Entry", Plan, list[Any]]:
         program = self._program
         call = (self._tree, args, kwargs)
         leaves, treedef = _flatten(call)
         plan = program.make_plan(self.__wrapped__, call, leaves, treedef, _is_abstract)
-        entry = program.entry(self.__wrapped__, plan, leaves)
+        return program.entry(self.__wrapped__, plan, leaves), plan, leaves
+
+    def _apply(self, stage: Callable[..., Any], plan: Plan, leaves: list[Any]) -> Any:
         try:
-            lowered = entry.function.lower(*plan.groups(leaves))
+            return stage(*plan.groups(leaves))
+        except Exception as e:
+            explain_failure(e, plan.named_leaves, leaves)
+            hide_frames(e)
+            raise
         finally:
             muted.end()
-        named = plan.named_leaves(leaves) if program.warns else None
-        return Lowered(lowered, self, entry.skeleton, named)
 
-    def arrange(
+    def _arrange(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, list[Any]]:
         """For a compiled call: where the leaves go, and the leaves."""
@@ -185,6 +245,8 @@ class Jitted(Transformed[_P, _T]):
         return f"<filter_jit of {name_of(self.__wrapped__)}, donate={donate!r}>"
 
     def __reduce__(self):
+        if is_global(self):  # under its name there is no function, but what it became
+            return self.__qualname__
         program = self._program
         return Jitted, (self.__wrapped__, program.donate, program.jitkwargs)
 
@@ -211,20 +273,25 @@ class Program:
         signature: inspect.Signature,
         donate: Donate,
         jitkwargs: dict[str, Any],
+        shardings: Shardings | None,
     ):
         self.opaque = opaque
         self.signature = signature
         self.donate: Donate = donate
         self.jitkwargs = jitkwargs
+        self.shardings = shardings
+        self.options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
         self.donates = donate != "none"
         self.warns = donate.startswith("warn")
         self.last_plan: Any = _NO_PLAN
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[tuple[Any, tuple[type, ...]], Plan] = {}
         self._entries: dict[Skeleton, Entry] = {}
 
     @property
     def without_donation(self) -> "Program":
-        return program_for(self.opaque(), self.signature, "none", self.jitkwargs)
+        return program_for(
+            self.opaque(), self.signature, "none", self.jitkwargs, self.shardings
+        )
 
     def plan(self, fun: Any, call: Any, leaves: list[Any], treedef: Any) -> Plan:
         """The plan for this kind of call."""
@@ -257,9 +324,26 @@ class Program:
                 entry = self._entries.get(skeleton)
                 if entry is None:
                     entry = Entry(self._function(fun, plan, skeleton), skeleton)
-                    keep(self._entries, skeleton, entry)
+                    self._forget(keep(self._entries, skeleton, entry))
             plan.keep(leaves, entry)
         return entry
+
+    def clear(self, structure: Any) -> None:
+        """Forgets all that is kept for callables of this structure."""
+        with _lock:
+            for key in list(self._plans):
+                if key[0].children()[0] == structure:
+                    self._plans.pop(key, None)
+            keys = [s for s in self._entries if s.treedef.children()[0] == structure]
+            self._forget([self._entries.pop(key) for key in keys])
+            self.last_plan = _NO_PLAN
+
+    def _forget(self, entries: list["Entry"]) -> None:
+        # So that the table of a plan does not keep what had to go.
+        for entry in entries:
+            for plan in list(self._plans.values()):
+                plan.forget(entry)
+            entry.function.clear_cache()
 
     def after_trace(self, entry: Entry, plan: Plan, leaves: list[Any]) -> None:
         """Warns, where that is asked for, after a call that JAX had to trace."""
@@ -276,8 +360,10 @@ class Program:
     def _function(self, fun: Any, plan: Plan, skeleton: Skeleton) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
         opaque = self.opaque
-        groups_there = [name for name in GROUPS if name in skeleton.labels]
+        groups_there = groups_of(skeleton)
         donated = DONATE in groups_there
+        shardings = self.shardings
+        packed = pack if shardings is None else shardings.pack
 
         def traced(*groups):
             if donated:
@@ -286,10 +372,15 @@ class Program:
             tree, args, kwargs = merge(parts, skeleton)
             fun = opaque() if tree is None else tree
             out = fun(*args, **kwargs)
-            return out if jit_is_disabled() else pack(out)
+            return out if jit_is_disabled() else packed(out)
 
         _speak_of(traced, fun, plan)
-        return jax.jit(traced, donate_argnums=(0,) if donated else (), **self.jitkwargs)
+        donate_argnums = (0,) if donated else ()
+        if shardings is None:
+            return jax.jit(traced, donate_argnums=donate_argnums, **self.options)
+        return shardings.jit(
+            traced, plan, skeleton, donate_argnums=donate_argnums, **self.options
+        )
 
 
 def program_for(
@@ -297,6 +388,7 @@ def program_for(
     signature: inspect.Signature,
     donate: Donate,
     jitkwargs: dict[str, Any],
+    shardings: Shardings | None,
 ) -> Program:
     """The program of a callable with these options.
 
@@ -307,7 +399,8 @@ def program_for(
         (p.name, p.kind, p.default is p.empty) for p in signature.parameters.values()
     )
     try:
-        options = parameters, donate, strict_key(tuple(sorted(jitkwargs.items())))
+        rest = sorted((k, v) for k, v in jitkwargs.items() if k not in OPTIONS)
+        options = parameters, donate, shardings, strict_key(rest)
         hash(options)
         with _lock:
             if opaque is None:
@@ -318,17 +411,27 @@ def program_for(
                 shared = {}
             if options not in shared:
                 reference = weakref.ref(opaque) if opaque is not None else lambda: None
-                shared[options] = Program(reference, signature, donate, jitkwargs)
+                shared[options] = Program(
+                    reference, signature, donate, jitkwargs, shardings
+                )
             return shared[options]
     except TypeError:
         # Options that have no hash, or a callable that cannot be referred to weakly.
-        return Program(lambda: opaque, signature, donate, jitkwargs)
+        return Program(lambda: opaque, signature, donate, jitkwargs, shardings)
 
 
 _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
 _programs = weakref.WeakKeyDictionary()
 _programs_of_pytrees: dict[Any, Program] = {}
 _lock = threading.RLock()
+
+
+@on_clear
+def _forget_programs() -> None:
+    # Wrappers that exist hold theirs themselves.
+    with _lock:
+        _programs.clear()
+        _programs_of_pytrees.clear()
 
 
 class _NoPlan:
@@ -391,8 +494,6 @@ _REFUSED = {
     "static_argnames": "whatever is not an array is static already",
     "donate_argnums": "use `donate=`",
     "donate_argnames": "use `donate=`",
-    "in_shardings": "shard the arguments, or constrain them inside the function",
-    "out_shardings": "constrain the outputs inside the function",
 }
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
@@ -402,5 +503,6 @@ def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {fix}.")
     refuse_deprecated("filter_jit", _DEPRECATED, jitkwargs, "")
-    if jitkwargs:
-        jax.jit(lambda: None, **jitkwargs)  # raises for what it does not know
+    options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
+    if options:
+        jax.jit(lambda: None, **options)  # raises for what it does not know

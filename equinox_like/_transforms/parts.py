@@ -23,7 +23,7 @@ from .base import name_of
 class Rest:
     """A tree without its data. Two are equal if that is so by the strict rule."""
 
-    __slots__ = ("leaves", "places", "treedef")
+    __slots__ = ("few", "leaves", "places", "treedef")
 
     def __init__(self, treedef: Any, leaves: Sequence[Any], places: Sequence[int]):
         self.treedef = treedef
@@ -32,10 +32,38 @@ class Rest:
         self.places = tuple(places)
         for i in places:
             self.leaves[i] = None
+        self.few: Any = None  # not known yet
 
-    def fill(self, data: Sequence[Any]) -> Any:
-        """The tree, with `data` where its data were."""
-        return self._put(self.leaves.copy(), data)
+    def fill(
+        self, data: Sequence[Any], static: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """The tree, with `data` where its data were, and `static(leaf)` for the others."""
+        leaves = (
+            self.leaves.copy() if static is None else list(map(static, self.leaves))
+        )
+        return self._put(leaves, data)
+
+    def refill(self, data: Sequence[Any]) -> Any:
+        """As `fill(data)`, quicker if it is done again and again."""
+        if self.few is None:
+            self.few = self._find_few()
+        if self.few is False:
+            return self.fill(data)
+        leaves = list(data)
+        for i, x in self.few:
+            leaves.insert(i, x)
+        return self.treedef.unflatten(leaves)
+
+    def _find_few(self) -> list[tuple[int, Any]] | bool:
+        """The leaves that are no data with their indices, if they are so few beside data in
+        order that inserting them is cheaper than a step of Python for each datum."""
+        others = len(self.leaves) - len(self.places)
+        if others > max(2, len(self.places) // 16) or list(self.places) != sorted(
+            self.places
+        ):
+            return False
+        data = set(self.places)
+        return [(i, x) for i, x in enumerate(self.leaves) if i not in data]
 
     def alone(self, data: Sequence[Any]) -> Any:
         """Nothing but `data`: a tree of the same structure with `None` elsewhere."""

@@ -15,7 +15,13 @@ import jax.tree_util as jtu
 from .._compat.tracer import Tracer
 from .._tree.filters import is_array
 from .._tree.paths import path_str
-from .._tree.split import STATIC, Skeleton, leaf_paths, make_skeleton, refuse_unhashable
+from .._tree.split import (
+    STATIC,
+    Skeleton,
+    leaf_paths,
+    make_skeleton,
+    refuse_unhashable,
+)
 from .._tree.strict import strict_key
 
 DONATE: Final = "donate"
@@ -49,6 +55,9 @@ class Plan:
             for name in GROUPS
         ]
         self.takes = [_taker(indices) for indices in members if indices]
+        if len(self.order) in map(len, members):
+            # The same leaves in another order may come as they are, in a list.
+            self.takes = [_as_list(take) for take in self.takes]
         # All leaves, in the order in which they come: nothing is to be picked.
         self.takes_all = [list(range(len(self.order)))] == [m for m in members if m]
         static = [i for i, label in zip(order, labels, strict=True) if label is STATIC]
@@ -67,18 +76,26 @@ class Plan:
     def find(self, leaves: list[Any]) -> Any:
         """The compiled function for the static leaves among these, if there is one."""
         try:
-            return self.entries.get(self._static_key(leaves))
+            return self.entries.get(self.static_key(leaves))
         except TypeError:
             return None  # one of them has no hash, of which `skeleton` tells
 
     def keep(self, leaves: list[Any], entry: Any) -> None:
         """Lets `find` find it."""
         if self.has_statics:
-            keep(self.entries, self._static_key(leaves), entry)
+            keep(self.entries, self.static_key(leaves), entry)
         else:
             self.entry = entry
 
-    def _static_key(self, leaves: list[Any]) -> tuple[Any, ...]:
+    def forget(self, entry: Any) -> None:
+        """Lets `find` no longer find it."""
+        if self.entry is entry:
+            self.entry = None
+        for key, kept in list(self.entries.items()):
+            if kept is entry:
+                self.entries.pop(key, None)
+
+    def static_key(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Tells apart the static leaves, strictly, given that their types are known."""
         statics = self.take_statics(leaves)
         return strict_key(statics)[0] if self.must_wrap else statics
@@ -125,6 +142,11 @@ class Plan:
             for name, i, label in zip(self.names, self.order, self.labels, strict=True)
             if label is not STATIC
         ]
+
+
+def groups_of(skeleton: Skeleton) -> list[str]:
+    """Which groups the compiled function takes, in its order."""
+    return [name for name in GROUPS if name in skeleton.labels]
 
 
 _WRAPPED = (float, complex, tuple, list, dict, set, frozenset)
@@ -199,12 +221,13 @@ def make_plan(
 MAX_KEPT: Final = 4096
 
 
-def keep(table: dict[Any, Any], key: Any, value: Any) -> None:
-    """Adds to a table of bounded size; the oldest entry goes first."""
+def keep(table: dict[Any, Any], key: Any, value: Any) -> list[Any]:
+    """Adds to a table of bounded size, and returns the oldest values if they had to go."""
     # A copy of the keys, because another thread may add one meanwhile.
-    for oldest in list(table)[: max(0, len(table) - MAX_KEPT + 1)]:
-        table.pop(oldest, None)
+    excess = list(table)[: max(0, len(table) - MAX_KEPT + 1)]
+    gone = [table.pop(oldest, None) for oldest in excess]
     table[key] = value
+    return gone
 
 
 def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:
@@ -238,6 +261,10 @@ def _first_argument(
             return value[0] if value else None
         return None if parameter.kind is inspect.Parameter.VAR_KEYWORD else value
     return None
+
+
+def _as_list(take: Callable[[list[Any]], Any]) -> Callable[[list[Any]], list[Any]]:
+    return lambda leaves: list(take(leaves))
 
 
 def _taker(indices: Sequence[int]) -> Callable[[list[Any]], Any]:

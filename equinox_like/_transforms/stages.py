@@ -1,36 +1,132 @@
-"""Ahead of time: what `filter_jit(f).lower(...)` returns, and its `.compile()`.
+"""Ahead of time: `filter_jit(f).trace(...)`, `.lower(...)` and `.compile()`.
 
-JAX's own stages, and beside them the skeleton they were made for: a compiled program has
-the static arguments baked in, so it is called with the same ones or not at all.
+JAX's own stages, and beside them the call they were made for: its arguments give what
+JAX tells of flat arrays the user's structure again, and a compiled program, which has the
+static ones baked in, is called with the same ones or not at all.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import jax.tree_util as jtu
 
 from .._tree.split import STATIC, Skeleton
-from .._tree.strict import strictly_same
-from .donation import explain_failure, warn_of_unusable
-from .pack import unpack
+from .base import hide_frames
+from .difference import differences
+from .donation import explain_failure, muted, warn_of_unusable
+from .pack import Packed, unpack
+from .plan import Plan, groups_of
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+Trees = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Lowered:
+@dataclasses.dataclass
+class Call:
+    """The call that stages are made for."""
+
+    # The `Jitted`, and how its arguments become a call: `(args, kwargs) -> plan, leaves`.
+    jitted: Any
+    arrange: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Plan, list[Any]]]
+    plan: Plan
+    skeleton: Skeleton
+    # Of which leaves to warn if they are donated in vain: see `Plan.named_leaves`.
+    warn_of: Sequence[tuple[str, Any, bool]] | None
+    # Of the first argument that is bound to a device, else of JAX's default.
+    platform: str
+
+    def arguments(self, info: Trees, static: Callable[[Any], Any]) -> Trees:
+        """`args` and `kwargs` with what JAX tells of each array in its place."""
+        groups, _ = info
+        skeleton = self.skeleton
+        parts: dict[Any, Any] = dict(
+            zip(groups_of(skeleton), map(iter, groups), strict=True)
+        )
+        parts[STATIC] = map(static, skeleton.statics)
+        leaves = [next(parts[label]) for label in skeleton.labels]
+        _, args, kwargs = skeleton.treedef.unflatten(leaves)
+        return args, kwargs
+
+
+class _Stage(Generic[_P, _T]):
+    _call: Call
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} belongs to this process and cannot be pickled. `filter_export` "
+            "makes bytes of a function; what `filter_jit` returns can itself be pickled."
+        )
+
+
+class Traced(_Stage[_P, _T]):
+    """A function traced for certain arguments; from `filter_jit(f).trace(...)`.
+
+    `traced` is JAX's own object.
+    """
+
+    def __init__(self, traced: Any, call: Call):
+        self.traced = traced
+        self._call = call
+
+    @property
+    def jaxpr(self) -> Any:
+        """The traced program, a closed jaxpr of flat arrays."""
+        return self.traced.jaxpr
+
+    @property
+    def args_info(self) -> Trees:
+        """`(args, kwargs)` with shape, dtype and donation in place of each array."""
+        return self._call.arguments(self.traced.args_info, _itself)
+
+    @property
+    def out_info(self) -> Any:
+        """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
+        return unpack(self.traced.out_info)
+
+    def lower(
+        self, lowering_platforms: tuple[str, ...] | None = None
+    ) -> "Lowered[_P, _T]":
+        """Lowers to StableHLO: for this host, or for the platforms that are named.
+
+        Those may be others than the host has, `("tpu",)` for example. What was lowered for
+        others can be looked at, but not compiled.
+        """
+        # JAX warns of donated buffers while it lowers, see `donation.py`.
+        muted.begin()
+        try:
+            lowered = self.traced.lower(lowering_platforms=lowering_platforms)
+        finally:
+            muted.end()
+        return Lowered(lowered, self._call, lowering_platforms)
+
+    def __repr__(self) -> str:
+        return f"<traced {self._call.jitted!r}>"
+
+
+class Lowered(_Stage[_P, _T]):
     """A function lowered for certain arguments; from `filter_jit(f).lower(...)`.
 
     `lowered` is JAX's own object.
     """
 
-    def __init__(
-        self,
-        lowered: Any,
-        jitted: Any,
-        skeleton: Skeleton,
-        warn_of: Sequence[tuple[str, Any, bool]] | None,
-    ):
+    def __init__(self, lowered: Any, call: Call, platforms: tuple[str, ...] | None):
         self.lowered = lowered
-        # The leaves of which to warn if they are donated in vain.
-        self._warn_of = warn_of
-        self._jitted = jitted
-        self._skeleton = skeleton
+        self._call = call
+        self._platforms = platforms
+
+    @property
+    def args_info(self) -> Trees:
+        """`(args, kwargs)` with shape, dtype and donation in place of each array."""
+        return self._call.arguments(self.lowered.args_info, _itself)
+
+    @property
+    def out_info(self) -> Any:
+        """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
+        return unpack(self.lowered.out_info)
 
     def as_text(self, dialect: str | None = None) -> str:
         """The program as text, in StableHLO if no other dialect is named."""
@@ -40,18 +136,33 @@ class Lowered:
         """XLA's estimate of the operations and bytes of one call."""
         return self.lowered.cost_analysis()
 
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
-        """Compiles for the current backend."""
+    def compile(
+        self, compiler_options: dict[str, Any] | None = None
+    ) -> "Compiled[_P, _T]":
+        """Compiles for the platform of this host.
+
+        **Raises:**
+
+        `ValueError` if it was lowered for another platform, or for more than one.
+        """
+        platform = self._call.platform
+        if self._platforms is not None and set(self._platforms) != {platform}:
+            raise ValueError(
+                f"{self!r} was lowered for {', '.join(map(repr, self._platforms))}, and "
+                f"this host compiles for {platform!r}. Lower without `lowering_platforms` "
+                "to compile here; or use `filter_export` to carry the program to another "
+                "host."
+            )
         compiled = self.lowered.compile(compiler_options)
-        if self._warn_of is not None:
-            warn_of_unusable(self._warn_of, self.lowered, compiled)
-        return Compiled(compiled, self._jitted, self._skeleton)
+        if self._call.warn_of is not None:
+            warn_of_unusable(self._call.warn_of, self.lowered, compiled)
+        return Compiled(compiled, self._call)
 
     def __repr__(self) -> str:
-        return f"<lowered {self._jitted!r}>"
+        return f"<lowered {self._call.jitted!r}>"
 
 
-class Compiled:
+class Compiled(_Stage[_P, _T]):
     """A compiled function; called like the original, with the same static arguments.
 
     `compiled` is JAX's own object.
@@ -62,25 +173,70 @@ class Compiled:
     that it was compiled for, naming the first that differs.
     """
 
-    def __init__(self, compiled: Any, jitted: Any, skeleton: Skeleton):
+    def __init__(self, compiled: Any, call: Call):
         self.compiled = compiled
-        self._jitted = jitted
-        self._skeleton = skeleton
+        self._call = call
+        self._tree = call.jitted._tree
+        # The last call that was found to fit: its plan, and what was static in it.
+        self._fitting: tuple[Plan, Any] = call.plan, _NOTHING
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        plan, leaves = self._jitted.arrange(args, kwargs)
-        skeleton = plan.skeleton(leaves)
-        if skeleton is not self._skeleton:
-            raise TypeError(
-                f"{self!r} was called with other arguments than it was compiled for: "
-                f"{_difference(self._skeleton, skeleton, plan.names)} Compile again for "
-                "these, or call the function itself, which does."
-            )
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        leaves, treedef = jtu.tree_flatten((self._tree, args, kwargs))
+        plan, statics = self._fitting
+        if (
+            tuple(map(type, leaves)) != plan.leaf_types
+            or treedef != plan.call_treedef
+            or plan.static_key(leaves) != statics
+        ):
+            plan = self._fit(args, kwargs)
         try:
-            return unpack(self.compiled(*plan.groups(leaves)))
+            out: Any = self.compiled(*plan.groups(leaves))
         except Exception as e:
             explain_failure(e, plan.named_leaves, leaves)
+            hide_frames(e)
             raise
+        return out.unpack() if isinstance(out, Packed) else out
+
+    def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        """The plan for a call of another form, if its static side is the same."""
+        call = self._call
+        plan, leaves = call.arrange(args, kwargs)
+        skeleton = plan.skeleton(leaves)
+        if skeleton is not call.skeleton:
+            found = differences(
+                (call.plan.arguments, call.skeleton), (plan.arguments, skeleton)
+            )
+            first = next(found, "Other arguments are donated.")
+            raise TypeError(
+                f"{self!r} was called with other arguments than it was compiled for: "
+                f"{first} Compile again for these, or call the function itself, which "
+                "does."
+            )
+        self._fitting = plan, plan.static_key(leaves)
+        return plan
+
+    @property
+    def args_info(self) -> Trees:
+        """`(args, kwargs)` with shape, dtype and donation in place of each array."""
+        return self._call.arguments(self.compiled.args_info, _itself)
+
+    @property
+    def out_info(self) -> Any:
+        """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
+        return unpack(self.compiled.out_info)
+
+    @property
+    def input_shardings(self) -> Trees:
+        """`(args, kwargs)` with a sharding in place of each array, else `None`.
+
+        Arrays that the program does not use have `None`, too.
+        """
+        return self._call.arguments(self.compiled.input_shardings, _nothing)
+
+    @property
+    def output_shardings(self) -> Any:
+        """The output, with a sharding in place of each array, else `None`."""
+        return unpack(self.compiled.output_shardings, _nothing)
 
     def as_text(self) -> str:
         """The compiled program as text."""
@@ -95,26 +251,36 @@ class Compiled:
         return self.compiled.cost_analysis()
 
     def __repr__(self) -> str:
-        return f"<compiled {self._jitted!r}>"
+        return f"<compiled {self._call.jitted!r}>"
 
 
-def _difference(compiled: Skeleton, given: Skeleton, names: list[str]) -> str:
-    """The first difference, as a sentence; `names` are of the leaves of `given`."""
-    if compiled.treedef != given.treedef:
-        return (
-            f"the structure was\n    {compiled.treedef}\nand is now\n    "
-            f"{given.treedef}."
-        )
-    old, new = iter(compiled.statics), iter(given.statics)
-    for name, before, now in zip(names, compiled.labels, given.labels, strict=True):
-        if (before is STATIC) != (now is STATIC):
-            was, is_now = (
-                "a static value" if label is STATIC else "an array"
-                for label in (before, now)
-            )
-            return f"`{name}` was {was}, and is now {is_now}."
-        if before is STATIC:
-            was, is_now = next(old), next(new)
-            if not strictly_same(was, is_now):
-                return f"the static `{name}` was {was!r}, and is now {is_now!r}."
-    return "other arguments are donated."
+# Equal to the static values of no call.
+_NOTHING = object()
+
+
+def platform_of(leaves: Sequence[Any]) -> str:
+    """The platform that a call with these leaves is compiled for, as lowering names it."""
+    for x in leaves:
+        sharding = getattr(x, "sharding", None)
+        # Of tracers and of abstract meshes there are no devices to ask.
+        if getattr(x, "committed", True) and isinstance(
+            sharding, jax.sharding.Sharding
+        ):
+            try:
+                device = next(iter(sharding.device_set))
+            except Exception:
+                continue
+            break
+    else:
+        (device, *_) = jax.devices()
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+def _itself(static: Any) -> Any:
+    return static
+
+
+def _nothing(static: Any) -> None:
+    return None

@@ -63,6 +63,18 @@ assert_type(model.compiled(jnp.ones(2)), jax.Array)
 assert_type(model.compiled(jnp.ones(2), scale=2.0), jax.Array)
 
 
+# Ahead of time, shapes may stand for arrays; what is compiled is called like the function.
+shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+compiled = plain.lower(model, shape).compile()
+assert_type(compiled(model, jnp.ones(2)), jax.Array)
+compiled(model)  # pyright: ignore[reportCallIssue]
+assert_type(plain.trace(model, shape).lower().compile()(model, jnp.ones(2)), jax.Array)
+exported = eqx.filter_export(plain, platforms=("cpu",))(model, shape)
+assert_type(exported(model, jnp.ones(2)), jax.Array)
+exported(model, "x")  # pyright: ignore[reportArgumentType]
+assert_type(exported.serialize(), bytes)
+
+
 def loss(model: Affine, x: jax.Array) -> jax.Array:
     return jnp.sum(model(x))
 

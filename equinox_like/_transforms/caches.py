@@ -1,0 +1,35 @@
+"""`clear_caches`, and the hooks by which each file empties what it keeps between calls."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+_F = TypeVar("_F", bound=Callable[[], None])
+
+_hooks: list[Callable[[], None]] = []
+
+
+def on_clear(hook: _F) -> _F:
+    """Decorator: `hook` is called by [`equinox_like.clear_caches`][]."""
+    _hooks.append(hook)
+    return hook
+
+
+def clear_caches() -> None:
+    """Empties what the library remembers between calls.
+
+    A function that is wrapped again, by `filter_jit(f)` for example, then compiles again.
+    Wrappers that exist keep what they have compiled; their `.clear_cache()` frees that.
+    What JAX remembers is JAX's: call `jax.clear_caches()` afterwards to drop it as well.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        eqx.clear_caches()
+        jax.clear_caches()
+        ```
+    """
+    for hook in _hooks:
+        hook()

@@ -1,0 +1,253 @@
+"""A tree without its arrays as plain data, that another process can compare with its own.
+
+A treedef holds classes, and a static leaf may be any object, so neither can be written to a
+file. What is written is a description: nested lists, of text and numbers only. Two trees
+that have the same one are the same as far as it can be told; a value that cannot be told
+from another one is described by itself, which compares but cannot be written.
+"""
+
+import enum
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._module.module import Module
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .._tree.split import STATIC
+from .._tree.strict import strictly_same
+from .base import is_global
+from .difference import Leaf, static_fields
+
+_CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
+
+
+class Description:
+    """Of a tree or a value: `content` is a list that starts with the kind."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: Any):
+        self.content = content
+
+
+class _Itself:
+    """Describes a value of which there is nothing to say."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Itself and strictly_same(self.value, other.value)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def describe_tree(tree: Any) -> Description:
+    """Of arrays, or what stands for them, no more is said than that they are there."""
+    return Description(_tree(tree))
+
+
+def stored(path: str, description: Description) -> Any:
+    """What can be written; `ValueError` if there is a value that cannot be described."""
+    for place, value in _undescribed(path, description.content):
+        raise ValueError(
+            f"`{place}` is the static {value!r}, of type {type(value).__name__}, which "
+            "another process could not tell from a different one. Static values can be "
+            "exported if they are plain Python values, or functions and classes at the "
+            "top level of a module."
+        )
+    return description.content
+
+
+def first_difference(path: str, old: Description, new: Description) -> str | None:
+    """A sentence on the first place where two trees differ, if there is one."""
+    for place, was, now in _differences(path, old.content, new.content):
+        return f"`{place}` was {_show(was)}, and is now {_show(now)}."
+    return None
+
+
+def rebuild(description: Description) -> Any:
+    """The tree, if it consists of what Python has built in; with a `Leaf` for an array."""
+    return _rebuild("out", description.content)
+
+
+# A tree is one of
+#     ["array"]    ["static", value]    ["none"]
+#     ["list" | "tuple" | "dict", "", [], [[key, tree], ...]]
+#     ["node", "module:qualname", [[name, value], ...], [[key, tree], ...]]
+# and a value
+#     [type, text]    ["tuple" | ..., [value, ...]]    ["named", "module:qualname"]
+
+
+def _tree(tree: Any) -> Any:
+    if isinstance(tree, Leaf):
+        return ["static", _value(tree.value)] if tree.label is STATIC else ["array"]
+    if is_array(tree) or isinstance(tree, jax.ShapeDtypeStruct):
+        return ["array"]
+    if tree is None:
+        return ["none"]
+    treedef = jtu.tree_structure(tree)
+    if jtu.treedef_is_leaf(treedef):
+        return ["static", _value(tree)]
+    children, aux = jtu.flatten_one_level_with_keys(tree)
+    below = [[_key(key), _tree(child)] for key, child in children]
+    kind = _CONTAINERS.get(type(tree))
+    if kind is not None:
+        return [kind, "", [], below]
+    if isinstance(tree, Module):
+        held = [[f".{n}", _value(v)] for n, v in static_fields(tree).items()]
+    else:
+        held = [["'s structure", _value(aux)]]
+    return ["node", _name(type(tree)), held, below]
+
+
+def _key(key: Any) -> Any:
+    # The key of a dictionary is any value; that of another node is text enough.
+    if isinstance(key, jtu.DictKey):
+        return [path_str((key,)), _value(key.key)]
+    return [path_str((key,)), ["none", ""]]
+
+
+def _value(value: Any) -> Any:
+    kind = type(value)
+    if value is None:
+        return ["none", ""]
+    if kind in (bool, int, float, complex, str):
+        return [kind.__name__, value if kind is str else repr(value)]
+    if kind is bytes:
+        return ["bytes", value.hex()]
+    if kind in (tuple, list):
+        return [kind.__name__, [_value(v) for v in value]]
+    if kind in (set, frozenset):
+        return [kind.__name__, sorted((_value(v) for v in value), key=repr)]
+    if kind is dict:
+        return ["dict", [[_value(k), _value(v)] for k, v in value.items()]]
+    if isinstance(value, np.dtype):
+        return ["dtype", value.str if value.names else value.name]
+    if isinstance(value, enum.Enum):
+        return ["member", f"{_name(kind)}.{value.name}"]
+    return ["named", _name(value)] if is_global(value) else ["itself", _Itself(value)]
+
+
+def _name(value: Any) -> str:
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if old == new:
+        return
+    node = len(old) == len(new) == 4 and old[:2] == new[:2]
+    if node and [key for key, _ in old[3]] == [key for key, _ in new[3]]:
+        if [name for name, _ in old[2]] == [name for name, _ in new[2]]:
+            for (name, was), (_, now) in zip(old[2], new[2], strict=True):
+                if was != now:
+                    yield path + name, ["static", was], ["static", now]
+            for (key, was), (_, now) in zip(old[3], new[3], strict=True):
+                yield from _differences(path + key[0], was, now)
+            return
+    yield path, old, new
+
+
+def _undescribed(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    if tree[0] == "static":
+        yield from ((path, v) for v in _itselves(tree[1]))
+    if len(tree) == 4:
+        for name, value in tree[2]:
+            yield from ((path + name, v) for v in _itselves(value))
+        for (key, value), child in tree[3]:
+            yield from ((path + key, v) for v in _itselves(value))
+            yield from _undescribed(path + key, child)
+
+
+def _itselves(value: Any) -> Iterator[Any]:
+    if isinstance(value, _Itself):
+        yield value.value
+    elif isinstance(value, list):
+        for v in value:
+            yield from _itselves(v)
+
+
+def _show(tree: Any) -> str:
+    kind, *rest = tree
+    if kind == "array":
+        return "an array"
+    if kind == "none":
+        return "None"
+    if kind == "static":
+        return f"the static {_show_value(rest[0])}"
+    if kind == "node":
+        return f"a {rest[0]}"
+    if kind == "dict":
+        return f"a dict with the keys {', '.join(key[0] for key, _ in rest[2])}"
+    return f"a {kind} of length {len(rest[2])}"
+
+
+def _show_value(value: Any) -> str:
+    kind, content = value
+    if isinstance(content, _Itself):
+        return repr(content.value)
+    if kind == "none":
+        return "None"
+    if kind == "str":
+        return repr(content)
+    if isinstance(content, list):
+        inside = ", ".join(
+            _show_value(v) if isinstance(v[0], str) else ": ".join(map(_show_value, v))
+            for v in content
+        )
+        return f"{kind}({inside})"
+    return content
+
+
+_READ = {
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "str": str,
+    "bytes": bytes.fromhex,
+    "bool": {"True": True, "False": False}.__getitem__,
+    "none": lambda text: None,
+}
+
+
+def _rebuild(path: str, tree: Any) -> Any:
+    kind, *rest = tree
+    if kind == "array":
+        return Leaf("data")
+    if kind == "none":
+        return None
+    if kind == "static":
+        return _rebuild_value(path, rest[0])
+    children = [] if kind == "node" else rest[2]
+    if kind == "list":
+        return [_rebuild(path + key[0], child) for key, child in children]
+    if kind == "tuple":
+        return tuple(_rebuild(path + key[0], child) for key, child in children)
+    if kind == "dict":
+        return {
+            _rebuild_value(path, key[1]): _rebuild(path + key[0], child)
+            for key, child in children
+        }
+    raise ValueError(
+        f"`{path}` is a {rest[0]}, which only you can provide: pass a tree of the "
+        "structure of the output as `like`."
+    )
+
+
+def _rebuild_value(path: str, value: Any) -> Any:
+    kind, content = value
+    if kind in _READ:
+        return _READ[kind](content)
+    makers = {"tuple": tuple, "frozenset": frozenset}
+    if kind in makers:
+        return makers[kind](_rebuild_value(path, v) for v in content)
+    raise ValueError(
+        f"`{path}` is the static {_show_value(value)}, which only you can provide: pass a "
+        "tree of the structure of the output as `like`."
+    )

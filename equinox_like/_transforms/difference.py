@@ -1,0 +1,162 @@
+"""How two calls of one function differ in what is not data, by the path of each place.
+
+Data is compared by JAX, which names the leaf; what is static, and the structure around
+it, is compared here: for a compiled function that is called with other arguments than it
+was compiled for.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .._module.module import Module
+from .._tree.paths import path_str
+from .._tree.split import STATIC, Skeleton
+from .._tree.strict import strictly_same
+
+ARGUMENTS: Final = "argument count"
+STRUCTURE: Final = "tree structure"
+STATIC_TYPE: Final = "static type"
+STATIC_VALUE: Final = "static value"
+
+# The name and number of leaves of each argument, the callable itself first (see `Plan`).
+Arguments = Sequence[tuple[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """What was, and what is now, at one place of the arguments."""
+
+    path: str
+    kind: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"`{self.path}` was {self.before}, and is now {self.after}."
+
+
+def differences(
+    before: tuple[Arguments, Skeleton], after: tuple[Arguments, Skeleton]
+) -> Iterator[Difference]:
+    """Each place at which the static side of two calls differs, in the order of the
+    signature; none if one compiled program serves both."""
+    try:
+        (fun, *args), (other, *others) = trees(*before), trees(*after)
+    except Exception:
+        # A foreign node that does not take placeholders.
+        was, now = before[1].treedef, after[1].treedef
+        yield Difference("the arguments", STRUCTURE, str(was), str(now))
+        return
+    yield from _walk(fun[0], fun[1], other[1])
+    old, new = dict(args), dict(others)
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in new:
+            yield Difference(name, ARGUMENTS, "given", "left out")
+        elif name not in old:
+            yield Difference(name, ARGUMENTS, "left out", "given")
+        else:
+            yield from _walk(name, old[name], new[name])
+
+
+class Leaf:
+    """Stands for a leaf: the label of data, or a static value."""
+
+    def __init__(self, label: Any, value: Any = None):
+        self.label = label
+        self.value = value
+
+    def __str__(self) -> str:
+        return _show(self.value) if self.label is STATIC else "an array"
+
+
+def trees(arguments: Arguments, skeleton: Skeleton) -> list[tuple[str, Any]]:
+    """Name and tree of the callable and of each argument, of leaves that stand for the
+    real ones."""
+    statics = iter(skeleton.statics)
+    leaves = [
+        Leaf(label, next(statics) if label is STATIC else None)
+        for label in skeleton.labels
+    ]
+    fun, args, kwargs = skeleton.treedef.unflatten(leaves)
+    found = [fun, *args, *(kwargs[key] for key in sorted(kwargs))]
+    return [(name, tree) for (name, _), tree in zip(arguments, found, strict=True)]
+
+
+def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
+    if isinstance(old, Leaf) and isinstance(new, Leaf):
+        if old.label is STATIC and new.label is STATIC:
+            yield from _static(path, old.value, new.value)
+        elif old.label != new.label:
+            yield Difference(path, STATIC_TYPE, *_told(old, new))
+        return
+    if type(old) is not type(new):
+        yield Difference(path, STRUCTURE, *_told(old, new))
+        return
+    keys, children = _children(old)
+    other_keys, others = _children(new)
+    if keys != other_keys:
+        yield Difference(path, STRUCTURE, *_told(old, new))
+        return
+    same = True
+    for found in _below(path, keys, children, others, old, new):
+        same = False
+        yield found
+    was, now = jtu.tree_structure(old), jtu.tree_structure(new)
+    if same and was != now:
+        # Something else that the node holds as its structure.
+        yield Difference(path, STRUCTURE, _held(was), _held(now))
+
+
+def _below(path, keys, children, others, old, new) -> Iterator[Difference]:
+    if isinstance(old, Module):
+        statics, other = static_fields(old), static_fields(new)
+        for name in statics:
+            if name in other:
+                yield from _static(f"{path}.{name}", statics[name], other[name])
+    for key, child, counterpart in zip(keys, children, others, strict=True):
+        yield from _walk(path_str((key,), path), child, counterpart)
+
+
+def _static(path: str, old: Any, new: Any) -> Iterator[Difference]:
+    try:
+        same = strictly_same(old, new)
+    except ValueError:  # arrays in a static field cannot be compared
+        same = False
+    if not same:
+        kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
+        yield Difference(path, kind, f"the static {_show(old)}", f"{_show(new)}")
+
+
+def _children(tree: Any) -> tuple[list[Any], list[Any]]:
+    pairs, _ = jtu.flatten_one_level_with_keys(tree)
+    pairs = list(pairs)
+    return [key for key, _ in pairs], [child for _, child in pairs]
+
+
+def static_fields(module: Module) -> dict[str, Any]:
+    _, aux = jtu.tree_structure(module).node_data()  # see `_module/flatten.py`
+    return aux[0].statics
+
+
+def _told(*sides: Any) -> Iterator[str]:
+    for side in sides:
+        if isinstance(side, Leaf) or side is None:
+            yield str(side)
+        elif isinstance(side, dict):
+            yield f"a {type(side).__name__} with the keys {list(side)}"
+        elif isinstance(side, list | tuple):
+            yield f"a {type(side).__name__} of length {len(side)}"
+        else:
+            yield f"a {type(side).__name__}"
+
+
+def _held(treedef: Any) -> str:
+    kind, data = treedef.node_data()
+    return f"a {kind.__name__} with {data!r}"
+
+
+def _show(value: Any) -> str:
+    return repr(value)

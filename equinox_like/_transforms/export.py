@@ -1,0 +1,399 @@
+"""`filter_export`: a compiled function as bytes, for another process or another machine.
+
+`jax.export` does the work, on a dictionary from the name of each array to the array. Beside
+its program stands a description of the call (`describe.py`): what was static is baked in,
+and so has to be the same again. Nothing in the bytes is ever imported, unpickled or
+executed while they are loaded.
+"""
+
+import inspect
+import json
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+import jax
+import jax.export
+import jax.tree_util as jtu
+
+from .._tree.filters import is_array
+from .base import hide_frames, name_of
+from .describe import Description, describe_tree, first_difference, rebuild, stored
+from .difference import Leaf, trees
+from .jit import Jitted, filter_jit
+from .pack import unpack
+from .plan import Plan, make_plan
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def filter_export(
+    fun: Callable[_P, _T],
+    *,
+    platforms: Sequence[str] | None = None,
+    disabled_checks: Sequence[Any] = (),
+) -> "Callable[..., Exported[_P, _T]]":
+    """`jax.export.export` for functions of any pytrees: a program to keep, or to send.
+
+    **Arguments:**
+
+    - `fun`: any callable, or what `filter_jit` made of one. The arrays that it holds
+        itself, as a Module does, become part of the program.
+    - `platforms`: for which to export, for example `("cpu", "cuda")`. By default that of
+        this host.
+    - `disabled_checks`: as for `jax.export.export`.
+
+    **Returns:**
+
+    A function that takes the arguments of `fun`, where a `jax.ShapeDtypeStruct` may stand
+    for an array, also one with symbolic dimensions. It returns the exported function, which
+    is called like `fun`, by itself or under `jax.jit`, and has
+
+    - `.serialize(vjp_order=0)`: its bytes, for [`equinox_like.deserialize_export`][]. This
+        needs the package `flatbuffers`. Up to `vjp_order` derivatives can be taken of what
+        is loaded;
+    - `.exported`: the `jax.export.Exported` object; `.platforms`, `.in_avals`, `.out_avals`
+        and `.mlir_module()` are its own.
+
+    **Raises:**
+
+    When the result is called: `TypeError` naming the path of a static argument or a part of
+    the structure that is not what was exported; JAX's errors for other shapes and dtypes,
+    and for a platform that it was not exported for. `.serialize` raises `ValueError` naming
+    the path of a static value that cannot be described to another process.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        model = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+        exported = eqx.filter_export(model, platforms=("cpu", "tpu"))(jnp.ones(2))
+        assert exported.platforms == ("cpu", "tpu")
+        assert jnp.allclose(exported(jnp.ones(2)), model(jnp.ones(2)))
+        ```
+    """
+    jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
+    program = jitted._program
+    if program.donates:  # a loaded program takes nobody's buffers
+        jitted = Jitted(jitted.__wrapped__, "none", program.jitkwargs)
+
+    def export(*args: Any, **kwargs: Any) -> Any:
+        return _export(jitted, args, kwargs, platforms, disabled_checks)
+
+    return export
+
+
+def deserialize_export(
+    data: bytes | bytearray | memoryview, like: Any = None
+) -> "Exported[..., Any]":
+    """Loads what the `.serialize()` of an exported function gave.
+
+    The counterpart of `jax.export.deserialize`. Loading runs no code from `data`; calling
+    the result runs the program in it.
+
+    **Arguments:**
+
+    - `data`: the bytes.
+    - `like`: a tree of the structure of the output, for example from `.eval_shape`, in
+        which any arrays or `jax.ShapeDtypeStruct`s stand for the arrays. Needed only if the
+        output holds other things than arrays and plain Python values in dictionaries, lists
+        and tuples: no class is ever looked up by a name in the file.
+
+    **Returns:**
+
+    The exported function, as [`equinox_like.filter_export`][] gave it.
+
+    **Raises:**
+
+    `ValueError` if `data` was cut, changed or is something else; if `like` is needed, or is
+    not like the output, naming the path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def scale(x, by):
+            return {"x": x * by, "by": by}
+
+        x = jax.ShapeDtypeStruct((3,), jnp.float32)
+        data = eqx.filter_export(scale)(x, by=2).serialize()
+        loaded = eqx.deserialize_export(data)
+        assert loaded(jnp.ones(3), 2)["x"].tolist() == [2, 2, 2]
+        try:
+            loaded(jnp.ones(3), 3)
+        except TypeError as error:
+            assert "`by` was the static 2, and is now the static 3" in str(error)
+        ```
+    """
+    header, program = _open(bytes(data))
+    try:
+        exported = jax.export.deserialize(bytearray(program))
+        call = _Call(
+            header["name"],
+            _signature_of(header["parameters"]),
+            header["arrays"],
+            {name: Description(d) for name, d in header["arguments"]},
+            Description(header["out"]),
+        )
+    except (AttributeError, KeyError, TypeError, IndexError) as e:
+        raise ValueError(f"{_NOT_OURS} ({type(e).__name__}: {e})") from e
+    if like is None:
+        out = rebuild(call.out)
+    else:
+        found = first_difference("out", call.out, describe_tree(like))
+        if found is not None:
+            raise ValueError(f"`like` is not like the output of `{call.name}`: {found}")
+        out = like
+    return Exported(exported, call, *_taken_apart(out))
+
+
+class _Call:
+    """The call that was exported, as far as another process can know it."""
+
+    def __init__(
+        self,
+        name: str,
+        signature: inspect.Signature,
+        arrays: list[str],
+        arguments: dict[str, Description],
+        out: Description,
+    ):
+        self.name = name
+        self.signature = signature
+        self.arrays = arrays  # their names, in the order of the signature
+        self.arguments = arguments
+        self.out = out
+
+
+class Exported(Generic[_P, _T]):
+    """An exported function; from [`equinox_like.filter_export`][].
+
+    `exported` is JAX's own object, a function of a dictionary of arrays.
+    """
+
+    def __init__(
+        self, exported: Any, call: _Call, treedef: Any, leaves: list[Any], places: Any
+    ):
+        self.exported = exported
+        self._call = call
+        # The output: its structure, its leaves, and where among them the arrays go.
+        self._treedef = treedef
+        self._leaves = leaves
+        self._places = places
+        self._run = jax.jit(exported.call)
+        self._fitting: tuple[Plan, Any] | None = None
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Runs the program for arguments like those that it was exported for."""
+        leaves, treedef = jtu.tree_flatten((None, args, kwargs))
+        fitting = self._fitting
+        if (
+            fitting is None
+            or tuple(map(type, leaves)) != fitting[0].leaf_types
+            or treedef != fitting[0].call_treedef
+            or fitting[0].static_key(leaves) != fitting[1]
+        ):
+            plan = self._fit(args, kwargs, leaves, treedef)
+        else:
+            plan = fitting[0]
+        (group,) = plan.groups(leaves) or ((),)
+        arrays = dict(zip(self._call.arrays, group, strict=True))
+        try:
+            data = self._run(arrays)
+        except Exception as e:
+            _rename(e, arrays)
+            hide_frames(e)
+            raise
+        out = self._leaves.copy()
+        for i, x in zip(self._places, data, strict=True):
+            out[i] = x
+        return self._treedef.unflatten(out)
+
+    call = __call__
+
+    def serialize(self, vjp_order: int = 0) -> bytes:
+        """The bytes, for [`equinox_like.deserialize_export`][]."""
+        call = self._call
+        try:
+            program = bytes(self.exported.serialize(vjp_order=vjp_order))
+        except ImportError as e:
+            raise ImportError(
+                "An exported function becomes bytes by the package `flatbuffers`: "
+                "`pip install flatbuffers`."
+            ) from e
+        header = {
+            "name": call.name,
+            "parameters": [
+                [p.name, p.kind.name, p.default is not p.empty]
+                for p in call.signature.parameters.values()
+            ],
+            "arrays": call.arrays,
+            "arguments": [[n, stored(n, d)] for n, d in call.arguments.items()],
+            "out": stored("out", call.out),
+            "length": len(program),
+            "checksum": zlib.crc32(program),
+        }
+        text = json.dumps(header).encode()
+        size = len(text).to_bytes(_SIZE, "little")
+        check = zlib.crc32(text).to_bytes(4, "little")
+        return _MAGIC + size + check + text + program
+
+    def mlir_module(self) -> str:
+        """The program as text, in StableHLO."""
+        return self.exported.mlir_module()
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """For which it was exported."""
+        return tuple(self.exported.platforms)
+
+    @property
+    def in_avals(self) -> dict[str, Any]:
+        """Shape and dtype of each array in the arguments, by its name."""
+        # JAX sorts the keys of a dictionary.
+        return dict(zip(sorted(self._call.arrays), self.exported.in_avals, strict=True))
+
+    @property
+    def out_avals(self) -> Sequence[Any]:
+        """Shape and dtype of each array in the output."""
+        return self.exported.out_avals
+
+    def __repr__(self) -> str:
+        return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
+
+    def _fit(self, args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> Plan:
+        call = self._call
+        plan = make_plan(
+            call.signature,
+            call.name,
+            (None, args, kwargs),
+            leaves,
+            treedef,
+            lambda parameter, is_first: False,
+        )
+        given = _describe_arguments(plan, leaves)
+        for name in [*call.arguments, *(n for n in given if n not in call.arguments)]:
+            if name not in given or name not in call.arguments:
+                was, now = ("given", "left out")[:: 1 if name in call.arguments else -1]
+                found = f"`{name}` was {was}, and is now {now}."
+            else:
+                found = first_difference(name, call.arguments[name], given[name])
+            if found is not None:
+                raise TypeError(
+                    f"{self!r} was called with other arguments than it was exported for: "
+                    f"{found}"
+                )
+        self._fitting = plan, plan.static_key(leaves)
+        return plan
+
+
+def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
+    entry, plan, leaves = jitted._prepare(args, kwargs)
+    groups = plan.groups(leaves)
+    own = set(plan.names[: plan.arguments[0][1]])
+    named = list(zip(plan.data_names, (x for g in groups for x in g), strict=True))
+    returned = []
+
+    def traced(arrays):
+        values = iter([x if n in own else arrays[n] for n, x in named])
+        parts = [type(group)(next(values) for _ in group) for group in groups]
+        out = unpack(entry.function(*parts))
+        returned.append(jtu.tree_map(_abstract, out))
+        return [x for x in jtu.tree_leaves(out) if is_array(x)]
+
+    traced.__name__ = traced.__qualname__ = name_of(jitted.__wrapped__)
+    try:
+        exported = jax.export.export(
+            jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
+        )({n: x for n, x in named if n not in own})
+    except Exception as e:
+        hide_frames(e)
+        raise
+    there = {name for name, _ in named}
+    call = _Call(
+        name_of(jitted.__wrapped__),
+        _signature_of(
+            (p.name, p.kind.name, p.default is not p.empty)
+            for p in inspect.signature(jitted.__wrapped__).parameters.values()
+        ),
+        [name for name in plan.names if name in there and name not in own],
+        _describe_arguments(plan, leaves),
+        describe_tree(returned[-1]),
+    )
+    return Exported(exported, call, *_taken_apart(returned[-1]))
+
+
+def _rename(error: Exception, names: Iterable[str]) -> None:
+    """Raises JAX's error with the names of the arrays for the places in its dictionary."""
+    text = str(error)
+    for name in names:
+        text = text.replace(f"args[0][{name!r}]", f"`{name}`")
+    if isinstance(error, ValueError) and text != str(error):
+        raise ValueError(text) from error
+
+
+def _abstract(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x
+
+
+def _taken_apart(out: Any) -> tuple[Any, list[Any], list[int]]:
+    leaves, treedef = jtu.tree_flatten(out)
+    places = [i for i, x in enumerate(leaves) if _is_data(x)]
+    for i in places:
+        leaves[i] = None
+    return treedef, leaves, places
+
+
+def _is_data(x: Any) -> bool:
+    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct | Leaf)
+
+
+def _describe_arguments(plan: Plan, leaves: list[Any]) -> dict[str, Description]:
+    _, *arguments = trees(plan.arguments, plan.skeleton(leaves))
+    return {name: describe_tree(tree) for name, tree in arguments}
+
+
+def _signature_of(parameters: Any) -> inspect.Signature:
+    """A signature to bind to; that there is a default is all that is kept of it."""
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name,
+                getattr(inspect.Parameter, kind),
+                default=None if has_default else inspect.Parameter.empty,
+            )
+            for name, kind, has_default in parameters
+        ]
+    )
+
+
+_MAGIC: Final = b"\x93EXPORT\x01"
+_SIZE: Final = 8
+_NOT_OURS: Final = "These bytes are not those of an exported function, or were cut"
+
+
+def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the program, whole and unchanged."""
+    start = len(_MAGIC) + _SIZE + 4
+    size = int.from_bytes(data[len(_MAGIC) : start - 4], "little")
+    text, program = data[start : start + size], data[start + size :]
+    if not data.startswith(_MAGIC) or len(text) != size:
+        raise ValueError(f"{_NOT_OURS}.")
+    if zlib.crc32(text) != int.from_bytes(data[start - 4 : start], "little"):
+        raise ValueError(f"{_NOT_OURS}: the checksum of the head is another.")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{_NOT_OURS}: {e}") from e
+    if not isinstance(header, dict) or len(program) != header.get("length"):
+        raise ValueError(f"{_NOT_OURS}: the program has another length.")
+    if zlib.crc32(program) != header.get("checksum"):
+        raise ValueError(f"{_NOT_OURS}: the checksum of the program is another.")
+    return header, program

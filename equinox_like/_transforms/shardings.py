@@ -1,0 +1,358 @@
+"""`in_shardings` and `out_shardings` of `filter_jit`: prefix trees, down to the arrays.
+
+JAX sees flat lists of arrays, so for the arguments it gets a flat list of shardings. Of the
+output nothing is known before the trace: its arrays are returned in one list for each leaf
+of the prefix tree, and JAX applies one sharding to each of these lists.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Final
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .._tree.split import STATIC, Skeleton
+from .._tree.strict import strict_key
+from .donation import describe, is_concrete
+from .pack import Grouped, pack
+from .plan import Plan, groups_of, keep
+
+OPTIONS: Final = ("in_shardings", "out_shardings")
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+class Shardings:
+    """What a user said on the shardings of one function; equal if that is the same."""
+
+    def __init__(self, given: dict[str, Any], name: str, signature: inspect.Signature):
+        """The `OPTIONS` among what is given, for a function of this name and signature."""
+        given = {key: given[key] for key in OPTIONS if key in given}
+        self._of_inputs = given.get("in_shardings")
+        self._of_outputs = given.get("out_shardings")
+        kinds = {p.name: p.kind for p in signature.parameters.values()}
+        self._positional = [n for n, kind in kinds.items() if kind in _POSITIONAL]
+        self._by_kind = {kind: n for n, kind in kinds.items()}
+        self._check(name, list(kinds))
+        leaves, treedef = jtu.tree_flatten(given, is_leaf=_is_none)
+        self._key = treedef, strict_key(leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Shardings and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def jit(
+        self, traced: Callable[..., Any], plan: Plan, skeleton: Skeleton, **options: Any
+    ) -> Any:
+        """`jax.jit` for a function of groups of arrays, that returns what `pack` does."""
+        if self._of_outputs is not None:
+            # The others are functions, or face no array.
+            specs = [s if _is_sharding(s) else None for s in self._output_leaves()]
+            one_for_all = _is_leaf(self._of_outputs)
+            options["out_shardings"] = specs[0] if one_for_all else Grouped(specs, None)
+        if self._of_inputs is None:
+            return jax.jit(traced, **options)
+        found = list(zip(skeleton.labels, self._inputs(plan, skeleton), strict=True))
+        groups = [[s for n, s in found if n == name] for name in groups_of(skeleton)]
+        # As plans give them: prefix trees tell lists from tuples.
+        kind = list if len(groups) == 1 and STATIC not in skeleton.labels else tuple
+        return _Sharded(traced, options, list(map(kind, groups)), plan)
+
+    def pack(self, out: Any) -> Any:
+        """`pack`, for an output whose arrays have shardings."""
+        leaves, treedef = jtu.tree_flatten(out)
+        named = jtu.tree_leaves_with_path(out)
+        numbers = []
+        for i, (number, spec) in enumerate(_spread("out", self._of_outputs, out)):
+            numbers.append(number)
+            if not is_array(leaves[i]):
+                continue
+            name = path_str(named[i][0], "out")
+            chosen = _chosen("out_shardings", name, spec, leaves[i])
+            if chosen is not None:
+                _refuse_misfit("out_shardings", name, chosen, leaves[i])
+            if chosen is not None and _is_function(spec):
+                leaves[i] = _constrain(leaves[i], chosen)
+        out = treedef.unflatten(leaves)
+        if _is_leaf(self._of_outputs):
+            return pack(out)
+        return Grouped.of(out, numbers, len(self._output_leaves()))
+
+    def _output_leaves(self) -> list[Any]:
+        return jtu.tree_leaves(self._of_outputs, is_leaf=_is_none)
+
+    def _check(self, name: str, parameters: list[str]) -> None:
+        given, size = self._of_inputs, len(self._positional)
+        if isinstance(given, dict):
+            unknown = [key for key in given if key not in parameters]
+            if unknown:
+                raise ValueError(
+                    f"`in_shardings` names {unknown}, but the parameters of `{name}` are "
+                    f"{parameters}."
+                )
+        elif isinstance(given, tuple | list):
+            if len(given) > size and _VAR_POSITIONAL not in self._by_kind:
+                raise ValueError(
+                    f"`in_shardings` has {len(given)} entries, but `{name}` takes "
+                    f"{size} positional arguments."
+                )
+        elif not _is_leaf(given):
+            raise ValueError(
+                "`in_shardings` must be one sharding for all arguments, a tuple with an "
+                "entry for each positional argument, or a dictionary from the names of "
+                f"parameters; got a {type(given).__name__}."
+            )
+
+    def _inputs(self, plan: Plan, skeleton: Skeleton) -> Iterator[Any]:
+        """What was said for each leaf of a call, in canonical order."""
+        fun, args, kwargs = skeleton.treedef.children()
+        keys = [None, *range(len(args.children())), *kwargs.node_data()[1]]
+        treedefs = [fun, *args.children(), *kwargs.children()]
+        labels = iter(skeleton.labels)
+        for key, treedef, (name, size) in zip(
+            keys, treedefs, plan.arguments, strict=True
+        ):
+            # The arrays of the callable itself are no arguments.
+            said = None if key is None else self._for_argument(key)
+            statics = [next(labels) is STATIC for _ in range(size)]
+            if said is _NOTHING and not all(statics):
+                raise ValueError(
+                    "`in_shardings` is a tuple that has no entry for the positional "
+                    f"argument `{name}`."
+                )
+            if said is _NOTHING or _is_leaf(said):
+                yield from [None if said is _NOTHING else said] * size
+            else:
+                tree = treedef.unflatten(range(size))
+                yield from (spec for _, spec in _spread(name, said, tree))
+
+    def _for_argument(self, key: int | str) -> Any:
+        """The part for an argument, by its position or its keyword."""
+        given, size = self._of_inputs, len(self._positional)
+        if isinstance(given, tuple | list):
+            if isinstance(key, str):
+                return None
+            return given[key] if key < len(given) else _NOTHING
+        if not isinstance(given, dict):
+            return given
+        if isinstance(key, str):
+            return given[key] if key in given else self._rest(_VAR_KEYWORD, key)
+        if key < size:
+            return given.get(self._positional[key])
+        return self._rest(_VAR_POSITIONAL, key - size)
+
+    def _rest(self, kind: Any, key: Any) -> Any:
+        """The part for one of `*args` or `**kwargs`."""
+        given: Any = self._of_inputs
+        said = given.get(self._by_kind.get(kind))
+        if isinstance(said, dict):
+            return said.get(key)
+        if isinstance(said, tuple | list):
+            return said[key] if key < len(said) else None
+        return said
+
+
+_NOTHING = object()
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
+
+
+class _Sharded:
+    """A compiled function with a sharding, or a function that gives one, for each array.
+
+    It is one `jax.jit`-ed function for each choice of shardings.
+    """
+
+    def __init__(
+        self,
+        traced: Callable[..., Any],
+        options: dict[str, Any],
+        specs: Sequence[Any],
+        plan: Plan,
+    ):
+        self._traced = traced
+        self._options = options
+        self._specs = specs
+        self._plan = plan
+        self._jitted: dict[Hashable, Any] = {}
+        has_functions = any(_is_function(spec) for group in specs for spec in group)
+        self._only = None if has_functions else self._make(specs)
+
+    def __call__(self, *groups: Any) -> Any:
+        return self._apply(lambda jitted: jitted, groups)
+
+    def trace(self, *groups: Any) -> Any:
+        return self._apply(lambda jitted: jitted.trace, groups)
+
+    def lower(self, *groups: Any) -> Any:
+        return self._apply(lambda jitted: jitted.lower, groups)
+
+    def eval_shape(self, *groups: Any) -> Any:
+        return self._apply(lambda jitted: jitted.eval_shape, groups)
+
+    def clear_cache(self) -> None:
+        for jitted in [*self._jitted.values(), self._only]:
+            if jitted is not None:
+                jitted.clear_cache()
+
+    def _apply(self, stage: Callable[[Any], Any], groups: Any) -> Any:
+        if self._only is not None:
+            specs, jitted = self._specs, self._only
+        else:
+            specs = self._choose(groups)
+            key = tuple(map(tuple, specs))
+            jitted = self._jitted.get(key)
+            if jitted is None:
+                jitted = self._make(specs)
+                keep(self._jitted, key, jitted)
+        try:
+            return stage(jitted)(*groups)
+        except Exception as e:
+            self._explain(e, specs, groups)
+            raise
+
+    def _make(self, specs: Any) -> Any:
+        for name, spec in zip(self._plan.data_names, _chain(specs), strict=True):
+            _refuse_other("in_shardings", name, spec)
+        return jax.jit(self._traced, in_shardings=tuple(specs), **self._options)
+
+    def _choose(self, groups: Any) -> list[Any]:
+        names = iter(self._plan.data_names)
+        return [
+            type(specs)(
+                _chosen("in_shardings", next(names), spec, x)
+                for x, spec in zip(group, specs, strict=True)
+            )
+            for group, specs in zip(groups, self._specs, strict=True)
+        ]
+
+    def _explain(self, error: Exception, specs: Any, groups: Any) -> None:
+        """Raises an error that names the argument, where JAX's may not."""
+        mismatch = "does not match the sharding" in str(error)
+        without_mesh = "non-empty mesh" in str(error)
+        if not isinstance(error, ValueError) and not without_mesh:
+            return
+        named = zip(self._plan.data_names, _chain(specs), _chain(groups), strict=True)
+        for name, spec, x in named:
+            if spec is None:
+                continue
+            if without_mesh and isinstance(spec, PartitionSpec):
+                raise ValueError(
+                    f"`in_shardings` gives {spec} for `{name}`, and there is no mesh that "
+                    "it is meant for: call the function under `jax.set_mesh(mesh)`, or "
+                    "give `jax.sharding.NamedSharding(mesh, spec)`."
+                ) from error
+            _refuse_misfit("in_shardings", name, spec, x, error)
+            sharding = _with_mesh(spec)
+            if not mismatch or not is_concrete(x) or not x.committed:
+                continue
+            if sharding is not None and not x.sharding.is_equivalent_to(
+                sharding, x.ndim
+            ):
+                raise ValueError(
+                    f"`{name}` ({describe(x)}) is sharded by {x.sharding}, but "
+                    f"`in_shardings` says {spec}. Move it there with `jax.device_put`, or "
+                    "leave its sharding to JAX by `None`."
+                ) from error
+
+
+def _chain(groups: Any) -> list[Any]:
+    return [x for group in groups for x in group]
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _is_leaf(spec: Any) -> bool:
+    return spec is None or jtu.all_leaves([spec])
+
+
+def _is_sharding(spec: Any) -> bool:
+    # A `Format` of JAX has a sharding, too.
+    if isinstance(spec, Sharding | PartitionSpec):
+        return True
+    return hasattr(spec, "sharding") and not is_array(spec)
+
+
+def _is_function(spec: Any) -> bool:
+    return callable(spec) and not _is_sharding(spec)
+
+
+def _spread(name: str, specs: Any, tree: Any) -> Iterator[tuple[int, Any]]:
+    """For each leaf of `tree`, the leaf of the prefix tree `specs`, with its number."""
+    option = "out_shardings" if name == "out" else "in_shardings"
+    leaves, treedef = jtu.tree_flatten(specs, is_leaf=_is_none)
+    try:
+        subtrees = treedef.flatten_up_to(tree)
+    except ValueError as e:
+        raise ValueError(
+            f"`{option}` does not fit `{name}`, of which it must be a prefix: {e}"
+        ) from None
+    for number, (leaf, subtree) in enumerate(zip(leaves, subtrees, strict=True)):
+        for _ in jtu.tree_leaves(subtree):
+            yield number, leaf
+
+
+def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
+    """What was said of an array; a function is asked."""
+    chosen = spec(x) if _is_function(spec) else spec
+    _refuse_other(option, name, chosen)
+    return chosen
+
+
+def _refuse_other(option: str, name: str, spec: Any) -> None:
+    if spec is not None and not _is_sharding(spec):
+        raise ValueError(
+            f"`{option}` gives {spec!r} for `{name}`: it must be a sharding, a "
+            "`PartitionSpec`, `None`, or a function from an array to one of these."
+        )
+
+
+def _with_mesh(spec: Any) -> Any:
+    """A `NamedSharding` of the mesh in use for a `PartitionSpec`."""
+    if isinstance(spec, PartitionSpec):
+        return NamedSharding(jax.sharding.get_mesh(), spec)
+    return spec if isinstance(spec, Sharding) else None
+
+
+def _refuse_misfit(
+    option: str, name: str, spec: Any, x: Any, cause: Exception | None = None
+) -> None:
+    """Raises `ValueError` if an array of this shape cannot be sharded so."""
+    mesh = getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
+    parts = getattr(spec, "spec", spec)
+    if not isinstance(parts, PartitionSpec):
+        return
+    says = f"`{option}` gives {parts} for `{name}` ({describe(x)})"
+    if len(parts) > len(x.shape):
+        raise ValueError(
+            f"{says}, which has {len(x.shape)} dimensions only."
+        ) from cause
+    for i, (size, part) in enumerate(zip(x.shape, parts, strict=False)):
+        axes = part if isinstance(part, tuple) else (part,)
+        count = 1
+        for axis in axes:
+            count *= mesh.shape.get(axis, 1)
+        if isinstance(size, int) and size % count:
+            raise ValueError(
+                f"{says}, whose dimension {i} is {size} long and cannot be split over "
+                f"{count} devices."
+            ) from cause
+
+
+def _constrain(x: Any, spec: Any) -> Any:
+    mesh = getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
+    # Of explicit axes `with_sharding_constraint` asserts, what `reshard` brings about.
+    kinds = getattr(mesh, "axis_types", ())
+    if kinds and all(kind == AxisType.Explicit for kind in kinds):
+        return jax.sharding.reshard(x, spec)
+    return jax.lax.with_sharding_constraint(x, spec)
