@@ -218,8 +218,8 @@ def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any
     **Raises:**
 
     `RuntimeError` if it is called without rules, if another argument is differentiated, or
-    if the gradient has another structure. `TypeError` if the gradient is not of floating
-    or complex dtype.
+    if the gradient has another structure. `ValueError` if it has another shape, `TypeError`
+    if it is not of floating or complex dtype.
 
     !!! example
 
@@ -400,17 +400,22 @@ def _input_cotangents(
 
 def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
     dtype = jnp.result_type(leaf) if is_array_like(leaf) else None
-    kind = jnp.complexfloating if jnp.iscomplexobj(primal) else jnp.inexact
+    is_complex = dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(
             f"`def_bwd` of `{name}` returned at `{where}` something of "
             f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an array "
             f"of dtype {primal.dtype}: a gradient is of floating or complex dtype."
         )
-    if kind is jnp.inexact and jnp.issubdtype(dtype, jnp.complexfloating):
+    if is_complex and not jnp.iscomplexobj(primal):
         raise TypeError(
             f"`def_bwd` of `{name}` returned at `{where}` a complex gradient of a real "
             "array."
+        )
+    if jnp.shape(leaf) != jnp.shape(primal):
+        raise ValueError(
+            f"`def_bwd` of `{name}` returned at `{where}` an array of shape "
+            f"{jnp.shape(leaf)}, for one of shape {jnp.shape(primal)}."
         )
     return jnp.asarray(leaf, primal.dtype)
 

