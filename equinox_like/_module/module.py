@@ -57,6 +57,8 @@ class _Frozen(Node):
 
     _module_spec_: ClassVar[ModuleSpec]
     _module_fields_: ClassVar[frozenset[str]]
+    # Whether it is no mistake that a field holds a callable with arrays of its own.
+    _wraps_callables_: ClassVar[bool] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._module_state_ is OPEN and name in self._module_fields_:

@@ -60,6 +60,8 @@ def look_at_statics(self: Any, fields: Fields) -> None:
 
 def look_at_callables(self: Any, fields: Fields) -> None:
     """Warns of JAX-transformed callables, in which JAX does not see the arrays."""
+    if self._wraps_callables_:
+        return
     for name, value in fields:
         for leaf in _leaves(value, is_leaf=_is_module):
             if isinstance(leaf, _TRANSFORMED) and any(

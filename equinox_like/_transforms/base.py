@@ -10,7 +10,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    overload,
+)
 
 import jax
 import jax.tree_util as jtu
@@ -41,6 +50,8 @@ class Transformed(Module, Generic[_P, _T]):
     It carries the name, documentation and signature of what it wraps, which is
     `__wrapped__`. As an attribute of a class it binds like a method.
     """
+
+    _wraps_callables_: ClassVar[bool] = True
 
     # One of the two is the callable, the other one is `None`.
     _tree: Any

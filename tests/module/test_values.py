@@ -101,6 +101,9 @@ class TestTransformedCallables:
     def test_others_are_not(self, cls, value):
         assert warnings_of(lambda: cls(value)) == []
 
+    def test_transforming_one_is_no_mistake(self):
+        assert warnings_of(lambda: eqx.filter_jit(jax.vmap(layer))) == []
+
     def test_outer_module_does_not_warn_again(self):
         with pytest.warns(UserWarning, match="JAX-transformed"):
             inner = Generated(jax.vmap(layer))
