@@ -14,6 +14,8 @@ import jax.tree_util as jtu
 from .._module.field import field
 from .._tree.filters import is_inexact_array
 from .._tree.partition import filter
+from .._tree.paths import path_str
+from .._tree.split import leaf_paths
 from .base import MISSING, Transformed, name_of, refuse_deprecated
 from .pack import pack, unpack
 from .parts import Rest, value_and_aux
@@ -132,9 +134,9 @@ def filter_grad(
 
     **Raises:**
 
-    `TypeError` if `x` is not passed by position, or has leaves of which none can be
-    differentiated, or `wrt` chooses none of those. `ValueError` if `argnums` is given, or
-    `wrt` does not fit `x`.
+    `TypeError` if `x` is not passed by position, if it has leaves of which none can be
+    differentiated, or `wrt` chooses none of those, or if it holds a `jax.Ref`.
+    `ValueError` if `argnums` is given, or `wrt` does not fit `x`.
 
     !!! example
 
@@ -218,10 +220,14 @@ def first_argument(
     x, *others = args
     leaves, treedef = jtu.tree_flatten(x)
     places = [i for i, leaf in enumerate(leaves) if is_inexact_array(leaf)]
-    if leaves and not places:
-        raise _nothing_to_differentiate(fun, leaves)
+    chosen = (
+        leaves if wrt is None else jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
+    )
+    if len(places) < len(leaves):
+        _refuse_refs(fun, treedef, chosen)
+        if not places:
+            raise _nothing_to_differentiate(fun, leaves)
     if wrt is not None:
-        chosen = jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
         places = [i for i in places if chosen[i] is not _LEFT_OUT]
         if leaves and not places:
             raise TypeError(
@@ -229,6 +235,18 @@ def first_argument(
                 f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
             )
     return [leaves[i] for i in places], Rest(treedef, leaves, places), tuple(others)
+
+
+def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any]) -> None:
+    """What is written to a `jax.Ref` has no gradient: it would be `None` in silence."""
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Ref):
+            raise TypeError(
+                f"The first argument of `{name_of(fun)}` holds a `jax.Ref` at "
+                f"`{path_str(leaf_paths(treedef)[i], 'x')}`, which cannot be "
+                "differentiated. Pass it as another argument, read it first (`ref[...]`), "
+                "or leave it out by `wrt`."
+            )
 
 
 _LEFT_OUT = object()

@@ -221,6 +221,21 @@ def test_wrt_that_chooses_nothing_is_an_error():
     assert eqx.filter_grad(lambda x: 1.0, wrt=True)(()) == ()
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_ref_is_refused_by_its_path(wrap):
+    def loss(x):
+        return jnp.sum(x["w"]) + jnp.sum(x["r"][0][...])
+
+    def gradient(ref, **options):
+        return eqx.filter_grad(loss, **options)({"w": jnp.ones(2), "r": [ref]})
+
+    ref = jax.new_ref(jnp.ones(2))
+    with pytest.raises(TypeError, match=r"`loss` holds a `jax.Ref` at `x\['r'\]\[0\]`"):
+        wrap(gradient)(ref)
+    without = wrap(functools.partial(gradient, wrt={"w": True, "r": False}))
+    assert without(ref)["w"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"x": jnp.ones(2)}])
 def test_first_argument_must_be_passed_by_position(kwargs):
     how = "with keywords only" if kwargs else "without arguments"
