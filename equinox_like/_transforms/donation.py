@@ -5,39 +5,87 @@ leaf nor function when a donated array is used again. Here its warning is muted 
 donating function is compiled, and each message names the leaf.
 """
 
+import inspect
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any, Final, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._compat.lowered import reused_arguments
 from .._compat.tracer import Tracer
 from .._errors import DonationError, DonationWarning
 from .._warn import warn
 
-Donate = Literal[
-    "none", "arrays", "all", "all-except-first", "warn", "warn-except-first"
+Mode = Literal[
+    "none", "arrays", "all", "all-except-first", "warn", "warn-except-first", "strict"
 ]
-MODES: Final = get_args(Donate)
+Donate = Mode | tuple[str, ...]
+MODES: Final = get_args(Mode)
+
+
+class Donation:
+    """What `donate=` says: which arrays are donated, and what of those in vain."""
+
+    def __init__(self, donate: Any):
+        check_mode(donate)
+        self.donate: Donate = donate
+        self.names = frozenset(donate) if isinstance(donate, tuple) else None
+        self.is_any = donate != "none" and self.names != frozenset()
+        self.is_strict = donate == "strict"
+        self.warns = self.names is not None or str(donate).startswith("warn")
+        self.spares_first = str(donate).endswith("-except-first")
+        # Whether it must be known what becomes of each array before anything runs.
+        self.looks_first = self.is_any and (self.is_strict or self.warns)
+
+    def takes(self, parameter: str, is_first: bool) -> bool:
+        """Whether a parameter's arrays are donated."""
+        if self.names is not None:
+            return parameter in self.names
+        return self.is_any and not (is_first and self.spares_first)
+
+    def check_names(self, signature: inspect.Signature, function: str) -> None:
+        for name in sorted(self.names or ()):
+            if name not in signature.parameters:
+                raise ValueError(
+                    f"`donate` names {name!r}, which is no parameter of `{function}`: it "
+                    f"has {', '.join(map(repr, signature.parameters)) or 'none'}."
+                )
+
+    def object_to(self, vain: Sequence[tuple[str, Any]]) -> None:
+        """Says of donated leaves that no output can take the buffer of."""
+        if not vain:
+            return
+        listing = ", ".join(f"`{name}` ({describe(x)})" for name, x in vain)
+        if self.is_strict:
+            raise DonationError(
+                f'`donate="strict"`, and some donated buffers are not usable: {listing}. '
+                "No output of the same size is left that could take their place. Nothing "
+                "has run, and nothing was deleted. Return an updated array for each of "
+                'them, or donate the others by name, as in `donate=("model",)`.'
+            )
+        fate = "stay alive" if self.names is None else "are deleted all the same"
+        warn(
+            f"Some donated buffers were not usable: {listing}. No output of the same size "
+            f"is left that could take their place; these arrays {fate}. Return an updated "
+            "array for each of them, or do not donate them.",
+            DonationWarning,
+        )
 
 
 def check_mode(donate: Any) -> None:
-    if donate not in MODES:
+    is_names = isinstance(donate, tuple) and all(isinstance(n, str) for n in donate)
+    if not is_names and donate not in MODES:
         choices = ", ".join(f'"{mode}"' for mode in MODES)
-        raise ValueError(f"`donate` must be one of {choices}; got {donate!r}.")
-
-
-def donates(donate: Donate) -> Callable[[str, bool], bool]:
-    """Whether a parameter's arrays are donated, given whether it is the first one."""
-    if donate == "none":
-        return lambda parameter, is_first: False
-    if donate.endswith("-except-first"):
-        return lambda parameter, is_first: not is_first
-    return lambda parameter, is_first: True
+        raise ValueError(
+            f"`donate` must be one of {choices}, or a tuple of names of parameters; got "
+            f"{donate!r}."
+        )
 
 
 # An entry of `warnings.filters`: action, message, category, module, line.
@@ -85,47 +133,129 @@ class _Muted(threading.local):
 muted: Final = _Muted()
 
 
-def warn_of_unusable(
-    named: Sequence[tuple[str, Any, bool]], lowered: Any, compiled: Any
-) -> None:
-    """Warns of the donated leaves whose buffers the compiled program does not reuse."""
-    unusable = _unusable(named, lowered, compiled)
-    if unusable:
-        listing = ", ".join(f"`{name}` ({describe(x)})" for name, x in unusable)
-        warn(
-            f"Some donated buffers were not usable: {listing}. No output of the same size "
-            "is left that could take their place; these arrays stay alive. Return an "
-            "updated array for each of them, or do not donate them.",
-            DonationWarning,
-        )
-
-
 def explain_failure(
     error: Exception,
     name_leaves: Callable[[list[Any]], Sequence[tuple[str, Any, bool]]],
     leaves: list[Any],
 ) -> None:
-    """Raises a `DonationError` that names the leaf, if a lost buffer is behind `error`."""
-    if not isinstance(error, RuntimeError | ValueError):
+    """Raises a `DonationError` that names the leaf, if a lost buffer is behind `error`.
+
+    Otherwise notes on `error` what has become of donated arrays.
+    """
+    if isinstance(error, RuntimeError | ValueError):
+        text = str(error)
+        if any(fragment in text for fragment in _TWICE):
+            refuse_shared(name_leaves(leaves), error)
+        if any(fragment in text for fragment in _GONE):
+            refuse_gone(name_leaves(leaves), error)
+    _note_losses(error, name_leaves(leaves))
+
+
+def refuse_shared(
+    named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
+) -> None:
+    for name, other in _sharing(named):
+        raise DonationError(
+            f"`{name}` and `{other}` are the same array, or share its memory, and so "
+            "cannot be donated. Nothing was deleted. Pass a copy in one of the two "
+            "places, or the array in one place only."
+        ) from error
+
+
+def refuse_gone(
+    named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
+) -> None:
+    gone = [(name, x) for name, x, _ in named if _is_deleted(x)]
+    for name, x in gone[:1]:
+        more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
+        taker = records.taker_of(x)
+        raise DonationError(
+            f"`{name}` ({describe(x)}){more} has been deleted: it was donated to "
+            + (f"`{taker}`" if taker else "an earlier call")
+            + ", whose output may now be in its memory. Use what that call returned in its "
+            "place; or keep the array, by passing a copy of it to that call or by "
+            '`filter_jit(..., donate="none")`.'
+        ) from error
+
+
+def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> None:
+    donated = [(name, x) for name, x, is_donated in named if is_donated]
+    if not any(is_concrete(x) for _, x in donated):
         return
-    text = str(error)
-    if any(fragment in text for fragment in _TWICE):
-        for name, other in _sharing(name_leaves(leaves)):
-            raise DonationError(
-                f"`{name}` and `{other}` are the same array, or share its memory, and so "
-                "cannot be donated. Nothing was deleted. Pass a copy in one of the two "
-                "places, or the array in one place only."
-            ) from error
-    if any(fragment in text for fragment in _GONE):
-        gone = [(name, x) for name, x, _ in name_leaves(leaves) if _is_deleted(x)]
-        for name, x in gone[:1]:
-            more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-            raise DonationError(
-                f"`{name}` ({describe(x)}){more} has been deleted: it was donated to an "
-                "earlier call, whose output may now be in its memory. Use what that call "
-                "returned in its place; or keep the array, by passing a copy of it to "
-                'that call or by `filter_jit(..., donate="none")`.'
-            ) from error
+    lost = [name for name, x in donated if _is_deleted(x)]
+    if lost:
+        listed = ", ".join(f"`{name}`" for name in lost[:5])
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        error.add_note(f"Donated arrays are lost: {listed}{more}.")
+    else:
+        error.add_note("No donated array is lost.")
+
+
+class _Records:
+    """Which function took which arrays: of the last call of each program that donates."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[Record] = weakref.WeakSet()
+
+    def new(self, name: str) -> "Record":
+        record = Record(name)
+        self._all.add(record)
+        return record
+
+    def taker_of(self, x: Any) -> str | None:
+        for record in list(self._all):
+            if any(array is x for array in record.arrays):
+                return record.name or record.tree_type.__name__
+        return None
+
+
+class Record:
+    """Deleted arrays, which hold no memory, and who took them."""
+
+    def __init__(self, name: str):
+        # Of a callable pytree there is only its type.
+        self.name = name
+        self.tree_type: type = type(None)
+        # Of no more than one call, since letting go of many arrays at once takes time.
+        self.arrays: Sequence[Any] = ()
+
+
+records: Final = _Records()
+
+
+# What a trace depends on, as far as it is about one array.
+_traits = attrgetter("aval", "sharding")
+
+
+def traits_of(groups: Sequence[Any]) -> list[Any]:
+    """Equal for calls for which JAX runs the same program. Quick for arrays of JAX."""
+    try:
+        return [tuple(map(_traits, group)) for group in groups]
+    except AttributeError:  # an array of NumPy
+        return [tuple(map(_traits_of_any, group)) for group in groups]
+
+
+def _traits_of_any(x: Any) -> Any:
+    return _traits(x) if isinstance(x, jax.Array) else (x.shape, x.dtype)
+
+
+_has_been_deleted = methodcaller("is_deleted")
+
+
+def are_all_deleted(arrays: Sequence[Any]) -> bool:
+    try:
+        # Three times as quick, if all are of one type.
+        return all(map(type(arrays[0]).is_deleted, arrays))
+    except (AttributeError, TypeError):
+        pass
+    try:
+        return all(map(_has_been_deleted, arrays))
+    except AttributeError:  # an array of NumPy
+        return False
+
+
+def are_any_deleted(arrays: Sequence[Any]) -> bool:
+    return any(map(_is_deleted, arrays))
 
 
 # Fragments of JAX's messages.
@@ -166,12 +296,14 @@ def _buffers(x: jax.Array) -> list[Any]:
         return [id(x)]  # a backend that has no pointers: the same object at least
 
 
-def _unusable(
-    named: Sequence[tuple[str, Any, bool]], lowered: Any, compiled: Any
+def in_vain(
+    named: Sequence[tuple[str, Any, bool]], reused: Sequence[bool | None] | None
 ) -> list[tuple[str, Any]]:
-    reused = reused_arguments(lowered, compiled)
-    if reused is None:
-        return []
+    """The donated leaves that the program uses, and whose buffer no output takes."""
     # The flat arguments are the groups one after the other: the donated come first.
     donated = [(name, x) for name, x, is_donated in named if is_donated]
-    return [leaf for leaf, r in zip(donated, reused, strict=False) if r is False]
+    return [
+        (name, x)
+        for (name, x), r in zip(donated, reused or (), strict=False)
+        if r is False and not isinstance(x, np.ndarray | np.generic)
+    ]

@@ -10,12 +10,13 @@ import inspect
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
 
+from .._compat.lowered import reused_arguments
 from .._compat.trace_state import at_top_level
 from .._module.field import field
 from .._tree.filters import is_array
@@ -35,11 +36,17 @@ from .base import (
 from .caches import on_clear
 from .donation import (
     Donate,
+    Donation,
+    are_all_deleted,
+    are_any_deleted,
     check_mode,
-    donates,
     explain_failure,
+    in_vain,
+    is_concrete,
     muted,
-    warn_of_unusable,
+    records,
+    refuse_gone,
+    traits_of,
 )
 from .pack import Packed, pack, unpack
 from .plan import DONATE, Plan, groups_of, keep, make_plan
@@ -76,7 +83,10 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
         - `"all-except-first"`: as before, but for those in the first argument.
         - `"warn"`, `"warn-except-first"`: likewise, and a
             [`equinox_like.DonationWarning`][] names the arrays that no output can take,
-            once for each compilation.
+            once for each compilation, before anything runs.
+        - `"strict"`: as `"arrays"`, but such an array is an error, and nothing runs.
+        - a tuple of names of parameters, `("model", "opt_state")`: the arrays in these. One
+            that no output can take is warned of, and deleted all the same.
 
         The arrays of `fun` itself are never donated, nor is anything under another
         transformation. For a method decorated in a class, `self` is the first argument.
@@ -137,6 +147,7 @@ class Jitted(Transformed[_P, _T]):
         require_callable(fun, "filter_jit")
         signature = inspect.signature(fun)  # raises where there is none
         super().__init__(fun)
+        Donation(donate).check_names(signature, name_of(fun))
         shardings = None
         if any(option in jitkwargs for option in OPTIONS):
             shardings = Shardings(jitkwargs, name_of(fun), signature)
@@ -157,19 +168,22 @@ class Jitted(Transformed[_P, _T]):
         compiled = plan.entry or plan.find(leaves)
         if compiled is None:
             compiled = program.entry(self.__wrapped__, plan, leaves)
+        groups = [leaves] if plan.takes_all else plan.groups(leaves)
+        if compiled.is_sharded or program.looks_first:
+            program.before(compiled, plan, leaves, groups)
         try:
-            if plan.takes_all:
-                out = compiled.function(leaves)
-            else:
-                out = compiled.function(*plan.groups(leaves))
+            out = compiled.function(*groups)
         except Exception as e:
             muted.end()
             explain_failure(e, plan.named_leaves, leaves)
             hide_frames(e)
             raise
-        if program.donates and muted.count:
-            muted.end()
-            program.after_trace(compiled, plan, leaves)
+        if plan.donates:
+            if muted.count or not are_all_deleted(groups[0]):
+                program.after(compiled, plan, leaves, groups)
+            else:
+                program.record.arrays = groups[0]
+            program.record.tree_type = type(self._tree)
         return out.unpack() if isinstance(out, Packed) else out
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
@@ -185,7 +199,8 @@ class Jitted(Transformed[_P, _T]):
             self._arrange,
             plan,
             entry.skeleton,
-            named if self._program.warns else None,
+            self._program.donation,
+            named,
             platform_of(leaves),
         )
         return Traced(self._apply(entry.function.trace, plan, leaves), call)
@@ -254,11 +269,18 @@ class Jitted(Transformed[_P, _T]):
 class Entry:
     """One compiled function, for one skeleton."""
 
-    __slots__ = ("function", "skeleton")
+    __slots__ = ("alive", "function", "is_sharded", "known", "reuse", "skeleton")
 
     def __init__(self, function: Any, skeleton: Skeleton):
         self.function = function
         self.skeleton = skeleton
+        # Where it donates: the traits of the last call, and for all traits that there were
+        # which of the donated arrays an output takes the buffer of.
+        self.known: Any = None
+        self.reuse: dict[Any, Sequence[bool | None]] = {}
+        # The indices of those that are right to be alive after a call.
+        self.alive: tuple[int, ...] = ()
+        self.is_sharded = False
 
 
 class Program:
@@ -281,8 +303,12 @@ class Program:
         self.jitkwargs = jitkwargs
         self.shardings = shardings
         self.options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
-        self.donates = donate != "none"
-        self.warns = donate.startswith("warn")
+        fun = opaque()
+        self.name = name_of(fun) if fun is not None else ""
+        self.donation = Donation(donate)
+        self.donates = self.donation.is_any
+        self.looks_first = self.donation.looks_first
+        self.record = records.new(self.name)
         self.last_plan: Any = _NO_PLAN
         self._plans: dict[tuple[Any, tuple[type, ...]], Plan] = {}
         self._entries: dict[Skeleton, Entry] = {}
@@ -310,7 +336,7 @@ class Program:
             call,
             leaves,
             treedef,
-            donates(self.donate),
+            self.donation.takes,
             is_data,
         )
 
@@ -345,17 +371,75 @@ class Program:
                 plan.forget(entry)
             entry.function.clear_cache()
 
-    def after_trace(self, entry: Entry, plan: Plan, leaves: list[Any]) -> None:
-        """Warns, where that is asked for, after a call that JAX had to trace."""
-        if self.warns:
-            # The arrays may be gone by now, but not what is known of them; and JAX has
-            # kept the program, so that it is not lowered and compiled again.
+    def before(
+        self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
+    ) -> None:
+        """What is to be known before a donating function is called."""
+        if entry.is_sharded and any(map(are_any_deleted, groups)):
+            # On jax 0.10 a process does not survive that a deleted sharded array is used.
+            refuse_gone(plan.named_leaves(leaves))
+        if self.looks_first and plan.donates:
+            traits = traits_of(groups)
+            if traits != entry.known and not jit_is_disabled():
+                if not any(map(are_any_deleted, groups)):
+                    self.reuse(entry, plan, leaves, groups, traits)
+                entry.known = traits
+
+    def after(
+        self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
+    ) -> None:
+        """Sees to it that what was given away is gone."""
+        if muted.count:
+            muted.end()
+            entry.is_sharded = any(
+                is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves
+            )
+        if jit_is_disabled():
+            return
+        donated = groups[0]
+        alive = tuple(
+            i for i, x in enumerate(donated) if is_concrete(x) and not x.is_deleted()
+        )
+        if self.donation.names is not None:
+            for i in alive:
+                donated[i].delete()
+        elif alive != entry.alive or len(entry.reuse) > 1:
+            reuse = self.reuse(entry, plan, leaves, groups, traits_of(groups))
+            # JAX leaves alive what it could not overwrite, as somebody looks at it.
+            for i in alive:
+                if reuse[i]:
+                    donated[i].delete()
+            entry.alive = tuple(i for i in alive if not reuse[i])
+        # It must keep nothing that still has memory.
+        self.record.arrays = [x for x in donated if is_concrete(x) and x.is_deleted()]
+
+    def reuse(
+        self,
+        entry: Entry,
+        plan: Plan,
+        leaves: list[Any],
+        groups: list[Any],
+        traits: Any,
+    ) -> Sequence[bool | None]:
+        """For each donated array whether an output takes its buffer.
+
+        The arrays may be gone by now, but not what is known of them. JAX keeps what it
+        lowers and compiles here for the call, or has kept it.
+        """
+        key = tuple(traits)
+        found = entry.reuse.get(key)
+        if found is None:
             abstract = plan.groups([_abstract(x) for x in leaves])
             try:
                 lowered = entry.function.lower(*abstract)
             finally:
                 muted.end()
-            warn_of_unusable(plan.named_leaves(leaves), lowered, lowered.compile())
+            found = reused_arguments(lowered, lowered.compile())
+            if self.looks_first:
+                self.donation.object_to(in_vain(plan.named_leaves(leaves), found))
+            found = found or [None] * len(groups[0])
+            keep(entry.reuse, key, found)
+        return found
 
     def _function(self, fun: Any, plan: Plan, skeleton: Skeleton) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""

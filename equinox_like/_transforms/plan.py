@@ -48,6 +48,7 @@ class Plan:
         self.call_treedef = call_treedef
         self.treedef = treedef
         self.labels = tuple(labels)
+        self.donates = DONATE in self.labels
         self.arguments = arguments
         self.order = tuple(order)
         members = [

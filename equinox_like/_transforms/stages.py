@@ -12,10 +12,11 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
+from .._compat.lowered import reused_arguments
 from .._tree.split import STATIC, Skeleton
 from .base import hide_frames
 from .difference import differences
-from .donation import explain_failure, muted, warn_of_unusable
+from .donation import Donation, explain_failure, in_vain, muted
 from .pack import Packed, unpack
 from .plan import Plan, groups_of
 
@@ -34,8 +35,9 @@ class Call:
     arrange: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Plan, list[Any]]]
     plan: Plan
     skeleton: Skeleton
-    # Of which leaves to warn if they are donated in vain: see `Plan.named_leaves`.
-    warn_of: Sequence[tuple[str, Any, bool]] | None
+    # What to say of leaves that are donated in vain, and of which: see `Plan.named_leaves`.
+    donation: Donation
+    named: Sequence[tuple[str, Any, bool]]
     # Of the first argument that is bound to a device, else of JAX's default.
     platform: str
 
@@ -154,8 +156,10 @@ class Lowered(_Stage[_P, _T]):
                 "host."
             )
         compiled = self.lowered.compile(compiler_options)
-        if self._call.warn_of is not None:
-            warn_of_unusable(self._call.warn_of, self.lowered, compiled)
+        donation = self._call.donation
+        if donation.looks_first:
+            reused = reused_arguments(self.lowered, compiled)
+            donation.object_to(in_vain(self._call.named, reused))
         return Compiled(compiled, self._call)
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+import weakref
 from typing import Any
 
 import jax
@@ -254,6 +255,205 @@ def test_same_buffer_twice_is_an_error_naming_both_paths_and_deletes_nothing(mod
     assert not x.is_deleted() and x.tolist() == [1, 1, 1]
 
 
+class TestStrict:
+    def test_runs_where_every_buffer_is_reused(self):
+        traces, events = [], []
+
+        def f(tree):
+            traces.append(1)
+            return double(tree)
+
+        listen = lambda name, *_, **__: events.append(name.split("/")[-1])  # noqa: E731
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        f = eqx.filter_jit(f, donate="strict")
+        x, y = jnp.ones(2), {"w": jnp.ones(3)}
+        out = f([x, y])
+        assert x.is_deleted() and out[0].tolist() == [2, 2]
+        f(out)
+        # Looking first costs neither a trace nor a compilation more.
+        assert traces == [1] and events.count("backend_compile_duration") == 1
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_refuses_before_anything_runs(self, times):
+        ran = []
+
+        @eqx.filter_jit(donate="strict")
+        def f(a, b):
+            jax.debug.callback(lambda: ran.append(1))
+            return a + b.sum()
+
+        a, b = jnp.ones(3), {"x": jnp.ones(5)}["x"]
+        for _ in range(times):
+            with pytest.raises(
+                eqx.DonationError, match=r"strict.*`b` \(float32\[5\]\)"
+            ):
+                f(a, b)
+        jax.effects_barrier()
+        assert not ran and not a.is_deleted() and not b.is_deleted()
+
+    def test_refuses_what_jax_never_warns_of(self):
+        f = eqx.filter_jit(lambda key, x: (jax.random.normal(key), x), donate="strict")
+        key = jax.random.key(0)
+        with pytest.raises(eqx.DonationError, match=r"`key` \(key<fry>"):
+            f(key, jnp.ones(3))
+        assert not key.is_deleted()
+
+    def test_each_new_shape_is_looked_at(self):
+        f = eqx.filter_jit(lambda a, b: (a + 1, b + a.sum()), donate="strict")
+        f(jnp.ones(3), jnp.ones(5))
+        f(jnp.ones(4), jnp.ones(5))
+        with pytest.raises(eqx.DonationError, match="`b`"):
+            f(jnp.ones(4), jnp.ones(4, jnp.int8))
+        f(jnp.ones(3), jnp.ones(5))
+        f(jnp.ones(4), np.ones(4, np.int8))  # NumPy's arrays are not given away
+
+    def test_compiling_ahead_of_time_refuses_too(self):
+        lowered = eqx.filter_jit(lambda a: a.sum(), donate="strict").lower(jnp.ones(3))
+        with pytest.raises(eqx.DonationError, match="`a`"):
+            lowered.compile()
+
+
+class TestNames:
+    def f(self, model, state, x):
+        return model + x.sum(), state + 1
+
+    @pytest.mark.parametrize("by_keyword", [False, True])
+    def test_arrays_of_the_named_parameters_are_donated(self, by_keyword):
+        model, state, x = jnp.ones(2), jnp.ones(3), jnp.ones(5)
+        f = eqx.filter_jit(self.f, donate=("model", "state"))
+        f(x=x, state=state, model=model) if by_keyword else f(model, state, x)
+        assert model.is_deleted() and state.is_deleted() and not x.is_deleted()
+
+    def test_named_means_gone_and_is_warned_of_once(self):
+        f = eqx.filter_jit(self.f, donate=("x", "model"))
+        for i in range(3):
+            model, state, x = jnp.ones(2), jnp.ones(3), jnp.ones(5)
+            if i:
+                f(model, state, x)  # an error if it warned again
+            else:
+                with pytest.warns(eqx.DonationWarning, match=r"`x`.*all the same"):
+                    f(model, state, x)
+            assert model.is_deleted() and x.is_deleted() and not state.is_deleted()
+
+    def test_self_of_a_method_may_be_named(self):
+        class Counter(eqx.Module):
+            n: Any
+
+            @eqx.filter_jit(donate=("self",))
+            def next(self):
+                return Counter(self.n + 1)
+
+        counter = Counter(jnp.zeros(()))
+        assert counter.next().n == 1 and counter.n.is_deleted()
+
+    @pytest.mark.parametrize("decorate", [False, True])
+    def test_name_that_is_no_parameter_is_refused_at_decoration(self, decorate):
+        def train(model, x):
+            return model
+
+        with pytest.raises(ValueError, match=r"'opt'.*`train`.*'model', 'x'"):
+            if decorate:
+                eqx.filter_jit(donate=("model", "opt"))(train)
+            else:
+                eqx.filter_jit(train, donate=("model", "opt"))
+
+    def test_no_names_donate_nothing(self):
+        x = jnp.ones(2)
+        eqx.filter_jit(double, donate=())(x)
+        assert not x.is_deleted()
+
+
+class TestGone:
+    def test_array_that_numpy_looks_at_is_gone_all_the_same(self):
+        f = eqx.filter_jit(double, donate="arrays")
+        for _ in range(3):
+            x = jnp.arange(1024.0)
+            view = np.asarray(x)
+            out = f(x)
+            assert x.is_deleted() and out[1] == 2 and view[1] == 1
+
+    def test_replicated_array_with_a_view_of_a_shard_is_gone(self):
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        f = eqx.filter_jit(double, donate="arrays")
+        for _ in range(2):
+            x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, P()))
+            view = np.asarray(x.addressable_shards[1].data)
+            f(x)
+            assert x.is_deleted() and view[1] == 1
+            with pytest.raises(eqx.DonationError, match="`tree`"):
+                f(x)
+
+    def test_sharded_array_passed_again_is_an_error(self):
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = jax.sharding.NamedSharding(mesh, P("d"))
+        x = jax.device_put(jnp.arange(8.0), sharding)
+        f = eqx.filter_jit(double, donate="arrays")
+        f(x)
+        for _ in range(2):
+            with pytest.raises(eqx.DonationError, match="`tree`"):
+                f(x)
+
+    def test_array_that_nothing_can_take_stays_alive_beside_a_viewed_one(self):
+        f = eqx.filter_jit(lambda a, b: a + b.sum(), donate="arrays")
+        for size in (5, 5, 6, 5):
+            a, b = jnp.arange(1024.0), jnp.ones(size)
+            view = np.asarray(a)
+            f(a, b)
+            assert a.is_deleted() and not b.is_deleted() and view[1] == 1
+
+    def test_message_names_the_function_that_took_it(self):
+        @eqx.filter_jit(donate="arrays")
+        def update(x):
+            return x + 1
+
+        x = jnp.ones(2)
+        update(x)
+        for f in (update, eqx.filter_jit(double)):
+            with pytest.raises(eqx.DonationError, match=r"donated to `\S*update`"):
+                f(x)
+
+    def test_records_keep_no_memory(self):
+        @eqx.filter_jit(donate="arrays")
+        def update(x, y):
+            return x + y.sum()
+
+        x, y = jnp.ones(2), jnp.ones(1000)
+        update(x, y)
+        before = weakref.ref(y)
+        del y
+        gc.collect()
+        assert before() is None
+
+    def test_failing_computation_says_what_is_lost(self):
+        def fail(x):
+            raise KeyError("no")
+
+        @eqx.filter_jit(donate="arrays")
+        def f(x):
+            shape = jax.ShapeDtypeStruct((3,), "float32")
+            return jax.pure_callback(fail, shape, x)
+
+        @eqx.filter_jit(donate="arrays")
+        def g(x):
+            raise KeyError("no")
+
+        x = jnp.ones(3)
+        with pytest.raises(KeyError) as caught:
+            g(x)
+        assert "No donated array is lost." in caught.value.__notes__
+        assert not x.is_deleted()
+        with pytest.raises(Exception, match="no"):
+            jax.block_until_ready(f(x))
+
+    def test_without_jit_nothing_is_donated(self):
+        x = jnp.ones(3)
+        for donate in ("arrays", "strict", ("x",)):
+            with jax.disable_jit():
+                eqx.filter_jit(lambda x: x.sum(), donate=donate)(x)
+            assert not x.is_deleted()
+
+
 class TestUnderTransformations:
     @pytest.mark.parametrize(
         "transform",
@@ -336,7 +536,7 @@ class TestMemory:
         gc.collect()
 
 
-@pytest.mark.parametrize("bad", ["some", "", None, True, "none "], ids=repr)
+@pytest.mark.parametrize("bad", ["some", "", None, True, "none ", ("a", 1)], ids=repr)
 def test_unknown_mode_is_refused_with_the_choices(bad):
     with pytest.raises(ValueError) as caught:
         eqx.filter_jit(double, donate=bad)
