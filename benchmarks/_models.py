@@ -29,8 +29,9 @@ def nested_dict(leaves: int, shape: tuple[int, ...] = (3,)) -> dict[str, Any]:
     }
 
 
-def make_classes(library: Any) -> tuple[type, type]:
-    """A layer with two arrays and two static sizes; a net with an activation function."""
+def make_classes(library: Any) -> tuple[type, type, type]:
+    """A layer with two arrays and two static sizes; one with two arrays alone; a net with
+    an activation function."""
 
     class Layer(library.Module):
         weight: jax.Array
@@ -38,19 +39,24 @@ def make_classes(library: Any) -> tuple[type, type]:
         in_size: int = library.field(static=True, default=3)
         out_size: int = library.field(static=True, default=3)
 
+    class PlainLayer(library.Module):
+        weight: jax.Array
+        bias: jax.Array
+
     class Net(library.Module):
         layers: list
         activation: Any = jax.nn.relu
 
-    return Layer, Net
+    return Layer, PlainLayer, Net
 
 
 CLASSES = {name: make_classes(library) for name, library in LIBRARIES.items()}
 
 
-def net(name: str, tree: dict[str, Any]) -> Any:
+def net(name: str, tree: dict[str, Any], sizes: bool = True) -> Any:
     """The arrays of `tree` as a Module of the library of this name."""
-    layer_class, net_class = CLASSES[name]
+    sized_class, plain_class, net_class = CLASSES[name]
+    layer_class = sized_class if sizes else plain_class
     return net_class([layer_class(**layer) for layer in tree.values()])
 
 

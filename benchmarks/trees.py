@@ -10,19 +10,27 @@ from ._models import LIBRARIES, SIZES, nested_dict, net
 
 
 def run(rounds: int) -> None:
-    rows = []
-    for size in SIZES:
-        tree = nested_dict(size)
-        trees: dict[str, Any] = {"dicts": tree}
-        trees |= {key: net(key, tree) for key in LIBRARIES}
-        flatten = {key: partial(jax.tree.flatten, t) for key, t in trees.items()}
-        rows.append(compare(f"flatten, {size} leaves", flatten, rounds=rounds))
-        unflatten = {}
-        for key, t in trees.items():
-            leaves, treedef = jax.tree.flatten(t)
-            unflatten[key] = partial(jax.tree.unflatten, treedef, leaves)
-        rows.append(compare(f"unflatten, {size} leaves", unflatten, rounds=rounds))
-    show("Trees: layers of two arrays and two static sizes, against dicts of two", rows)
+    for sizes in (True, False):
+        rows = []
+        for size in SIZES:
+            tree = nested_dict(size)
+            trees: dict[str, Any] = {"dicts": tree}
+            trees |= {key: net(key, tree, sizes) for key in LIBRARIES}
+            flatten = {key: partial(jax.tree.flatten, t) for key, t in trees.items()}
+            unflatten = {
+                key: partial(jax.tree.unflatten, treedef, leaves)
+                for key, (leaves, treedef) in (
+                    (key, jax.tree.flatten(t)) for key, t in trees.items()
+                )
+            }
+            for name, contenders, goal in (
+                ("flatten", flatten, "1.25x"),
+                ("unflatten", unflatten, "3.3x"),
+            ):
+                row = f"{name}, {size} leaves"
+                rows.append(compare(row, contenders, goal=goal, rounds=rounds))
+        layers = "two arrays and two static sizes" if sizes else "two arrays"
+        show(f"Trees: layers of {layers}, against dicts of two", rows)
     run_functions(rounds)
 
 

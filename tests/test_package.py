@@ -35,6 +35,17 @@ def test_layers_load_when_they_are_first_asked_for():
     assert "nn" in dir(eqx)
 
 
+def test_names_of_late_files_are_real_names_of_the_package():
+    code = """
+import sys, equinox_like as eqx
+assert "equinox_like._transforms.vjp" not in sys.modules
+from equinox_like import filter_vjp
+assert filter_vjp is eqx.filter_vjp and "save" in vars(eqx)
+assert "load" in dir(eqx)
+"""
+    assert run(code) == ""
+
+
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'equinox_like' has no attribute 'nope'"):
         eqx.nope  # noqa: B018

@@ -83,13 +83,13 @@ def _finish(self: Any, spec: ModuleSpec) -> None:
 
 
 def _look(self: Any, spec: ModuleSpec, values: Any) -> None:
-    if self._module_state_ is REGULAR:
-        look_at_values(self, zip(spec.names, values, strict=True))
-    else:
+    if self._module_state_ is IRREGULAR:
         # What a property supplies is made when it is read, and is no part of the tree.
         attributes = self.__dict__
         own = ((name, attributes[name]) for name in spec.names if name in attributes)
         look_at_values(self, own)
+    else:
+        look_at_values(self, zip(spec.names, values, strict=True))
 
 
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:

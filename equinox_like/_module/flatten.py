@@ -12,6 +12,7 @@ the instance, so that its fields can be read as attributes. That matters twice: 
 and on Python 3.11 an object whose `__dict__` was touched is slower to read ever after.
 """
 
+import functools
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
@@ -31,11 +32,16 @@ STATE: Final = "_module_state_"
 
 
 class _Extra:
-    """Rides along in an aux without taking part in its comparison."""
+    """Rides along in an aux without taking part in its comparison.
 
-    __slots__ = ("statics", "values")
+    `blank` is the `__dict__` of a regular instance but for its children and its state,
+    once an instance was made of this aux.
+    """
+
+    __slots__ = ("blank", "statics", "values")
 
     def __init__(self, statics: dict[str, Any], values: tuple[Any, ...] | None):
+        self.blank: dict[str, Any] | None = None
         self.statics = statics
         self.values = values
 
@@ -65,12 +71,15 @@ class Node:
     _module_state_: State = IRREGULAR
 
 
+# `self.__dict__ = attributes`, past a `__setattr__` that refuses.
+set_attributes: Final = vars(Node)["__dict__"].__set__
+
+
 def register(
     cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...]
 ) -> None:
     """Makes `cls` a pytree node whose children are the `dynamic` fields."""
     get_dynamic, get_static = getter(dynamic), getter(static)
-    fill = _filler(dynamic)
     new, set_attribute = object.__new__, object.__setattr__
     # Without statics there is but one structure of a regular instance.
     sole_aux = None if static else _make_aux(dynamic, static, ())
@@ -118,21 +127,25 @@ def register(
         keys = map(jtu.GetAttrKey, aux[1])
         return tuple(zip(keys, children, strict=True)), aux
 
-    def unflatten(aux, children):
+    def unflatten_anew(aux, children):
+        extra, names, fixed, _ = aux
         self = new(cls)
-        attributes = self.__dict__
+        attributes = dict.fromkeys(names) | extra.statics
         # Regular structures are made with these very tuples.
-        if aux[1] is dynamic and aux[2] is static:
-            if static:
-                attributes.update(aux[0].statics)
-            fill(attributes, children)
+        if names is dynamic and fixed is static:
+            extra.blank = attributes.copy()
             attributes[STATE] = aux
         else:
-            attributes.update(aux[0].statics)
-            attributes.update(zip(aux[1], children, strict=True))
             attributes[STATE] = IRREGULAR
+        attributes.update(zip(names, children, strict=True))
+        set_attributes(self, attributes)
         return self
 
+    if sole_aux is not None:
+        # What unflattening need not set on each instance.
+        cls._module_state_ = sole_aux
+    make_unflatten = _unflattener(len(dynamic), sole_aux is not None)
+    unflatten = make_unflatten(cls, dynamic, sole_aux, unflatten_anew)
     jtu.register_pytree_with_keys(
         cls,
         flatten_with_keys,
@@ -158,27 +171,42 @@ def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda self: ()
 
 
-def _filler(names: tuple[str, ...]) -> Callable[[dict[str, Any], Any], None]:
-    """Sets each of `names` to the child that belongs to it."""
-    match names:
-        case (first,):
+@functools.cache
+def _unflattener(count: int, has_sole_aux: bool) -> Callable[..., Any]:
+    """Makes the function that unflattens regular instances with so many children.
 
-            def fill(attributes, children):
-                (attributes[first],) = children
+    Written out for each number: nothing else that Python does here is as quick.
+    """
+    names = "".join(f"name{i}, " for i in range(count))
+    targets = "".join(f"attributes[name{i}], " for i in range(count))
+    if has_sole_aux:
+        body = f"""
+        if aux is not sole_aux:
+            return unflatten_anew(aux, children)
+        self = new(cls)
+        attributes = self.__dict__
+        ({targets}) = children
+        return self
+"""
+    else:
+        body = f"""
+        blank = aux[0].blank
+        if blank is None:
+            return unflatten_anew(aux, children)
+        attributes = blank.copy()
+        ({targets}) = children
+        attributes[STATE] = aux
+        self = new(cls)
+        set_attributes(self, attributes)
+        return self
+"""
+    code = f"""
+def unflattener(cls, names, sole_aux, unflatten_anew):
+    ({names}) = names
 
-        case (first, second):
-
-            def fill(attributes, children):
-                attributes[first], attributes[second] = children
-
-        case (first, second, third):
-
-            def fill(attributes, children):
-                attributes[first], attributes[second], attributes[third] = children
-
-        case _:
-
-            def fill(attributes, children):
-                attributes.update(zip(names, children, strict=True))
-
-    return fill
+    def unflatten(aux, children):{body}
+    return unflatten
+"""
+    scope = {"STATE": STATE, "new": object.__new__, "set_attributes": set_attributes}
+    exec(code, scope)
+    return scope["unflattener"]

@@ -9,6 +9,7 @@ in 8 bytes, the header in JSON, the data. The `safetensors` package checks a fil
 anything else looks at it.
 """
 
+import functools
 import json
 import mmap
 import os
@@ -21,10 +22,12 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.put import putter
 from .._errors import LeafError
 from .atomic import replacing, with_suffix
 from .checksum import checksum
 from .paths import path_str
+from .records import are_bools
 from .tensors import Tensor, decode_tensor, encode_tensor, is_savable, what_is_wrong
 
 _SUFFIX: Final = ".safetensors"
@@ -88,19 +91,17 @@ def save(
     tensors = _encode(tree)
     # Largest alignment first: then each one is aligned.
     tensors.sort(key=lambda item: -_alignment(item[2].nbytes))
-    entries: dict[str, Any] = {}
-    end = 0
+    # As text at once: small objects by the ten thousand wake up the garbage collector.
+    entries, kinds, end = [], [], 0
     for name, tensor, data in tensors:
         start, end = end, end + data.nbytes
-        entries[name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [start, end],
-        }
-    kinds = {
-        name: {**tensor.kind, "sum": checksum(data)} for name, tensor, data in tensors
-    }
-    header = _header(texts, entries, kinds)
+        quoted = json.dumps(name)
+        entries.append(
+            f'{quoted}:{{"dtype":"{tensor.dtype}","shape":{_shape_text(tensor.shape)},'
+            f'"data_offsets":[{start},{end}]}}'
+        )
+        kinds.append(f"{quoted}:{_kind_text(tensor, checksum(data))}")
+    header = _header(texts, f"{{{','.join(entries)}}}", f"{{{','.join(kinds)}}}")
     size = len(header) + end
     with replacing(with_suffix(path, _SUFFIX), durable, size) as file:
         file.write(header)
@@ -145,12 +146,10 @@ def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> A
     file = _File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
     faults = Faults(file.path, "the file")
-    wanted: set[str] = set()
-    for key_path, leaf in items:
-        if not _is_wanted(leaf):
+    names = [_name(key_path) if _is_wanted(leaf) else None for key_path, leaf in items]
+    for name, (key_path, leaf) in zip(names, items, strict=True):
+        if name is None:
             continue
-        name = _name(key_path)
-        wanted.add(name)
         tensor = file.tensors.get(name)
         if tensor is None:
             if strict or isinstance(leaf, jax.ShapeDtypeStruct):
@@ -160,13 +159,12 @@ def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> A
         elif verify and not file.is_intact(name):
             faults.damaged(key_path, name)
     if strict:
+        wanted = set(names)
         faults.left_over(name for name in file.tensors if name not in wanted)
     faults.raise_any()
     leaves = [
-        file.read(_name(key_path), leaf)
-        if _is_wanted(leaf) and _name(key_path) in file.tensors
-        else leaf
-        for key_path, leaf in items
+        file.read(name, leaf) if name is not None and name in file.tensors else leaf
+        for name, (_, leaf) in zip(names, items, strict=True)
     ]
     return treedef.unflatten(_put(leaves, [leaf for _, leaf in items]))
 
@@ -288,14 +286,25 @@ def _alignment(size: int) -> int:
     return min(size & -size, _ALIGNMENT) if size else _ALIGNMENT
 
 
-def _header(texts: dict[str, str], entries: Any, kinds: Any) -> bytes:
-    own, listed = _json({"version": _VERSION, "leaves": kinds}), _json(entries)
-    metadata = {**texts, _OWN: own, _OWN_SUM: _header_sum(texts, own, listed)}
+def _header(texts: dict[str, str], entries: str, kinds: str) -> bytes:
+    own = f'{{"version":{_VERSION},"leaves":{kinds}}}'
+    metadata = {**texts, _OWN: own, _OWN_SUM: _header_sum(texts, own, entries)}
     header = _json({_METADATA: metadata}).encode()
-    if entries:
-        header = header[:-1] + b"," + listed.encode()[1:]
+    if len(entries) > len("{}"):
+        header = header[:-1] + b"," + entries.encode()[1:]
     header += b" " * (-(8 + len(header)) % _ALIGNMENT)
     return struct.pack("<Q", len(header)) + header
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return _json(shape)
+
+
+def _kind_text(tensor: Tensor, data_sum: str) -> str:
+    if not tensor.kind:
+        return f'{{"sum":"{data_sum}"}}'
+    return _json({**tensor.kind, "sum": data_sum})
 
 
 def _header_sum(texts: dict[str, str], own: str | None, listed: str) -> str:
@@ -318,18 +327,25 @@ def _name(path: _Path) -> str:
 
 
 def _put(leaves: list[Any], like: list[Any]) -> list[Any]:
-    """Makes arrays of JAX of those of NumPy where `like` has one: all at once."""
-    places = [
-        i
-        for i, leaf in enumerate(leaves)
-        if isinstance(leaf, np.ndarray)
-        and isinstance(like[i], jax.Array | jax.ShapeDtypeStruct)
-    ]
-    # On the CPU without a copy, where the data are aligned.
+    """Makes arrays of JAX of those of NumPy where `like` has one.
+
+    On the CPU without a copy, where the data are aligned.
+    """
+    put = putter(copy=False)
+    placed = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, np.ndarray) and isinstance(
+            like[i], (jax.Array, jax.ShapeDtypeStruct)
+        ):
+            if _sharding_of(like[i]) is None:
+                leaves[i] = put(leaf)
+            else:
+                placed.append(i)
+    # All at once.
     arrays = jax.device_put(
-        [leaves[i] for i in places], [_sharding_of(like[i]) for i in places]
+        [leaves[i] for i in placed], [_sharding_of(like[i]) for i in placed]
     )
-    for i, array in zip(places, arrays, strict=True):
+    for i, array in zip(placed, arrays, strict=True):
         leaves[i] = array
     return leaves
 
@@ -365,8 +381,11 @@ class _File:
         return decode_tensor(self.tensors[name], self._bytes(name), like)
 
     def is_intact(self, name: str) -> bool:
+        data = self._bytes(name)
         expected = self.kinds.get(name, {}).get("sum")
-        return expected is None or checksum(self._bytes(name)) == expected
+        if expected is None:
+            return self.tensors[name].leaf_dtype != np.bool_ or are_bools(data)
+        return checksum(data) == expected
 
     def _bytes(self, name: str) -> np.ndarray:
         start, end = self.entries[name]["data_offsets"]

@@ -6,6 +6,7 @@ It is written under another name and then renamed, so that a process which is ki
 neither the old file nor the new one.
 """
 
+import functools
 import io
 import json
 import mmap
@@ -14,14 +15,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.put import putter
 from .._errors import LeafError
 from .atomic import replacing, with_suffix
 from .checksum import checksum
-from .filters import is_array_like
 from .paths import path_str
 from .records import (
     RecordMismatch,
@@ -29,8 +29,11 @@ from .records import (
     check_alike,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
+    is_data,
     read_data,
     read_header,
+    read_leaf,
+    write_record,
 )
 
 _Path = tuple[Any, ...]
@@ -91,10 +94,11 @@ def tree_serialise_leaves(
         return
     with replacing(with_suffix(path_or_file, ".eqx")) as file:
         written: list[tuple[str, int]] = []
+        end = 0
         for spec, path, leaf in items:
-            start = file.tell()
             _write_leaf(file, spec, path, leaf)
-            if (end := file.tell()) != start:
+            start, end = end, file.tell()
+            if end != start:
                 written.append((path_str(path), end))
         file.flush()
         file.write(_structure_record(written, _Mapped(file.name)))
@@ -146,6 +150,7 @@ def tree_deserialise_leaves(
         ```
     """
     items, rebuild = _assign(filter_spec, like, is_leaf)
+    items = _sharing_put(items)
     if not _is_path(path_or_file):
         return rebuild([_read_leaf(path_or_file, *item) for item in items])
     path = with_suffix(path_or_file, ".eqx")
@@ -210,6 +215,15 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
 # Reading
 
 
+def _sharing_put(items: list[Any]) -> list[Any]:
+    """The same, where what the default function needs for each leaf is made once."""
+    read = functools.partial(read_leaf, put=putter(copy=True))
+    return [
+        (read if spec is default_deserialise_filter_spec else spec, path, like)
+        for spec, path, like in items
+    ]
+
+
 def _read_leaves(
     file: Any, items: list[Any], saved: _Structure | None, mapped: "_Mapped"
 ) -> Iterator[Any]:
@@ -220,16 +234,18 @@ def _read_leaves(
     def is_due(path: _Path) -> bool:
         return saved is None or next(expected, None) == path_str(path)
 
+    end = file.tell()
     for item in items:
         _, path, like = item
-        start = file.tell()
+        start = end
         try:
             leaf = _read_leaf(file, *item)
         except LeafError as error:
-            if _is_data(like) and not is_due(path):
+            if is_data(like) and not is_due(path):
                 raise _other_structure(path, items, names) from error
             raise
-        if (end := file.tell()) != start:
+        end = file.tell()
+        if end != start:
             if not is_due(path):
                 raise _other_structure(path, items, names)
             if next(sums_left, None) not in (None, mapped.checksum(start, end)):
@@ -276,7 +292,7 @@ def _structure_record(written: list[tuple[str, int]], mapped: "_Mapped") -> byte
     def record(size: int) -> bytes:
         file = io.BytesIO()
         whole = f'{text}, "record_bytes": {size:>20}}}'
-        np.save(file, np.array(whole.encode()), allow_pickle=False)
+        write_record(file, np.array(whole.encode()))
         return file.getvalue()
 
     return record(len(record(0)))
@@ -347,17 +363,13 @@ def _other_structure(path: _Path, items: list[Any], saved: Any) -> LeafError:
 
 
 def _differences(items: list[Any], saved: list[str]) -> str:
-    like = [path_str(path) for _, path, leaf in items if _is_data(leaf)]
+    like = [path_str(path) for _, path, leaf in items if is_data(leaf)]
     both = set(like) & set(saved)
     only_like = [path for path in like if path not in both]
     only_saved = [path for path in saved if path not in both]
     if not only_like and not only_saved:
         return f"The file has the order {_listed(saved)}, `like` has {_listed(like)}."
     return f"Only the file has {_listed(only_saved)}; only `like` has {_listed(only_like)}."
-
-
-def _is_data(leaf: Any) -> bool:
-    return is_array_like(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _listed(paths: list[str]) -> str:

@@ -87,13 +87,14 @@ class Tensor(NamedTuple):
         return describe(self._dtype_name, self.leaf_shape)
 
 
+@functools.lru_cache(maxsize=1024)
 def describe(dtype: Any, shape: tuple[int, ...]) -> str:
     name = dtype if isinstance(dtype, str) else dtype.name
     return f"{name}[{','.join(map(str, shape))}]"
 
 
 def is_savable(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+    return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
@@ -105,46 +106,52 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
     """
     kind: dict[str, str] = {}
     if isinstance(leaf, jax.Array):
-        if isinstance(leaf, Tracer):
-            raise TypeError(
-                "a traced array has no values to save: save outside of `jit`"
-            )
-        if not leaf.is_fully_addressable:
-            raise TypeError("a part of the array is on other hosts: gather it first")
         if is_typed_key(leaf):
             kind = {"dtype": leaf.dtype.name, "key": str(jax.random.key_impl(leaf))}
             leaf = jax.random.key_data(leaf)
     elif isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask")
-    elif not isinstance(leaf, np.ndarray | np.generic):
+    elif not isinstance(leaf, (np.ndarray, np.generic)):
         python = _python_type(leaf)
         kind = {"python": python.__name__}
         try:
             leaf = np.asarray(leaf, _PYTHON[python][0])
         except OverflowError:
             raise TypeError(f"the integer {leaf} needs more than 64 bits") from None
-    array = np.asarray(leaf)
-    stored, little, parts, exact_kind = _storage(array.dtype)
+    try:
+        array = np.asarray(leaf)
+    except Exception:
+        if isinstance(leaf, Tracer):
+            raise TypeError(
+                "a traced array has no values to save: save outside of `jit`"
+            ) from None
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise TypeError(
+                "a part of the array is on other hosts: gather it first"
+            ) from None
+        raise
+    tensor, little = _as_stored(array.dtype, array.shape)
     if not array.flags.c_contiguous or array.dtype != little:
         array = np.asarray(array, little, order="C")
-    tensor = Tensor(stored, array.shape + parts, kind | exact_kind)
+    if kind:
+        tensor = tensor._replace(kind=kind | tensor.kind)
     return tensor, array.reshape(-1).view(np.uint8)
 
 
-@functools.cache
-def _storage(
-    dtype: np.dtype,
-) -> tuple[str, np.dtype, tuple[int, ...], dict[str, str]]:
-    """How to store arrays of `dtype`: the name for it, in which byte order (little-endian
-    is the format), the axis over the parts of an element, and what to say of it."""
+@functools.lru_cache(maxsize=1024)
+def _as_stored(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[Tensor, np.dtype]:
+    """What to say of such an array, and its dtype in little-endian byte order, which is
+    that of the format."""
     name, little = dtype.name, dtype.newbyteorder("<")
     if _known_dtype(name) is None:
         raise TypeError(f"arrays of dtype {dtype} cannot be saved")
     if name in _NATIVE:
-        return _NATIVE[name], little, (), {}
+        return Tensor(_NATIVE[name], shape, {}), little
+    # The others have one more axis, over the parts of an element.
+    kind = {"dtype": name}
     if name in _COMPLEX:
-        return _NATIVE[_COMPLEX[name]], little, (2,), {"dtype": name}
-    return "U8", little, (dtype.itemsize,), {"dtype": name}
+        return Tensor(_NATIVE[_COMPLEX[name]], (*shape, 2), kind), little
+    return Tensor("U8", (*shape, dtype.itemsize), kind), little
 
 
 def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:

@@ -259,3 +259,17 @@ def test_names_that_are_not_in_the_tree_are_listed(tmp_path):
     safetensors.numpy.save_file(names, tmp_path / "x.safetensors")
     with pytest.raises(eqx.LeafError, match=r"only in the file: `nowhere0`.* 80 more"):
         eqx.load(tmp_path / "x.safetensors", TREE)
+
+
+@pytest.mark.parametrize("form", ["npy", "safetensors"])
+def test_foreign_bools_are_true_or_false(tmp_path, form):
+    bad = np.array([0, 1, 2], np.uint8).view(np.bool_)
+    if form == "npy":
+        np.save(tmp_path / "bad.npy", bad)
+        load = eqx.tree_deserialise_leaves
+    else:
+        safetensors.numpy.save_file({"[0]": bad}, tmp_path / "bad.safetensors")
+        load = eqx.load
+    path = next(tmp_path.iterdir())
+    with pytest.raises(eqx.LeafError, match=r"\[0\].*damaged"):
+        load(path, [jnp.zeros(3, bool)])

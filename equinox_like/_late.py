@@ -1,0 +1,54 @@
+"""Public names that many programs never use: loaded when the first of them is asked for.
+
+Importing them with the others would take as long again.
+"""
+
+from ._runtime.enumeration import Enumeration as Enumeration
+from ._transforms.callback import (
+    filter_io_callback as filter_io_callback,
+    filter_pure_callback as filter_pure_callback,
+)
+from ._transforms.checkpoint import filter_checkpoint as filter_checkpoint
+from ._transforms.closure import filter_closure_convert as filter_closure_convert
+from ._transforms.custom_rules import (
+    filter_custom_jvp as filter_custom_jvp,
+    filter_custom_vjp as filter_custom_vjp,
+)
+from ._transforms.export import (
+    deserialize_export as deserialize_export,
+    filter_export as filter_export,
+)
+from ._transforms.jacobian import (
+    filter_hessian as filter_hessian,
+    filter_jacfwd as filter_jacfwd,
+    filter_jacrev as filter_jacrev,
+)
+from ._transforms.jvp import (
+    filter_jvp as filter_jvp,
+    filter_linearize as filter_linearize,
+)
+from ._transforms.trace import (
+    filter_eval_shape as filter_eval_shape,
+    filter_make_jaxpr as filter_make_jaxpr,
+)
+from ._transforms.vjp import filter_vjp as filter_vjp
+from ._tree.check import (
+    tree_check as tree_check,
+    tree_flatten_one_level as tree_flatten_one_level,
+)
+from ._tree.checkpoint import (
+    load as load,
+    load_metadata as load_metadata,
+    save as save,
+)
+from ._tree.copy import tree_copy as tree_copy
+from ._tree.serialise import (
+    default_deserialise_filter_spec as default_deserialise_filter_spec,
+    default_serialise_filter_spec as default_serialise_filter_spec,
+    tree_deserialise_leaves as tree_deserialise_leaves,
+    tree_serialise_leaves as tree_serialise_leaves,
+)
+from ._tree.state_dict import (
+    load_state_dict as load_state_dict,
+    state_dict as state_dict,
+)
