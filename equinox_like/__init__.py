@@ -20,6 +20,8 @@ from ._module import (
     static_field as static_field,
 )
 from ._transforms import (
+    DonationReport as DonationReport,
+    DonationRow as DonationRow,
     clear_caches as clear_caches,
     filter_grad as filter_grad,
     filter_jit as filter_jit,

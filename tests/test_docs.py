@@ -9,6 +9,7 @@ own, in an empty folder. An excerpt that cannot run opens with another word, for
 import inspect
 import linecache
 import re
+import subprocess
 import sys
 import textwrap
 import types
@@ -111,3 +112,16 @@ def test_every_public_name_has_its_place_on_an_api_page() -> None:
         if ".internal." in name and value in vars(equinox_like).values()
     }
     assert sorted(placed) == sorted(names.keys() - again)
+
+
+def test_table_of_donation_is_what_is_measured():
+    script = ROOT / "docs" / "scripts" / "donation_table.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True
+    )
+    rows = done.stdout.splitlines()
+    assert len(rows) > 10
+    page = (ROOT / "docs" / "donation.md").read_text().splitlines()
+    assert [line for line in page if line.startswith(rows[0][:20])] == rows[:1]
+    start = page.index(rows[0])
+    assert page[start : start + len(rows)] == rows

@@ -58,6 +58,8 @@ def test_public_names_are_these():
         "AbstractClassVar",
         "AbstractVar",
         "DonationError",
+        "DonationReport",
+        "DonationRow",
         "DonationWarning",
         "Enumeration",
         "LeafError",

@@ -1,4 +1,4 @@
-"""Which arguments of a compiled program give their buffer to an output.
+"""What becomes of the buffers of the arguments of a compiled program.
 
 Serves jax 0.10 to 0.12. XLA says it in the first line of the compiled program, by the
 number of the parameter. JAX drops arguments that a program does not use, and tells which
@@ -6,27 +6,44 @@ only in the private `_lowering.compile_args`. Without that, programs that use al
 arguments are still told right; for the others the answer is `None`.
 """
 
+import enum
 import re
 from typing import Any
 
 import jax.tree_util as jtu
 
-# In `input_output_alias={ {0}: (2, {}, may-alias), ... }`, the 2.
-_ALIASED = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
+# In `input_output_alias={ {0}: (2, {}, may-alias), ... }` the 0 and the 2. A sole output
+# has no number.
+_ALIASED = re.compile(r"\{([\d, ]*)\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
+# In `buffer_donor={ (2, {}), ... }` what is within.
+_DONORS = re.compile(r"buffer_donor=\{ (.*?) \}(?:,|$)")
+_DONOR = re.compile(r"\((\d+), \{")
 
 
-def reused_arguments(lowered: Any, compiled: Any) -> list[bool | None] | None:
-    """For each flat argument whether an output takes its buffer; `None` if unused."""
+class Buffer(enum.Enum):
+    """What becomes of a buffer that no output takes."""
+
+    UNUSED = "the program does not have it"
+    DONOR = "XLA may use it as it likes"
+    UNTAKEN = "nothing"
+
+
+def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
+    """For each flat argument the number of the output that takes its buffer, or a fate."""
     count = len(jtu.tree_leaves(lowered.args_info))
     kept = _kept_arguments(lowered, count)
     if _parameter_count(lowered) != len(kept):
         return None
     header = compiled.as_text().partition("\n")[0]
-    aliased = set(map(int, _ALIASED.findall(header)))
-    reused: list[bool | None] = [None] * count
-    for parameter, index in enumerate(kept):
-        reused[index] = parameter in aliased
-    return reused
+    fates: list[int | Buffer] = [Buffer.UNUSED] * count
+    for index in kept:
+        fates[index] = Buffer.UNTAKEN
+    for donors in _DONORS.findall(header):
+        for parameter in _DONOR.findall(donors):
+            fates[kept[int(parameter)]] = Buffer.DONOR
+    for output, parameter in _ALIASED.findall(header):
+        fates[kept[int(parameter)]] = int(output or 0)
+    return fates
 
 
 def _kept_arguments(lowered: Any, count: int) -> list[int]:

@@ -6,4 +6,5 @@ from .grad import (
     filter_value_and_grad as filter_value_and_grad,
 )
 from .jit import filter_jit as filter_jit
+from .report import DonationReport as DonationReport, DonationRow as DonationRow
 from .vmap import filter_vmap as filter_vmap, if_array as if_array

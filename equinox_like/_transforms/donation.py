@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._compat.lowered import Buffer
 from .._compat.tracer import Tracer
 from .._errors import DonationError, DonationWarning
 from .._warn import warn
@@ -297,13 +298,14 @@ def _buffers(x: jax.Array) -> list[Any]:
 
 
 def in_vain(
-    named: Sequence[tuple[str, Any, bool]], reused: Sequence[bool | None] | None
+    named: Sequence[tuple[str, Any, bool]], buffers: Sequence[Any] | None
 ) -> list[tuple[str, Any]]:
     """The donated leaves that the program uses, and whose buffer no output takes."""
     # The flat arguments are the groups one after the other: the donated come first.
     donated = [(name, x) for name, x, is_donated in named if is_donated]
     return [
         (name, x)
-        for (name, x), r in zip(donated, reused or (), strict=False)
-        if r is False and not isinstance(x, np.ndarray | np.generic)
+        for (name, x), buffer in zip(donated, buffers or (), strict=False)
+        if buffer in (Buffer.DONOR, Buffer.UNTAKEN)
+        and not isinstance(x, np.ndarray | np.generic)
     ]

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
-from .._compat.lowered import reused_arguments
+from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level
 from .._module.field import field
 from .._tree.filters import is_array
@@ -50,6 +50,7 @@ from .donation import (
 )
 from .pack import Packed, pack, unpack
 from .plan import DONATE, Plan, groups_of, keep, make_plan
+from .report import DonationReport, report_on
 from .shardings import OPTIONS, Shardings
 from .stages import Call, Lowered, Traced, platform_of
 
@@ -104,8 +105,8 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     `True`). Its outputs may hold anything; what is no array comes back as the very object
     that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
     result. `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
-    `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time; `.clear_cache()` forgets
-    what was compiled.
+    `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time, and so does
+    `.donation_report`; `.clear_cache()` forgets what was compiled.
 
     **Raises:**
 
@@ -220,6 +221,14 @@ class Jitted(Transformed[_P, _T]):
         entry, plan, leaves = self._prepare(args, kwargs)
         return unpack(self._apply(entry.function.eval_shape, plan, leaves))
 
+    def donation_report(self, /, *args: Any, **kwargs: Any) -> DonationReport:
+        """What a call would donate, leaf by leaf, and what XLA makes of it.
+
+        Compiles for these arguments, but runs and deletes nothing. Arguments are as for a
+        call; a `jax.ShapeDtypeStruct` may stand for an array.
+        """
+        return report_on(self.lower(*args, **kwargs), repr(self))
+
     def clear_cache(self) -> None:
         """Forgets what was compiled for this function, also by other wraps of it.
 
@@ -269,15 +278,15 @@ class Jitted(Transformed[_P, _T]):
 class Entry:
     """One compiled function, for one skeleton."""
 
-    __slots__ = ("alive", "function", "is_sharded", "known", "reuse", "skeleton")
+    __slots__ = ("alive", "buffers", "function", "is_sharded", "known", "skeleton")
 
     def __init__(self, function: Any, skeleton: Skeleton):
         self.function = function
         self.skeleton = skeleton
         # Where it donates: the traits of the last call, and for all traits that there were
-        # which of the donated arrays an output takes the buffer of.
+        # what becomes of the buffer of each argument.
         self.known: Any = None
-        self.reuse: dict[Any, Sequence[bool | None]] = {}
+        self.buffers: dict[Any, Sequence[int | Buffer | None]] = {}
         # The indices of those that are right to be alive after a call.
         self.alive: tuple[int, ...] = ()
         self.is_sharded = False
@@ -382,7 +391,7 @@ class Program:
             traits = traits_of(groups)
             if traits != entry.known and not jit_is_disabled():
                 if not any(map(are_any_deleted, groups)):
-                    self.reuse(entry, plan, leaves, groups, traits)
+                    self.buffers(entry, plan, leaves, groups, traits)
                 entry.known = traits
 
     def after(
@@ -403,42 +412,42 @@ class Program:
         if self.donation.names is not None:
             for i in alive:
                 donated[i].delete()
-        elif alive != entry.alive or len(entry.reuse) > 1:
-            reuse = self.reuse(entry, plan, leaves, groups, traits_of(groups))
+        elif alive != entry.alive or len(entry.buffers) > 1:
+            buffers = self.buffers(entry, plan, leaves, groups, traits_of(groups))
             # JAX leaves alive what it could not overwrite, as somebody looks at it.
             for i in alive:
-                if reuse[i]:
+                if isinstance(buffers[i], int):
                     donated[i].delete()
-            entry.alive = tuple(i for i in alive if not reuse[i])
+            entry.alive = tuple(i for i in alive if not isinstance(buffers[i], int))
         # It must keep nothing that still has memory.
         self.record.arrays = [x for x in donated if is_concrete(x) and x.is_deleted()]
 
-    def reuse(
+    def buffers(
         self,
         entry: Entry,
         plan: Plan,
         leaves: list[Any],
         groups: list[Any],
         traits: Any,
-    ) -> Sequence[bool | None]:
-        """For each donated array whether an output takes its buffer.
+    ) -> Sequence[int | Buffer | None]:
+        """For each donated array what becomes of its buffer; `None` if JAX does not tell.
 
         The arrays may be gone by now, but not what is known of them. JAX keeps what it
         lowers and compiles here for the call, or has kept it.
         """
         key = tuple(traits)
-        found = entry.reuse.get(key)
+        found: Sequence[int | Buffer | None] | None = entry.buffers.get(key)
         if found is None:
             abstract = plan.groups([_abstract(x) for x in leaves])
             try:
                 lowered = entry.function.lower(*abstract)
             finally:
                 muted.end()
-            found = reused_arguments(lowered, lowered.compile())
+            found = buffers_of(lowered, lowered.compile())
             if self.looks_first:
                 self.donation.object_to(in_vain(plan.named_leaves(leaves), found))
             found = found or [None] * len(groups[0])
-            keep(entry.reuse, key, found)
+            keep(entry.buffers, key, found)
         return found
 
     def _function(self, fun: Any, plan: Plan, skeleton: Skeleton) -> Any:

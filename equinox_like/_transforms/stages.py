@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._compat.lowered import reused_arguments
+from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
 from .base import hide_frames
 from .difference import differences
@@ -158,8 +158,8 @@ class Lowered(_Stage[_P, _T]):
         compiled = self.lowered.compile(compiler_options)
         donation = self._call.donation
         if donation.looks_first:
-            reused = reused_arguments(self.lowered, compiled)
-            donation.object_to(in_vain(self._call.named, reused))
+            buffers = buffers_of(self.lowered, compiled)
+            donation.object_to(in_vain(self._call.named, buffers))
         return Compiled(compiled, self._call)
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-from equinox_like._compat.lowered import reused_arguments
+from equinox_like._compat.lowered import Buffer, buffers_of
 
 
 def lower(f, *args, donate=()):
@@ -19,7 +19,7 @@ def ask(lowered, without_private_names=False):
     compiled = lowered.compile()
     if without_private_names:
         lowered = public_part(lowered)
-    return reused_arguments(lowered, compiled)
+    return buffers_of(lowered, compiled)
 
 
 def public_part(lowered):
@@ -37,7 +37,7 @@ def test_buffer_that_is_offered_in_vain_is_not_reused():
         jnp.ones(3),
         donate=(0, 1),
     )
-    assert ask(lowered) == [False, True]
+    assert ask(lowered) == [Buffer.DONOR, 1]
 
 
 def test_each_argument_is_told_apart():
@@ -46,15 +46,15 @@ def test_each_argument_is_told_apart():
 
     x, y = jnp.ones(3), jnp.ones(5)
     lowered = lower(f, x, y, x, jnp.ones(7), x, donate=(0, 1, 2, 3))
-    assert ask(lowered) == [True, True, None, False, False]
+    assert ask(lowered) == [0, 1, Buffer.UNUSED, Buffer.UNTAKEN, Buffer.UNTAKEN]
 
 
 def test_without_the_private_name_full_programs_are_still_told_right():
     lowered = lower(lambda a, b: a + b.sum(), jnp.ones(3), jnp.ones(5), donate=(0, 1))
-    assert ask(lowered, without_private_names=True) == [True, False]
+    assert ask(lowered, without_private_names=True) == [0, Buffer.UNTAKEN]
 
 
 def test_without_the_private_name_unused_arguments_leave_it_open():
     lowered = lower(lambda a, b: a + 1, jnp.ones(3), jnp.ones(5), donate=(0, 1))
-    assert ask(lowered) == [True, None]
+    assert ask(lowered) == [0, Buffer.UNUSED]
     assert ask(lowered, without_private_names=True) is None
