@@ -22,6 +22,7 @@ from ._module import (
 from ._transforms import (
     DonationReport as DonationReport,
     DonationRow as DonationRow,
+    Retrace as Retrace,
     clear_caches as clear_caches,
     filter_grad as filter_grad,
     filter_jit as filter_jit,
@@ -51,11 +52,11 @@ from ._tree import (
 from ._version import __version__ as __version__
 
 if _TYPE_CHECKING:
-    from . import internal as internal, nn as nn
+    from . import debug as debug, internal as internal, nn as nn
     from ._late import *  # noqa: F403
 
 
-_LATE_MODULES = "internal", "nn"
+_LATE_MODULES = "debug", "internal", "nn"
 
 
 def __getattr__(name: str) -> _Any:

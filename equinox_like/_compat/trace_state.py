@@ -1,15 +1,22 @@
-"""Are we under a transformation? JAX has no stable way to ask.
+"""Are we under a transformation, and what does a trace depend on beside its arguments?
 
-Needed because JAX donates buffers also under eager `vmap`, `grad` and `vjp`, where the
-caller still needs them. Serves jax 0.10 to 0.12: `jax._src.core.trace_state_clean`, 0.2 us
-a call. The fallback is `jax.extend.core.get_opaque_trace_state`, which takes 0.35 us, and
-whose module alone takes as long to import as this whole library may.
+JAX has no stable way to ask. Serves jax 0.10 to 0.12.
+
+The first is needed because JAX donates buffers also under eager `vmap`, `grad` and `vjp`,
+where the caller still needs them: `jax._src.core.trace_state_clean`, 0.2 us a call. The
+fallback is `jax.extend.core.get_opaque_trace_state`, which takes 0.35 us, and whose module
+alone takes as long to import as this whole library may.
+
+The second tells why a function is traced anew: `jax._src.config.trace_context`, which JAX
+itself compares. The fallback are the settings that have a name.
 """
 
 import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
+
+import jax
 
 
 def find(core: Any) -> Callable[[], bool]:
@@ -30,12 +37,29 @@ def by_opaque_state() -> Callable[[], bool]:
     return lambda: state() == found[0]
 
 
-def _core() -> Any:
+def find_context(config: Any) -> Callable[[], Any]:
+    """`trace_context`, from `jax._src.config` or from what is public."""
     try:
-        return importlib.import_module("jax._src.core")
+        return config.trace_context
+    except AttributeError:
+        return lambda: tuple(settings().items())
+
+
+def settings() -> dict[str, Any]:
+    """JAX's settings, by their names."""
+    names = getattr(jax.config, "values", ())
+    return {name: getattr(jax.config, name, None) for name in names}
+
+
+def _private(name: str) -> Any:
+    try:
+        return importlib.import_module(f"jax._src.{name}")
     except ImportError:
         return None
 
 
-at_top_level: Callable[[], bool] = find(_core())
+at_top_level: Callable[[], bool] = find(_private("core"))
 """Whether no transformation of JAX is under way in this thread."""
+
+trace_context: Callable[[], Any] = find_context(_private("config"))
+"""Equal where a trace of the same function and arguments serves."""

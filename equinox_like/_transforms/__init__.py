@@ -7,4 +7,5 @@ from .grad import (
 )
 from .jit import filter_jit as filter_jit
 from .report import DonationReport as DonationReport, DonationRow as DonationRow
+from .retrace import Retrace as Retrace
 from .vmap import filter_vmap as filter_vmap, if_array as if_array

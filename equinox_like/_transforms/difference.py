@@ -33,6 +33,8 @@ class Difference:
     kind: str
     before: str
     after: str
+    # What to do about it, where that is known.
+    fix: str = ""
 
     def __str__(self) -> str:
         return f"`{self.path}` was {self.before}, and is now {self.after}."
@@ -115,19 +117,37 @@ def _below(path, keys, children, others, old, new) -> Iterator[Difference]:
         statics, other = static_fields(old), static_fields(new)
         for name in statics:
             if name in other:
-                yield from _static(f"{path}.{name}", statics[name], other[name])
+                yield from _static(
+                    f"{path}.{name}",
+                    statics[name],
+                    other[name],
+                    "It is a static field.",
+                )
     for key, child, counterpart in zip(keys, children, others, strict=True):
         yield from _walk(path_str((key,), path), child, counterpart)
 
 
-def _static(path: str, old: Any, new: Any) -> Iterator[Difference]:
+def _static(path: str, old: Any, new: Any, fix: str = "") -> Iterator[Difference]:
     try:
         same = strictly_same(old, new)
     except ValueError:  # arrays in a static field cannot be compared
         same = False
     if not same:
         kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
-        yield Difference(path, kind, f"the static {_show(old)}", f"{_show(new)}")
+        was, now = f"the static {_show(old)}", _show(new)
+        yield Difference(path, kind, was, now, fix or _fix(old, new))
+
+
+def _fix(old: Any, new: Any) -> str:
+    if isinstance(new, bool | int | float | complex):
+        return (
+            f"It is a Python {type(new).__name__} and so static: pass `jnp.asarray(...)`, "
+            "or keep it fixed."
+        )
+    names = [getattr(f, "__qualname__", None) for f in (old, new)]
+    if callable(new) and names[0] is not None and names[0] == names[1]:
+        return "It is a function that is made anew: make it once, and pass that."
+    return ""
 
 
 def _children(tree: Any) -> tuple[list[Any], list[Any]]:

@@ -6,6 +6,7 @@ JAX's C++ path is the user's output already (`pack.py`). Nothing is waited for, 
 nothing that is process-wide is touched.
 """
 
+import collections
 import inspect
 import threading
 import types
@@ -17,7 +18,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.lowered import Buffer, buffers_of
-from .._compat.trace_state import at_top_level
+from .._compat.trace_state import at_top_level, trace_context
 from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.split import Skeleton, merge
@@ -34,6 +35,7 @@ from .base import (
     require_callable,
 )
 from .caches import on_clear
+from .checks import failed_check, holds_check, there_are_checks, wait_for
 from .donation import (
     Donate,
     Donation,
@@ -49,8 +51,9 @@ from .donation import (
     traits_of,
 )
 from .pack import Packed, pack, unpack
-from .plan import DONATE, Plan, groups_of, keep, make_plan
+from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
 from .report import DonationReport, report_on
+from .retrace import Retrace, Trace, announce, avals_of, explain, trace_of
 from .shardings import OPTIONS, Shardings
 from .stages import Call, Lowered, Traced, platform_of
 
@@ -106,7 +109,7 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
     result. `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
     `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time, and so does
-    `.donation_report`; `.clear_cache()` forgets what was compiled.
+    `.donation_report` and `.explain`; `.clear_cache()` forgets what was compiled.
 
     **Raises:**
 
@@ -174,11 +177,16 @@ class Jitted(Transformed[_P, _T]):
             program.before(compiled, plan, leaves, groups)
         try:
             out = compiled.function(*groups)
+            if compiled.traces.call_for_a_look:
+                program.look(compiled, plan, leaves, groups, out)
         except Exception as e:
             muted.end()
-            explain_failure(e, plan.named_leaves, leaves)
-            hide_frames(e)
-            raise
+            error = failed_check(e) or e
+            explain_failure(error, plan.named_leaves, leaves)
+            hide_frames(error)
+            if error is e:
+                raise
+            raise error from None
         if plan.donates:
             if muted.count or not are_all_deleted(groups[0]):
                 program.after(compiled, plan, leaves, groups)
@@ -204,7 +212,9 @@ class Jitted(Transformed[_P, _T]):
             named,
             platform_of(leaves),
         )
-        return Traced(self._apply(entry.function.trace, plan, leaves), call)
+        traced = self._apply(entry.function.trace, plan, leaves)
+        call.waits = holds_check(traced.jaxpr)
+        return Traced(traced, call)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered[_P, _T]:
         """Traces and lowers for these arguments, without compiling or running.
@@ -220,6 +230,28 @@ class Jitted(Transformed[_P, _T]):
         """
         entry, plan, leaves = self._prepare(args, kwargs)
         return unpack(self._apply(entry.function.eval_shape, plan, leaves))
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> Retrace | None:
+        """Why a call would be traced anew, or `None` if it would not be.
+
+        Compares with the traces that this function has, and tells the differences to the
+        nearest one. Nothing is traced or run. Arguments are as for a call; a
+        `jax.ShapeDtypeStruct` may stand for an array. An array that differs only in how
+        `Auto` axes of a mesh shard it is compiled for anew, without another trace: of that
+        nothing is told.
+        """
+        program = self._program
+        if program.donates and not at_top_level():
+            program = program.without_donation
+        call = (self._tree, args, kwargs)
+        leaves, treedef = _flatten(call)
+        plan = program.make_plan(self.__wrapped__, call, leaves, treedef, _is_abstract)
+        data = [x for group in plan.groups(leaves) for x in group]
+        trace = trace_of(plan, plan.skeleton(leaves), avals_of(data))
+        before = program.traces()
+        if any(old.serves(trace) for old in before):
+            return None
+        return explain(name_of(self.__wrapped__), trace, before)
 
     def donation_report(self, /, *args: Any, **kwargs: Any) -> DonationReport:
         """What a call would donate, leaf by leaf, and what XLA makes of it.
@@ -278,11 +310,20 @@ class Jitted(Transformed[_P, _T]):
 class Entry:
     """One compiled function, for one skeleton."""
 
-    __slots__ = ("alive", "buffers", "function", "is_sharded", "known", "skeleton")
+    __slots__ = (
+        "alive",
+        "buffers",
+        "function",
+        "is_sharded",
+        "known",
+        "skeleton",
+        "traces",
+    )
 
-    def __init__(self, function: Any, skeleton: Skeleton):
+    def __init__(self, function: Any, skeleton: Skeleton, traces: "Traces"):
         self.function = function
         self.skeleton = skeleton
+        self.traces = traces
         # Where it donates: the traits of the last call, and for all traits that there were
         # what becomes of the buffer of each argument.
         self.known: Any = None
@@ -290,6 +331,19 @@ class Entry:
         # The indices of those that are right to be alive after a call.
         self.alive: tuple[int, ...] = ()
         self.is_sharded = False
+
+
+class Traces:
+    """What one compiled function knows of its traces; it adds to them when it is traced."""
+
+    __slots__ = ("all", "are_checked", "call_for_a_look")
+
+    def __init__(self) -> None:
+        self.all: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
+        # By traits of the arrays, whether the trace for them holds a check.
+        self.are_checked: dict[Any, bool] = {}
+        # There is a new one, or one holds a check.
+        self.call_for_a_look = False
 
 
 class Program:
@@ -358,7 +412,9 @@ class Program:
             with _lock:
                 entry = self._entries.get(skeleton)
                 if entry is None:
-                    entry = Entry(self._function(fun, plan, skeleton), skeleton)
+                    traces = Traces()
+                    function = self._function(fun, plan, skeleton, traces)
+                    entry = Entry(function, skeleton, traces)
                     self._forget(keep(self._entries, skeleton, entry))
             plan.keep(leaves, entry)
         return entry
@@ -379,6 +435,33 @@ class Program:
             for plan in list(self._plans.values()):
                 plan.forget(entry)
             entry.function.clear_cache()
+
+    def traces(self) -> list[Trace]:
+        return [t for e in list(self._entries.values()) for t in list(e.traces.all)]
+
+    def look(
+        self,
+        entry: Entry,
+        plan: Plan,
+        leaves: list[Any],
+        groups: list[Any],
+        out: Any,
+    ) -> None:
+        """Sees after a call whether it is to be waited for."""
+        if jit_is_disabled() or not at_top_level():
+            return
+        if not there_are_checks():
+            entry.traces.call_for_a_look = False
+            return
+        checked = entry.traces.are_checked
+        key = trace_context(), *traits_of(groups)
+        if key not in checked:
+            abstract = plan.groups([_abstract(x) for x in leaves])
+            # JAX has it already.
+            keep(checked, key, holds_check(entry.function.trace(*abstract).jaxpr))
+        entry.traces.call_for_a_look = any(checked.values())
+        if checked[key]:
+            wait_for(out)
 
     def before(
         self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
@@ -450,17 +533,27 @@ class Program:
             keep(entry.buffers, key, found)
         return found
 
-    def _function(self, fun: Any, plan: Plan, skeleton: Skeleton) -> Any:
+    def _function(
+        self, fun: Any, plan: Plan, skeleton: Skeleton, traces: Traces
+    ) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
         opaque = self.opaque
         groups_there = groups_of(skeleton)
         donated = DONATE in groups_there
         shardings = self.shardings
         packed = pack if shardings is None else shardings.pack
+        # It must not keep the program alive, which keeps it.
+        program = weakref.ref(self)
 
         def traced(*groups):
             if donated:
                 muted.begin()
+            if not jit_is_disabled():
+                avals = [jax.typeof(x) for group in groups for x in group]
+                trace = trace_of(plan, skeleton, avals)
+                announce(program(), trace)
+                traces.all.append(trace)
+                traces.call_for_a_look = True
             parts: dict[Hashable, Any] = dict(zip(groups_there, groups, strict=True))
             tree, args, kwargs = merge(parts, skeleton)
             fun = opaque() if tree is None else tree

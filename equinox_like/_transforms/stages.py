@@ -15,6 +15,7 @@ import jax.tree_util as jtu
 from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
 from .base import hide_frames
+from .checks import failed_check, wait_for
 from .difference import differences
 from .donation import Donation, explain_failure, in_vain, muted
 from .pack import Packed, unpack
@@ -40,6 +41,8 @@ class Call:
     named: Sequence[tuple[str, Any, bool]]
     # Of the first argument that is bound to a device, else of JAX's default.
     platform: str
+    # Whether a call waits, as the program holds a check.
+    waits: bool = False
 
     def arguments(self, info: Trees, static: Callable[[Any], Any]) -> Trees:
         """`args` and `kwargs` with what JAX tells of each array in its place."""
@@ -181,6 +184,7 @@ class Compiled(_Stage[_P, _T]):
         self.compiled = compiled
         self._call = call
         self._tree = call.jitted._tree
+        self._waits = call.waits
         # The last call that was found to fit: its plan, and what was static in it.
         self._fitting: tuple[Plan, Any] = call.plan, _NOTHING
 
@@ -195,10 +199,15 @@ class Compiled(_Stage[_P, _T]):
             plan = self._fit(args, kwargs)
         try:
             out: Any = self.compiled(*plan.groups(leaves))
+            if self._waits:
+                wait_for(out)
         except Exception as e:
-            explain_failure(e, plan.named_leaves, leaves)
-            hide_frames(e)
-            raise
+            error = failed_check(e) or e
+            explain_failure(error, plan.named_leaves, leaves)
+            hide_frames(error)
+            if error is e:
+                raise
+            raise error from None
         return out.unpack() if isinstance(out, Packed) else out
 
     def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

@@ -1,5 +1,6 @@
 """Both ways to ask whether a transformation is under way agree with what is so."""
 
+import importlib
 import threading
 
 import jax
@@ -58,3 +59,19 @@ def test_disabled_jit_is_no_transformation(at_top_level):
     with jax.disable_jit():
         jax.jit(lambda x: found.append(at_top_level()))(1.0)
     assert found == [True]
+
+
+@pytest.mark.parametrize("config", ["jax._src.config", "object"])
+def test_context_is_what_a_trace_depends_on(config):
+    found = importlib.import_module(config) if config != "object" else object()
+    context = trace_state.find_context(found)
+    before = context()
+    with jax.enable_x64(True):
+        assert context() != before
+    assert context() == before
+
+
+def test_settings_have_names_and_are_those_of_the_moment():
+    assert trace_state.settings()["jax_enable_x64"] is False
+    with jax.enable_x64(True):
+        assert trace_state.settings()["jax_enable_x64"] is True

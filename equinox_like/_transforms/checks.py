@@ -1,0 +1,75 @@
+"""The channel for checks of values: programs that hold one are waited for.
+
+A check is a primitive, which fails while the compiled program runs: long after the call has
+returned, as JAX waits for nothing. So a call whose program holds a check does wait, and its
+caller gets the error. Whether it holds one is read off the trace, since the check may be in
+a function that was traced before and is not run again.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from .donation import is_concrete
+
+# From each primitive to what makes of JAX's error the one to raise, or nothing.
+_checks: dict[Any, Callable[[Exception], Exception | None]] = {}
+
+
+def register_check(
+    primitive: Any, explain: Callable[[Exception], Exception | None]
+) -> None:
+    """Makes a call wait for programs that hold `primitive`.
+
+    `explain` gets an error of such a program, and returns what to raise in its place, or
+    `None` if it was not the check that failed.
+    """
+    _checks[primitive] = explain
+
+
+def there_are_checks() -> bool:
+    return bool(_checks)
+
+
+def holds_check(jaxpr: Any) -> bool:
+    """Whether a check is in a jaxpr, at any depth."""
+    seen: set[int] = set()
+    todo = [getattr(jaxpr, "jaxpr", jaxpr)]
+    while todo:
+        jaxpr = todo.pop()
+        if id(jaxpr) in seen:
+            continue
+        seen.add(id(jaxpr))
+        for equation in jaxpr.eqns:
+            if equation.primitive in _checks:
+                return True
+            todo += _jaxprs_in(equation.params)
+    return False
+
+
+def _jaxprs_in(params: Any) -> Iterator[Any]:
+    for value in jtu.tree_leaves(params, is_leaf=_is_jaxpr):
+        if _is_jaxpr(value):
+            yield getattr(value, "jaxpr", value)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+
+def wait_for(out: Any) -> None:
+    arrays = [x for x in jtu.tree_leaves(out) if is_concrete(x)]
+    if arrays:
+        jax.block_until_ready(arrays)
+    else:
+        jax.effects_barrier()
+
+
+def failed_check(error: Exception) -> Exception | None:
+    """The error of a check, if it is behind `error`."""
+    for explain in _checks.values():
+        if (found := explain(error)) is not None:
+            return found
+    return None

@@ -1,0 +1,216 @@
+"""Why a function is traced anew: what the call differs in from those before it.
+
+A trace depends on the static side of the arguments (`difference.py`), on what JAX knows of
+each array while it traces, and on settings of JAX. All three are kept of each trace.
+"""
+
+import contextvars
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ContextDecorator
+from typing import Any, Final, NamedTuple
+
+import jax
+
+from .._compat.trace_state import settings, trace_context
+from .._tree.split import Skeleton
+from .difference import Arguments, Difference, differences
+
+SHAPE: Final = "shape"
+DTYPE: Final = "dtype"
+WEAK_TYPE: Final = "weak type"
+SHARDING: Final = "sharding"
+CONFIGURATION: Final = "JAX configuration"
+CONTEXT: Final = "user context"
+
+# Among how many traces the nearest one is looked for.
+_SEARCHED: Final = 128
+_SHOWN: Final = 5
+
+
+class Trace(NamedTuple):
+    """All that one trace depends on."""
+
+    arguments: Arguments
+    skeleton: Skeleton
+    # The name of each array, lazily, and what JAX knows of it.
+    plan: Any
+    avals: tuple[Any, ...]
+    context: Any
+    settings: dict[str, Any]
+
+    def serves(self, other: "Trace") -> bool:
+        """Whether JAX uses the one for the call that the other is about."""
+        return (
+            self.skeleton is other.skeleton
+            and self.avals == other.avals
+            and self.context == other.context
+        )
+
+
+def trace_of(plan: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
+    return Trace(
+        plan.arguments, skeleton, plan, tuple(avals), trace_context(), settings()
+    )
+
+
+def avals_of(data: Sequence[Any]) -> list[Any]:
+    """What JAX would know of these arrays while it traces."""
+    return jax.make_jaxpr(lambda *data: ())(*data).in_avals
+
+
+class Retrace:
+    """Why a call is traced anew; from `filter_jit(f).explain(...)`.
+
+    **Attributes:**
+
+    - `differences`: what the call differs in from the nearest one before. Each has a
+        `path`, a `kind`, and texts `before`, `after` and `fix`. The kind is one of
+        "shape", "dtype", "weak type", "sharding", "static value", "static type", "tree
+        structure", "argument count", "JAX configuration" and "user context". The fix is
+        empty where none is known. There are no differences if there was no call before.
+
+    `str(retrace)` is a paragraph.
+    """
+
+    def __init__(self, function: str, differences: Iterable[Difference]):
+        self.function = function
+        self.differences = tuple(differences)
+
+    def __str__(self) -> str:
+        if not self.differences:
+            return f"`{self.function}` has not been traced yet, or no longer is."
+        sentences = [f"`{self.function}` is traced anew."]
+        for i, difference in enumerate(self.differences[:_SHOWN]):
+            sentences.append(str(difference))
+            fixes_to_come = [d.fix for d in self.differences[i + 1 : _SHOWN]]
+            if difference.fix and difference.fix not in fixes_to_come:
+                sentences.append(difference.fix)
+        if (more := len(self.differences) - _SHOWN) > 0:
+            sentences.append(f"And {more} more differences.")
+        return " ".join(sentences)
+
+    __repr__ = __str__
+
+
+def explain(function: str, trace: Trace, before: Sequence[Trace]) -> Retrace:
+    """What keeps all of `before` from serving, by the one which is nearest."""
+    found = [list(_differences(old, trace)) for old in before[-_SEARCHED:]]
+    return Retrace(function, min(reversed(found), key=len, default=[]))
+
+
+def _differences(old: Trace, new: Trace) -> Iterator[Difference]:
+    if old.skeleton is not new.skeleton:
+        yield from differences(
+            (old.arguments, old.skeleton), (new.arguments, new.skeleton)
+        )
+    before, after = _named(old), _named(new)
+    for name in after if old.avals != new.avals else ():
+        if name in before and before[name] != after[name]:
+            yield _of_data(name, before[name], after[name])
+    if old.context != new.context:
+        yield from _of_context(old, new)
+
+
+def _named(trace: Trace) -> dict[str, Any]:
+    return dict(zip(trace.plan.data_names, trace.avals, strict=True))
+
+
+def _of_data(name: str, old: Any, new: Any) -> Difference:
+    was, now = f"an array {old.str_short()}", new.str_short()
+    if old.shape != new.shape:
+        fix = (
+            "Each shape is compiled for itself: pad to a few sizes, if there are many."
+        )
+        return Difference(name, SHAPE, was, now, fix)
+    if old.dtype != new.dtype:
+        return Difference(name, DTYPE, was, now, "Convert it before the call.")
+    if old.weak_type != new.weak_type:
+        kinds = {True: "a weak type", False: "no weak type"}
+        return Difference(
+            name,
+            WEAK_TYPE,
+            f"{was} with {kinds[old.weak_type]}",
+            f"with {kinds[new.weak_type]}",
+            "Give it a dtype, as in `jnp.asarray(x, jnp.float32)`.",
+        )
+    return Difference(name, SHARDING, f"{was} {_layout(old)}", _layout(new))
+
+
+def _layout(aval: Any) -> str:
+    mesh = aval.sharding.mesh
+    return (
+        f"sharded by {aval.sharding.spec} over {mesh}" if mesh.shape else "on no mesh"
+    )
+
+
+def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
+    changed = [
+        name
+        for name, value in new.settings.items()
+        if name in old.settings and old.settings[name] != value
+    ]
+    for name in changed:
+        yield Difference(
+            name,
+            CONFIGURATION,
+            repr(old.settings[name]),
+            repr(new.settings[name]),
+            "Set it once, before the first call.",
+        )
+    if not changed:
+        yield Difference(
+            "the context",
+            CONTEXT,
+            "another one",
+            "a new one: the mesh in use, the named axes of a `vmap`, or a context of yours",
+        )
+
+
+# Telling of each retrace
+
+logger: Final = logging.getLogger("equinox_like.retrace")
+_listening: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "listening", default=False
+)
+
+
+class explain_retraces(ContextDecorator):
+    """Logs why functions of [`equinox_like.filter_jit`][] are traced anew.
+
+    A context manager and a decorator for functions. Within it, each trace of a function
+    that has been traced before is told as a warning of the logger
+    `equinox_like.retrace`: the differences to the nearest trace, and the fix where there is
+    a known one. It is about the calls of this thread.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit
+        def f(x, rate):
+            return rate * x
+
+        with eqx.debug.explain_retraces():
+            f(jnp.ones(3), 0.1)
+            f(jnp.ones(3), 0.2)  # `rate` was the static 0.1, and is now 0.2. ...
+        ```
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[contextvars.Token[bool]] = []
+
+    def __enter__(self) -> "explain_retraces":
+        self._tokens.append(_listening.set(True))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _listening.reset(self._tokens.pop())
+
+
+def announce(program: Any, trace: Trace) -> None:
+    """Tells of a trace of `program`, which has a `name` and `traces()`."""
+    if program is not None and _listening.get() and (before := program.traces()):
+        logger.warning("%s", explain(program.name, trace, before))

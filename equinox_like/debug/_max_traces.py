@@ -1,0 +1,165 @@
+"""Counting how often a function is traced, and refusing to trace it too often."""
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import jax.tree_util as jtu
+
+from .._module import field
+from .._transforms.base import MISSING, Transformed, name_of
+from .._transforms.plan import make_plan
+from .._transforms.retrace import Trace, avals_of, explain, trace_of
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@overload
+def assert_max_traces(
+    *, max_traces: int | None
+) -> "Callable[[Callable[_P, _T]], Counted[_P, _T]]": ...
+@overload
+def assert_max_traces(
+    fn: Callable[_P, _T], *, max_traces: int | None
+) -> "Counted[_P, _T]": ...
+def assert_max_traces(fn: Any = MISSING, *, max_traces: int | None) -> Any:
+    """Refuses to call `fn` more than so many times.
+
+    Python runs a function under `filter_jit`, `jax.jit` and the like only to trace it. So
+    within these it is the number of traces that is limited, and each one costs a
+    compilation.
+
+    **Arguments:**
+
+    - `fn`: any callable, a method in the body of a class too. Without it a decorator is
+        returned. It goes under the transformation: `filter_jit(assert_max_traces(...))`.
+    - `max_traces`: how many calls there may be; `None` only counts them, for
+        [`equinox_like.debug.get_num_traces`][].
+
+    **Returns:**
+
+    A callable like `fn`. Its count belongs to it and to all that are made of it by
+    flattening; a copy by `copy.deepcopy` starts at none.
+
+    **Raises:**
+
+    When called once too often: `RuntimeError`, which says what is different from the calls
+    before. Refused calls are counted.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit
+        @eqx.debug.assert_max_traces(max_traces=1)
+        def f(x, rate):
+            return rate * x
+
+        f(jnp.ones(3), 0.1)
+        f(jnp.zeros(3), 0.1)
+        try:
+            f(jnp.ones(3), 0.2)
+        except RuntimeError as error:
+            assert "`rate` was the static 0.1, and is now 0.2." in str(error)
+        assert eqx.debug.get_num_traces(f) == 2
+        ```
+    """
+    if fn is MISSING:
+        return lambda fn: Counted(fn, max_traces)
+    return Counted(fn, max_traces)
+
+
+def get_num_traces(fn: Any) -> int:
+    """How often a function of [`equinox_like.debug.assert_max_traces`][] was called.
+
+    **Arguments:**
+
+    - `fn`: what that returned, or something that wraps it and says so by `__wrapped__`, as
+        `filter_jit` and `jax.jit` do.
+
+    **Raises:**
+
+    `ValueError` if no such function is in it.
+    """
+    seen = set()
+    inner = fn
+    while not isinstance(inner, Counted):
+        seen.add(id(inner))
+        inner = getattr(inner, "__wrapped__", None)
+        if inner is None or id(inner) in seen:
+            raise ValueError(
+                f"{fn!r} does not count its traces. Wrap the function in "
+                "`eqx.debug.assert_max_traces(max_traces=None)` first."
+            )
+    return inner._counter.count
+
+
+class Counted(Transformed[_P, _T]):
+    """What [`equinox_like.debug.assert_max_traces`][] returns."""
+
+    _max_traces: int | None = field(static=True)
+    _counter: "_Counter" = field(static=True)
+
+    def __init__(self, fn: Any, max_traces: int | None):
+        super().__init__(fn)
+        self._max_traces = max_traces
+        self._counter = _Counter()
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        fn, counter = self.__wrapped__, self._counter
+        with counter.lock:
+            counter.count += 1
+            is_allowed = self._max_traces is None or counter.count <= self._max_traces
+        if self._max_traces is not None:
+            trace = _trace_of((self._tree, args, kwargs), fn)
+            if not is_allowed:
+                raise RuntimeError(
+                    _message(name_of(fn), self._max_traces, trace, counter.traces)
+                )
+            if trace is not None:
+                counter.traces.append(trace)
+        return fn(*args, **kwargs)
+
+
+class _Counter:
+    """How many calls there were, and what those were that were allowed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.traces: list[Trace] = []
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> "_Counter":
+        return _Counter()
+
+
+def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
+    leaves, treedef = jtu.tree_flatten(call)
+    try:
+        signature = inspect.signature(fn)
+        plan = make_plan(
+            signature, name_of(fn), call, leaves, treedef, lambda *_: False
+        )
+        data = [x for group in plan.groups(leaves) for x in group]
+        return trace_of(plan, plan.skeleton(leaves), avals_of(data))
+    except Exception:
+        # Of such a call there is nothing to compare. It fails by itself, or is an odd one.
+        return None
+
+
+def _message(
+    name: str, max_traces: int, trace: Trace | None, before: list[Trace]
+) -> str:
+    head = f"`{name}` can only be traced {max_traces} times."
+    if trace is None or not before:
+        return f"{head} It cannot be said what is new in this call."
+    if any(old.serves(trace) for old in before):
+        return (
+            f"{head} Nothing is new in the arguments of this call. Perhaps the function is "
+            "transformed anew each time, as by `jax.jit` within a loop."
+        )
+    return f"{head} {explain(name, trace, before)}"

@@ -1,0 +1,168 @@
+"""A program that holds a check is waited for; others are not. The check is one of ours."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+import equinox_like as eqx
+from equinox_like._transforms import checks
+
+FAILURE = "a value is not positive"
+
+
+class CheckFailed(Exception):
+    pass
+
+
+def explain(error):
+    return CheckFailed("`x` must be positive") if FAILURE in str(error) else None
+
+
+def fail_unless_positive(x):
+    if not (x > 0).all():
+        raise ValueError(FAILURE)
+    return x
+
+
+def call_back(x):
+    return jax.pure_callback(
+        fail_unless_positive, jax.ShapeDtypeStruct(x.shape, x.dtype), x
+    )
+
+
+positive_p = Primitive("test_positive")
+positive_p.def_impl(call_back)
+positive_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(positive_p, mlir.lower_fun(call_back, multiple_results=False))
+batching.defvectorized(positive_p)
+
+
+def positive(x):
+    return positive_p.bind(x)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(checks, "_checks", {})
+    checks.register_check(positive_p, explain)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """What was waited for, one entry for each call."""
+    found = []
+
+    def wait_for(out):
+        found.append(out)
+        return checks.wait_for(out)
+
+    for module in ("jit", "stages"):
+        monkeypatch.setattr(f"equinox_like._transforms.{module}.wait_for", wait_for)
+    return found
+
+
+def test_failed_check_is_raised_by_the_call_itself():
+    f = eqx.filter_jit(lambda x: positive(x) + 1)
+    assert f(jnp.ones(2)).tolist() == [2, 2]
+    for _ in range(2):
+        with pytest.raises(CheckFailed, match="must be positive") as info:
+            f(-jnp.ones(2))
+        assert info.value.__cause__ is None
+    assert f(jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_only_programs_with_a_check_are_waited_for(waits):
+    f = eqx.filter_jit(lambda x, check: positive(x) if check else x + 1)
+    f(jnp.ones(2), False)
+    assert waits == []
+    for n in (1, 2):
+        f(jnp.ones(2), True)
+        assert len(waits) == n
+    f(jnp.ones(2), False)
+    assert len(waits) == 2
+
+
+def test_shapes_of_one_function_are_told_apart(waits):
+    f = eqx.filter_jit(lambda x: positive(x) if x.size > 2 else x + 1)
+    f(jnp.ones(2))
+    f(jnp.ones(3))
+    assert len(waits) == 1
+    f(jnp.ones(2))
+    assert len(waits) == 1
+    f(jnp.ones(3))
+    assert len(waits) == 2
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: jax.jit(f),
+        lambda f: eqx.filter_jit(f),
+        lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+        lambda f: lambda x: jax.lax.cond(True, f, lambda x: x, x),
+        lambda f: jax.vmap(f),
+        lambda f: jax.checkpoint(f),
+    ],
+    ids=["jit", "filter_jit", "scan", "cond", "vmap", "checkpoint"],
+)
+def test_check_is_found_in_what_was_traced_before(wrap, waits):
+    inner = wrap(positive)
+    inner(jnp.ones(2))
+    waits.clear()
+    f = eqx.filter_jit(lambda x: inner(x) * 2)
+    f(jnp.ones(2))
+    assert len(waits) == 1
+    with pytest.raises(CheckFailed):
+        f(-jnp.ones(2))
+
+
+def test_inner_functions_leave_the_waiting_to_the_outermost(waits):
+    inner = eqx.filter_jit(positive)
+
+    @eqx.filter_jit
+    def outer(x):
+        y = inner(x)
+        assert waits == []
+        return y
+
+    outer(jnp.ones(2))
+    assert len(waits) == 1
+    # Traced first under another function, and then called by itself.
+    inner(jnp.ones(2))
+    assert len(waits) == 2
+
+
+def test_compiled_ahead_of_time_it_is_waited_for_too(waits):
+    f = eqx.filter_jit(positive)
+    compiled = f.lower(jnp.ones(2)).compile()
+    compiled(jnp.ones(2))
+    assert len(waits) == 1
+    eqx.filter_jit(lambda x: x + 1).lower(jnp.ones(2)).compile()(jnp.ones(2))
+    assert len(waits) == 1
+    with pytest.raises(CheckFailed):
+        compiled(-jnp.ones(2))
+
+
+def test_losses_by_donation_are_told():
+    f = eqx.filter_jit(lambda x, y: (positive(x) + y, y + 1), donate=("y",))
+    y = jnp.ones(2)
+    f(jnp.ones(2), y)
+    with pytest.raises(CheckFailed) as info:
+        f(-jnp.ones(2), jnp.ones(2))
+    assert "lost: `y`" in info.value.__notes__[0]
+
+
+def test_other_errors_stay_what_they_are():
+    def fail(x):
+        raise ValueError("something else")
+
+    @eqx.filter_jit
+    def f(x):
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(fail, out, positive(x))
+
+    with pytest.raises(Exception, match="something else") as info:
+        f(jnp.ones(2))
+    assert not isinstance(info.value, CheckFailed)

@@ -1,0 +1,216 @@
+"""Why a call is traced anew: told beforehand, and as it happens."""
+
+import logging
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    rate: float
+    size: int = eqx.field(static=True)
+
+
+def model(rate=0.5, size=3, weight=None):
+    return Model(jnp.ones(3) if weight is None else weight, rate, size)
+
+
+@pytest.fixture
+def f():
+    traces = []
+
+    @eqx.filter_jit
+    def f(model, x, options=None):
+        traces.append(x)
+        return model.rate * model.weight.sum() + x.sum()
+
+    return f, traces
+
+
+def kinds(retrace):
+    return {d.path: d.kind for d in retrace.differences}
+
+
+def test_call_that_was_made_before_is_not_traced_anew(f):
+    f, traces = f
+    f(model(), jnp.ones(2))
+    assert f.explain(model(), jnp.zeros(2)) is None
+    assert f.explain(model(), x=np.zeros(2, np.float32)) is None
+    assert f.explain(model(), jax.ShapeDtypeStruct((2,), jnp.float32)) is None
+    f(model(), jnp.zeros(2))
+    assert len(traces) == 1
+
+
+def test_function_that_was_not_called_has_nothing_to_compare_with(f):
+    f, traces = f
+    retrace = f.explain(model(), jnp.ones(2))
+    assert retrace is not None and retrace.differences == () and not traces
+    assert "`f` has not been traced yet" in str(retrace)
+
+
+@pytest.mark.parametrize(
+    ("args", "path", "kind", "text"),
+    [
+        ((model(), jnp.ones(4)), "x", "shape", "float32[2], and is now float32[4]."),
+        ((model(), jnp.ones(2, int)), "x", "dtype", "is now int32[2]."),
+        ((model(), jnp.full(2, 1.0)), "x", "weak type", "Give it a dtype"),
+        ((model(0.6), jnp.ones(2)), "model.rate", "static value", "a Python float"),
+        ((model(1), jnp.ones(2)), "model.rate", "static type", "a Python int"),
+        ((model(size=4), jnp.ones(2)), "model.size", "static value", "a static field"),
+        ((None, jnp.ones(2)), "model", "tree structure", "was a Model, and is now None"),
+        ((model(), jnp.ones(2), "o"), "options", "argument count", "was left out"),
+    ],
+)  # fmt: skip
+def test_difference_is_told_by_path_and_kind(f, args, path, kind, text):
+    f, traces = f
+    f(model(), jnp.ones(2))
+    retrace = f.explain(*args)
+    assert kinds(retrace) == {path: kind}
+    assert f"`{path}`" in str(retrace) and text in str(retrace)
+    assert len(traces) == 1
+    if args[0] is not None:
+        f(*args)
+        assert len(traces) == 2 and f.explain(*args) is None
+
+
+def test_nearest_trace_is_compared_with(f):
+    f, _ = f
+    f(model(0.1, 1), jnp.ones(2))
+    f(model(0.2, 2), jnp.ones(5))
+    retrace = f.explain(model(0.2, 3), jnp.ones(5))
+    assert kinds(retrace) == {"model.size": "static value"}
+    assert retrace.differences[0].before == "the static 2"
+
+
+def test_setting_of_jax_is_told_by_its_name(f):
+    f, traces = f
+    f(model(), jnp.ones(2))
+    with jax.default_matmul_precision("float32"):
+        retrace = f.explain(model(), jnp.ones(2))
+        f(model(), jnp.ones(2))
+        assert f.explain(model(), jnp.ones(2)) is None
+    assert kinds(retrace) == {"jax_default_matmul_precision": "JAX configuration"}
+    assert len(traces) == 2
+
+
+def test_context_without_a_name_is_told_too(f):
+    f, _ = f
+    f(model(), jnp.ones(2))
+    found = []
+
+    def inner(x):
+        found.append(f.explain(model(), jnp.ones(2)))
+        return x
+
+    jax.vmap(inner, axis_name="batch")(jnp.ones(3))
+    assert kinds(found[0]) == {"the context": "user context"}
+
+
+def test_explicit_sharding_is_a_difference(f):
+    f, _ = f
+    axis_types = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((2,), ("d",), axis_types=axis_types)
+    with jax.set_mesh(mesh):
+        whole, split = (
+            jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, jax.P(*axes)))
+            for axes in ((), ("d",))
+        )
+        f(model(), whole)
+        assert f.explain(model(), whole) is None
+        retrace = f.explain(model(), split)
+    assert kinds(retrace) == {"x": "sharding"}
+    assert "sharded by P('d',)" in str(retrace).replace("PartitionSpec", "P")
+
+
+def test_function_that_is_made_anew_is_recognised():
+    f = eqx.filter_jit(lambda x, act: act(x))
+
+    def act():
+        return lambda x: x
+
+    f(jnp.ones(2), act())
+    retrace = f.explain(jnp.ones(2), act())
+    assert kinds(retrace) == {"act": "static value"}
+    assert "made anew: make it once" in str(retrace)
+
+
+def test_what_was_forgotten_is_traced_anew(f):
+    f, _ = f
+    f(model(), jnp.ones(2))
+    f.clear_cache()
+    assert f.explain(model(), jnp.ones(2)).differences == ()
+
+
+def test_donating_functions_and_methods_are_explained():
+    class Step(eqx.Module):
+        rate: jax.Array
+
+        @eqx.filter_jit(donate="all-except-first")
+        def __call__(self, x):
+            return self.rate * x
+
+    step = Step(jnp.array(0.1))
+    step(jnp.ones(2))
+    assert kinds(Step.__call__.explain(step, jnp.ones(3))) == {"x": "shape"}
+    assert Step.__call__.explain(step, jnp.ones(2)) is None
+
+
+def test_many_differences_are_cut_and_the_fix_is_told_once():
+    f = eqx.filter_jit(lambda xs: xs)
+    f([jnp.ones(2)] * 9)
+    text = str(f.explain([jnp.ones(3)] * 9))
+    assert text.count("`xs[") == 5 and text.endswith("And 4 more differences.")
+    assert text.count("pad to a few sizes") == 1
+
+
+class TestLogging:
+    def told(self, caplog):
+        return [r.message for r in caplog.records if r.name == "equinox_like.retrace"]
+
+    def test_each_retrace_is_told_within_only(self, f, caplog):
+        f, _ = f
+        f(model(), jnp.ones(2))
+        with caplog.at_level(logging.WARNING), eqx.debug.explain_retraces():
+            f(model(), jnp.ones(2))
+            assert self.told(caplog) == []
+            f(model(), jnp.ones(3))
+            f(model(0.7), jnp.ones(3))
+            first, second = self.told(caplog)
+        f(model(), jnp.ones(5))
+        assert "`x` was an array float32[2], and is now float32[3]" in first
+        assert "`model.rate` was the static 0.5, and is now 0.7" in second
+        assert len(self.told(caplog)) == 2
+
+    def test_first_trace_is_none(self, f, caplog):
+        f, _ = f
+        with eqx.debug.explain_retraces():
+            f(model(), jnp.ones(2))
+        assert self.told(caplog) == []
+
+    def test_it_decorates_functions_and_nests(self, f, caplog):
+        f, _ = f
+        f(model(), jnp.ones(2))
+
+        @eqx.debug.explain_retraces()
+        def run(n):
+            return f(model(), jnp.ones(n)) if n > 4 else run(n + 1)
+
+        run(3)
+        assert len(self.told(caplog)) == 1
+        f(model(), jnp.ones(9))
+        assert len(self.told(caplog)) == 1
+
+    def test_other_threads_are_not_told_of(self, f, caplog):
+        f, _ = f
+        f(model(), jnp.ones(2))
+        with eqx.debug.explain_retraces():
+            thread = threading.Thread(target=f, args=(model(), jnp.ones(3)))
+            thread.start()
+            thread.join()
+        assert self.told(caplog) == []
