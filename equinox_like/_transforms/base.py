@@ -155,6 +155,20 @@ def hide_frames(error: BaseException) -> None:
     error.__traceback__ = kept
 
 
+def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: errors leave `function` as `hide_frames` leaves them."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except Exception as e:
+            hide_frames(e)
+            raise
+
+    return call
+
+
 # Not the layers, which tell where in a model something went wrong.
 _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(

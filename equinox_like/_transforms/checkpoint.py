@@ -6,7 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from .._module.field import field
-from .base import MISSING, Transformed, name_of
+from .base import MISSING, Transformed, frames_hidden, name_of
 from .pack import pack, unpack
 from .parts import take_apart
 
@@ -79,6 +79,7 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
         self._prevent_cse = prevent_cse
         self._policy = policy
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         opaque = self._opaque
         data, rest = take_apart((self._tree, args, kwargs))

@@ -18,7 +18,7 @@ from .._tree.filters import is_array, is_array_like, is_inexact_array
 from .._tree.partition import combine, filter, partition
 from .._tree.paths import path_str
 from .._warn import warn
-from .base import MISSING, Transformed, name_of
+from .base import MISSING, Transformed, frames_hidden, name_of
 from .pack import pack, unpack
 from .parts import as_arrays, take_apart
 from .tangents import is_none, is_zero, refuse_non_arrays
@@ -106,6 +106,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             "`filter_custom_jvp` has no `defjvps`: use `def_jvp`."
         )
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         opaque, name, rule = self._opaque, name_of(self.__wrapped__), self._rules.jvp
         if rule is None:
@@ -277,6 +278,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
         )
         rules.materialises = True
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         opaque, name, rules = self._opaque, name_of(self.__wrapped__), self._rules
         optimize_remat = self._optimize_remat

@@ -16,7 +16,7 @@ from .._tree.filters import is_inexact_array
 from .._tree.partition import filter
 from .._tree.paths import path_str
 from .._tree.split import leaf_paths
-from .base import MISSING, Transformed, name_of, refuse_deprecated
+from .base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
 from .pack import pack, unpack
 from .parts import Rest, value_and_aux
 
@@ -180,6 +180,7 @@ class Differentiated(Transformed[..., Any]):
         self._wrt = wrt
         self._gradkwargs = gradkwargs
 
+    @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun, has_aux = self.__wrapped__, self._has_aux
         data, first, others = first_argument(self, args, kwargs, self._wrt)

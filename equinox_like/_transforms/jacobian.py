@@ -10,7 +10,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._module.field import field
-from .base import MISSING, Transformed, name_of
+from .base import MISSING, Transformed, frames_hidden, name_of
 from .grad import first_argument
 from .pack import pack, unpack
 from .parts import value_and_aux
@@ -172,6 +172,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         self._has_aux = has_aux
         self._jackwargs = jackwargs
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, has_aux = self.__wrapped__, self._has_aux
         data, first, others = first_argument(self, args, kwargs)

@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 from .._module.field import field
 from .._module.module import Module
 from .._tree.filters import is_inexact_array
-from .base import name_of, require_callable
+from .base import frames_hidden, name_of, require_callable
 from .parts import Rest, take_apart
 from .tangents import (
     by_parts,
@@ -26,6 +26,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+@frames_hidden
 def filter_jvp(
     fn: Callable[..., _T], primals: Any, tangents: Any, **kwargs: Any
 ) -> tuple[_T, Any]:
@@ -112,6 +113,7 @@ def _watch(depends: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
     return identity
 
 
+@frames_hidden
 def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linearized]":
     """The value of a function, and its derivative as a linear function.
 
@@ -159,6 +161,7 @@ class Linearized(Module):
     _linear: Any
     _primals: tuple[Any, ...] = field(static=True)
 
+    @frames_hidden
     def __call__(self, /, *tangents: Any) -> Any:
         matched = match_tangents(self._primals, tangents)
         structs = jtu.tree_leaves(self._primals, is_leaf=is_none)

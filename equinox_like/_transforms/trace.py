@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 
 from .._tree.split import STATIC, Skeleton, merge, split
-from .base import Transformed, name_of
+from .base import Transformed, frames_hidden, name_of
 from .pack import pack, unpack
 from .parts import Rest, is_array_or_struct, take_apart
 
@@ -19,6 +19,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+@frames_hidden
 def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The shapes and dtypes that a function returns; nothing is computed.
 
@@ -92,6 +93,7 @@ class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
     def __init__(self, fun: Any):
         super().__init__(fun)
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, Any, Any]:
         jaxpr, structs, _, rest = trace(self.__wrapped__, args, kwargs)
         return jaxpr, rest.alone(structs), rest.fill([None] * len(structs))

@@ -10,7 +10,7 @@ from .._module.field import field
 from .._module.module import Module
 from .._tree.filters import is_inexact_array
 from .._tree.paths import path_str
-from .base import name_of, require_callable
+from .base import frames_hidden, name_of, require_callable
 from .parts import take_apart
 from .tangents import by_parts, is_none, match_tangents, rejoin, structs_of
 
@@ -26,6 +26,7 @@ def filter_vjp(
 def filter_vjp(
     fun: Callable[..., tuple[_T, _Aux]], *primals: Any, has_aux: Literal[True]
 ) -> "tuple[_T, Pullback, _Aux]": ...
+@frames_hidden
 def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
     """The value of a function, and the function that pulls cotangents back.
 
@@ -80,6 +81,7 @@ class Pullback(Module):
     _out: Any = field(static=True)
     _primals: Any = field(static=True)
 
+    @frames_hidden
     def __call__(self, cotangent: Any, /) -> tuple[Any, ...]:
         try:
             matched = match_tangents(self._out, cotangent, "cotangent")

@@ -18,7 +18,7 @@ import jax.tree_util as jtu
 from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.paths import path_str
-from .base import MISSING, Transformed, name_of, refuse_deprecated
+from .base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -146,6 +146,7 @@ class Vmapped(Transformed[..., Any]):
         self._axis_size = axis_size
         self._vmapkwargs = vmapkwargs
 
+    @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun = self.__wrapped__
         if kwargs:

@@ -154,3 +154,33 @@ def test_uncaught_error_shows_no_frame_of_ours():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "user_function" in done.stderr and "AttributeError" in done.stderr
     assert "_transforms" not in done.stderr
+
+
+def loss(weight, x):
+    return (weight @ x).sum()
+
+
+WEIGHT, ROWS = jnp.ones((5, 2, 2)), jnp.ones((5, 3))
+TRANSFORMED = {
+    "jit": eqx.filter_jit(loss),
+    "grad": eqx.filter_grad(loss),
+    "jit of grad": eqx.filter_jit(eqx.filter_grad(loss)),
+    "vmap": eqx.filter_vmap(loss),
+    "jvp": lambda *args: eqx.filter_jvp(loss, args, args),
+    "vjp": lambda *args: eqx.filter_vjp(loss, *args),
+    "linearize": lambda *args: eqx.filter_linearize(loss, *args),
+    "jacfwd": eqx.filter_jacfwd(loss),
+    "hessian": eqx.filter_hessian(loss),
+    "checkpoint": eqx.filter_checkpoint(loss),
+    "custom_jvp": eqx.filter_custom_jvp(loss),
+    "eval_shape": lambda *args: eqx.filter_eval_shape(loss, *args),
+    "make_jaxpr": eqx.filter_make_jaxpr(loss),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_every_transformation_hides_its_frames(name):
+    with pytest.raises(TypeError) as caught:
+        TRANSFORMED[name](WEIGHT, ROWS)
+    assert files(caught.value).count(__file__) >= 2
+    assert not ours(caught.value)
