@@ -475,7 +475,8 @@ class Program:
             if traits != entry.known and not jit_is_disabled():
                 if not any(map(are_any_deleted, groups)):
                     self.buffers(entry, plan, leaves, groups, traits)
-                entry.known = traits
+            # Equal ones, too: those of the next call are likely to be the same objects.
+            entry.known = traits
 
     def after(
         self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
