@@ -7,6 +7,7 @@ from ._errors import (
     DonationError as DonationError,
     DonationWarning as DonationWarning,
     LeafError as LeafError,
+    NotInvertibleError as NotInvertibleError,
     ShapeError as ShapeError,
 )
 from ._module import (

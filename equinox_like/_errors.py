@@ -3,8 +3,10 @@
     RuntimeError
     ├── DonationError      a buffer was donated and is used again, or cannot be donated
     └── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
-    ValueError, TypeError, AssertionError
-    └── ShapeError         a layer was given an array of another shape than it takes
+    ValueError
+    ├── NotInvertibleError  no inverse of a function can be found, or it is none
+    └── ShapeError          a layer was given an array of another shape than it takes;
+                            a TypeError and AssertionError, too
     UserWarning
     └── DonationWarning    a donated buffer could not be reused
 
@@ -44,6 +46,13 @@ class LeafError(RuntimeError):
 
     def __reduce__(self):
         return type(self), (self.args[0], self.path)
+
+
+class NotInvertibleError(ValueError):
+    """No inverse of a function can be derived, or the one that there is is none.
+
+    Raised by [`equinox_like.filter_invertible`][].
+    """
 
 
 class ShapeError(ValueError, TypeError, AssertionError):

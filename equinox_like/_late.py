@@ -18,6 +18,7 @@ from ._transforms.export import (
     deserialize_export as deserialize_export,
     filter_export as filter_export,
 )
+from ._transforms.invertible import filter_invertible as filter_invertible
 from ._transforms.jacobian import (
     filter_hessian as filter_hessian,
     filter_jacfwd as filter_jacfwd,

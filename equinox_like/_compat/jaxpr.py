@@ -1,4 +1,5 @@
-"""Running a jaxpr. JAX has no public way to do it with other constants.
+"""Running a jaxpr, or one equation of it. JAX has no public way to do it with other
+constants.
 
 Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` should the
 first be gone, as names of `jax.core` go. The fallback is `jax.extend.core.jaxpr_as_fun`,
@@ -28,3 +29,25 @@ def by_extension(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
 
 eval_jaxpr: Callable[..., list[Any]] = find("jax.core", "jax._src.core")
 """`eval_jaxpr(jaxpr, consts, *args)`: runs an open jaxpr."""
+
+
+def run_equation(jaxpr: Any, equation: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of an equation of `jaxpr` for these inputs, literals among them."""
+    inputs = {
+        atom: value
+        for atom, value in zip(equation.invars, values, strict=True)
+        if not is_literal(atom)
+    }
+    alone = jaxpr.replace(
+        constvars=[],
+        invars=list(inputs),
+        outvars=list(equation.outvars),
+        eqns=[equation],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return eval_jaxpr(alone, [], *inputs.values())
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an input of an equation is a value instead of a variable."""
+    return hasattr(atom, "val")

@@ -22,3 +22,19 @@ def test_jaxpr_runs_with_other_constants(evaluate):
 def test_missing_names_are_passed_over():
     assert compat.find("jax.no_such_module", "jax.typing") is compat.by_extension
     assert compat.find("jax.typing", "jax._src.core") is WAYS[1]
+
+
+def test_one_equation_runs_alone():
+    def f(x, y):
+        z = jnp.sin(x) * 2.0
+        return (
+            jax.jit(jnp.add)(z, z)
+            + jax.lax.scan(lambda c, _: (c + y, c), z, None, 2)[0]
+        )
+
+    jaxpr = jax.make_jaxpr(f)(jnp.ones(2), jnp.ones(2)).jaxpr
+    known = dict(zip(jaxpr.invars, (jnp.ones(2), jnp.arange(2.0)), strict=True))
+    for e in jaxpr.eqns:
+        ins = [x.val if compat.is_literal(x) else known[x] for x in e.invars]
+        known.update(zip(e.outvars, compat.run_equation(jaxpr, e, ins), strict=True))
+    assert jnp.allclose(known[jaxpr.outvars[0]], f(jnp.ones(2), jnp.arange(2.0)))

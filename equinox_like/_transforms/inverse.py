@@ -1,0 +1,296 @@
+"""The inverse of a function, found in its jaxpr.
+
+What is known spreads: forward through every equation whose inputs are known, and backward
+through those with a rule below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compat.jaxpr import is_literal, run_equation
+from .._errors import NotInvertibleError
+from .base import name_of
+from .parts import take_apart
+
+
+def derived_inverse(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`inverse(block, y) -> x` of `fun(block, x) -> y`, where `x` is of the form of `y`."""
+
+    def inverse(block, y):
+        held, block_rest = take_apart(block)
+        outs, rest = take_apart(y)
+
+        def flat(held, data):
+            return take_apart(fun(block_rest.fill(held), rest.fill(data)))[0]
+
+        closed = jax.make_jaxpr(flat)(held, outs)
+        return rest.fill(_solve(closed, held, outs, name_of(fun)))
+
+    return inverse
+
+
+def _solve(closed: Any, held: list[Any], outs: list[Any], name: str) -> list[Any]:
+    """The last inputs of a jaxpr, given the first ones and its outputs."""
+    equations, inputs, outputs = _inlined(closed)
+    known: dict[int, Any] = dict(zip(inputs, [*closed.consts, *held], strict=False))
+    wanted = inputs[len(known) :]
+    for number, value in zip(outputs, outs, strict=True):
+        if isinstance(number, int):
+            known.setdefault(number, value)
+    todo = equations
+    while not all(number in known for number in wanted):
+        left = [e for e in todo if not e.spread(known)]
+        if len(left) == len(todo) and not _fill_from_slices(left, known):
+            raise _stopped(left, known, name)
+        todo = left
+    return [known[number] for number in wanted]
+
+
+class _Equation:
+    """An equation, with numbers instead of variables, or the values of literals."""
+
+    def __init__(self, jaxpr: Any, equation: Any, ins: list[Any], outs: list[int]):
+        self.jaxpr = jaxpr
+        self.equation = equation
+        self.ins = ins
+        self.outs = outs
+        self.primitive: str = equation.primitive.name
+        self.params: dict[str, Any] = equation.params
+
+    def spread(self, known: dict[int, Any]) -> bool:
+        """Makes more known, if this can; whether it has nothing more to give."""
+        values = [known.get(i) if isinstance(i, int) else i.value for i in self.ins]
+        unknown = [n for n, value in enumerate(values) if value is None]
+        if not unknown:
+            if not all(number in known for number in self.outs):
+                found = run_equation(self.jaxpr, self.equation, values)
+                known.update(zip(self.outs, found, strict=True))
+            return True
+        if not all(number in known for number in self.outs):
+            return False
+        outs = [known[number] for number in self.outs]
+        found = self._invert(outs, values, unknown)
+        if found is None:
+            return False
+        for n in unknown:
+            known[self.ins[n]] = found[n]
+        return True
+
+    def _invert(self, outs: list[Any], values: list[Any], unknown: list[int]) -> Any:
+        """The unknown inputs by their positions, or `None` if they cannot be found."""
+        if self.primitive in _OF_PARTS:
+            return dict(enumerate(_OF_PARTS[self.primitive](self, outs)))
+        rule = _OF_ONE.get(self.primitive)
+        if rule is None or len(unknown) > 1:
+            return None
+        (n,) = unknown
+        found = rule(self, outs[0], n, values[1 - n] if len(values) == 2 else None)
+        return None if found is None else {n: found}
+
+    def aval(self, n: int) -> Any:
+        return self.equation.invars[n].aval
+
+
+class _Literal:
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _inlined(closed: Any) -> tuple[list[_Equation], list[int], list[Any]]:
+    """The equations of a jaxpr and of those within it; the numbers of its constants and
+    inputs; the numbers of its outputs."""
+    equations: list[_Equation] = []
+    # The same part of an array may be taken again and again, and is known once it is.
+    slices: dict[Any, list[Any]] = {}
+    count = 0
+
+    def new() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    def walk(jaxpr: Any, ins: list[Any]) -> list[Any]:
+        numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
+
+        def read(atom: Any) -> Any:
+            return _Literal(atom.val) if is_literal(atom) else numbers[atom]
+
+        for equation in jaxpr.eqns:
+            given = [read(atom) for atom in equation.invars]
+            inner = _called(equation)
+            if inner is not None:
+                consts = [_Literal(value) for value in getattr(inner, "consts", ())]
+                outs = walk(getattr(inner, "jaxpr", inner), consts + given)
+            elif (key := _slice_key(equation, given)) in slices:
+                outs = slices[key]
+            else:
+                outs = [new() for _ in equation.outvars]
+                equations.append(_Equation(jaxpr, equation, given, outs))
+                if key is not None:
+                    slices[key] = outs
+            numbers.update(zip(equation.outvars, outs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    jaxpr = closed.jaxpr
+    inputs = [new() for _ in [*jaxpr.constvars, *jaxpr.invars]]
+    return equations, inputs, walk(jaxpr, inputs)
+
+
+def _slice_key(equation: Any, ins: list[Any]) -> Any:
+    if equation.primitive.name != "slice" or not isinstance(ins[0], int):
+        return None
+    params = equation.params
+    return ins[0], *(params[k] for k in ("start_indices", "limit_indices", "strides"))
+
+
+def _called(equation: Any) -> Any:
+    """The jaxpr that an equation calls once, with its own inputs."""
+    if equation.primitive.name in _CALLS:
+        for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+            if key in equation.params:
+                return equation.params[key]
+    return None
+
+
+_CALLS: Final = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+)
+
+
+def _fill_from_slices(equations: list[_Equation], known: dict[int, Any]) -> bool:
+    """Puts an array together of slices of it that cover it."""
+    parts: dict[int, list[_Equation]] = {}
+    for e in equations:
+        if e.primitive == "slice" and e.outs[0] in known and e.ins[0] not in known:
+            parts.setdefault(e.ins[0], []).append(e)
+    found = False
+    for number, slices in parts.items():
+        aval = slices[0].aval(0)
+        places = [_place(e.params) for e in slices]
+        covered = np.zeros(aval.shape, bool)
+        for place in places:
+            covered[place] = True
+        if covered.all():
+            whole = jnp.zeros(aval.shape, aval.dtype)
+            for place, e in zip(places, slices, strict=True):
+                whole = whole.at[place].set(known[e.outs[0]])
+            known[number] = whole
+            found = True
+    return found
+
+
+def _place(params: Any) -> tuple[slice, ...]:
+    starts, stops = params["start_indices"], params["limit_indices"]
+    strides = params["strides"] or (1,) * len(starts)
+    return tuple(map(slice, starts, stops, strides))
+
+
+def _stopped(
+    equations: list[_Equation], known: dict[int, Any], name: str
+) -> NotInvertibleError:
+    ready = [e for e in equations if all(number in known for number in e.outs)]
+    stops = (ready or equations or [None])[0]
+    what = "an input that it does not use"
+    if stops is not None:
+        what = f"the primitive `{stops.primitive}`" + (
+            f", as in `{stops.equation}`" if len(str(stops.equation)) < 200 else ""
+        )
+    return NotInvertibleError(
+        f"No inverse of `{name}` can be derived: it is stopped by {what}. Pass "
+        "`inverse=`, a function `(block, y) -> x`; or write it of steps that can be "
+        "undone, as `y1 = x1 + f(x2)`."
+    )
+
+
+# Rules. Those of one unknown input get the equation, its output, the position of the
+# unknown, and the other input if there are two.
+
+_Rule = Callable[[_Equation, Any, int, Any], Any]
+
+
+def _undone_by(undo: Callable[[Any], Any]) -> _Rule:
+    return lambda e, y, n, other: undo(y)
+
+
+def _reshaped(e: _Equation, y: Any, n: int, other: Any) -> Any:
+    shape = e.aval(n).shape
+    return jnp.reshape(y, shape) if math.prod(shape) == y.size else None
+
+
+def _convert(e: _Equation, y: Any, n: int, other: Any) -> Any:
+    dtype = e.aval(n).dtype
+    # Where nothing was lost.
+    is_kept = jnp.promote_types(dtype, y.dtype) == y.dtype
+    return y.astype(dtype) if is_kept else None
+
+
+def _integer_pow(e: _Equation, y: Any, n: int, other: Any) -> Any:
+    power = e.params["y"]
+    if power % 2 == 0 or not jnp.issubdtype(y.dtype, jnp.floating):
+        return None
+    return jnp.sign(y) * jnp.abs(y) ** (1 / power)
+
+
+_OF_ONE: Final[dict[str, _Rule]] = {
+    "add": lambda e, y, n, other: y - other,
+    "add_any": lambda e, y, n, other: y - other,
+    "sub": lambda e, y, n, other: other + y if n == 0 else other - y,
+    "mul": lambda e, y, n, other: y / other,
+    "div": lambda e, y, n, other: y * other if n == 0 else other / y,
+    "neg": _undone_by(jnp.negative),
+    "exp": _undone_by(jnp.log),
+    "log": _undone_by(jnp.exp),
+    "expm1": _undone_by(jnp.log1p),
+    "log1p": _undone_by(jnp.expm1),
+    "tanh": _undone_by(jnp.arctanh),
+    "atanh": _undone_by(jnp.tanh),
+    "sinh": _undone_by(jnp.arcsinh),
+    "asinh": _undone_by(jnp.sinh),
+    "logistic": _undone_by(lambda y: jnp.log(y) - jnp.log1p(-y)),
+    "sqrt": _undone_by(jnp.square),
+    "rsqrt": _undone_by(lambda y: 1 / jnp.square(y)),
+    "cbrt": _undone_by(lambda y: y**3),
+    "integer_pow": _integer_pow,
+    "reshape": _reshaped,
+    "squeeze": _reshaped,
+    "expand_dims": _reshaped,
+    "broadcast_in_dim": _reshaped,
+    "transpose": lambda e, y, n, other: jnp.transpose(
+        y, np.argsort(e.params["permutation"]).tolist()
+    ),
+    "rev": lambda e, y, n, other: jnp.flip(y, e.params["dimensions"]),
+    "convert_element_type": _convert,
+    "copy": _undone_by(lambda y: y),
+    "copy_p": _undone_by(lambda y: y),
+    "sharding_constraint": _undone_by(lambda y: y),
+}
+
+
+def _of_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
+    axis = e.params["dimension"]
+    sizes = [e.aval(n).shape[axis] for n in range(len(e.ins))]
+    return jnp.split(outs[0], np.cumsum(sizes)[:-1].tolist(), axis)
+
+
+# Those that give all inputs of all outputs.
+_OF_PARTS: Final[dict[str, Callable[[_Equation, list[Any]], Sequence[Any]]]] = {
+    "concatenate": _of_concatenate,
+    "stack": lambda e, outs: jnp.unstack(outs[0], axis=e.params["axis"]),
+    "unstack": lambda e, outs: [jnp.stack(outs, e.params["axis"])],
+    "split": lambda e, outs: [jnp.concatenate(outs, e.params["axis"])],
+    "optimization_barrier": lambda e, outs: outs,
+}

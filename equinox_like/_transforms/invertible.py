@@ -1,0 +1,279 @@
+"""`filter_invertible`: a chain of invertible blocks whose gradient stores no values between
+them. The reverse pass rebuilds each one from the next.
+
+Gomez et al., "The Reversible Residual Network", 2017, https://arxiv.org/abs/1707.04585
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._compat.tracer import Tracer
+from .._errors import NotInvertibleError
+from .._module.field import field
+from .._tree.filters import is_array, is_inexact_array
+from .._tree.partition import combine, filter, partition
+from .._tree.paths import path_str
+from .base import MISSING, Transformed, frames_hidden, name_of, require_callable
+from .callback import filter_io_callback
+from .custom_rules import filter_custom_vjp
+from .inverse import derived_inverse
+from .vjp import filter_vjp
+
+
+def filter_invertible(
+    fun: Any = MISSING,
+    *,
+    inverse: Callable[[Any, Any], Any] | None = None,
+    check: bool = False,
+) -> Any:
+    """A chain of blocks that can be undone, with a gradient of constant memory.
+
+    Reverse mode needs the input of each block. It is usually stored; here it is computed
+    from the output, so that the memory does not grow with the number of blocks. The price
+    is one more evaluation of each block.
+
+    **Arguments:**
+
+    - `fun`: `fun(block, x) -> y`, which can be solved for `x`, and where `y` has the
+        structure, shapes and dtypes of `x`, any pytree. A batch belongs into it:
+        with `vmap` around the chain, each element of the batch has gradients of the blocks
+        of its own, until they are added up.
+    - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`, if
+        that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums, products,
+        many functions of one number, reshaping, splitting and joining can be undone.
+    - `check`: whether to compare `inverse(block, fun(block, x))` with `x` in each block,
+        in every call; for tests.
+
+    **Returns:**
+
+    `g(blocks, x)`, which applies `fun` for each of the blocks. These are a list or tuple,
+    or one Module whose arrays hold all blocks along their first axis, as `filter_vmap`
+    makes it. Gradients flow to `x` and to every floating or complex array of the blocks,
+    but not to arrays of `fun` itself. Rounding makes them differ from those that the stored
+    values would give, in 32 bits by some 1e-6. Forward mode is not supported.
+
+    **Raises:**
+
+    [`equinox_like.NotInvertibleError`][], a `ValueError`, if no inverse can be derived,
+    naming the step that stops it; or if `check` finds one that is none. Within `jax.jit`
+    the latter is an error of JAX with the same text. `ValueError` if `y` is not of the form
+    of `x`, or if the blocks along the first axis are not of the same number everywhere.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        @eqx.filter_invertible
+        def chain(block, x):
+            x1, x2 = x
+            y1 = x1 + jnp.tanh(block["f"] @ x2)
+            return y1, x2 + jnp.tanh(block["g"] @ y1)
+
+        blocks = [{"f": jnp.eye(3), "g": jnp.eye(3)}] * 10
+        x = jnp.ones(3), jnp.zeros(3)
+        grads = jax.grad(lambda blocks: chain(blocks, x)[0].sum())(blocks)
+        assert grads[0]["f"].shape == (3, 3)
+        ```
+    """
+    if fun is MISSING:
+        return lambda fun: Invertible(fun, inverse, check)
+    return Invertible(fun, inverse, check)
+
+
+class Invertible(Transformed[..., Any]):
+    """What [`equinox_like.filter_invertible`][] returns."""
+
+    _inverse: Callable[[Any, Any], Any] | None = field(static=True)
+    _check: bool = field(static=True)
+
+    def __init__(self, fun: Any, inverse: Any, check: bool):
+        super().__init__(fun)
+        if inverse is not None:
+            require_callable(inverse, "filter_invertible(inverse=...)")
+        self._inverse = inverse
+        self._check = check
+
+    @frames_hidden
+    def __call__(self, blocks: Any, x: Any, /) -> Any:
+        fun = self.__wrapped__
+        if self._check:
+            _verify(fun, self._inverse, blocks, x)
+        return _chain((blocks, x), fun, self._inverse)
+
+    def __repr__(self) -> str:
+        return f"<filter_invertible of {name_of(self.__wrapped__)}>"
+
+
+@filter_custom_vjp
+def _chain(arguments: Any, fun: Any, inverse: Any) -> Any:
+    blocks, x = arguments
+
+    def step(x, block):
+        return _like(fun(block, x), x, fun), None
+
+    return _scan(step, x, blocks)[0]
+
+
+@_chain.def_fwd
+def _forward(perturbed: Any, arguments: Any, fun: Any, inverse: Any) -> Any:
+    y = _chain(arguments, fun, inverse)
+    return y, y
+
+
+@_chain.def_bwd
+def _backward(
+    y: Any, cotangent: Any, perturbed: Any, arguments: Any, fun: Any, inverse: Any
+) -> Any:
+    blocks, _ = arguments
+    undo = inverse or derived_inverse(fun)
+
+    def step(carry, block):
+        y, cotangent = carry
+        x = _like(undo(block, y), y, undo)
+        _, pull_back = filter_vjp(fun, block, x)
+        gradient, cotangent = pull_back(cotangent)
+        return (x, cotangent), gradient
+
+    zeros = jtu.tree_map(jnp.zeros_like, filter(y, is_inexact_array))
+    (_, cotangent), gradients = _scan(
+        step, (y, combine(cotangent, zeros)), blocks, reverse=True
+    )
+    return gradients, cotangent
+
+
+def _scan(step: Any, carry: Any, blocks: Any, reverse: bool = False) -> tuple[Any, Any]:
+    """`jax.lax.scan` of any trees, over a sequence of blocks or stacked ones."""
+    if isinstance(blocks, list | tuple):
+        outs: list[Any] = [None] * len(blocks)
+        for i in reversed(range(len(blocks))) if reverse else range(len(blocks)):
+            carry, outs[i] = step(carry, blocks[i])
+            if reverse:
+                x, cotangent = carry
+                carry = _after(x, (cotangent, outs[i])), cotangent
+        # A list, a tuple, or a named tuple.
+        return carry, jtu.tree_unflatten(_sequence(blocks), outs)
+    arrays, others = partition(blocks, is_array)
+    _require_stacked(arrays)
+    held, rest = partition(carry, is_array)
+
+    def flat_step(held, arrays):
+        carry, out = step(combine(held, rest), combine(arrays, others))
+        return filter(carry, is_array), out
+
+    held, outs = jax.lax.scan(flat_step, held, arrays, reverse=reverse)
+    return combine(held, rest), outs
+
+
+def _after(x: Any, done: Any) -> Any:
+    """The same, but not to be had before `done` is computed.
+
+    XLA may otherwise leave gradients for later, and keep all that they are computed of.
+    `jax.lax.optimization_barrier` does not prevent it: on the CPU of jax 0.10 it is gone
+    before the order is chosen. So what comes next depends on a zero.
+    """
+    zero = jnp.zeros(())
+    for a in jtu.tree_leaves(filter(done, is_inexact_array)):
+        if a.size:
+            first = jnp.real(a[(0,) * a.ndim]).astype(zero.dtype)
+            zero = zero + 0 * jnp.nan_to_num(first)
+    return jtu.tree_map(
+        lambda a: a + zero.astype(a.dtype) if is_inexact_array(a) else a, x
+    )
+
+
+def _sequence(blocks: Sequence[Any]) -> Any:
+    return jtu.tree_structure(blocks, is_leaf=lambda x: x is not blocks)
+
+
+def _require_stacked(arrays: Any) -> None:
+    sizes: dict[int | None, str] = {}
+    for path, x in jtu.tree_flatten_with_path(arrays)[0]:
+        name = path_str(path, "blocks")
+        sizes.setdefault(x.shape[0] if x.ndim else None, name)
+        if None in sizes:
+            raise ValueError(
+                f"`{sizes[None]}` has no axis, along which there could be one part for "
+                "each block. Pass a list of blocks, or stack them by `filter_vmap`."
+            )
+    if len(sizes) != 1:
+        found = ", ".join(f"{size} in `{name}`" for size, name in sizes.items())
+        raise ValueError(
+            "Stacked blocks have the same number of parts along the first axis of each "
+            f"array; there are {found or 'no arrays'}."
+        )
+
+
+def _like(y: Any, x: Any, fun: Any) -> Any:
+    """`y`, which must be of the form of `x`."""
+    old, new = (jtu.tree_flatten_with_path(tree) for tree in (x, y))
+    if old[1] != new[1]:
+        raise ValueError(
+            f"`{name_of(fun)}` must return something of the structure of its second "
+            f"argument, which is\n    {old[1]}\nand returned\n    {new[1]}"
+        )
+    for (path, before), (_, after) in zip(old[0], new[0], strict=True):
+        if is_array(before) or is_array(after):
+            was, now = (_text(leaf) for leaf in (before, after))
+            if was != now:
+                raise ValueError(
+                    f"`{name_of(fun)}` must return something like its second argument: "
+                    f"`{path_str(path, 'x')}` is {was}, and in its place there is {now}."
+                )
+    # What is no array is that of `x`; so is whether an array is weakly typed.
+    return jtu.tree_map(
+        lambda old, new: new.astype(old.dtype) if is_array(old) else old, x, y
+    )
+
+
+def _text(leaf: Any) -> str:
+    if not is_array(leaf):
+        return f"a {type(leaf).__name__}"
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _verify(fun: Any, inverse: Any, blocks: Any, x: Any) -> None:
+    undo = inverse or derived_inverse(fun)
+    blocks, x = jtu.tree_map(
+        lambda leaf: jax.lax.stop_gradient(leaf) if is_array(leaf) else leaf,
+        (blocks, x),
+    )
+
+    def step(x, block):
+        y = _like(fun(block, x), x, fun)
+        errors = [jnp.zeros(())]
+        rebuilt = jtu.tree_leaves(filter(undo(block, y), is_inexact_array))
+        for old, new in zip(
+            jtu.tree_leaves(filter(x, is_inexact_array)), rebuilt, strict=True
+        ):
+            # In units of what may be lost to rounding.
+            unit = np.sqrt(jnp.finfo(old.dtype).eps) * (1 + jnp.abs(old))
+            errors.append(jnp.max(jnp.abs(old - new) / unit, initial=0.0))
+        return y, jnp.max(jnp.stack([e.astype(float) for e in errors]))
+
+    _, errors = _scan(step, x, blocks)
+    leaves = jtu.tree_leaves(errors)
+    if leaves:
+        _refuse_large(jnp.max(jnp.hstack(leaves)), name_of(fun))
+
+
+def _refuse_large(error: jax.Array, name: str) -> None:
+    def refuse(error):
+        # A comparison that NaN does not pass.
+        if not error <= 1:
+            raise NotInvertibleError(
+                f"The inverse of `{name}` is none: what it rebuilds differs from what was "
+                f"there by up to {float(error):.3g} times what rounding may do."
+            )
+
+    if isinstance(error, Tracer):
+        filter_io_callback(refuse, error, result_shape_dtypes=None)
+    else:
+        refuse(error)

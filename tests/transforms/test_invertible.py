@@ -1,0 +1,341 @@
+"""`filter_invertible`: the gradient of the chain, and memory that does not grow with it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like._transforms.inverse import derived_inverse
+
+WIDTH = 4
+
+
+class Block(eqx.Module):
+    f: eqx.nn.MLP
+    g: eqx.nn.Linear
+    name: str = eqx.field(static=True)
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.f = eqx.nn.MLP(WIDTH, WIDTH, 8, 1, key=keys[0])
+        self.g = eqx.nn.Linear(WIDTH, WIDTH, key=keys[1])
+        self.name = "block"
+
+
+def rev(block, x):
+    x1, x2 = jnp.split(x, 2)
+    y1 = x1 + block.f(x2)
+    return jnp.concatenate([y1, x2 + jnp.tanh(block.g(y1))])
+
+
+def plain(blocks, x):
+    for block in blocks:
+        x = rev(block, x)
+    return x
+
+
+make_blocks = eqx.filter_jit(eqx.filter_vmap(Block))
+
+
+def blocks_of(count, stacked):
+    blocks = make_blocks(jax.random.split(jax.random.key(0), count))
+    if stacked:
+        return blocks
+    arrays, others = eqx.partition(jax.device_get(blocks), eqx.is_array)
+    return [
+        eqx.combine(jtu.tree_map(lambda a, i=i: jnp.asarray(a[i]), arrays), others)
+        for i in range(count)
+    ]
+
+
+def loss(chain):
+    return lambda arguments: (chain(*arguments) ** 2).sum()
+
+
+X = jnp.linspace(-1, 1, 2 * WIDTH)
+chain = eqx.filter_invertible(rev)
+
+
+def assert_close(a, b, tolerance):
+    assert jtu.tree_structure(a) == jtu.tree_structure(b)
+    for x, y in zip(jtu.tree_leaves(a), jtu.tree_leaves(b), strict=True):
+        scale = 1 + float(jnp.abs(y).max())
+        assert float(jnp.abs(x - y).max()) < tolerance * scale
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_value_and_gradient_are_those_of_the_plain_chain(stacked, jit):
+    single = blocks_of(5, stacked=False)
+    blocks = blocks_of(5, stacked)
+    function = eqx.filter_value_and_grad(loss(chain))
+    value, (grads, grad_x) = (eqx.filter_jit(function) if jit else function)(
+        (blocks, X)
+    )
+    expected, (plain_grads, plain_grad_x) = eqx.filter_value_and_grad(loss(plain))(
+        (single, X)
+    )
+    assert abs(value - expected) < 1e-5 * expected
+    if stacked:
+        arrays = [eqx.filter(g, eqx.is_array) for g in plain_grads]
+        plain_grads = jtu.tree_map(lambda *gs: jnp.stack(gs), *arrays)
+    assert_close(grads, plain_grads, 1e-5)
+    assert_close(grad_x, plain_grad_x, 1e-5)
+
+
+def test_rounding_is_all_that_differs():
+    with jax.enable_x64(True):
+        arguments = jtu.tree_map(
+            lambda x: x.astype(float) if eqx.is_inexact_array(x) else x,
+            (blocks_of(5, stacked=False), X),
+        )
+        ours = eqx.filter_grad(loss(chain))(arguments)
+        assert_close(ours, eqx.filter_grad(loss(plain))(arguments), 1e-13)
+
+
+def temporary_bytes(chain, blocks):
+    gradient = eqx.filter_jit(eqx.filter_grad(loss(chain)))
+    compiled = gradient.lower((blocks, jnp.ones((256, 2 * WIDTH)))).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
+def test_memory_of_the_gradient_does_not_grow(stacked):
+    batched = eqx.filter_invertible(eqx.filter_vmap(rev, in_axes=(None, 0)))
+    few, more, many = (
+        temporary_bytes(batched, blocks_of(count, stacked)) for count in (4, 16, 64)
+    )
+    assert max(few, more, many) <= 1.05 * min(few, more, many)
+
+
+def test_that_of_the_plain_chain_does():
+    def batched(blocks, x):
+        return jax.vmap(lambda x: plain(blocks, x))(x)
+
+    few, more = (temporary_bytes(batched, blocks_of(n, False)) for n in (4, 16))
+    assert more > 2 * few
+
+
+def test_own_inverse_is_used():
+    used = []
+
+    def inverse(block, y):
+        used.append(block)
+        return y / block["scale"] ** 2
+
+    scaled = eqx.filter_invertible(lambda b, x: x * b["scale"] ** 2, inverse=inverse)
+    blocks = ({"scale": jnp.array(2.0)}, {"scale": jnp.array(3.0)})
+    gradient = jax.grad(lambda blocks: scaled(blocks, jnp.array(5.0)))(blocks)
+    assert [float(g["scale"]) for g in gradient] == [5 * 9 * 4, 5 * 4 * 6]
+    assert isinstance(gradient, tuple) and len(used) == 2
+
+
+def test_any_tree_goes_through_the_chain():
+    class State(NamedTuple):
+        value: Any
+        label: str
+        step: Any
+
+    def fun(block, x):
+        return State(x.value + block, x.label, x.step + 1)
+
+    x = State(jnp.ones(2), "name", jnp.array(0))
+    for blocks in ([jnp.ones(2), jnp.ones(2)], jnp.ones((2, 2))):
+        out = eqx.filter_invertible(fun)(blocks, x)
+        assert out.label == "name" and out.step == 2 and out.value.tolist() == [3, 3]
+        gradient = eqx.filter_grad(
+            lambda a: eqx.filter_invertible(fun)(*a).value.sum()
+        )((blocks, x))
+        assert gradient[1].value.tolist() == [1, 1] and gradient[1].step is None
+
+
+def test_it_works_under_vmap_and_twice_under_grad():
+    blocks = blocks_of(2, stacked=False)
+    xs = jnp.stack([X, 2 * X])
+    out = eqx.filter_vmap(chain, in_axes=(None, 0))(blocks, xs)
+    assert jnp.allclose(out[1], plain(blocks, 2 * X), atol=1e-5)
+
+    def curvature(chain):
+        slope = jax.grad(lambda x: loss(chain)((blocks, x)))
+        return jax.jit(jax.grad(lambda x: (slope(x) ** 2).sum()))(X)
+
+    assert_close(curvature(chain), curvature(plain), 1e-4)
+
+
+def test_forward_mode_is_refused():
+    with pytest.raises(TypeError, match="forward-mode"):
+        eqx.filter_jvp(lambda x: chain(blocks_of(2, False), x), (X,), (X,))
+
+
+# Inverses
+
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "add": lambda b, x: b + x,
+    "subtract": lambda b, x: x - b,
+    "subtract from": lambda b, x: b - x,
+    "multiply": lambda b, x: x * b,
+    "divide": lambda b, x: x / b,
+    "divide by": lambda b, x: b / x,
+    "negate": lambda b, x: -x,
+    "exp": lambda b, x: jnp.exp(x),
+    "log": lambda b, x: jnp.log(x),
+    "expm1": lambda b, x: jnp.expm1(x),
+    "log1p": lambda b, x: jnp.log1p(x),
+    "tanh": lambda b, x: jnp.tanh(x),
+    "arctanh": lambda b, x: jnp.arctanh(x / 4),
+    "sinh": lambda b, x: jnp.sinh(x),
+    "arcsinh": lambda b, x: jnp.arcsinh(x),
+    "sigmoid": lambda b, x: jax.nn.sigmoid(x),
+    "sqrt": lambda b, x: jnp.sqrt(x),
+    "rsqrt": lambda b, x: jax.lax.rsqrt(x),
+    "cbrt": lambda b, x: jnp.cbrt(x),
+    "cube": lambda b, x: x**3,
+    "reciprocal": lambda b, x: 1 / x,
+    "affine": lambda b, x: jnp.exp(b) * x + b,
+    "jit": lambda b, x: jax.jit(lambda x: x + b)(x),
+    "checkpoint": lambda b, x: jax.checkpoint(lambda x: x * jnp.sin(b))(x),
+    "custom": lambda b, x: x + jax.nn.relu(b) + jax.nn.silu(b),
+    "astype": lambda b, x: x.astype(jnp.float32) + b,
+    "flip": lambda b, x: jnp.flip(x),
+    "roll": lambda b, x: jnp.roll(x, 1),
+    "reshape": lambda b, x: x.reshape(2, 2).T.reshape(4),
+    "axes": lambda b, x: jnp.squeeze(x[None, :, None] * 2, (0, 2)),
+    "stack of parts": lambda b, x: jnp.concatenate([x[2:] + b[0], x[:2]]),
+    "every other": lambda b, x: jnp.stack([x[::2] + jnp.sin(x[1::2]), x[1::2]], 1).ravel(),
+    "scan inside": lambda b, x: x + jax.lax.scan(lambda c, y: (c + y, c), 0.0, b)[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_inverse_is_derived(name):
+    fun = ELEMENTWISE[name]
+    b, x = jnp.array([0.5, 1.5, 2.0, 3.0]), jnp.array([0.3, 0.6, 1.2, 2.5])
+    inverse = derived_inverse(fun)
+    assert jnp.allclose(inverse(b, fun(b, x)), x, rtol=1e-4)
+    assert jnp.allclose(jax.jit(inverse)(b, fun(b, x)), x, rtol=1e-4)
+
+
+def test_steps_may_depend_on_each_other_in_any_way():
+    def fun(b, x):
+        p, q, r = x["p"], x["q"], x["r"]
+        p = p * jnp.exp(jnp.sin(q)) + r
+        q = q + jnp.cos(p) * b
+        r = r - p * q
+        return {"p": q, "q": r, "r": p}
+
+    x = {"p": jnp.ones(2), "q": jnp.arange(2.0), "r": -jnp.ones(2)}
+    b = jnp.array(0.3)
+    assert_close(derived_inverse(fun)(b, fun(b, x)), x, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fun", "primitive"),
+    [
+        (lambda b, x: jnp.sin(x), "sin"),
+        (lambda b, x: jnp.cumsum(x), "cumsum"),
+        (lambda b, x: b @ x, "dot_general"),
+        (lambda b, x: x + jnp.sin(x), "add"),
+        (lambda b, x: x**2, "integer_pow"),
+        (lambda b, x: jnp.concatenate([x[:2], x[:2]]), "slice"),
+    ],
+)
+def test_step_that_cannot_be_undone_is_named(fun, primitive):
+    g = eqx.filter_invertible(fun)
+    assert g([jnp.eye(4)], jnp.ones(4)).shape == (4,)  # only the gradient needs it
+    with pytest.raises(
+        eqx.NotInvertibleError, match=f"primitive `{primitive}`"
+    ) as info:
+        jax.grad(lambda x: g([jnp.eye(4)], x).sum())(jnp.ones(4))
+    assert "inverse=" in str(info.value) and isinstance(info.value, ValueError)
+
+
+def test_input_that_is_lost_is_an_error():
+    g = eqx.filter_invertible(lambda b, x: {"a": x["a"], "b": x["a"]})
+    x = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    with pytest.raises(eqx.NotInvertibleError, match="an input that it does not use"):
+        jax.grad(lambda x: g([None], x)["a"].sum())(x)
+
+
+# Checking
+
+
+def test_check_lets_a_true_inverse_pass():
+    checked = eqx.filter_invertible(rev, check=True)
+    for blocks in map(blocks_of, (3, 3), (False, True)):
+        assert jnp.allclose(checked(blocks, X), chain(blocks, X))
+        gradient = eqx.filter_jit(eqx.filter_grad(loss(checked)))((blocks, X))
+        assert gradient[1].shape == X.shape
+
+
+def test_check_finds_an_inverse_that_is_none():
+    wrong = eqx.filter_invertible(
+        lambda b, x: x + b, inverse=lambda b, y: y - b / 2, check=True
+    )
+    with pytest.raises(eqx.NotInvertibleError, match=r"is none: .* up to") as info:
+        wrong([jnp.ones(2)], jnp.ones(2))
+    assert float(str(info.value).split("up to ")[1].split()[0]) > 100
+    with pytest.raises(Exception, match="The inverse of `<lambda>` is none"):
+        jax.block_until_ready(jax.jit(wrong)([jnp.ones(2)], jnp.ones(2)))
+        jax.effects_barrier()
+
+
+def test_check_finds_nan():
+    zero = eqx.filter_invertible(lambda b, x: x * b, check=True)
+    with pytest.raises(eqx.NotInvertibleError, match="nan"):
+        zero([jnp.zeros(2)], jnp.zeros(2))
+
+
+# Misuse
+
+
+@pytest.mark.parametrize(
+    ("fun", "text"),
+    [
+        (lambda b, x: {"y": x["x"]}, "must return something of the structure"),
+        (lambda b, x: {"x": x["x"][:1]}, r"`x\['x'\]` is float32\[2\].*float32\[1\]"),
+        (lambda b, x: {"x": x["x"] > 0}, r"`x\['x'\]` is float32\[2\].*bool\[2\]"),
+        (lambda b, x: {"x": "text"}, r"`x\['x'\]` is float32\[2\].*a str"),
+    ],
+)
+def test_output_must_be_of_the_form_of_the_input(fun, text):
+    with pytest.raises(ValueError, match=text):
+        eqx.filter_invertible(fun)([1.0], {"x": jnp.ones(2)})
+
+
+def test_stacked_blocks_are_of_one_number():
+    g = eqx.filter_invertible(lambda b, x: x)
+    with pytest.raises(ValueError, match=r"2 in `blocks\['a'\]`, 3 in `blocks\['b'\]`"):
+        g({"a": jnp.ones(2), "b": jnp.ones(3)}, X)
+    with pytest.raises(ValueError, match=r"`blocks\['a'\]` has no axis"):
+        g({"a": jnp.ones(())}, X)
+    with pytest.raises(ValueError, match="there are no arrays"):
+        g({"a": "text"}, X)
+
+
+def test_arrays_of_the_function_are_not_differentiated():
+    class Fun(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, block, x):
+            return x + self.weight * block
+
+    g = eqx.filter_invertible(Fun(jnp.ones(2)))
+    assert jax.grad(lambda b: g([b], X[:2]).sum())(jnp.ones(2)).tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="cannot be autodifferentiated"):
+        eqx.filter_grad(lambda g: g([jnp.ones(2)], X[:2]).sum())(g)
+
+
+def test_no_blocks_are_the_identity():
+    assert chain([], X).tolist() == X.tolist()
+    assert np.asarray(jax.grad(lambda x: chain([], x).sum())(X)).tolist() == [1] * 8
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="inverse"):
+        eqx.filter_invertible(rev, inverse=3)
+    assert repr(eqx.filter_invertible(inverse=rev)(rev)) == "<filter_invertible of rev>"
