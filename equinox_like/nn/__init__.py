@@ -1,16 +1,38 @@
 """Layer 6: neural network layers, each a Module."""
 
 from .._tree import tree_inference as _tree_inference
+from ._adaptive_pool import (
+    AdaptiveAvgPool1d as AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d as AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d as AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d as AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d as AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d as AdaptiveMaxPool3d,
+    AdaptivePool as AdaptivePool,
+)
+from ._attention import MultiheadAttention as MultiheadAttention
 from ._conv import (
     Conv as Conv,
     Conv1d as Conv1d,
     Conv2d as Conv2d,
     Conv3d as Conv3d,
 )
+from ._conv_transpose import (
+    ConvTranspose as ConvTranspose,
+    ConvTranspose1d as ConvTranspose1d,
+    ConvTranspose2d as ConvTranspose2d,
+    ConvTranspose3d as ConvTranspose3d,
+)
 from ._dropout import Dropout as Dropout
+from ._embedding import Embedding as Embedding
+from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
 from ._mlp import MLP as MLP
-from ._norm import LayerNorm as LayerNorm
+from ._norm import (
+    GroupNorm as GroupNorm,
+    LayerNorm as LayerNorm,
+    RMSNorm as RMSNorm,
+)
 from ._pool import (
     AvgPool1d as AvgPool1d,
     AvgPool2d as AvgPool2d,
@@ -20,6 +42,13 @@ from ._pool import (
     MaxPool3d as MaxPool3d,
     Pool as Pool,
 )
+from ._prelu import PReLU as PReLU
+from ._rnn import (
+    GRUCell as GRUCell,
+    LSTMCell as LSTMCell,
+    scan_cell as scan_cell,
+)
+from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda, Sequential as Sequential
 from ._stateful import StatefulLayer as StatefulLayer
 
