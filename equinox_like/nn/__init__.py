@@ -11,6 +11,7 @@ from ._adaptive_pool import (
     AdaptivePool as AdaptivePool,
 )
 from ._attention import MultiheadAttention as MultiheadAttention
+from ._batch_norm import BatchNorm as BatchNorm
 from ._conv import (
     Conv as Conv,
     Conv1d as Conv1d,
@@ -43,6 +44,7 @@ from ._pool import (
     Pool as Pool,
 )
 from ._prelu import PReLU as PReLU
+from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from ._rnn import (
     GRUCell as GRUCell,
     LSTMCell as LSTMCell,
@@ -50,6 +52,13 @@ from ._rnn import (
 )
 from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda, Sequential as Sequential
+from ._shared import Shared as Shared
+from ._state import (
+    State as State,
+    StateIndex as StateIndex,
+    delete_init_state as delete_init_state,
+    make_with_state as make_with_state,
+)
 from ._stateful import StatefulLayer as StatefulLayer
 
 inference_mode = _tree_inference

@@ -273,6 +273,20 @@ def test_layer_is_frozen(name) -> None:
             "weight_ih weight_hh bias",
             "input_size hidden_size use_bias",
         ),
+        (
+            nn.BatchNorm,
+            "weight bias ema_first_time_index ema_state_index batch_counter "
+            "batch_state_index axis_name inference",
+            "input_size eps channelwise_affine momentum mode batch_axis debias unbiased",
+        ),
+        (
+            nn.SpectralNorm,
+            "layer uv_index inference",
+            "weight_name num_power_iterations eps",
+        ),
+        (nn.WeightNorm, "layer g", "weight_name axis"),
+        (nn.Shared, "pytree where get", ""),
+        (nn.StateIndex, "init", "marker"),
         (nn.Dropout, "p inference", "broadcast_axes"),
         (nn.Sequential, "layers", ""),
         (nn.Lambda, "fn", ""),
