@@ -31,7 +31,8 @@ def field(
     - `static`: the field is part of the tree's structure, not a leaf: `jax.jit` and the
         like compile anew when it changes. Never put arrays into it.
     - `trainable`: whether the arrays in the field are parameters. If not, they are a
-        buffer: data like any other.
+        buffer: data like any other, but never differentiated, see
+        [`equinox_like.trainable`][].
     - `**kwargs`: as for `dataclasses.field` (`default`, `default_factory`, `init`,
         `repr`, `kw_only`, `metadata`, ...).
 

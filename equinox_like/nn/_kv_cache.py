@@ -38,10 +38,10 @@ class KVCache(Module):
         ```
     """
 
-    key: Array
-    value: Array
-    position: Array
-    length: Array
+    key: Array = field(trainable=False)
+    value: Array = field(trainable=False)
+    position: Array = field(trainable=False)
+    length: Array = field(trainable=False)
     overflow: Literal["error", "ring"] = field(static=True, default="error")
 
 

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex, overload
 import jax
 from jaxtyping import PRNGKeyArray
 
-from .._module import Module
+from .._module import Frozen, Module
 from ._shape import within
 from ._stateful import ABSENT, StatefulLayer
 
@@ -143,10 +143,14 @@ class Lambda(Module):
 
 
 def _is_stateful(layer: Any) -> bool:
+    if isinstance(layer, Frozen):
+        return _is_stateful(layer.value)
     return isinstance(layer, StatefulLayer) and layer.is_stateful()
 
 
 def _takes_key(layer: Any) -> bool:
+    if isinstance(layer, Frozen):
+        return _takes_key(layer.value)
     try:
         parameters = inspect.signature(layer).parameters.values()
     except (TypeError, ValueError):  # a function in C may not tell
