@@ -65,7 +65,7 @@ def trainable(tree: Any, *, exclude: Any = None) -> Any:
     flags = trainable_leaves(tree)
     for selector in exclude if isinstance(exclude, list) else [exclude]:
         if selector is not None:
-            excluded = _excluded(tree, selector)
+            excluded = leaves_under(tree, selector)
             flags = [a and not b for a, b in zip(flags, excluded, strict=True)]
     return jtu.tree_structure(tree).unflatten(flags)
 
@@ -249,7 +249,7 @@ def _name_of(path: Sequence[Any]) -> str:
     return "value" if path[0] == _Nothing() else path[0].name
 
 
-def _excluded(tree: Any, selector: Any) -> list[bool]:
+def leaves_under(tree: Any, selector: Any) -> list[bool]:
     """For each leaf, whether it is under what `selector` chooses."""
     if isinstance(selector, str):
         paths = [plain_path(path) for path, _ in jtu.tree_leaves_with_path(tree)]
@@ -265,8 +265,8 @@ def _excluded(tree: Any, selector: Any) -> list[bool]:
         flags = tree_at(selector, flags, replace_fn=_all_true)
     else:
         raise TypeError(
-            "`exclude` is a function that returns nodes, a class, a pattern for paths, or "
-            f"a list of these; got a {type(selector).__name__}."
+            "Leaves are chosen by a function that returns nodes, a class, or a pattern for "
+            f"paths; got a {type(selector).__name__}."
         )
     return jtu.tree_leaves(flags)
 

@@ -28,12 +28,20 @@ from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
+from ._loss_scale import (
+    DynamicLossScale as DynamicLossScale,
+    NoLossScale as NoLossScale,
+    StaticLossScale as StaticLossScale,
+    all_finite as all_finite,
+    select_tree as select_tree,
+)
 from ._mlp import MLP as MLP
 from ._norm import (
     GroupNorm as GroupNorm,
     LayerNorm as LayerNorm,
     RMSNorm as RMSNorm,
 )
+from ._policy import Mixed as Mixed, Policy as Policy, mixed as mixed
 from ._pool import (
     AvgPool1d as AvgPool1d,
     AvgPool2d as AvgPool2d,
@@ -44,6 +52,7 @@ from ._pool import (
     Pool as Pool,
 )
 from ._prelu import PReLU as PReLU
+from ._reinit import reinit as reinit
 from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from ._rnn import (
     GRUCell as GRUCell,
@@ -53,6 +62,7 @@ from ._rnn import (
 from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda, Sequential as Sequential
 from ._shared import Shared as Shared
+from ._stacked import Stacked as Stacked
 from ._state import (
     State as State,
     StateIndex as StateIndex,
@@ -60,6 +70,7 @@ from ._state import (
     make_with_state as make_with_state,
 )
 from ._stateful import StatefulLayer as StatefulLayer
+from ._summary import Summary as Summary, SummaryRow as SummaryRow, summary as summary
 
 inference_mode = _tree_inference
 """[`equinox_like.tree_inference`][] by another name."""

@@ -199,10 +199,12 @@ class BatchNorm(StatefulLayer):
         at_rest = bool(self.inference if inference is None else inference)
         x, layout = _laid_out(self, x, mask, at_rest)
         running = _running(self, state)
-        dtype = running.mean.dtype
+        stored = running.mean.dtype
+        # Under a policy the parameters are cast, and the state is not.
+        own = stored if self.weight is None else self.weight.dtype
         with jax.numpy_dtype_promotion("standard"):
-            work = jnp.result_type(x.dtype, dtype, jnp.float32)
-            out_dtype = jnp.result_type(x.dtype, dtype)
+            work = jnp.result_type(x.dtype, stored, jnp.float32)
+            out_dtype = jnp.result_type(x.dtype, own)
         x = x.astype(work)
         running = running.astype(work)
         if at_rest:
@@ -214,7 +216,7 @@ class BatchNorm(StatefulLayer):
                 # Where nothing counts, there is nothing to learn.
                 used = _where(batch.count > 0, used, _for_inference(self, running))
                 new = _where(batch.count > 0, new, running)
-            state = _stored(self, state, new, dtype)
+            state = _stored(self, state, new, stored)
         y = (x - layout.spread(used.mean)) / jnp.sqrt(
             layout.spread(used.variance) + jnp.asarray(self.eps, work)
         )

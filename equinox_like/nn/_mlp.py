@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, Partial, field
-from .._transforms import filter_vmap
+from .._transforms import filter_jit, filter_vmap
 from .._tree import combine, is_array, partition
 from ._init import Init, default_dtype
 from ._linear import Linear
@@ -148,7 +148,7 @@ def _build_layers(
     if mlp.scan:
         dtype = jnp.dtype(default_dtype(dtype))
         build = Partial(Linear, width, width, mlp.use_bias, dtype, **inits)
-        return first, build_stacked(Partial(_with_key, build), keys[1:depth]), last
+        return first, _stacked(build, keys[1:depth]), last
     middle = [
         Linear(width, width, mlp.use_bias, dtype, key=keys[i], **inits)
         for i in range(1, depth)
@@ -156,8 +156,10 @@ def _build_layers(
     return first, *middle, last
 
 
-def _with_key(build: Callable[..., Any], key: Array) -> Any:
-    return build(key=key)
+# Compiled, so that building a second one of the same kind takes no time.
+@filter_jit
+def _stacked(build: Callable[..., Any], keys: Array) -> Any:
+    return build_stacked(lambda key: build(key=key), keys)
 
 
 def _copied(activation: Any, shape: tuple[int, ...]) -> Any:

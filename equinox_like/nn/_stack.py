@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._transforms import filter_eval_shape, filter_jit
+from .._transforms import filter_eval_shape
 from .._tree import combine, is_array, partition
 
 
-# Compiled, so that building a second one of the same kind takes no time.
-@filter_jit
 def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
     """The layers `build(key)` for each key, stacked into one."""
     if len(keys) == 0:  # an empty loop, which `jax.disable_jit` would refuse

@@ -255,7 +255,7 @@ def make_with_state(
         root = type(model).__name__
         model = jtu.tree_map_with_path(
             lambda path, node: (
-                _index(root + jtu.keystr(path), node.init) if _is_index(node) else node
+                with_marker(node, root + jtu.keystr(path)) if _is_index(node) else node
             ),
             model,
             is_leaf=_is_index,
@@ -290,7 +290,7 @@ def delete_init_state(model: _Tree) -> _Tree:
         ```
     """
     return jax.tree.map(
-        lambda node: _index(node.marker, _Deleted()) if _is_index(node) else node,
+        lambda node: _with(node, init=_Deleted()) if _is_index(node) else node,
         model,
         is_leaf=_is_index,
     )
@@ -305,11 +305,16 @@ def _indices(tree: Any) -> list[tuple[Any, StateIndex[Any]]]:
     return [(path, node) for path, node in found if _is_index(node)]
 
 
-def _index(marker: Any, init: Any) -> StateIndex[Any]:
-    index: Any = object.__new__(StateIndex)
-    object.__setattr__(index, "marker", marker)
-    object.__setattr__(index, "init", init)
-    return index
+def with_marker(index: StateIndex[Any], marker: Any) -> StateIndex[Any]:
+    """The same initial value under another name."""
+    return _with(index, marker=marker)
+
+
+def _with(index: StateIndex[Any], **fields: Any) -> StateIndex[Any]:
+    new: Any = object.__new__(StateIndex)
+    for name in ("marker", "init"):
+        object.__setattr__(new, name, fields.get(name, getattr(index, name)))
+    return new
 
 
 def _state(values: dict[Any, Any]) -> State:

@@ -86,7 +86,9 @@ def test_exclude_leaves_out_more(exclude, left, mlp) -> None:
 
 
 def test_wrong_exclude_is_an_error(mlp) -> None:
-    with pytest.raises(TypeError, match="`exclude` is a function"):
+    with pytest.raises(
+        TypeError, match="by a function that returns nodes, a class, or a pattern"
+    ):
         eqx.trainable(mlp, exclude=3)
 
 
