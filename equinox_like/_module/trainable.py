@@ -20,7 +20,8 @@ from .._tree.filters import is_array, is_inexact_array
 from .._tree.glob import matches_above, plain_path
 from .._tree.partition import tree_filter
 from .field import field
-from .module import Module, spec_of
+from .flatten import Node
+from .module import Module
 
 _Tree = TypeVar("_Tree")
 
@@ -241,8 +242,8 @@ def _is_frozen(node: Any) -> bool:
 
 
 def _has_buffers(node: Any) -> bool:
-    spec = spec_of(type(node))
-    return spec is not None and bool(spec.buffers)
+    # `Node` and not `Module`, whose metaclass makes the question slow.
+    return isinstance(node, Node) and bool(node._module_spec_.buffers)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _name_of(path: Sequence[Any]) -> str:
