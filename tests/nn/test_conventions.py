@@ -319,3 +319,19 @@ def test_layers_may_be_subclassed(key) -> None:
     assert (layer(jnp.ones(3)) == 2 * nn.Linear(3, 3, key=key)(jnp.ones(3))).all()
     with pytest.raises(eqx.ShapeError, match=r"^Scaled takes"):
         layer(jnp.ones(4))
+
+
+def test_names_of_the_peer_are_there() -> None:
+    names = (
+        "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d "
+        "AdaptiveMaxPool2d AdaptiveMaxPool3d AdaptivePool AvgPool1d AvgPool2d AvgPool3d "
+        "BatchNorm Conv Conv1d Conv2d Conv3d ConvTranspose ConvTranspose1d "
+        "ConvTranspose2d ConvTranspose3d delete_init_state Dropout Embedding GroupNorm "
+        "GRUCell Identity inference_mode Lambda LayerNorm Linear LSTMCell "
+        "make_with_state MaxPool1d MaxPool2d MaxPool3d MLP MultiheadAttention Pool PReLU "
+        "RMSNorm RotaryPositionalEmbedding Sequential Shared SpectralNorm State "
+        "StatefulLayer StateIndex WeightNorm"
+    )
+    assert set(names.split()) <= set(dir(nn))
+    for name in ("BatchNorm", "SpectralNorm", "Sequential", "Stacked", "Mixed"):
+        assert issubclass(getattr(nn, name), nn.StatefulLayer)
