@@ -350,7 +350,8 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
     if norm.mode == "ema":
         return _Moments(running.mean, running.variance)
     left = norm.momentum ** running.steps.astype(running.mean.real.dtype)
-    started = running.steps > 0
+    # Before the first step, and with a momentum of 1, nothing was averaged yet.
+    started = left < 1
     divisor = jnp.where(started, 1 - left, 1)
     variance = running.variance
     if norm.debias == "exact":

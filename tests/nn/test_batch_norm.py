@@ -123,6 +123,14 @@ def test_inference_before_training(mode) -> None:
     np.testing.assert_allclose(out, x / np.sqrt(start + EPS), rtol=1e-5)
 
 
+def test_momentum_of_one_keeps_the_start(draw) -> None:
+    norm, state = make(2, momentum=1.0)
+    x = draw(4, 2)
+    _, state = norm(x, state)
+    out, _ = norm(x, state, inference=True)
+    np.testing.assert_allclose(out, x / np.sqrt(1 + EPS), rtol=1e-5)
+
+
 def test_debiased_variance_of_equal_batches_is_that_of_the_batch(draw) -> None:
     norm, state = make(2)
     x = draw(8, 2)
