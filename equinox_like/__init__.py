@@ -17,8 +17,11 @@ from ._module import (
     Partial as Partial,
     StrictConfig as StrictConfig,
     field as field,
+    frozen as frozen,
     module_update_wrapper as module_update_wrapper,
     static_field as static_field,
+    trainable as trainable,
+    unfrozen as unfrozen,
 )
 from ._transforms import (
     DonationReport as DonationReport,

@@ -100,6 +100,7 @@ def test_public_names_are_these():
         "filter_value_and_grad",
         "filter_vjp",
         "filter_vmap",
+        "frozen",
         "if_array",
         "internal",
         "is_array",
@@ -117,6 +118,7 @@ def test_public_names_are_these():
         "split",
         "state_dict",
         "static_field",
+        "trainable",
         "tree_at",
         "tree_check",
         "tree_copy",
@@ -127,4 +129,5 @@ def test_public_names_are_these():
         "tree_pformat",
         "tree_pprint",
         "tree_serialise_leaves",
+        "unfrozen",
     ]

@@ -9,4 +9,10 @@ from .field import field as field, static_field as static_field
 from .module import Module as Module
 from .partial import Partial as Partial
 from .static import Static as Static
+from .trainable import (
+    Frozen as Frozen,
+    frozen as frozen,
+    trainable as trainable,
+    unfrozen as unfrozen,
+)
 from .wrapper import module_update_wrapper as module_update_wrapper

@@ -12,12 +12,14 @@ from .._warn import warn
 
 _CONVERTER = "converter"
 _STATIC = "static"
+_TRAINABLE = "trainable"
 
 
 def field(
     *,
     converter: Callable[[Any], Any] | None = None,
     static: bool = False,
+    trainable: bool = True,
     **kwargs: Any,
 ) -> Any:
     """Describes one field of a [`equinox_like.Module`][].
@@ -28,13 +30,16 @@ def field(
         the value's place. For example `jnp.asarray`.
     - `static`: the field is part of the tree's structure, not a leaf: `jax.jit` and the
         like compile anew when it changes. Never put arrays into it.
+    - `trainable`: whether the arrays in the field are parameters. If not, they are a
+        buffer: data like any other, but never differentiated, see
+        [`equinox_like.trainable`][].
     - `**kwargs`: as for `dataclasses.field` (`default`, `default_factory`, `init`,
         `repr`, `kw_only`, `metadata`, ...).
 
     **Raises:**
 
-    `ValueError` if `metadata` already has `"converter"` or `"static"`; `TypeError` if the
-    converter cannot be called.
+    `ValueError` if `metadata` already has `"converter"`, `"static"` or `"trainable"`;
+    `TypeError` if the converter cannot be called.
 
     !!! example
 
@@ -51,7 +56,7 @@ def field(
         ```
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
-    for reserved in (_CONVERTER, _STATIC):
+    for reserved in (_CONVERTER, _STATIC, _TRAINABLE):
         if reserved in metadata:
             raise ValueError(
                 f"`field(metadata=...)` cannot have the key {reserved!r}: pass "
@@ -65,6 +70,8 @@ def field(
         metadata[_CONVERTER] = converter
     if static:
         metadata[_STATIC] = True
+    if not trainable:
+        metadata[_TRAINABLE] = False
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
@@ -90,6 +97,10 @@ def static_field(**kwargs: Any) -> Any:
 
 def is_static(f: dataclasses.Field) -> bool:
     return bool(f.metadata.get(_STATIC, False))
+
+
+def is_trainable(f: dataclasses.Field) -> bool:
+    return bool(f.metadata.get(_TRAINABLE, True))
 
 
 def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._warn import warn
 from .abstract import find_open_variables
-from .field import converter_of, is_static
+from .field import converter_of, is_static, is_trainable
 from .flatten import Node, getter
 from .values import HOLD_NO_ARRAY, NEED_A_LOOK, look_at_callables, look_at_statics
 
@@ -23,6 +23,8 @@ class ModuleSpec:
     fields: tuple[dataclasses.Field, ...]
     dynamic: tuple[str, ...]
     static: tuple[str, ...]
+    # Of the dynamic ones, those whose arrays are no parameters.
+    buffers: frozenset[str]
     converters: tuple[tuple[str, Callable[[Any], Any]], ...]
     no_init: tuple[str, ...]
     checks: tuple[Callable[[Any], None], ...]
@@ -72,6 +74,7 @@ def make_spec(
         fields=fields,
         dynamic=tuple(f.name for f in fields if not is_static(f)),
         static=static,
+        buffers=frozenset(f.name for f in fields if not is_trainable(f)),
         converters=converters,
         no_init=no_init,
         checks=checks,

@@ -12,6 +12,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._module.module import Module
+from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strictly_same
@@ -61,6 +62,16 @@ def differences(
             yield Difference(name, ARGUMENTS, "left out", "given")
         else:
             yield from _walk(name, old[name], new[name])
+
+
+def tree_differences(name: str, before: Any, after: Any) -> Iterator[Difference]:
+    """Each place at which two trees differ in more than the values of their arrays."""
+
+    def stand_in(leaf: Any) -> Leaf:
+        return Leaf("array") if is_array(leaf) else Leaf(STATIC, leaf)
+
+    sides = (jtu.tree_map(stand_in, tree) for tree in (before, after))
+    yield from _walk(name, *sides)
 
 
 class Leaf:

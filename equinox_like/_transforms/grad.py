@@ -12,6 +12,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._module.field import field
+from .._module.trainable import trainable_leaves
 from .._tree.filters import is_inexact_array
 from .._tree.partition import filter
 from .._tree.paths import path_str
@@ -121,7 +122,8 @@ def filter_grad(
 
     - `fun`: `fun(x, *args, **kwargs)` returns a real floating scalar, or a pair of one and
         anything else if `has_aux`. Differentiated are the floating and complex arrays of
-        `x`, which may be any pytree; all other arguments may be anything.
+        `x`, which may be any pytree, but for those that are not
+        [`equinox_like.trainable`][]; all other arguments may be anything.
     - `has_aux`: whether `fun` returns `(value, aux)`.
     - `wrt`: a specification as for [`equinox_like.filter`][], on `x`: only what it chooses
         is differentiated. By default everything that can be.
@@ -220,7 +222,7 @@ def first_argument(
         )
     x, *others = args
     leaves, treedef = jtu.tree_flatten(x)
-    places = [i for i, leaf in enumerate(leaves) if is_inexact_array(leaf)]
+    places = [i for i, flag in enumerate(trainable_leaves(x)) if flag]
     chosen = (
         leaves if wrt is None else jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
     )
@@ -254,6 +256,12 @@ _LEFT_OUT = object()
 
 
 def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
+    if any(map(is_inexact_array, leaves)):
+        return TypeError(
+            f"The first argument of `{name_of(fun)}` has nothing to differentiate: all its "
+            "floating-point and complex arrays are frozen, or in a "
+            "`field(trainable=False)`. Use `unfrozen` on what you want to train."
+        )
     seen = sorted(
         {
             f"{type(x).__name__} of dtype {x.dtype}"

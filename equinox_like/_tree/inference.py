@@ -70,8 +70,10 @@ def _set_flags(pytree: Any, value: Any) -> Any:
         pytree, is_leaf=is_flag, is_leaf_takes_path=True
     )
     flags = {path for path, _ in parts if path and path[-1] == _FLAG}
+    # By name, as a frozen layer shows the flag of its content as its own.
+    names = set(map(path_str, flags))
     for path, node in owners:
-        if (*path, _FLAG) not in flags:
+        if path_str((*path, _FLAG)) not in names:
             raise TypeError(
                 f"`{path_str((*path, _FLAG), 'pytree')}` cannot be set: it is a static "
                 f"field, a property or a class attribute of {type(node).__qualname__}, "

@@ -5,13 +5,15 @@ a tree like the whole one, so gradients, updates and parameters line up.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.tree_util as jtu
 
 from .format import tree_pformat
 from .paths import path_str
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def filter(
@@ -27,7 +29,9 @@ def filter(
 
     - `pytree`: any pytree.
     - `filter_spec`: a prefix tree of `pytree`, whose leaves are `True`, `False`, or
-        callables `leaf -> bool` that are mapped over the matching subtree.
+        callables `leaf -> bool` that are mapped over the matching subtree. The one
+        callable that is not mapped is [`equinox_like.trainable`][], which is handed the
+        whole subtree.
     - `inverse`: keep the others instead.
     - `replace`: what stands in place of a leaf that is not kept.
     - `is_leaf`: nodes of `pytree` to keep or replace whole.
@@ -107,6 +111,19 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     return treedef.unflatten(leaves)
 
 
+def tree_filter(fun: _F) -> _F:
+    """Marks a specification that is handed a whole tree, and returns one of bools."""
+    setattr(fun, _TREE_FILTER, True)
+    return fun
+
+
+_TREE_FILTER = "_equinox_like_tree_filter"
+
+
+def _is_tree_filter(spec: Any) -> bool:
+    return getattr(spec, _TREE_FILTER, False) is True
+
+
 def _is_none(x: Any) -> bool:
     return x is None
 
@@ -123,6 +140,9 @@ def flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
 
 def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     """One bool for each leaf of `pytree`."""
+    if _is_tree_filter(filter_spec):
+        chosen = treedef.flatten_up_to(filter_spec(pytree))
+        return [all(jtu.tree_leaves(flags)) for flags in chosen]
     if callable(filter_spec) and jtu.all_leaves([filter_spec]):
         return [bool(filter_spec(leaf)) for leaf in leaves]
     specs, spec_treedef = jtu.tree_flatten(filter_spec)
@@ -132,7 +152,9 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     subtrees = flatten_up_to(spec_treedef, filter_spec, pytree)
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
         below = jtu.tree_leaves(subtree, is_leaf)
-        if isinstance(spec, bool):
+        if _is_tree_filter(spec):
+            keep += _evaluate(spec, subtree, *jtu.tree_flatten(subtree, is_leaf), None)
+        elif isinstance(spec, bool):
             keep.extend([spec] * len(below))
         elif callable(spec) and not isinstance(spec, jax.Array):
             keep.extend(bool(spec(leaf)) for leaf in below)

@@ -42,7 +42,11 @@ def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
             "paths, or a tree whose leaves are all `True` or `False`. It is a "
             f"{type(where).__qualname__}."
         )
-    places = {tuple(map(_step, path)): place for place, path in enumerate(paths)}
+    places: dict[Any, int] = {}
+    for place, path in enumerate(paths):
+        # The content of a frozen part has its path, too; the part comes first.
+        steps = tuple(_step(key) for key in path if str(key))
+        places.setdefault(steps, place)
     return [_place(path, places, nodes) for path in given], is_one
 
 

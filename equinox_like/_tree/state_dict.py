@@ -182,7 +182,9 @@ def _named_leaves(tree: Any) -> list[tuple[str, _Path, Any]]:
     named, seen = [], {}
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
         if is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            name = jtu.keystr(path, simple=True, separator=".")
+            # The step into a frozen part is not written.
+            written = tuple(key for key in path if str(key))
+            name = jtu.keystr(written, simple=True, separator=".")
             if name in seen:
                 raise ValueError(
                     f"`{path_str(seen[name], 'tree')}` and `{path_str(path, 'tree')}` have "

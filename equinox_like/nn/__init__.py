@@ -1,16 +1,47 @@
 """Layer 6: neural network layers, each a Module."""
 
 from .._tree import tree_inference as _tree_inference
+from ._adaptive_pool import (
+    AdaptiveAvgPool1d as AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d as AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d as AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d as AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d as AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d as AdaptiveMaxPool3d,
+    AdaptivePool as AdaptivePool,
+)
+from ._attention import MultiheadAttention as MultiheadAttention
+from ._batch_norm import BatchNorm as BatchNorm
 from ._conv import (
     Conv as Conv,
     Conv1d as Conv1d,
     Conv2d as Conv2d,
     Conv3d as Conv3d,
 )
+from ._conv_transpose import (
+    ConvTranspose as ConvTranspose,
+    ConvTranspose1d as ConvTranspose1d,
+    ConvTranspose2d as ConvTranspose2d,
+    ConvTranspose3d as ConvTranspose3d,
+)
 from ._dropout import Dropout as Dropout
+from ._embedding import Embedding as Embedding
+from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
+from ._loss_scale import (
+    DynamicLossScale as DynamicLossScale,
+    NoLossScale as NoLossScale,
+    StaticLossScale as StaticLossScale,
+    all_finite as all_finite,
+    select_tree as select_tree,
+)
 from ._mlp import MLP as MLP
-from ._norm import LayerNorm as LayerNorm
+from ._norm import (
+    GroupNorm as GroupNorm,
+    LayerNorm as LayerNorm,
+    RMSNorm as RMSNorm,
+)
+from ._policy import Mixed as Mixed, Policy as Policy, mixed as mixed
 from ._pool import (
     AvgPool1d as AvgPool1d,
     AvgPool2d as AvgPool2d,
@@ -20,8 +51,26 @@ from ._pool import (
     MaxPool3d as MaxPool3d,
     Pool as Pool,
 )
+from ._prelu import PReLU as PReLU
+from ._reinit import reinit as reinit
+from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
+from ._rnn import (
+    GRUCell as GRUCell,
+    LSTMCell as LSTMCell,
+    scan_cell as scan_cell,
+)
+from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sequential import Lambda as Lambda, Sequential as Sequential
+from ._shared import Shared as Shared
+from ._stacked import Stacked as Stacked
+from ._state import (
+    State as State,
+    StateIndex as StateIndex,
+    delete_init_state as delete_init_state,
+    make_with_state as make_with_state,
+)
 from ._stateful import StatefulLayer as StatefulLayer
+from ._summary import Summary as Summary, SummaryRow as SummaryRow, summary as summary
 
 inference_mode = _tree_inference
 """[`equinox_like.tree_inference`][] by another name."""

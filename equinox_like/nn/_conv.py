@@ -1,8 +1,11 @@
-"""`Conv`, and its forms for one, two and three spatial axes."""
+"""`Conv`, and its forms for one, two and three spatial axes.
+
+The readings of the arguments, at the end, serve `ConvTranspose` as well.
+"""
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import default_dtype, uniform
+from ._init import Init, Layout, channels_first, default_dtype, first_values
 from ._shape import (
     as_padding,
     as_size,
@@ -21,10 +24,10 @@ from ._shape import (
     per_axis,
 )
 
-_Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
+Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
-_PADDING_WORDS = ("SAME", "SAME_LOWER", "VALID")
-_PADDING_MODES = {
+PADDING_WORDS = ("SAME", "SAME_LOWER", "VALID")
+PADDING_MODES = {
     "ZEROS": "constant",
     "REFLECT": "reflect",
     "REPLICATE": "edge",
@@ -72,6 +75,8 @@ class Conv(Module):
     padding_mode: str = field(static=True)
     preferred_element_type: np.dtype | None = field(static=True, default=None)
 
+    _layouts: ClassVar[dict[str, Layout]] = {"weight": channels_first}
+
     def __init__(
         self,
         num_spatial_dims: int,
@@ -79,7 +84,7 @@ class Conv(Module):
         out_channels: int,
         kernel_size: int | Sequence[int],
         stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
+        padding: Padding = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         use_bias: bool = True,
@@ -88,6 +93,8 @@ class Conv(Module):
         *,
         key: PRNGKeyArray,
         preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
     ):
         """**Arguments:**
 
@@ -110,34 +117,31 @@ class Conv(Module):
         - `key`: for the first values of the parameters.
         - `preferred_element_type`: the dtype in which to add up the products, if it is to
             be another than that of the input.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. The weight's
+            shape is given as `(*kernel_size, in_channels // groups, out_channels)`.
 
         **Raises:**
 
         `ValueError` for a size, a padding or a number of groups that cannot be.
         """
-        n = self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
+        self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.in_channels = as_size(self, "in_channels", in_channels, 1)
         self.out_channels = as_size(self, "out_channels", out_channels)
-        self.kernel_size = _per_axis(self, "kernel_size", kernel_size)
-        self.stride = _per_axis(self, "stride", stride)
-        self.padding = _padding(self, padding)
-        self.dilation = _per_axis(self, "dilation", dilation)
-        self.groups = _groups(self, groups)
+        self.kernel_size = conv_per_axis(self, "kernel_size", kernel_size)
+        self.stride = conv_per_axis(self, "stride", stride)
+        self.padding = conv_padding(self, padding)
+        self.dilation = conv_per_axis(self, "dilation", dilation)
+        self.groups = conv_groups(self, groups)
         self.use_bias = use_bias
-        self.padding_mode = _word(self, "padding_mode", padding_mode, _PADDING_MODES)
+        self.padding_mode = one_of(self, "padding_mode", padding_mode, PADDING_MODES)
         preferred = preferred_element_type
         self.preferred_element_type = (
             None if preferred is None else jnp.dtype(preferred)
         )
 
-        dtype = default_dtype(dtype)
-        per_group = self.in_channels // self.groups
-        limit = 1 / math.sqrt(per_group * math.prod(self.kernel_size))
-        weight_key, bias_key = jax.random.split(key, 2)
-        weight_shape = (self.out_channels, per_group, *self.kernel_size)
-        bias_shape = (self.out_channels,) + (1,) * n
-        self.weight = uniform(weight_key, weight_shape, limit, dtype)
-        self.bias = uniform(bias_key, bias_shape, limit, dtype) if use_bias else None
+        self.weight, self.bias = conv_parameters(
+            self, default_dtype(dtype), key, weight_init, bias_init
+        )
 
     @jax.named_scope("eqx.nn.Conv")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
@@ -154,7 +158,7 @@ class Conv(Module):
 
         [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
         """
-        _check(self, x)
+        check_channels(self, x)
         y = _convolve(self, jnp.asarray(x))
         if self.use_bias:
             # The flag decides, and not whether there is a bias.
@@ -183,7 +187,7 @@ class Conv1d(Conv):
         out_channels: int,
         kernel_size: int | Sequence[int],
         stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
+        padding: Padding = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         use_bias: bool = True,
@@ -192,6 +196,8 @@ class Conv1d(Conv):
         *,
         key: PRNGKeyArray,
         preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
     ):
         """Arguments as for [`equinox_like.nn.Conv`][]."""
         super().__init__(
@@ -208,6 +214,8 @@ class Conv1d(Conv):
             dtype,
             key=key,
             preferred_element_type=preferred_element_type,
+            weight_init=weight_init,
+            bias_init=bias_init,
         )
 
 
@@ -232,7 +240,7 @@ class Conv2d(Conv):
         out_channels: int,
         kernel_size: int | Sequence[int],
         stride: int | Sequence[int] = (1, 1),
-        padding: _Padding = (0, 0),
+        padding: Padding = (0, 0),
         dilation: int | Sequence[int] = (1, 1),
         groups: int = 1,
         use_bias: bool = True,
@@ -241,6 +249,8 @@ class Conv2d(Conv):
         *,
         key: PRNGKeyArray,
         preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
     ):
         """Arguments as for [`equinox_like.nn.Conv`][]."""
         super().__init__(
@@ -257,6 +267,8 @@ class Conv2d(Conv):
             dtype,
             key=key,
             preferred_element_type=preferred_element_type,
+            weight_init=weight_init,
+            bias_init=bias_init,
         )
 
 
@@ -281,7 +293,7 @@ class Conv3d(Conv):
         out_channels: int,
         kernel_size: int | Sequence[int],
         stride: int | Sequence[int] = (1, 1, 1),
-        padding: _Padding = (0, 0, 0),
+        padding: Padding = (0, 0, 0),
         dilation: int | Sequence[int] = (1, 1, 1),
         groups: int = 1,
         use_bias: bool = True,
@@ -290,6 +302,8 @@ class Conv3d(Conv):
         *,
         key: PRNGKeyArray,
         preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
     ):
         """Arguments as for [`equinox_like.nn.Conv`][]."""
         super().__init__(
@@ -306,10 +320,35 @@ class Conv3d(Conv):
             dtype,
             key=key,
             preferred_element_type=preferred_element_type,
+            weight_init=weight_init,
+            bias_init=bias_init,
         )
 
 
-def _check(conv: Conv, x: Any) -> None:
+def conv_parameters(
+    conv: Any,
+    dtype: DTypeLike,
+    key: PRNGKeyArray,
+    weight_init: Init | None,
+    bias_init: Init | None,
+) -> tuple[Array, Array | None]:
+    """Weight and bias of a layer whose sizes are set already."""
+    per_group = conv.in_channels // conv.groups
+    limit = 1 / math.sqrt(per_group * math.prod(conv.kernel_size))
+    weight_key, bias_key = jax.random.split(key, 2)
+    weight_shape = (conv.out_channels, per_group, *conv.kernel_size)
+    weight = first_values(
+        conv, "weight", weight_init, weight_key, weight_shape, limit, dtype
+    )
+    if not conv.use_bias:
+        return weight, None
+    bias_shape = (conv.out_channels,) + (1,) * conv.num_spatial_dims
+    return weight, first_values(
+        conv, "bias", bias_init, bias_key, bias_shape, limit, dtype
+    )
+
+
+def check_channels(conv: Any, x: Any) -> None:
     n = conv.num_spatial_dims
     shape = parameter_shape(conv, "weight", n + 2)
     channels = None if shape is None else shape[1] * conv.groups
@@ -320,11 +359,11 @@ def _convolve(conv: Conv, x: Array) -> Array:
     padding = _resolved_padding(conv, x.shape[1:])
     if conv.padding_mode != "ZEROS":
         added = [(max(low, 0), max(high, 0)) for low, high in padding]
-        x = jnp.pad(x, [(0, 0), *added], _PADDING_MODES[conv.padding_mode])
+        x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
         padding = [(min(low, 0), min(high, 0)) for low, high in padding]
     y = jax.lax.conv_general_dilated(
         x[None],
-        conv.weight,
+        jnp.asarray(conv.weight),
         window_strides=conv.stride,
         padding=padding,
         rhs_dilation=conv.dilation,
@@ -342,19 +381,21 @@ def _resolved_padding(conv: Conv, sizes: Sequence[int]) -> Sequence[tuple[int, i
     return jax.lax.padtype_to_pads(sizes, dilated, conv.stride, conv.padding)
 
 
-def _per_axis(conv: Conv, name: str, value: Any) -> tuple[int, ...]:
-    values = per_axis(conv, name, value, conv.num_spatial_dims)
+def conv_per_axis(
+    conv: Any, name: str, value: Any, minimum: int = 1
+) -> tuple[int, ...]:
+    values = per_axis(conv, name, value, conv.num_spatial_dims, minimum)
     check_length(conv, name, values, conv.num_spatial_dims)
     return values
 
 
-def _padding(conv: Conv, value: Any) -> str | tuple[tuple[int, int], ...]:
+def conv_padding(conv: Any, value: Any) -> str | tuple[tuple[int, int], ...]:
     if isinstance(value, str):
-        return _word(conv, "padding", value, _PADDING_WORDS)
+        return one_of(conv, "padding", value, PADDING_WORDS)
     return as_padding(conv, value, conv.num_spatial_dims)
 
 
-def _word(conv: Conv, name: str, value: Any, words: Collection[str]) -> str:
+def one_of(conv: Any, name: str, value: Any, words: Collection[str]) -> str:
     if isinstance(value, str) and value.upper() in words:
         return value.upper()
     raise ValueError(
@@ -363,7 +404,7 @@ def _word(conv: Conv, name: str, value: Any, words: Collection[str]) -> str:
     )
 
 
-def _groups(conv: Conv, value: Any) -> int:
+def conv_groups(conv: Any, value: Any) -> int:
     groups = as_size(conv, "groups", value, 1)
     for name in ("in_channels", "out_channels"):
         if getattr(conv, name) % groups != 0:

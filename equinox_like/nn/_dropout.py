@@ -66,7 +66,7 @@ class Dropout(Module):
         """
         _check_range(p)
         self.p = p
-        self.inference = _resolve(inference, deterministic)
+        self.inference = resolve_inference("Dropout", inference, deterministic)
         self.broadcast_axes = tuple(broadcast_axes)
 
     @property
@@ -98,8 +98,8 @@ class Dropout(Module):
 
         `RuntimeError` if there is no key and one is needed.
         """
-        inference = _resolve(inference, deterministic)
-        if _is_zero(self.p) or (self.inference if inference is None else inference):
+        inference = resolve_inference("Dropout", inference, deterministic)
+        if not self.is_active(inference):
             return x
         if key is None:
             raise RuntimeError(
@@ -109,6 +109,12 @@ class Dropout(Module):
         # Not around the whole call, so that a warning points at the caller.
         with jax.named_scope("eqx.nn.Dropout"):
             return _drop(jnp.asarray(x), self, key)
+
+    def is_active(self, inference: bool | None = None) -> bool:
+        """Whether a call with this `inference` may drop anything."""
+        if _is_zero(self.p):
+            return False
+        return not (self.inference if inference is None else inference)
 
 
 def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
@@ -155,9 +161,9 @@ def _mask_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...
     return tuple(1 if i in shared else n for i, n in enumerate(shape))
 
 
-def _resolve(inference: Any, deterministic: bool | None) -> Any:
+def resolve_inference(name: str, inference: Any, deterministic: bool | None) -> Any:
     """`inference`, or what was given for it under its old name."""
     if deterministic is None:
         return inference
-    warn("Dropout's `deterministic` was renamed: pass `inference` instead.")
+    warn(f"{name}'s `deterministic` was renamed: pass `inference` instead.")
     return deterministic

@@ -1,12 +1,18 @@
 """How parameters get their first values. All layers draw them here, so that one key gives
-the same model everywhere."""
+the same model everywhere, and an initialiser sees shapes in JAX's own layout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Inexact, PRNGKeyArray
+
+# A function as in `jax.nn.initializers`, the name of one of its factories, or the values.
+Init = Callable[..., Any] | str | ArrayLike
+# How to call an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
+Layout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
 
 
 def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
@@ -27,3 +33,90 @@ def uniform(
         uniform(real_key, shape, limit, component),
         uniform(imag_key, shape, limit, component),
     )
+
+
+def first_values(
+    layer: Any,
+    name: str,
+    init: Init | None,
+    key: PRNGKeyArray,
+    shape: Sequence[int],
+    limit: float,
+    dtype: DTypeLike,
+) -> Array:
+    """What the parameter `name` of `layer` starts as: a uniform draw, or as `init` says."""
+    if init is None:
+        return uniform(key, shape, limit, dtype)
+    layout = layout_of(type(layer), name)
+    at = f"{type(layer).__name__}.{name}"
+    return initialised(init, key, tuple(shape), dtype, layout, at)
+
+
+def initialised(
+    init: Init,
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    layout: Layout,
+    at: str,
+) -> Array:
+    """What `init` gives for a parameter of this stored shape, which `at` names."""
+    if isinstance(init, str):
+        init = _factory(init, at)()
+    values = layout(init, key, shape, dtype) if callable(init) else jnp.asarray(init)
+    values = jnp.asarray(values)
+    if not callable(init) and values.ndim == 0:
+        values = jnp.broadcast_to(values, shape)
+    if values.shape != shape:
+        raise ValueError(
+            f"The initialiser for `{at}` gave an array of shape {values.shape}; the "
+            f"parameter has shape {shape}."
+        )
+    return values.astype(dtype)
+
+
+def layout_of(cls: type, name: str) -> Layout:
+    """How the class lays out a parameter: as its `_layouts` say, or as JAX does."""
+    return getattr(cls, "_layouts", {}).get(name, as_stored)
+
+
+def as_stored(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    return init(key, shape, dtype)
+
+
+def output_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """For `(out, in)`, where JAX means `(in, out)`."""
+    return jnp.asarray(init(key, shape[::-1], dtype)).T
+
+
+def channels_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """For `(out, in, *kernel)`, where JAX means `(*kernel, in, out)`."""
+    out_channels, in_channels, *kernel = shape
+    values = jnp.asarray(init(key, (*kernel, in_channels, out_channels), dtype))
+    return jnp.moveaxis(values, (-1, -2), (0, 1))
+
+
+def gates(number: int) -> Layout:
+    """For the `(out, in)` of several gates, one below the other: a draw for each."""
+
+    def layout(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        if len(shape) == 1:
+            return init(key, shape, dtype)
+        each = shape[0] // number, shape[1]
+        keys = jax.random.split(key, number)
+        return jnp.concatenate([output_first(init, k, each, dtype) for k in keys])
+
+    return layout
+
+
+def _factory(name: str, at: str) -> Callable[[], Any]:
+    # The constant ones are initialisers themselves.
+    if name in ("zeros", "ones"):
+        return lambda: getattr(jax.nn.initializers, name)
+    factory = getattr(jax.nn.initializers, name, None)
+    if name.startswith("_") or not callable(factory):
+        raise ValueError(
+            f"There is no initialiser {name!r} in `jax.nn.initializers`, asked for as "
+            f"that of `{at}`."
+        )
+    return factory

@@ -1,7 +1,7 @@
 """`Linear` and `Identity`: the affine map of a vector, and the map that does nothing."""
 
 import math
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import default_dtype, uniform
+from ._init import Init, Layout, default_dtype, first_values, output_first
 from ._shape import as_size_or_scalar, check_input, parameter_shape
 
 _T = TypeVar("_T")
@@ -40,6 +40,8 @@ class Linear(Module):
     out_features: int | Literal["scalar"] = field(static=True)
     use_bias: bool = field(static=True)
 
+    _layouts: ClassVar[dict[str, Layout]] = {"weight": output_first}
+
     def __init__(
         self,
         in_features: int | Literal["scalar"],
@@ -48,6 +50,8 @@ class Linear(Module):
         dtype: DTypeLike | None = None,
         *,
         key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
     ):
         """**Arguments:**
 
@@ -58,6 +62,10 @@ class Linear(Module):
         - `dtype`: of the parameters, floating or complex; by default float32, or float64
             if `jax_enable_x64` is on.
         - `key`: for the first values of the parameters.
+        - `weight_init`, `bias_init`: how to draw them instead: a function
+            `(key, shape, dtype) -> array` as in `jax.nn.initializers`, the name of one of
+            that module's factories (`"he_normal"`), or the values. The weight's shape is
+            given as `(in, out)`, which is what those functions mean by it.
 
         **Raises:**
 
@@ -69,8 +77,14 @@ class Linear(Module):
         limit = 1 / math.sqrt(columns) if columns else 1.0
         dtype = default_dtype(dtype)
         weight_key, bias_key = jax.random.split(key, 2)
-        self.weight = uniform(weight_key, (rows, columns), limit, dtype)
-        self.bias = uniform(bias_key, (rows,), limit, dtype) if use_bias else None
+        self.weight = first_values(
+            self, "weight", weight_init, weight_key, (rows, columns), limit, dtype
+        )
+        self.bias = (
+            first_values(self, "bias", bias_init, bias_key, (rows,), limit, dtype)
+            if use_bias
+            else None
+        )
         self.in_features = in_size
         self.out_features = out_size
         self.use_bias = use_bias

@@ -1,6 +1,5 @@
 """`MLP`: linear layers with activations between them, in a loop or in a scan."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,12 +8,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from .._module import Module, field
-from .._transforms import filter_vmap
+from .._module import Module, Partial, field
+from .._transforms import filter_jit, filter_vmap
 from .._tree import combine, is_array, partition
-from ._init import default_dtype
+from ._init import Init, default_dtype
 from ._linear import Linear
 from ._shape import as_size, as_size_or_scalar, within
+from ._stack import build_stacked
 
 
 def _identity(x: Any) -> Any:
@@ -65,6 +65,8 @@ class MLP(Module):
         *,
         scan: bool = False,
         key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
     ):
         """**Arguments:**
 
@@ -86,6 +88,7 @@ class MLP(Module):
             the time to compile does not grow with the depth. `layers` is then (first, all
             of the middle stacked into one, last). The results are the same.
         - `key`: for the first values of the parameters.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each layer.
 
         **Raises:**
 
@@ -98,7 +101,8 @@ class MLP(Module):
         self.use_bias = use_bias
         self.use_final_bias = use_final_bias
         self.scan = scan
-        self.layers = _build_layers(self, dtype, key)
+        inits = {"weight_init": weight_init, "bias_init": bias_init}
+        self.layers = _build_layers(self, dtype, key, inits)
         self.activation = _copied(activation, (self.depth, self.width_size))
         self.final_activation = _copied(
             final_activation, () if self.out_size == "scalar" else (self.out_size,)
@@ -129,38 +133,33 @@ class MLP(Module):
 
 
 def _build_layers(
-    mlp: MLP, dtype: DTypeLike | None, key: PRNGKeyArray
+    mlp: MLP, dtype: DTypeLike | None, key: PRNGKeyArray, inits: dict[str, Any]
 ) -> tuple[Linear, ...]:
     depth, width = mlp.depth, mlp.width_size
     keys = jax.random.split(key, depth + 1)
     last_in = width if depth > 0 else mlp.in_size
-    last = Linear(last_in, mlp.out_size, mlp.use_final_bias, dtype, key=keys[depth])
+    last = Linear(
+        last_in, mlp.out_size, mlp.use_final_bias, dtype, key=keys[depth], **inits
+    )
     if depth == 0:
         return (last,)
 
-    first = Linear(mlp.in_size, width, mlp.use_bias, dtype, key=keys[0])
+    first = Linear(mlp.in_size, width, mlp.use_bias, dtype, key=keys[0], **inits)
     if mlp.scan:
         dtype = jnp.dtype(default_dtype(dtype))
-        return first, _stacked(keys[1:depth], width, mlp.use_bias, dtype), last
+        build = Partial(Linear, width, width, mlp.use_bias, dtype, **inits)
+        return first, _stacked(build, keys[1:depth]), last
     middle = [
-        Linear(width, width, mlp.use_bias, dtype, key=keys[i]) for i in range(1, depth)
+        Linear(width, width, mlp.use_bias, dtype, key=keys[i], **inits)
+        for i in range(1, depth)
     ]
     return first, *middle, last
 
 
-@functools.partial(jax.jit, static_argnames=("width", "use_bias", "dtype"))
-def _stacked(keys: Array, width: int, use_bias: bool, dtype: Any) -> Linear:
-    """Linear layers stacked into one."""
-
-    def build(key: Array) -> Linear:
-        return Linear(width, width, use_bias, dtype, key=key)
-
-    if len(keys) == 0:  # an empty loop, which `jax.disable_jit` would refuse
-        one = jax.eval_shape(build, jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype))
-        return jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), one)
-    # Not by `vmap`: with some generators (`rbg`) a batch of keys draws other numbers than
-    # its keys do one by one.
-    return jax.lax.map(build, keys)
+# Compiled, so that building a second one of the same kind takes no time.
+@filter_jit
+def _stacked(build: Callable[..., Any], keys: Array) -> Any:
+    return build_stacked(lambda key: build(key=key), keys)
 
 
 def _copied(activation: Any, shape: tuple[int, ...]) -> Any:

@@ -1,17 +1,22 @@
-"""`LayerNorm`: statistics over one whole example."""
+"""`LayerNorm`, `RMSNorm` and `GroupNorm`: statistics within one example.
 
-from collections.abc import Sequence
+They are computed in float32 at least, whatever the dtype of the input.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
+from .._errors import ShapeError
 from .._module import Module, field
 from .._warn import warn
 from ._init import default_dtype
-from ._shape import as_size, check_input, parameter_shape
+from ._shape import as_size, check_channels_first, check_input, parameter_shape
 from ._stateful import ABSENT
 
 
@@ -70,14 +75,11 @@ class LayerNorm(Module):
                 "LayerNorm's `elementwise_affine` was split in two: pass `use_weight` and "
                 "`use_bias` instead."
             )
-        dims = shape if isinstance(shape, Sequence) else (shape,)
-        dtype = default_dtype(dtype)
-        self.shape = tuple(as_size(self, "shape", size) for size in dims)
+        self.shape = _dims(self, shape)
         self.eps = eps
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight = jnp.ones(self.shape, dtype) if use_weight else None
-        self.bias = jnp.zeros(self.shape, dtype) if use_bias else None
+        self.weight, self.bias = _parameters(self.shape, use_weight, use_bias, dtype)
 
     @overload
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
@@ -108,19 +110,198 @@ class LayerNorm(Module):
         [`equinox_like.ShapeError`][] if `x` has another shape.
         """
         check_input(self, x, _wanted_shape(self))
+        y = _normalised(self, x, _standardise)
+        return y if state is ABSENT else (y, state)
+
+
+class RMSNorm(Module):
+    r"""Divides an array by its root mean square, then scales and shifts each element.
+
+    $$y = \frac{x}{\sqrt{\mathrm{E}[|x|^2] + \varepsilon}} \odot w + b,$$
+
+    where the mean runs over the whole array, and $w$ and $b$ start as ones and zeros. From
+    [Root Mean Square Layer Normalization](https://arxiv.org/abs/1910.07467) (Zhang,
+    Sennrich 2019), where there is no $b$: pass `use_bias=False` for that.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        norm = eqx.nn.RMSNorm(4)
+        y = jax.vmap(norm)(jnp.arange(8.0).reshape(2, 4))
+        assert jnp.allclose((y**2).mean(axis=1), 1, atol=1e-4)
+        ```
+    """
+
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.LayerNorm`][]."""
+        self.shape = _dims(self, shape)
+        self.eps = eps
+        self.use_weight = use_weight
+        self.use_bias = use_bias
+        self.weight, self.bias = _parameters(self.shape, use_weight, use_bias, dtype)
+
+    @overload
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
+
+    @overload
+    def __call__(
+        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, Any]: ...
+
+    @jax.named_scope("eqx.nn.RMSNorm")
+    def __call__(
+        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """As for [`equinox_like.nn.LayerNorm`][]."""
+        check_input(self, x, _wanted_shape(self))
+        y = _normalised(self, x, _divide_by_rms)
+        return y if state is ABSENT else (y, state)
+
+
+class GroupNorm(Module):
+    r"""Normalises groups of channels to mean 0 and variance 1, then scales each channel.
+
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
+
+    where mean and (biased) variance run over each group's channels and their spatial axes,
+    and $w$ and $b$, one number for each channel, start as ones and zeros. From [Group
+    Normalization](https://arxiv.org/abs/1803.08494) (Wu, He 2018). As many groups as
+    channels make an instance norm.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        norm = eqx.nn.GroupNorm(groups=2, channels=6)
+        y = norm(jnp.arange(24.0).reshape(6, 2, 2))
+        assert jnp.allclose(y[:3].mean(), 0, atol=1e-6)
+        ```
+    """
+
+    groups: int = field(static=True)
+    channels: int | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        r"""**Arguments:**
+
+        - `groups`: into how many groups the channels are divided.
+        - `channels`: the size of the input's first axis, a multiple of `groups`. May be
+            left out without `channelwise_affine`.
+        - `eps`: $\varepsilon$ above.
+        - `channelwise_affine`: whether there are $w$ and $b$.
+        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
+
+        **Raises:**
+
+        `ValueError` if `channels` is no multiple of `groups`, or is missing.
+        """
+        self.groups = as_size(self, "groups", groups, 1)
+        self.channels = (
+            None if channels is None else as_size(self, "channels", channels)
+        )
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        if self.channels is None and channelwise_affine:
+            raise ValueError(
+                "GroupNorm needs to know `channels` for its weight and bias: pass it, or "
+                "`channelwise_affine=False`."
+            )
+        if self.channels is not None and self.channels % self.groups != 0:
+            raise ValueError(
+                "GroupNorm takes a multiple of `groups` as `channels`; got "
+                f"{self.channels}, with {self.groups} groups."
+            )
+        shape = (self.channels or 0,)
+        affine = channelwise_affine, channelwise_affine
+        self.weight, self.bias = _parameters(shape, *affine, dtype)
+
+    @overload
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
+
+    @overload
+    def __call__(
+        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, Any]: ...
+
+    @jax.named_scope("eqx.nn.GroupNorm")
+    def __call__(
+        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: shape `(channels, size_1, ..., size_n)`, with any number of spatial axes.
+        - `state`: returned untouched, so that the layer can take the place of one that
+            uses it.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`. It is computed in float32 at least. If
+        `state` was passed, the pair of that array and `state`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another number of channels.
+        """
+        _check_channels(self, x)
         x = jnp.asarray(x)
-        with jax.numpy_dtype_promotion("standard"):
-            accumulate = jnp.result_type(x.dtype, jnp.float32)
-        y = _normalise(x.astype(accumulate), self.eps)
-        if self.use_weight:
-            y = _cast(self.weight, accumulate) * y
-        if self.use_bias:
-            y = y + _cast(self.bias, accumulate)
+        accumulate = _accumulation_dtype(x)
+        per_group = len(x) // self.groups
+        grouped = x.astype(accumulate).reshape(self.groups, per_group, *x.shape[1:])
+        y = jax.vmap(lambda group: _standardise(group, self.eps))(grouped)
+        y = y.reshape(x.shape)
+        if self.channelwise_affine:
+            # The flag decides, and not whether there are parameters.
+            y = _per_channel(self.weight, y) * y + _per_channel(self.bias, y)
         y = y.astype(x.dtype)
         return y if state is ABSENT else (y, state)
 
 
-def _wanted_shape(norm: LayerNorm) -> tuple[int, ...]:
+def _dims(norm: Any, shape: int | Sequence[int]) -> tuple[int, ...]:
+    dims = shape if isinstance(shape, Sequence) else (shape,)
+    return tuple(as_size(norm, "shape", size) for size in dims)
+
+
+def _parameters(
+    shape: tuple[int, ...], use_weight: bool, use_bias: bool, dtype: DTypeLike | None
+) -> tuple[Array | None, Array | None]:
+    dtype = default_dtype(dtype)
+    weight = jnp.ones(shape, dtype) if use_weight else None
+    return weight, jnp.zeros(shape, dtype) if use_bias else None
+
+
+def _wanted_shape(norm: LayerNorm | RMSNorm) -> tuple[int, ...]:
     if not (norm.use_weight or norm.use_bias):
         return norm.shape
     name = "weight" if norm.use_weight else "bias"
@@ -128,8 +309,49 @@ def _wanted_shape(norm: LayerNorm) -> tuple[int, ...]:
     return norm.shape if shape is None else shape
 
 
-def _normalise(x: Array, eps: float) -> Array:
+def _check_channels(norm: GroupNorm, x: Any) -> None:
+    channels = norm.channels
+    if norm.channelwise_affine:
+        shape = parameter_shape(norm, "weight", 1)
+        channels = channels if shape is None else shape[0]
+    check_channels_first(norm, x, channels)
+    if np.shape(x)[0] % norm.groups != 0:
+        raise ShapeError(
+            f"GroupNorm takes an `x` whose first axis, the channels, is a multiple of its "
+            f"{norm.groups} groups, but was given shape {np.shape(x)}."
+        )
+
+
+def _normalised(
+    norm: LayerNorm | RMSNorm, x: ArrayLike, normalise: Callable[[Array, float], Array]
+) -> Array:
+    x = jnp.asarray(x)
+    accumulate = _accumulation_dtype(x)
+    y = normalise(x.astype(accumulate), norm.eps)
+    # The flags decide, and not whether there are parameters.
+    if norm.use_weight:
+        y = _cast(norm.weight, accumulate) * y
+    if norm.use_bias:
+        y = y + _cast(norm.bias, accumulate)
+    return y.astype(x.dtype)
+
+
+def _accumulation_dtype(x: Array) -> Any:
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(x.dtype, jnp.float32)
+
+
+def _standardise(x: Array, eps: float) -> Array:
     return (x - jnp.mean(x)) * jax.lax.rsqrt(jnp.var(x) + eps)
+
+
+def _divide_by_rms(x: Array, eps: float) -> Array:
+    square = (x * x.conj()).real if jnp.iscomplexobj(x) else x * x
+    return x * jax.lax.rsqrt(jnp.mean(square) + eps).astype(x.dtype)
+
+
+def _per_channel(parameter: Any, y: Array) -> Any:
+    return _cast(parameter, y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
 
 
 def _cast(parameter: Any, dtype: DTypeLike) -> Any:

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._module import Module
 from ._shape import within
-from ._stateful import ABSENT, StatefulLayer
+from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
 
 
 class Sequential(StatefulLayer):
@@ -73,9 +73,9 @@ class Sequential(StatefulLayer):
         number = len(self.layers)
         keys = [None] * number if key is None else jax.random.split(key, number)
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
-            kwargs = {"key": layer_key} if _takes_key(layer) else {}
+            kwargs = {"key": layer_key} if takes_key(layer) else {}
             with within(f"layers[{i}]"):
-                if not _is_stateful(layer):
+                if not is_stateful(layer):
                     x = layer(x, **kwargs)
                 elif state is ABSENT:
                     raise TypeError(
@@ -89,7 +89,7 @@ class Sequential(StatefulLayer):
 
     def is_stateful(self) -> bool:
         """Whether any member is."""
-        return any(map(_is_stateful, self.layers))
+        return any(map(is_stateful, self.layers))
 
     @overload
     def __getitem__(self, index: slice) -> "Sequential": ...
@@ -140,21 +140,6 @@ class Lambda(Module):
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
         """**Returns:** `fn(x)`. `key` is ignored."""
         return self.fn(x)
-
-
-def _is_stateful(layer: Any) -> bool:
-    return isinstance(layer, StatefulLayer) and layer.is_stateful()
-
-
-def _takes_key(layer: Any) -> bool:
-    try:
-        parameters = inspect.signature(layer).parameters.values()
-    except (TypeError, ValueError):  # a function in C may not tell
-        return False
-    return any(
-        p.kind is p.VAR_KEYWORD or (p.name == "key" and p.kind is not p.POSITIONAL_ONLY)
-        for p in parameters
-    )
 
 
 def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:

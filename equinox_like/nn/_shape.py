@@ -39,6 +39,18 @@ def check_input(
     raise ShapeError(message)
 
 
+def check_channels_first(
+    layer: Any, x: Any, channels: int | None, name: str = "x"
+) -> None:
+    """As `check_input` with `channels` and then any number of axes of any size."""
+    shape = _shape_of(x)
+    extra = 0
+    if shape and channels is not None and shape[0] != channels and channels in shape:
+        extra = shape.index(channels)  # what stands before are batches
+    number = max(len(shape or ()) - extra, 1)
+    check_input(layer, x, (channels,) + (None,) * (number - 1), name)
+
+
 def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     """The shape of a parameter that should have `ndim` axes.
 
@@ -124,12 +136,14 @@ def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scala
     )
 
 
-def per_axis(layer: Any, name: str, value: Any, length: int) -> tuple[int, ...]:
-    """An int >= 1 for each axis: `length` times the same, or those of a sequence."""
+def per_axis(
+    layer: Any, name: str, value: Any, length: int, minimum: int = 1
+) -> tuple[int, ...]:
+    """A large enough int for each axis: `length` times the same, or a sequence's."""
     if isinstance(value, SupportsIndex):
-        return (as_size(layer, name, value, 1),) * length
+        return (as_size(layer, name, value, minimum),) * length
     if isinstance(value, Sequence):
-        return tuple(as_size(layer, name, each, 1) for each in value)
+        return tuple(as_size(layer, name, each, minimum) for each in value)
     raise ValueError(
         f"{type(layer).__name__} takes an int or a sequence of {length} ints as "
         f"`{name}`; got {value!r}."

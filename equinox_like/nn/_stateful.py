@@ -1,11 +1,15 @@
-"""`StatefulLayer`: how a container learns that a layer takes a state and returns one."""
+"""`StatefulLayer`: how a container learns that a layer takes a state and returns one.
+
+And the two questions that containers ask of what they call.
+"""
 
 import abc
+import inspect
 from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
-from .._module import Module
+from .._module import Frozen, Module
 
 
 class StatefulLayer(Module):
@@ -48,3 +52,24 @@ class _Absent:
 
 
 ABSENT: Any = _Absent()
+
+
+def is_stateful(layer: Any) -> bool:
+    """Whether to call a layer with a state."""
+    if isinstance(layer, Frozen):
+        return is_stateful(layer.value)
+    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+def takes_key(layer: Any) -> bool:
+    """Whether to call a layer, or a plain function, with a `key`."""
+    if isinstance(layer, Frozen):
+        return takes_key(layer.value)
+    try:
+        parameters = inspect.signature(layer).parameters.values()
+    except (TypeError, ValueError):  # a function in C may not tell
+        return False
+    return any(
+        p.kind is p.VAR_KEYWORD or (p.name == "key" and p.kind is not p.POSITIONAL_ONLY)
+        for p in parameters
+    )

@@ -6,6 +6,8 @@ import jaxtyping
 import numpy as np
 import pytest
 
+import equinox_like as eqx
+
 
 @pytest.fixture
 def k0():
@@ -44,9 +46,12 @@ def build(draw):
     """Builds a layer of arrays from its constructor, without its initial draws."""
 
     def build(cls, *args, **kwargs):
-        structs = jax.eval_shape(
+        structs = eqx.filter_eval_shape(
             lambda key: cls(*args, **kwargs, key=key), jax.random.key(0)
         )
-        return jax.tree.map(lambda s: draw(*s.shape).astype(s.dtype), structs)
+        return jax.tree.map(
+            lambda s: draw(*s.shape).astype(s.dtype) if hasattr(s, "dtype") else s,
+            structs,
+        )
 
     return build

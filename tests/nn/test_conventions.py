@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -36,6 +37,35 @@ LAYERS = {
         (3,),
     ),
     "Lambda": (lambda dt, k: nn.Lambda(jnp.tanh), (3,)),
+    "ConvTranspose": (
+        lambda dt, k: nn.ConvTranspose2d(2, 3, 2, 2, dtype=dt, key=k),
+        (2, 3, 4),
+    ),
+    "circular ConvTranspose": (
+        lambda dt, k: nn.ConvTranspose1d(
+            2, 4, 3, 2, 0, "SAME", 2, 2, True, "CIRCULAR", dt, key=k
+        ),
+        (2, 5),
+    ),
+    "AdaptivePool": (lambda dt, k: nn.AdaptiveAvgPool2d(2), (2, 3, 4)),
+    "RMSNorm": (lambda dt, k: nn.RMSNorm((2, 3), dtype=dt), (2, 3)),
+    "GroupNorm": (lambda dt, k: nn.GroupNorm(2, 4, dtype=dt), (4, 3)),
+    "PReLU": (lambda dt, k: nn.PReLU(dtype=dt), (3,)),
+    "Embedding": (lambda dt, k: nn.Embedding(4, 3, dtype=dt, key=k), ()),
+    "RotaryPositionalEmbedding": (
+        lambda dt, k: nn.RotaryPositionalEmbedding(4, dtype=dt),
+        (3, 4),
+    ),
+    "MultiheadAttention": (
+        lambda dt, k: nn.MultiheadAttention(2, 4, dtype=dt, key=k),
+        (3, 4),
+    ),
+    "grouped MultiheadAttention": (
+        lambda dt, k: nn.MultiheadAttention(4, 4, num_kv_heads=2, dtype=dt, key=k),
+        (3, 4),
+    ),
+    "GRUCell": (lambda dt, k: nn.GRUCell(3, 2, dtype=dt, key=k), (3,)),
+    "LSTMCell": (lambda dt, k: nn.LSTMCell(3, 2, dtype=dt, key=k), (3,)),
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 KEY = jax.random.key(0)
@@ -49,7 +79,22 @@ def make(name):
 
 
 def call(layer, x):
-    return layer(x, key=jax.random.key(2))
+    """Calls any of the layers with one array."""
+    key = jax.random.key(2)
+    match layer:
+        case nn.Embedding():
+            return layer(2, key=key) + jnp.reshape(x, (1,))
+        case nn.MultiheadAttention():
+            return layer(x, x, x, key=key)
+        case nn.GRUCell():
+            return layer(x, jnp.stack([x[0], -x[1]]), key=key)
+        case nn.LSTMCell():
+            hidden = jnp.stack([x[0], -x[1]])
+            return jnp.concatenate(layer(x, (hidden, -hidden), key=key))
+    return layer(x, key=key)
+
+
+compiled = eqx.filter_jit(call)
 
 
 @every_layer
@@ -69,7 +114,7 @@ def test_dtype_is_kept_under_strict_promotion(name, dtype) -> None:
         return eqx.filter(layer, eqx.is_inexact_array), call(layer, x)
 
     # The variance of complex numbers is real.
-    mixes = (name, dtype) == ("LayerNorm", "complex64")
+    mixes = name in ("LayerNorm", "GroupNorm") and dtype == "complex64"
     promotion = jax.numpy_dtype_promotion("standard" if mixes else "strict")
     # Traced, not run: promotion is decided while tracing.
     with promotion, jax.numpy_rank_promotion("raise"):
@@ -87,7 +132,7 @@ def eval_static(run, shape, dtype):
 def test_jit_and_vmap_agree_with_the_plain_call(name) -> None:
     layer, x = make(name)
     plain = call(layer, x)
-    np.testing.assert_allclose(eqx.filter_jit(call)(layer, x), plain, rtol=1e-6)
+    np.testing.assert_allclose(compiled(layer, x), plain, rtol=1e-6)
     stacked = jax.jit(jax.vmap(lambda x: call(layer, x)))(jnp.stack([x, x]))
     np.testing.assert_allclose(stacked, np.stack([plain, plain]), rtol=1e-5)
 
@@ -100,6 +145,46 @@ def test_gradient_has_an_entry_for_each_parameter(name) -> None:
     inexact = jax.tree.leaves(eqx.filter((layer, x), eqx.is_inexact_array))
     assert [g.shape for g in grads] == [p.shape for p in inexact]
     assert all(np.isfinite(g).all() for g in grads)
+
+
+# What Dropout draws depends on the dtype of JAX's default.
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "Dropout"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_lower_precision_agrees_with_float64(name, dtype) -> None:
+    layer, x = make(name)
+    # The same numbers in both, so that only the arithmetic differs.
+    layer, x = cast((layer, x), dtype)
+    low = compiled(layer, x)
+    with jax.enable_x64(True):
+        high = compiled(*cast((layer, x), "float64"))
+    assert low.dtype == dtype
+    tolerance = {"bfloat16": 0.05, "float32": 1e-5}[dtype]
+    np.testing.assert_allclose(
+        np.asarray(low, np.float64), high, rtol=tolerance, atol=tolerance
+    )
+
+
+@every_layer
+def test_gradients_are_those_of_finite_differences(name) -> None:
+    layer, x = make(name)
+    with jax.enable_x64(True):
+        arrays, rest = eqx.partition(cast((layer, x), "float64"), eqx.is_inexact_array)
+        check_grads(
+            jax.jit(lambda arrays: call(*eqx.combine(arrays, rest))),
+            (arrays,),
+            order=1,
+            modes=["fwd", "rev"],
+        )
+
+
+def cast(tree, dtype):
+    def each(leaf):
+        return leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf
+
+    tree = jax.tree.map(each, tree)
+    if isinstance(tree[0], nn.RotaryPositionalEmbedding):
+        return nn.RotaryPositionalEmbedding(4, dtype=dtype), tree[1]
+    return tree
 
 
 @every_layer
@@ -157,7 +242,51 @@ def test_layer_is_frozen(name) -> None:
             "init operation",
             "num_spatial_dims kernel_size stride padding use_ceil",
         ),
+        (
+            nn.ConvTranspose2d,
+            "weight bias",
+            "num_spatial_dims in_channels out_channels kernel_size stride padding "
+            "output_padding dilation groups use_bias padding_mode "
+            "preferred_element_type",
+        ),
+        (nn.AdaptiveAvgPool1d, "operation", "target_shape"),
         (nn.LayerNorm, "weight bias", "shape eps use_weight use_bias"),
+        (nn.RMSNorm, "weight bias", "shape eps use_weight use_bias"),
+        (nn.GroupNorm, "weight bias", "groups channels eps channelwise_affine"),
+        (nn.PReLU, "negative_slope", ""),
+        (nn.Embedding, "weight", "num_embeddings embedding_size"),
+        (nn.RotaryPositionalEmbedding, "", "embedding_size theta dtype interleaved"),
+        (
+            nn.MultiheadAttention,
+            "query_proj key_proj value_proj output_proj dropout",
+            "num_heads query_size key_size value_size output_size qk_size vo_size "
+            "use_query_bias use_key_bias use_value_bias use_output_bias num_kv_heads "
+            "implementation",
+        ),
+        (
+            nn.GRUCell,
+            "weight_ih weight_hh bias bias_n",
+            "input_size hidden_size use_bias",
+        ),
+        (
+            nn.LSTMCell,
+            "weight_ih weight_hh bias",
+            "input_size hidden_size use_bias",
+        ),
+        (
+            nn.BatchNorm,
+            "weight bias ema_first_time_index ema_state_index batch_counter "
+            "batch_state_index axis_name inference",
+            "input_size eps channelwise_affine momentum mode batch_axis debias unbiased",
+        ),
+        (
+            nn.SpectralNorm,
+            "layer uv_index inference",
+            "weight_name num_power_iterations eps",
+        ),
+        (nn.WeightNorm, "layer g", "weight_name axis"),
+        (nn.Shared, "pytree where get", ""),
+        (nn.StateIndex, "init", "marker"),
         (nn.Dropout, "p inference", "broadcast_axes"),
         (nn.Sequential, "layers", ""),
         (nn.Lambda, "fn", ""),
@@ -190,3 +319,19 @@ def test_layers_may_be_subclassed(key) -> None:
     assert (layer(jnp.ones(3)) == 2 * nn.Linear(3, 3, key=key)(jnp.ones(3))).all()
     with pytest.raises(eqx.ShapeError, match=r"^Scaled takes"):
         layer(jnp.ones(4))
+
+
+def test_names_of_the_peer_are_there() -> None:
+    names = (
+        "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d "
+        "AdaptiveMaxPool2d AdaptiveMaxPool3d AdaptivePool AvgPool1d AvgPool2d AvgPool3d "
+        "BatchNorm Conv Conv1d Conv2d Conv3d ConvTranspose ConvTranspose1d "
+        "ConvTranspose2d ConvTranspose3d delete_init_state Dropout Embedding GroupNorm "
+        "GRUCell Identity inference_mode Lambda LayerNorm Linear LSTMCell "
+        "make_with_state MaxPool1d MaxPool2d MaxPool3d MLP MultiheadAttention Pool PReLU "
+        "RMSNorm RotaryPositionalEmbedding Sequential Shared SpectralNorm State "
+        "StatefulLayer StateIndex WeightNorm"
+    )
+    assert set(names.split()) <= set(dir(nn))
+    for name in ("BatchNorm", "SpectralNorm", "Sequential", "Stacked", "Mixed"):
+        assert issubclass(getattr(nn, name), nn.StatefulLayer)

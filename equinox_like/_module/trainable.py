@@ -1,0 +1,294 @@
+"""Which arrays of a tree are trained: `trainable`, `frozen` and `unfrozen`.
+
+Being frozen is a property of the tree, not of a call: an optimiser that is given a frozen
+array would move it by weight decay or momentum, though its gradient is zero. It rests on
+`field(trainable=False)`, as a frozen part is a Module with one such field.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._compat.tracer import Tracer
+from .._tree.at import tree_at
+from .._tree.filters import is_array, is_inexact_array
+from .._tree.glob import matches_above, plain_path
+from .._tree.partition import tree_filter
+from .field import field
+from .flatten import Node
+from .module import Module
+
+_Tree = TypeVar("_Tree")
+
+
+@tree_filter
+def trainable(tree: Any, *, exclude: Any = None) -> Any:
+    """Which leaves of a tree are parameters to train.
+
+    These are the floating and complex arrays, but for those that are
+    [`equinox_like.frozen`][] or in a `field(trainable=False)`. They are what
+    [`equinox_like.filter_grad`][] differentiates, and `filter(model, trainable)` is what
+    the `init` of an optimiser wants. Where a filter specification is taken, this function
+    is handed a whole tree, not each leaf.
+
+    **Arguments:**
+
+    - `tree`: any pytree.
+    - `exclude`: what else to leave out: a function that returns nodes, as in
+        [`equinox_like.tree_at`][]; a class, for all its instances; a pattern for paths,
+        such as `"layers[0]"` or `"**.bias"`, in which `*` stands for anything within one
+        component and `**` for any components; or a list of these.
+
+    **Returns:**
+
+    A tree of the structure of `tree`, with `True` and `False` as leaves.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        model = eqx.tree_at("layers[0]", model, replace_fn=eqx.frozen)
+        params = eqx.filter(model, eqx.trainable)
+        assert [x.shape for x in jax.tree.leaves(params)] == [(2, 8), (2,)]
+
+        no_biases = eqx.filter(model, eqx.trainable(model, exclude="**.bias"))
+        assert [x.shape for x in jax.tree.leaves(no_biases)] == [(2, 8)]
+        ```
+    """
+    flags = trainable_leaves(tree)
+    for selector in exclude if isinstance(exclude, list) else [exclude]:
+        if selector is not None:
+            excluded = leaves_under(tree, selector)
+            flags = [a and not b for a, b in zip(flags, excluded, strict=True)]
+    return jtu.tree_structure(tree).unflatten(flags)
+
+
+def trainable_leaves(
+    tree: Any, is_parameter: Callable[[Any], bool] = is_inexact_array
+) -> list[bool]:
+    """For each leaf, whether it is a parameter that is not in a `trainable=False` field."""
+    flags: list[bool] = []
+    for node in jtu.tree_leaves(tree, is_leaf=_has_buffers):
+        if not _has_buffers(node):
+            flags.append(is_parameter(node))
+            continue
+        buffers = node._module_spec_.buffers
+        children, _ = jtu.tree_flatten_with_path(
+            node, is_leaf=lambda x, node=node: x is not node
+        )
+        for path, child in children:
+            if _name_of(path) in buffers:
+                flags += [False] * len(jtu.tree_leaves(child))
+            else:
+                flags += trainable_leaves(child, is_parameter)
+    return flags
+
+
+class _Nothing:
+    """The step of a path from a frozen part to its content: it is not written."""
+
+    def __str__(self) -> str:
+        return ""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Nothing
+
+    def __hash__(self) -> int:
+        return hash(_Nothing)
+
+
+class Frozen(Module):
+    """What [`equinox_like.frozen`][] returns: a `value` through which no gradient flows."""
+
+    value: Any = field(trainable=False)
+
+    _registers_itself_: ClassVar[bool] = True
+    # NumPy leaves `array + frozen` to us.
+    __array_priority__: ClassVar[int] = 100
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._stopped()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "value" not in self.__dict__:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        return getattr(self._stopped(), name)
+
+    def _stopped(self) -> Any:
+        # An array that is no tracer has no gradient to stop, and stays the same object.
+        value = self.value
+        if not any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(value)):
+            return value
+        return jax.tree.map(
+            lambda x: jax.lax.stop_gradient(x) if is_array(x) else x, value
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._stopped()[index]
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __iter__(self) -> Any:
+        return iter(self._stopped())
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.value, dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self._stopped())
+
+
+def _unary(operation: Callable[[Any], Any]) -> Any:
+    return lambda self: operation(self._stopped())
+
+
+def _binary(operation: Callable[[Any, Any], Any]) -> Any:
+    return lambda self, other: operation(self._stopped(), other)
+
+
+def _reflected(operation: Callable[[Any, Any], Any]) -> Any:
+    return lambda self, other: operation(other, self._stopped())
+
+
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Frozen, f"__{_name}__", _unary(getattr(operator, _name)))
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Frozen, f"__{_name}__", _binary(getattr(operator, _name)))
+for _name in (
+    "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"
+).split():
+    _operation, _name = getattr(operator, _name), _name.rstrip("_")
+    setattr(Frozen, f"__{_name}__", _binary(_operation))
+    setattr(Frozen, f"__r{_name}__", _reflected(_operation))
+
+
+def frozen(tree: Any) -> Any:
+    """Marks an array or a part of a model as one that is not trained.
+
+    It has the same arrays in the same order, and files are the same. A frozen Module can be
+    called, and its attributes and methods read; a frozen array can be calculated with and
+    indexed, and every layer takes it as a parameter. Through neither do gradients flow.
+    [`equinox_like.filter_grad`][] does not differentiate it, so it stays the identical
+    object through `apply_updates`; for `jax.jit`, `jax.vmap` and saving it is like any
+    other.
+
+    **Arguments:**
+
+    - `tree`: an array, a Module or any pytree.
+
+    **Returns:**
+
+    A `Frozen`, whose `value` is `tree`. What is one already is returned as it is.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        model = eqx.tree_at(lambda m: m.layers[0].weight, model, replace_fn=eqx.frozen)
+        grads = eqx.filter_grad(lambda m: m(jnp.ones(3)).sum())(model)
+        assert grads.layers[0].weight.value is None
+        assert grads.layers[0].bias.shape == (8,)
+        ```
+    """
+    return tree if isinstance(tree, Frozen) else Frozen(tree)
+
+
+def unfrozen(tree: Any) -> Any:
+    """The tree with each [`equinox_like.frozen`][] part in it as it was before.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        w = jnp.ones(3)
+        assert eqx.unfrozen({"w": eqx.frozen(w)})["w"] is w
+        ```
+    """
+    return jax.tree.map(
+        lambda node: unfrozen(node.value) if isinstance(node, Frozen) else node,
+        tree,
+        is_leaf=_is_frozen,
+    )
+
+
+def _is_frozen(node: Any) -> bool:
+    return isinstance(node, Frozen)
+
+
+def _has_buffers(node: Any) -> bool:
+    # `Node` and not `Module`, whose metaclass makes the question slow.
+    return isinstance(node, Node) and bool(node._module_spec_.buffers)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _name_of(path: Sequence[Any]) -> str:
+    return "value" if path[0] == _Nothing() else path[0].name
+
+
+def leaves_under(tree: Any, selector: Any) -> list[bool]:
+    """For each leaf, whether it is under what `selector` chooses."""
+    if isinstance(selector, str):
+        paths = [plain_path(path) for path, _ in jtu.tree_leaves_with_path(tree)]
+        return [matches_above(selector, path) for path in paths]
+    flags = jtu.tree_map(lambda _: False, tree)
+    if isinstance(selector, type):
+        flags = jtu.tree_map(
+            lambda node: _all_true(node) if isinstance(node, selector) else False,
+            tree,
+            is_leaf=lambda node: isinstance(node, selector),
+        )
+    elif callable(selector):
+        flags = tree_at(selector, flags, replace_fn=_all_true)
+    else:
+        raise TypeError(
+            "Leaves are chosen by a function that returns nodes, a class, or a pattern for "
+            f"paths; got a {type(selector).__name__}."
+        )
+    return jtu.tree_leaves(flags)
+
+
+def _all_true(node: Any) -> Any:
+    return jtu.tree_map(lambda _: True, node)
+
+
+def _flatten(node: Frozen):
+    return (node.value,), None
+
+
+def _flatten_with_keys(node: Frozen):
+    return ((_Nothing(), node.value),), None
+
+
+def _unflatten(_: None, children: Iterable[Any]) -> Frozen:
+    (value,) = children
+    node: Any = object.__new__(Frozen)
+    object.__setattr__(node, "value", value)
+    return node
+
+
+jtu.register_pytree_with_keys(Frozen, _flatten_with_keys, _unflatten, _flatten)

@@ -1,0 +1,43 @@
+"""Patterns for paths: `layers[*].weight`, `**.bias`."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from .paths import path_str
+
+
+def plain_path(path: Sequence[Any]) -> str:
+    """How one writes a path after the tree's name, without the dot: `layers[0].weight`."""
+    return path_str(path).removeprefix(".")
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether `pattern` is the whole of `path`, as `plain_path` writes it.
+
+    `*` stands for anything within one component, `**` for any components. Everything else
+    stands for itself, brackets too.
+    """
+    return _compiled(pattern).fullmatch(path) is not None
+
+
+def matches_above(pattern: str, path: str) -> bool:
+    """Whether `pattern` is `path`, or a node above it."""
+    expression = _compiled(pattern)
+    ends = [m.start() for m in re.finditer(r"[.\[]", path) if m.start() > 0]
+    return any(expression.fullmatch(path, 0, end) for end in (*ends, len(path)))
+
+
+@functools.lru_cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*\.?|\*)", pattern.removeprefix("."))
+    return re.compile("".join(map(_expression, parts)))
+
+
+def _expression(part: str) -> str:
+    if part == "**.":  # no component at all is fine, and then there is no dot
+        return r"(?:.*\.)?"
+    if part == "**":
+        return ".*"
+    return r"[^.\[\]]*" if part == "*" else re.escape(part)

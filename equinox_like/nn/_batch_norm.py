@@ -1,0 +1,413 @@
+"""`BatchNorm`: statistics over the batch, and running averages of them for inference."""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._errors import ShapeError
+from .._module import field
+from .._warn import warn
+from ._init import default_dtype
+from ._shape import as_size, check_channels_first, check_input, parameter_shape
+from ._state import State, StateIndex
+from ._stateful import StatefulLayer
+
+_Mode = Literal["batch", "ema", "legacy"]
+
+
+class BatchNorm(StatefulLayer):
+    r"""Normalises each channel to mean 0 and variance 1 over the batch.
+
+    $$y = \frac{x - \mu}{\sqrt{v + \varepsilon}} \odot w + b,$$
+
+    where $\mu$ and $v$ are mean and (biased) variance of a channel over the batch and the
+    spatial axes, and $w$ and $b$ start as ones and zeros. In training the layer also keeps
+    running averages of $\mu$ and $v$, in a [`equinox_like.nn.State`][], and uses these at
+    inference. From [Batch Normalization](https://arxiv.org/abs/1502.03167) (Ioffe, Szegedy
+    2015).
+
+    Of the two modes, `"batch"` is the one of that paper: the batch's own statistics
+    normalise in training. The running averages start at 0 and 1 and are freed of this
+    start at inference, as in [Adam](https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015). In
+    mode `"ema"` the running averages, with the batch's part in them, normalise in training
+    as well.
+
+    Without an `axis_name` the layer takes a whole batch at once:
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3)
+        y, state = norm(jax.random.normal(jax.random.key(0), (8, 3)), state)
+        assert jnp.allclose(y.mean(axis=0), 0, atol=1e-5)
+        ```
+
+    With one, it takes an example at a time, under a `jax.vmap` of that name:
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
+        apply = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        y, state = apply(jax.random.normal(jax.random.key(0), (8, 3)), state)
+        assert jnp.allclose(y.mean(axis=0), 0, atol=1e-5)
+        y, _ = norm(jnp.ones(3), state, inference=True)
+        ```
+    """
+
+    weight: Array | None
+    bias: Array | None
+    ema_first_time_index: StateIndex[Any] | None
+    ema_state_index: StateIndex[Any] | None
+    batch_counter: StateIndex[Any] | None
+    batch_state_index: StateIndex[Any] | None
+    axis_name: Any
+    inference: bool | Array
+    input_size: int = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    momentum: float = field(static=True)
+    mode: Literal["batch", "ema"] = field(static=True)
+    batch_axis: int | None = field(static=True)
+    debias: Literal["exact", "peer"] = field(static=True)
+    unbiased: bool = field(static=True)
+
+    def __init__(
+        self,
+        input_size: int,
+        axis_name: Hashable | Sequence[Hashable] | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        momentum: float = 0.99,
+        inference: bool = False,
+        dtype: DTypeLike | None = None,
+        mode: _Mode = "legacy",
+        *,
+        batch_axis: int | None = None,
+        debias: Literal["exact", "peer"] = "exact",
+        unbiased: bool = False,
+    ):
+        r"""**Arguments:**
+
+        - `input_size`: the number of channels.
+        - `axis_name`: the name of the `jax.vmap` (or `pmap`, or `shard_map`) over the
+            batch, or a sequence of several. By default there is none.
+        - `eps`: $\varepsilon$ above.
+        - `channelwise_affine`: whether there are $w$ and $b$.
+        - `momentum`: how much of a running average stays at each step.
+        - `inference`: whether to use the running averages, and to leave them alone.
+        - `dtype`: of parameters and state; by default float32, or float64 if
+            `jax_enable_x64` is on.
+        - `mode`: `"batch"` or `"ema"`, see above. By default `"batch"` without an
+            `axis_name`; with one `"ema"`, as it has always been, and a warning.
+        - `batch_axis`: the axis of the input that is the batch; the first of the others is
+            that of the channels. By default 0 without an `axis_name`, and none with one. If
+            both are given, the statistics run over both.
+        - `debias`: `"exact"`, or `"peer"` for the numbers of a library that forgets that
+            the running variance started at 1.
+        - `unbiased`: store the variance times $n / (n - 1)$, where $n$ is how many numbers
+            of each channel there are.
+
+        **Raises:**
+
+        `ValueError` for another `mode` or `debias`.
+        """
+        if mode not in ("batch", "ema", "legacy"):
+            raise ValueError(
+                f"BatchNorm takes 'batch' or 'ema' as `mode`; got {mode!r}."
+            )
+        if debias not in ("exact", "peer"):
+            raise ValueError(
+                f"BatchNorm takes 'exact' or 'peer' as `debias`; got {debias!r}."
+            )
+        if mode == "legacy" and axis_name is not None:
+            warn(
+                "BatchNorm's `mode` is 'ema' by default. Pass `mode='batch'`, which is "
+                "the usual way to normalise, or `mode='ema'` to keep this one."
+            )
+        if mode == "legacy":
+            mode = "batch" if axis_name is None else "ema"
+        self.input_size = as_size(self, "input_size", input_size)
+        self.axis_name = axis_name
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        self.momentum = momentum
+        self.inference = inference
+        self.mode = mode
+        self.batch_axis = 0 if batch_axis is None and axis_name is None else batch_axis
+        self.debias = debias
+        self.unbiased = unbiased
+
+        dtype = default_dtype(dtype)
+        shape = (self.input_size,)
+        self.weight = jnp.ones(shape, dtype) if channelwise_affine else None
+        self.bias = jnp.zeros(shape, dtype) if channelwise_affine else None
+        self.ema_first_time_index = self.ema_state_index = None
+        self.batch_counter = self.batch_state_index = None
+        zeros = jnp.zeros(shape, dtype)
+        if mode == "ema":
+            self.ema_first_time_index = StateIndex(jnp.array(True))
+            self.ema_state_index = StateIndex((zeros, zeros))
+        else:
+            self.batch_counter = StateIndex(jnp.array(0))
+            self.batch_state_index = StateIndex((zeros, jnp.ones(shape, dtype)))
+
+    @jax.named_scope("eqx.nn.BatchNorm")
+    def __call__(
+        self,
+        x: ArrayLike,
+        state: State,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        mask: ArrayLike | None = None,
+    ) -> tuple[Array, State]:
+        """**Arguments:**
+
+        - `x`: with an `axis_name`, one example of shape `(channels, size_1, ..., size_n)`.
+            Without one, a batch of such, and at inference either.
+        - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
+        - `key`: ignored.
+        - `inference`: takes the place of the layer's own, unless it is `None`.
+        - `mask`: which examples count: shape `(batch,)`, or `()` for one example. The
+            others are normalised, too. If none counts, the state stays as it is, and the
+            running averages normalise.
+
+        **Returns:**
+
+        The pair of an array of the shape of `x`, of the dtype to which JAX promotes those
+        of `x` and the layer, and the new state. It is computed in float32 at least.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` or `mask` has another shape. `NameError` in
+        training if there is no `jax.vmap` of the `axis_name`.
+        """
+        at_rest = bool(self.inference if inference is None else inference)
+        x, layout = _laid_out(self, x, mask, at_rest)
+        running = _running(self, state)
+        stored = running.mean.dtype
+        # Under a policy the parameters are cast, and the state is not.
+        own = stored if self.weight is None else self.weight.dtype
+        with jax.numpy_dtype_promotion("standard"):
+            work = jnp.result_type(x.dtype, stored, jnp.float32)
+            out_dtype = jnp.result_type(x.dtype, own)
+        x = x.astype(work)
+        running = running.astype(work)
+        if at_rest:
+            used = _for_inference(self, running)
+        else:
+            batch = _batch_moments(self, x, layout)
+            used, new = _blend(self, running, batch)
+            if mask is not None:
+                # Where nothing counts, there is nothing to learn.
+                used = _where(batch.count > 0, used, _for_inference(self, running))
+                new = _where(batch.count > 0, new, running)
+            state = _stored(self, state, new, stored)
+        y = (x - layout.spread(used.mean)) / jnp.sqrt(
+            layout.spread(used.variance) + jnp.asarray(self.eps, work)
+        )
+        if self.channelwise_affine:
+            # The flag decides, and not whether there are parameters.
+            weight, bias = jnp.asarray(self.weight), jnp.asarray(self.bias)
+            y = layout.spread(weight.astype(work)) * y
+            y = y + layout.spread(bias.astype(work))
+        return y.astype(out_dtype), state
+
+
+class _Layout(NamedTuple):
+    """Where the channels of an input are, and which of its examples count."""
+
+    ndim: int
+    channel_axis: int
+    # Broadcasts with the input; `None` if all count.
+    mask: Array | None
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return tuple(i for i in range(self.ndim) if i != self.channel_axis)
+
+    def spread(self, per_channel: Array) -> Array:
+        shape = [1] * self.ndim
+        shape[self.channel_axis] = -1
+        return per_channel.reshape(shape)
+
+
+class _Running(NamedTuple):
+    """What the state holds. `steps` is a count, or whether this is the first step."""
+
+    steps: Array
+    mean: Array
+    variance: Array
+
+    def astype(self, dtype: Any) -> "_Running":
+        return _Running(
+            self.steps, self.mean.astype(dtype), self.variance.astype(dtype)
+        )
+
+
+class _Moments(NamedTuple):
+    mean: Array
+    variance: Array
+    # How many numbers of each channel went into them.
+    count: Any = None
+
+
+def _where(condition: Array, one: Any, other: Any) -> Any:
+    return type(one)(
+        *(
+            None if a is None else jnp.where(condition, a, b)
+            for a, b in zip(one, other, strict=True)
+        )
+    )
+
+
+def _laid_out(
+    norm: BatchNorm, x: ArrayLike, mask: Any, inference: bool
+) -> tuple[Array, _Layout]:
+    channels = norm.input_size
+    if norm.channelwise_affine:
+        shape = parameter_shape(norm, "weight", 1)
+        channels = channels if shape is None else shape[0]
+    batch_axis = norm.batch_axis
+    if batch_axis is None or (inference and _is_one_example(x, batch_axis, channels)):
+        check_channels_first(norm, x, channels)
+        x = jnp.asarray(x)
+        layout = _Layout(x.ndim, 0, None)
+        wanted, spread = (), ()
+    else:
+        x = _checked_batch(norm, x, batch_axis, channels)
+        batch_axis %= x.ndim
+        layout = _Layout(x.ndim, 1 if batch_axis == 0 else 0, None)
+        wanted = (x.shape[batch_axis],)
+        spread = tuple(-1 if i == batch_axis else 1 for i in range(x.ndim))
+    if mask is None:
+        return x, layout
+    check_input(norm, mask, wanted, "mask")
+    return x, layout._replace(mask=jnp.asarray(mask).astype(bool).reshape(spread))
+
+
+def _is_one_example(x: Any, batch_axis: int, channels: int) -> bool:
+    shape = jnp.shape(x)
+    if len(shape) < 2:
+        return True
+    channel_axis = 1 if batch_axis % len(shape) == 0 else 0
+    return shape[channel_axis] != channels and shape[0] == channels
+
+
+def _checked_batch(norm: BatchNorm, x: Any, batch_axis: int, channels: int) -> Array:
+    shape = jnp.shape(x)
+    ndim = len(shape)
+    if ndim < 2 or not -ndim <= batch_axis < ndim:
+        raise ShapeError(
+            f"BatchNorm without an `axis_name` takes a whole batch in training, with its "
+            f"examples along axis {batch_axis} and {channels} channels along the next, "
+            f"but was given shape {shape}. Add a batch axis, or name the axis of the "
+            "`jax.vmap` by `axis_name`."
+        )
+    wanted: list[int | None] = [None] * ndim
+    wanted[1 if batch_axis % ndim == 0 else 0] = channels
+    check_input(norm, x, wanted)
+    return jnp.asarray(x)
+
+
+def _running(norm: BatchNorm, state: State) -> _Running:
+    if norm.mode == "ema":
+        first = state.get(_there(norm.ema_first_time_index))
+        return _Running(first, *state.get(_there(norm.ema_state_index)))
+    counter = state.get(_there(norm.batch_counter))
+    return _Running(counter, *state.get(_there(norm.batch_state_index)))
+
+
+def _stored(norm: BatchNorm, state: State, new: _Running, dtype: Any) -> State:
+    steps, *averages = new.astype(dtype)
+    if norm.mode == "ema":
+        state = state.set(_there(norm.ema_first_time_index), steps)
+        return state.set(_there(norm.ema_state_index), tuple(averages))
+    state = state.set(_there(norm.batch_counter), steps)
+    return state.set(_there(norm.batch_state_index), tuple(averages))
+
+
+def _there(index: StateIndex[Any] | None) -> StateIndex[Any]:
+    assert index is not None  # as the mode says
+    return index
+
+
+def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
+    if norm.mode == "ema":
+        return _Moments(running.mean, running.variance)
+    left = norm.momentum ** running.steps.astype(running.mean.real.dtype)
+    # Before the first step, and with a momentum of 1, nothing was averaged yet.
+    started = left < 1
+    divisor = jnp.where(started, 1 - left, 1)
+    variance = running.variance
+    if norm.debias == "exact":
+        variance = jnp.where(started, variance - left, variance)
+    return _Moments(running.mean / divisor, variance / divisor)
+
+
+def _batch_moments(norm: BatchNorm, x: Array, layout: _Layout) -> _Moments:
+    """Of the whole batch, over all axes that it has."""
+
+    def mean(values: Array) -> Array:
+        if layout.mask is None:
+            return _over_names(jax.lax.pmean, jnp.mean(values, layout.others), norm)
+        total = jnp.sum(jnp.where(layout.mask, values, 0), layout.others)
+        total = _over_names(jax.lax.psum, total, norm)
+        return total / jnp.maximum(count, 1).astype(total.real.dtype)
+
+    size = math.prod(x.shape[i] for i in layout.others)
+    if layout.mask is None:
+        count = _over_names(jax.lax.psum, size, norm)
+    else:
+        of_each = size // layout.mask.size
+        count = _over_names(jax.lax.psum, layout.mask.sum() * of_each, norm)
+    center = mean(x)
+    off = x - layout.spread(center)
+    square = off * off.conj() if jnp.iscomplexobj(off) else off * off
+    variance = jnp.maximum(mean(square).real, 0).astype(x.dtype)
+    return _Moments(center, variance, count)
+
+
+def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
+    names = norm.axis_name
+    if names is None:
+        return x
+    return reduce(x, tuple(names) if isinstance(names, list) else names)
+
+
+def _blend(
+    norm: BatchNorm, running: _Running, batch: _Moments
+) -> tuple[_Moments, _Running]:
+    """What normalises the batch, and the next running averages."""
+    is_ema = norm.mode == "ema"
+    to_store = batch.variance
+    if norm.unbiased:
+        count = jnp.asarray(batch.count).astype(to_store.real.dtype)
+        to_store = to_store * jnp.where(count > 1, count / jnp.maximum(count - 1, 1), 1)
+
+    def average(old: Array, new: Array) -> Array:
+        blended = norm.momentum * old + (1 - norm.momentum) * new
+        # In mode "ema" the first batch is all there is.
+        return jnp.where(running.steps, new, blended) if is_ema else blended
+
+    mean = average(running.mean, batch.mean)
+    variance = average(running.variance, to_store)
+    if not is_ema:
+        used = _Moments(batch.mean, batch.variance)
+        return used, _Running(running.steps + 1, mean, variance)
+    used = _Moments(mean, average(running.variance, batch.variance))
+    return used, _Running(jnp.zeros_like(running.steps), mean, variance)

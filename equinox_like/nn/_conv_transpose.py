@@ -1,0 +1,402 @@
+"""`ConvTranspose`, and its forms for one, two and three spatial axes."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from ._conv import (
+    PADDING_MODES,
+    Padding,
+    check_channels,
+    conv_groups,
+    conv_padding,
+    conv_parameters,
+    conv_per_axis,
+    one_of,
+)
+from ._init import Init, Layout, channels_first, default_dtype
+from ._shape import as_size
+
+
+class ConvTranspose(Module):
+    r"""The transpose of a convolution: from its output's shape back to its input's.
+
+    All arguments describe the convolution whose map of shapes is undone. Along one axis,
+    with kernel size $k$, stride $s$, padding $(p_0, p_1)$, dilation $d$ and output padding
+    $a$, the input is spread out by $s$ with zeros between, and then
+
+    $$y_{o, i} = b_o + \sum_{c, j} W_{o, c, j}\, \tilde x_{c, i + d j},$$
+
+    where $\tilde x$ is padded by $(d (k - 1) - p_0, d (k - 1) - p_1 + a)$. An axis of size
+    $n$ becomes one of size $s (n - 1) + 1 + d (k - 1) - p_0 - p_1 + a$. Relation 14 of [A
+    guide to convolution arithmetic for deep learning](https://arxiv.org/abs/1603.07285)
+    (Dumoulin, Visin 2016).
+
+    The weight has the layout of [`equinox_like.nn.Conv`][]. The exact transpose of a
+    `Conv` has that one's weight, flipped along each spatial axis, with its first two axes
+    swapped.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        up = eqx.nn.ConvTranspose(1, 3, 8, 4, stride=2, padding=1, key=jax.random.key(0))
+        assert up(jnp.ones((3, 10))).shape == (8, 20)
+        ```
+    """
+
+    num_spatial_dims: int = field(static=True)
+    weight: Array
+    bias: Array | None
+    in_channels: int = field(static=True)
+    out_channels: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | tuple[tuple[int, int], ...] = field(static=True)
+    output_padding: tuple[int, ...] = field(static=True)
+    dilation: tuple[int, ...] = field(static=True)
+    groups: int = field(static=True)
+    use_bias: bool = field(static=True)
+    padding_mode: str = field(static=True)
+    preferred_element_type: np.dtype | None = field(static=True, default=None)
+
+    _layouts: ClassVar[dict[str, Layout]] = {"weight": channels_first}
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """**Arguments:**
+
+        - `num_spatial_dims`: the number of spatial axes.
+        - `in_channels`, `out_channels`: the sizes of the input's and the output's first
+            axis. Both must be multiples of `groups`.
+        - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
+        - `padding`: of the convolution that is undone, in each of the ways that
+            [`equinox_like.nn.Conv`][] takes it. With `"SAME"` and `"SAME_LOWER"` an axis
+            of size `n` becomes one of size `stride * n - output_padding`.
+        - `output_padding`: what to add to the output's end, since convolutions with a
+            stride give inputs of several sizes the same output size: an int, or one for
+            each spatial axis, less than the stride. With `"SAME"` it is taken away.
+        - `groups`: how many layers stand side by side, each of its own share of the input
+            and the output channels.
+        - `use_bias`: whether to add a bias to each channel.
+        - `padding_mode`: `"ZEROS"`; or `"CIRCULAR"`, with `"SAME"` or `"SAME_LOWER"` and no
+            `output_padding`.
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: for the first values of the parameters.
+        - `preferred_element_type`: the dtype in which to add up the products, if it is to
+            be another than that of the input.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Conv`][].
+
+        **Raises:**
+
+        `ValueError` for a size, a padding or a number of groups that cannot be.
+        `NotImplementedError` for a padding mode that has no transpose here.
+        """
+        self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
+        self.in_channels = as_size(self, "in_channels", in_channels, 1)
+        self.out_channels = as_size(self, "out_channels", out_channels)
+        self.kernel_size = conv_per_axis(self, "kernel_size", kernel_size)
+        self.stride = conv_per_axis(self, "stride", stride)
+        self.padding = conv_padding(self, padding)
+        self.output_padding = conv_per_axis(self, "output_padding", output_padding, 0)
+        self.dilation = conv_per_axis(self, "dilation", dilation)
+        self.groups = conv_groups(self, groups)
+        self.use_bias = use_bias
+        self.padding_mode = one_of(self, "padding_mode", padding_mode, PADDING_MODES)
+        preferred = preferred_element_type
+        self.preferred_element_type = (
+            None if preferred is None else jnp.dtype(preferred)
+        )
+        _check_output_padding(self)
+        _check_padding_mode(self)
+        self.weight, self.bias = conv_parameters(
+            self, default_dtype(dtype), key, weight_init, bias_init
+        )
+
+    @jax.named_scope("eqx.nn.ConvTranspose")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(in_channels, size_1, ..., size_n)`, of the dtype of the parameters.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of shape `(out_channels, new_size_1, ..., new_size_n)`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
+        """
+        check_channels(self, x)
+        y = _convolve(self, jnp.asarray(x))
+        if self.use_bias:
+            # The flag decides, and not whether there is a bias.
+            y = y + self.bias  # pyright: ignore[reportOperatorIssue]
+        return y
+
+
+class ConvTranspose1d(ConvTranspose):
+    """[`equinox_like.nn.ConvTranspose`][] with one spatial axis: for sequences.
+
+    `output_padding` comes before `padding` here.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        up = eqx.nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1, key=jax.random.key(0))
+        assert up(jnp.ones((3, 10))).shape == (8, 20)
+        ```
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        output_padding: int | Sequence[int] = 0,
+        padding: Padding = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
+        super().__init__(
+            1,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            preferred_element_type=preferred_element_type,
+            weight_init=weight_init,
+            bias_init=bias_init,
+        )
+
+
+class ConvTranspose2d(ConvTranspose):
+    """[`equinox_like.nn.ConvTranspose`][] with two spatial axes: for images.
+
+    `output_padding` comes before `padding` here.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        up = eqx.nn.ConvTranspose2d(3, 8, 2, stride=2, key=jax.random.key(0))
+        assert up(jnp.ones((3, 5, 5))).shape == (8, 10, 10)
+        ```
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (1, 1),
+        output_padding: int | Sequence[int] = (0, 0),
+        padding: Padding = (0, 0),
+        dilation: int | Sequence[int] = (1, 1),
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
+        super().__init__(
+            2,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            preferred_element_type=preferred_element_type,
+            weight_init=weight_init,
+            bias_init=bias_init,
+        )
+
+
+class ConvTranspose3d(ConvTranspose):
+    """[`equinox_like.nn.ConvTranspose`][] with three spatial axes: for volumes.
+
+    `output_padding` comes before `padding` here.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        up = eqx.nn.ConvTranspose3d(3, 8, 2, stride=2, key=jax.random.key(0))
+        assert up(jnp.ones((3, 2, 2, 2))).shape == (8, 4, 4, 4)
+        ```
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = (1, 1, 1),
+        output_padding: int | Sequence[int] = (0, 0, 0),
+        padding: Padding = (0, 0, 0),
+        dilation: int | Sequence[int] = (1, 1, 1),
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
+        super().__init__(
+            3,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            preferred_element_type=preferred_element_type,
+            weight_init=weight_init,
+            bias_init=bias_init,
+        )
+
+
+def _check_output_padding(conv: ConvTranspose) -> None:
+    for added, stride in zip(conv.output_padding, conv.stride, strict=True):
+        if added >= stride:
+            raise ValueError(
+                f"{type(conv).__name__} takes an `output_padding` less than the stride; "
+                f"got {conv.output_padding} for the stride {conv.stride}."
+            )
+
+
+def _check_padding_mode(conv: ConvTranspose) -> None:
+    if conv.padding_mode == "ZEROS":
+        return
+    is_same = conv.padding in ("SAME", "SAME_LOWER") and not any(conv.output_padding)
+    if conv.padding_mode != "CIRCULAR" or not is_same:
+        raise NotImplementedError(
+            f"{type(conv).__name__} takes ZEROS as `padding_mode`, or CIRCULAR with a "
+            "`padding` of SAME or SAME_LOWER and an `output_padding` of 0; got "
+            f"{conv.padding_mode}, {conv.padding!r} and {conv.output_padding}."
+        )
+
+
+def _convolve(conv: ConvTranspose, x: Array) -> Array:
+    weight = jnp.asarray(conv.weight)
+    padding = _added(conv, weight.shape[2:])
+    if conv.padding_mode == "CIRCULAR":
+        axes = list(zip(padding, conv.stride, strict=True))
+        wrapped = [(low // s, high // s) for (low, high), s in axes]
+        x = jnp.pad(x, [(0, 0), *wrapped], "wrap")
+        padding = [(low % s, high % s) for (low, high), s in axes]
+    y = jax.lax.conv_general_dilated(
+        x[None],
+        weight,
+        window_strides=(1,) * conv.num_spatial_dims,
+        padding=padding,
+        lhs_dilation=conv.stride,
+        rhs_dilation=conv.dilation,
+        feature_group_count=conv.groups,
+        preferred_element_type=conv.preferred_element_type,
+    )
+    return y[0].astype(x.dtype)
+
+
+def _added(conv: ConvTranspose, kernel: Sequence[int]) -> list[tuple[int, int]]:
+    """How much to pad each axis of the spread-out input."""
+    reach = [d * (k - 1) for k, d in zip(kernel, conv.dilation, strict=True)]
+    if isinstance(conv.padding, str):
+        axes = zip(reach, conv.stride, conv.output_padding, strict=True)
+        undone = [_undone_by_word(conv.padding, *axis) for axis in axes]
+    else:
+        pairs = zip(conv.padding, conv.output_padding, strict=True)
+        undone = [(low, high - extra) for (low, high), extra in pairs]
+    return [(r - low, r - high) for r, (low, high) in zip(reach, undone, strict=True)]
+
+
+def _undone_by_word(
+    word: str, reach: int, stride: int, output_padding: int
+) -> tuple[int, int]:
+    """What of the full padding of one axis a word takes away."""
+    if word == "VALID":
+        return 0, -output_padding
+    total = reach - stride + output_padding + 1
+    if total < 0:  # there is more to add than the kernel reaches
+        return 0, total
+    low = (total + 1) // 2 if word == "SAME_LOWER" else total // 2
+    return low, total - low

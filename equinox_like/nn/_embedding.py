@@ -1,0 +1,169 @@
+"""`Embedding`: a table of vectors, looked up by index."""
+
+import operator
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from .._tree import is_array
+from ._init import Init, default_dtype, initialised, layout_of
+from ._shape import as_size, check_input, parameter_shape
+
+
+class Embedding(Module):
+    r"""A table of vectors: index $i$ gives row $i$ of the weight.
+
+    The weight starts standard normal.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        embedding = eqx.nn.Embedding(100, 8, key=jax.random.key(0))
+        assert embedding(3).shape == (8,)
+        assert jax.vmap(embedding)(jnp.array([3, 5])).shape == (2, 8)
+        ```
+    """
+
+    num_embeddings: int = field(static=True)
+    embedding_size: int = field(static=True)
+    weight: Any
+
+    def __init__(
+        self,
+        num_embeddings: int | None = None,
+        embedding_size: int | None = None,
+        weight: Any = None,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        weight_init: Init | None = None,
+    ):
+        """**Arguments:**
+
+        - `num_embeddings`, `embedding_size`: how many vectors there are, and their size.
+        - `weight`: the table, of shape `(num_embeddings, embedding_size)`, taken as it is.
+            Without it, both sizes and `key` must be given.
+        - `dtype`: of the weight that is drawn; by default float32, or float64 if
+            `jax_enable_x64` is on.
+        - `key`: for the first values of the weight.
+        - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the table.
+
+        **Raises:**
+
+        `ValueError` if something is missing, a size is negative, or `weight` has another
+        shape.
+        """
+        if weight is None:
+            weight = _draw(
+                self, num_embeddings, embedding_size, dtype, key, weight_init
+            )
+        _check_sizes(weight, num_embeddings, embedding_size)
+        self.num_embeddings, self.embedding_size = weight.shape
+        self.weight = weight
+
+    @jax.named_scope("eqx.nn.Embedding")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: an integer, of shape `()`. A negative one counts from the end. An array out
+            of range is taken for the nearest end, as JAX does.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of shape `(embedding_size,)`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` is no scalar. `TypeError` for floats and bools.
+        `IndexError` for a Python int out of range.
+        """
+        _check_index(self, x)
+        # An object that stands for the table need not be more than can be indexed, but a
+        # NumPy array cannot be, by a tracer.
+        table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
+        return table[jnp.asarray(x)]
+
+    def attend(self, x: ArrayLike) -> Array:
+        """The product of the table with a vector: an output layer with tied weights.
+
+        **Arguments:**
+
+        - `x`: shape `(embedding_size,)`.
+
+        **Returns:**
+
+        An array of shape `(num_embeddings,)`: how well each row agrees with `x`.
+        """
+        shape = parameter_shape(self, "weight", 2)
+        if shape is not None:
+            check_input(self, x, shape[1:])
+        return self.weight @ jnp.asarray(x)
+
+
+def _draw(
+    embedding: Embedding,
+    number: int | None,
+    size: int | None,
+    dtype: DTypeLike | None,
+    key: PRNGKeyArray | None,
+    init: Init | None,
+) -> Array:
+    if number is None or size is None or key is None:
+        raise ValueError(
+            "Embedding takes either a `weight`, or all of `num_embeddings`, "
+            "`embedding_size` and `key`."
+        )
+    shape = (
+        as_size(embedding, "num_embeddings", number),
+        as_size(embedding, "embedding_size", size),
+    )
+    dtype = default_dtype(dtype)
+    if init is None:
+        return jax.random.normal(key, shape, dtype)
+    layout = layout_of(type(embedding), "weight")
+    return initialised(init, key, shape, dtype, layout, "Embedding.weight")
+
+
+def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
+    shape = getattr(weight, "shape", None)
+    if shape is None or len(shape) != 2:
+        raise ValueError(
+            "Embedding takes a `weight` of shape (num_embeddings, embedding_size); got "
+            f"{f'shape {shape}' if shape is not None else f'a {type(weight).__name__}'}."
+        )
+    given = ("num_embeddings", number), ("embedding_size", size)
+    for (name, wanted), found in zip(given, shape, strict=True):
+        if wanted is not None and wanted != found:
+            raise ValueError(
+                f"Embedding was given {name}={wanted} and a `weight` of shape {shape}. "
+                "Leave the sizes out, or make them those of the weight."
+            )
+
+
+def _check_index(embedding: Embedding, x: Any) -> None:
+    if not (is_array(x) or isinstance(x, bool | int | float | complex)):
+        raise ValueError(
+            "Embedding takes one integer, of shape (); got a "
+            f"{type(x).__name__}. Use `jax.vmap(embedding)` on an array of them."
+        )
+    check_input(embedding, x, ())
+    if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+        raise TypeError(
+            f"Embedding takes an integer as its index; got one of dtype "
+            f"{jnp.result_type(x)}. Convert it with `.astype(int)`."
+        )
+    if isinstance(x, SupportsIndex) and not is_array(x):
+        rows = parameter_shape(embedding, "weight", 2)
+        if rows is not None and not -rows[0] <= operator.index(x) < rows[0]:
+            raise IndexError(
+                f"Embedding has {rows[0]} rows, and was asked for number {x}."
+            )

@@ -1,0 +1,238 @@
+"""Loss scales: gradients of half precision, kept away from zero."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool
+
+from .._module import Module, field
+from .._tree import is_array, is_inexact_array
+
+_Tree = TypeVar("_Tree")
+
+
+class NoLossScale(Module):
+    """A loss scale that does nothing, to take the place of another.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        scale = eqx.nn.NoLossScale()
+        assert scale.scale(3.0) == scale.unscale(3.0) == 3.0
+        ```
+    """
+
+    def scale(self, loss: Any) -> Any:
+        """**Returns:** `loss`."""
+        return loss
+
+    def unscale(self, grads: _Tree) -> _Tree:
+        """**Returns:** `grads`."""
+        return grads
+
+    def adjust(self, finite: Any) -> "NoLossScale":
+        """**Returns:** itself."""
+        return self
+
+
+class StaticLossScale(Module):
+    """A loss scale that stays what it is.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        scale = eqx.nn.StaticLossScale(1024.0)
+        assert scale.unscale(scale.scale(jnp.float32(3))) == 3
+        ```
+    """
+
+    loss_scale: Array = field(trainable=False)
+
+    def __init__(self, scale: ArrayLike):
+        """**Arguments:**
+
+        - `scale`: what to multiply the loss by. A power of two loses no digits.
+        """
+        self.loss_scale = jnp.asarray(scale, jnp.float32)
+
+    def scale(self, loss: ArrayLike) -> Array:
+        """**Returns:** the loss times the scale, in the loss's dtype."""
+        return _times(jnp.asarray(loss), self.loss_scale)
+
+    def unscale(self, grads: _Tree) -> _Tree:
+        """**Returns:** the gradients divided by the scale, each in its own dtype."""
+        return _unscaled(grads, self.loss_scale)
+
+    def adjust(self, finite: Any) -> "StaticLossScale":
+        """**Returns:** itself."""
+        return self
+
+
+class DynamicLossScale(Module):
+    """A loss scale that grows while all is finite, and shrinks when something is not.
+
+    From [Mixed Precision Training](https://arxiv.org/abs/1710.03740) (Micikevicius et al.
+    2018). It is a pytree of arrays, so one object works through `jax.jit` and
+    `jax.lax.scan`, and nothing waits for the device.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        def step(model, scale, x):
+            def loss(model):
+                return scale.scale(jnp.sum((model["w"] * x) ** 2))
+
+            grads = scale.unscale(eqx.filter_grad(loss)(model))
+            finite = eqx.nn.all_finite(grads)
+            updated = eqx.apply_updates(model, {"w": -0.1 * grads["w"]})
+            model = eqx.nn.select_tree(finite, updated, model)
+            return model, scale.adjust(finite)
+
+        model = {"w": jnp.ones(3, jnp.float16)}
+        scale = eqx.nn.DynamicLossScale()
+        model, scale = eqx.filter_jit(step)(model, scale, jnp.ones(3, jnp.float16))
+        assert scale.loss_scale == 2.0**14  # 2.0**15 was too much for float16
+        model, scale = eqx.filter_jit(step)(model, scale, jnp.ones(3, jnp.float16))
+        assert jnp.allclose(model["w"], 0.8, atol=1e-3)
+        ```
+    """
+
+    loss_scale: Array = field(trainable=False)
+    good_steps: Array = field(trainable=False)
+    period: int = field(static=True)
+    factor: float = field(static=True)
+    min_scale: float = field(static=True)
+    max_scale: float = field(static=True)
+
+    def __init__(
+        self,
+        scale: ArrayLike = 2.0**15,
+        *,
+        period: int = 2000,
+        factor: float = 2.0,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**24,
+    ):
+        """**Arguments:**
+
+        - `scale`: what to multiply the loss by at first.
+        - `period`: after how many finite steps in a row it grows.
+        - `factor`: by what it grows and shrinks.
+        - `min_scale`, `max_scale`: it stays between these.
+
+        **Raises:**
+
+        `ValueError` if `factor` is not above 1, or `min_scale` is above `max_scale`.
+        """
+        if factor <= 1:
+            raise ValueError(
+                f"DynamicLossScale takes a `factor` above 1; got {factor!r}."
+            )
+        if min_scale > max_scale:
+            raise ValueError(
+                f"DynamicLossScale takes a `min_scale` of at most `max_scale`; got "
+                f"{min_scale!r} and {max_scale!r}."
+            )
+        self.loss_scale = jnp.asarray(scale, jnp.float32)
+        self.good_steps = jnp.zeros((), jnp.int32)
+        self.period = period
+        self.factor = factor
+        self.min_scale = min_scale
+        self.max_scale = max_scale
+
+    def scale(self, loss: ArrayLike) -> Array:
+        """**Returns:** the loss times the scale, in the loss's dtype."""
+        return _times(jnp.asarray(loss), self.loss_scale)
+
+    def unscale(self, grads: _Tree) -> _Tree:
+        """**Returns:** the gradients divided by the scale, each in its own dtype."""
+        return _unscaled(grads, self.loss_scale)
+
+    def adjust(self, finite: ArrayLike) -> "DynamicLossScale":
+        """**Arguments:**
+
+        - `finite`: whether all gradients were, see [`equinox_like.nn.all_finite`][].
+
+        **Returns:**
+
+        The scale for the next step.
+        """
+        steps = jnp.where(finite, self.good_steps + 1, 0)
+        is_due = steps >= self.period
+        grown = jnp.minimum(self.loss_scale * self.factor, self.max_scale)
+        shrunk = jnp.maximum(self.loss_scale / self.factor, self.min_scale)
+        kept = jnp.where(is_due, grown, self.loss_scale)
+        scale = jnp.where(finite, kept, shrunk)
+        new: Any = object.__new__(DynamicLossScale)
+        for name in ("period", "factor", "min_scale", "max_scale"):
+            object.__setattr__(new, name, getattr(self, name))
+        object.__setattr__(new, "loss_scale", scale)
+        object.__setattr__(new, "good_steps", jnp.where(is_due, 0, steps))
+        return new
+
+
+def all_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether no floating or complex array of a tree has an infinity or a NaN in it.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.nn.all_finite({"a": jnp.ones(3), "b": None})
+        assert not eqx.nn.all_finite([jnp.ones(3), jnp.array(jnp.inf)])
+        ```
+    """
+    arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array(x)]
+    finite = jnp.array(True)
+    for x in arrays:
+        finite = jnp.logical_and(finite, jnp.isfinite(x).all())
+    return finite
+
+
+def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
+    """One of two trees of the same structure, by a condition that may be traced.
+
+    **Arguments:**
+
+    - `pred`: a scalar bool.
+    - `on_true`, `on_false`: the trees. Leaves that are no arrays are those of `on_true`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        chosen = eqx.nn.select_tree(jnp.array(False), [jnp.ones(2)], [jnp.zeros(2)])
+        assert chosen[0].tolist() == [0, 0]
+        ```
+    """
+    return jax.tree.map(
+        lambda a, b: jax.lax.select(jnp.asarray(pred), a, b) if is_array(a) else a,
+        on_true,
+        on_false,
+    )
+
+
+def _times(x: Array, factor: Array) -> Array:
+    return x * factor.astype(x.dtype)
+
+
+def _unscaled(grads: _Tree, scale: Array) -> _Tree:
+    # Exact for powers of two, and a float16 may not hold the scale, but its inverse.
+    inverse = 1 / scale
+    return jax.tree.map(
+        lambda g: _times(g, inverse) if is_inexact_array(g) else g, grads
+    )

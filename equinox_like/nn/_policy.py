@@ -1,0 +1,225 @@
+"""`Policy` and `mixed`: in which dtype a layer keeps its parameters, and computes."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from .._module import AbstractVar, Module, field
+from .._tree import is_array
+from ._state import State
+from ._stateful import StatefulLayer, is_stateful, takes_key
+
+_Tree = TypeVar("_Tree")
+_SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
+_SHORT |= {"f32": "float32", "f64": "float64"}
+_ROLES = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
+
+
+class Policy(Module):
+    """Three dtypes: of parameters, of computation, and of outputs.
+
+    Casts change real floating arrays only. Integers, bools, keys, complex arrays, Python
+    numbers and every [`equinox_like.nn.State`][] stay what they are.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        policy = eqx.nn.Policy.parse("params=f32,compute=bf16,output=f32")
+        assert policy.compute_dtype == jnp.bfloat16
+        x, i = policy.cast_compute((jnp.ones(3), jnp.arange(3)))
+        assert x.dtype == jnp.bfloat16 and i.dtype == jnp.int32
+        ```
+    """
+
+    param_dtype: Any = field(static=True)
+    compute_dtype: Any = field(static=True)
+    output_dtype: Any = field(static=True)
+
+    def __init__(
+        self,
+        param_dtype: DTypeLike | None = None,
+        compute_dtype: DTypeLike | None = None,
+        output_dtype: DTypeLike | None = None,
+    ):
+        """**Arguments:** the dtypes; `None` leaves alone.
+
+        **Raises:**
+
+        `ValueError` for a dtype that is no real floating one.
+        """
+        self.param_dtype = _floating("param_dtype", param_dtype)
+        self.compute_dtype = _floating("compute_dtype", compute_dtype)
+        self.output_dtype = _floating("output_dtype", output_dtype)
+
+    @staticmethod
+    def parse(text: str) -> "Policy":
+        """Reads a policy such as `"params=f32,compute=bf16,output=f32"`.
+
+        Each of the three may be missing. Dtypes are `half`, `f16`, `bf16`, `f32`, `f64`, or
+        named as NumPy names them.
+
+        **Raises:**
+
+        `ValueError` for anything else.
+        """
+        dtypes = {}
+        for part in filter(None, map(str.strip, text.split(","))):
+            role, _, name = map(str.strip, part.partition("="))
+            if role not in _ROLES or _ROLES[role] in dtypes:
+                raise ValueError(
+                    f"A policy is written as 'params=f32,compute=bf16,output=f32'; got "
+                    f"{part!r} in {text!r}."
+                )
+            dtypes[_ROLES[role]] = _SHORT.get(name, name)
+        return Policy(**dtypes)
+
+    def cast_params(self, tree: _Tree) -> _Tree:
+        """`tree` with its floating arrays in `param_dtype`."""
+        return cast(tree, self.param_dtype)
+
+    def cast_compute(self, tree: _Tree) -> _Tree:
+        """`tree` with its floating arrays in `compute_dtype`."""
+        return cast(tree, self.compute_dtype)
+
+    def cast_output(self, tree: _Tree) -> _Tree:
+        """`tree` with its floating arrays in `output_dtype`."""
+        return cast(tree, self.output_dtype)
+
+
+class _Casting(StatefulLayer):
+    """A layer around another one, whose attributes it shows as its own."""
+
+    layer: AbstractVar[Any]
+
+    def is_stateful(self) -> bool:
+        """Whether the layer is."""
+        return is_stateful(self.layer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "layer" not in self.__dict__:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        return getattr(self.layer, name)
+
+
+class Mixed(_Casting):
+    """What [`equinox_like.nn.mixed`][] returns: a layer that is called by a policy.
+
+    Its attributes are those of the layer.
+    """
+
+    layer: Any
+    policy: Policy = field(static=True)
+    keep: tuple[type, ...] = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Casts, calls the layer, and casts what it returns."""
+        dtype = self.policy.compute_dtype
+        layer = cast(self.layer, dtype, self.keep)
+        if dtype is not None and self.keep:
+            layer = _with_kept(layer, dtype, self.keep)
+        args, kwargs = cast((args, kwargs), dtype)
+        if not takes_key(self.layer):
+            kwargs.pop("key", None)
+        return self.policy.cast_output(layer(*args, **kwargs))
+
+
+class _Kept(_Casting):
+    """A layer among others that compute in another dtype."""
+
+    layer: Any
+    own_dtype: Any = field(static=True)
+    outer_dtype: Any = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast((args, kwargs), self.own_dtype)
+        if not takes_key(self.layer):
+            kwargs.pop("key", None)
+        return cast(self.layer(*args, **kwargs), self.outer_dtype)
+
+
+def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
+    """A layer that computes in another dtype than that of its parameters.
+
+    Norms and softmax still are computed in float32 at least. Gradients have the dtype of
+    the parameters. See [Mixed Precision Training](https://arxiv.org/abs/1710.03740)
+    (Micikevicius et al. 2018).
+
+    **Arguments:**
+
+    - `layer`: any Module that can be called. Its parameters are cast to `param_dtype` now.
+    - `policy`: a [`equinox_like.nn.Policy`][], or the text of one.
+    - `keep`: a class, or several, whose instances are left out of all casts.
+
+    **Returns:**
+
+    A layer that casts its own arrays and its arguments to `compute_dtype`, calls `layer`,
+    and casts what that returns to `output_dtype`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        mlp = eqx.nn.MLP(3, 2, 8, 2, key=jax.random.key(0))
+        model = eqx.nn.mixed(mlp, "compute=bf16,output=f32")
+        assert model(jnp.ones(3)).dtype == jnp.float32
+        grads = eqx.filter_grad(lambda m: m(jnp.ones(3)).sum())(model)
+        assert grads.layers[0].weight.dtype == jnp.float32
+        ```
+    """
+    policy = Policy.parse(policy) if isinstance(policy, str) else policy
+    classes = keep if isinstance(keep, tuple) else (keep,)
+    return Mixed(cast(layer, policy.param_dtype, classes), policy, classes)
+
+
+def _with_kept(layer: Any, dtype: Any, keep: tuple[type, ...]) -> Any:
+    """`layer`, in which what is kept takes and returns what the others compute with."""
+
+    def each(node: Any) -> Any:
+        if not (isinstance(node, keep) and callable(node)):
+            return node
+        own = next((x.dtype for x in jax.tree.leaves(node) if _is_real(x)), None)
+        return _Kept(node, own, dtype)
+
+    if isinstance(layer, keep):
+        return each(layer)
+    return jax.tree.map(each, layer, is_leaf=lambda node: isinstance(node, keep))
+
+
+def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
+    """`tree` with its real floating arrays in `dtype`."""
+    if dtype is None:
+        return tree
+
+    def each(node: Any) -> Any:
+        return node.astype(dtype) if _is_real(node) and node.dtype != dtype else node
+
+    return jax.tree.map(
+        each, tree, is_leaf=lambda node: isinstance(node, (State, *keep))
+    )
+
+
+def _is_real(node: Any) -> bool:
+    return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
+
+
+def _floating(name: str, dtype: Any) -> Any:
+    if dtype is None:
+        return None
+    try:
+        dtype = jnp.dtype(dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"Policy takes a real floating dtype as `{name}`.")
+    return np.dtype(dtype)

@@ -1,0 +1,54 @@
+"""`PReLU`: a rectifier with a slope that is learnt."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module
+
+
+class PReLU(Module):
+    r"""A rectifier that scales what is negative: $y = x$ if $x \ge 0$, else $a x$.
+
+    From [Delving Deep into Rectifiers](https://arxiv.org/abs/1502.01852) (He et al. 2015).
+    The slope $a$ may be an array of any shape that broadcasts with the input.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        prelu = eqx.nn.PReLU(0.5)
+        assert prelu(jnp.array([-2.0, 2.0])).tolist() == [-1.0, 2.0]
+        ```
+    """
+
+    negative_slope: Array
+
+    def __init__(self, init_alpha: ArrayLike = 0.25, *, dtype: DTypeLike | None = None):
+        """**Arguments:**
+
+        - `init_alpha`: the first value of the slope. If it is a Python number and no
+            `dtype` is given, the layer keeps the dtype of its input.
+        - `dtype`: of the slope.
+        """
+        self.negative_slope = jnp.asarray(init_alpha, dtype)
+
+    # Around the whole call, as this is no matter of how the user writes programs.
+    @jax.named_scope("eqx.nn.PReLU")
+    @jax.numpy_rank_promotion("allow")
+    @jax.numpy_dtype_promotion("standard")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: an array of any shape.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of the dtype to which JAX promotes those of `x` and the slope.
+        """
+        x = jnp.asarray(x)
+        return jnp.where(x >= 0, x, self.negative_slope * x)

@@ -1,0 +1,132 @@
+"""`reinit`: other first values for the parameters of a model that is built."""
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import PRNGKeyArray
+
+from .._tree.glob import matches, plain_path
+from ._init import Init, as_stored, channels_first, initialised, layout_of
+from ._places import Place, places
+
+_Tree = TypeVar("_Tree")
+_WEIGHTS = ("weight", "weight_ih", "weight_hh")
+
+
+def reinit(
+    tree: _Tree,
+    rules: Sequence[tuple[Any, Init]],
+    *,
+    key: PRNGKeyArray,
+    allow_unused: bool = False,
+) -> _Tree:
+    """Draws parameters of a model anew, by rules.
+
+    **Arguments:**
+
+    - `tree`: a model; its floating and complex arrays can be chosen, and so can
+        `jax.ShapeDtypeStruct`s of such, which become arrays.
+    - `rules`: pairs of a selector and an initialiser. For each parameter the first pair
+        whose selector chooses it counts. A selector is
+        - a class of layers, or a tuple of classes, for their weights;
+        - a pair of a class and the name of a field: `(eqx.nn.Linear, "bias")`;
+        - a pattern for the path: `"layers[*].weight"`, `"**.query_proj.weight"`, in which
+            `*` stands for anything within one component and `**` for any components;
+        - a function `(path, layer, name, array) -> bool`.
+
+        An initialiser is one as for [`equinox_like.nn.Linear`][]: it is given the shape in
+        JAX's layout, so that fan-in and fan-out are right.
+    - `key`: each parameter is drawn with a key made of this one and its path, so what else
+        is in the model does not matter.
+    - `allow_unused`: whether a selector may choose nothing.
+
+    **Returns:**
+
+    The new model. Whatever no rule chooses are the identical objects.
+
+    **Raises:**
+
+    `ValueError` if an initialiser gives another shape, naming the path, or if a selector
+    chooses nothing.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        model = eqx.nn.MLP(3, 2, 8, 2, key=jax.random.key(0))
+        rules = [
+            ("layers[2].weight", "zeros"),
+            (eqx.nn.Linear, jax.nn.initializers.he_normal()),
+            ((eqx.nn.Linear, "bias"), 0.0),
+        ]
+        model = eqx.nn.reinit(model, rules, key=jax.random.key(1))
+        assert not model.layers[2].weight.any() and model.layers[0].weight.any()
+        assert not model.layers[0].bias.any()
+        ```
+    """
+    rules = list(rules)
+    used = [False] * len(rules)
+    leaves = []
+    for place in places(tree):
+        chosen = [_selects(selector, place) for selector, _ in rules]
+        used = [a or b for a, b in zip(used, chosen, strict=True)]
+        leaf = place.leaf
+        if True in chosen:
+            _, init = rules[chosen.index(True)]
+            leaf = _drawn(init, place, key)
+        leaves.append(leaf)
+    if not (allow_unused or all(used)):
+        raise ValueError(
+            f"The rule for {rules[used.index(False)][0]!r} chooses no parameter. Correct "
+            "its selector, or pass `allow_unused=True`."
+        )
+    return jtu.tree_structure(tree).unflatten(leaves)
+
+
+def _selects(selector: Any, place: Place) -> bool:
+    dtype = getattr(place.leaf, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        return False
+    if isinstance(selector, str):
+        return matches(selector, plain_path(place.path))
+    if isinstance(selector, tuple) and isinstance(selector[-1], str):
+        cls, name = selector
+        return isinstance(place.owner, cls) and place.name == name
+    if isinstance(selector, type | tuple):
+        return isinstance(place.owner, selector) and place.name in _WEIGHTS
+    if callable(selector):
+        path = plain_path(place.path)
+        return bool(selector(path, place.owner, place.name, place.leaf))
+    raise TypeError(
+        "A selector is a class, a tuple of classes, a pair of a class and the name of a "
+        f"field, a pattern for paths, or a function; got {selector!r}."
+    )
+
+
+def _drawn(init: Init, place: Place, key: Any) -> Any:
+    path = plain_path(place.path)
+    key = jax.random.fold_in(key, zlib.crc32(path.encode()))
+    layout = layout_of(type(place.owner), place.name or "")
+    shape, dtype = tuple(place.leaf.shape), place.leaf.dtype
+    number = _leading_axes(place, layout)
+    if number == 0 or (not callable(init) and not isinstance(init, str)):
+        return initialised(init, key, shape, dtype, layout, path)
+    rows, shape = shape[:number], shape[number:]
+    keys = jax.random.split(key, math.prod(rows))
+    drawn = [initialised(init, k, shape, dtype, layout, path) for k in keys]
+    return jnp.stack(drawn).reshape(*rows, *shape)
+
+
+def _leading_axes(place: Place, layout: Any) -> int:
+    """How many axes are in front of those of one layer: it is stacked, or an ensemble."""
+    if layout is as_stored:
+        return len(place.rows)
+    ndim = place.owner.num_spatial_dims + 2 if layout is channels_first else 2
+    return len(place.leaf.shape) - ndim

@@ -1,0 +1,218 @@
+"""`SpectralNorm` and `WeightNorm`: layers that compute the weight of another layer."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field
+from .._tree import tree_at
+from ._state import State, StateIndex
+from ._stateful import StatefulLayer
+
+
+class SpectralNorm(StatefulLayer):
+    r"""Divides the weight of a layer by its largest singular value.
+
+    That is estimated by a power iteration, which goes on at each call in training:
+
+    $$u \leftarrow \frac{W v}{\|W v\|}, \qquad v \leftarrow \frac{W^T u}{\|W^T u\|}, \qquad
+    \sigma = u^T W v.$$
+
+    A weight with more than two axes is taken as a matrix with a row for each element of its
+    first axis. Gradients flow through $W$, not through $u$ and $v$, which are kept in the
+    [`equinox_like.nn.State`][]. From [Spectral Normalization for Generative Adversarial
+    Networks](https://arxiv.org/abs/1802.05957) (Miyato et al. 2018).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def make(key):
+            linear = eqx.nn.Linear(3, 2, key=key)
+            return eqx.nn.SpectralNorm(linear, "weight", key=key)
+
+        layer, state = eqx.nn.make_with_state(make)(jax.random.key(0))
+        apply = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))
+        y, state = apply(jnp.ones((8, 3)), state)
+        assert y.shape == (8, 2)
+        ```
+    """
+
+    layer: Any
+    weight_name: str = field(static=True)
+    uv_index: StateIndex[Any]
+    num_power_iterations: int = field(static=True)
+    eps: float = field(static=True)
+    inference: bool | Array
+
+    def __init__(
+        self,
+        layer: Any,
+        weight_name: str,
+        num_power_iterations: int = 1,
+        eps: float = 1e-12,
+        inference: bool = False,
+        *,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `layer`: the layer to wrap.
+        - `weight_name`: the name of its weight, which has two axes at least.
+        - `num_power_iterations`: how many at each call in training.
+        - `eps`: what no norm is taken to be less than.
+        - `inference`: whether to leave `u` and `v` as they are.
+        - `key`: for the first values of `u` and `v`. They see 15 iterations at once.
+
+        **Raises:**
+
+        `ValueError` if the weight has fewer axes; `AttributeError` if there is none.
+        """
+        self.layer = layer
+        self.weight_name = weight_name
+        self.num_power_iterations = num_power_iterations
+        self.eps = eps
+        self.inference = inference
+        weight = jnp.asarray(getattr(layer, weight_name))
+        if weight.ndim < 2:
+            raise ValueError(
+                "SpectralNorm takes a weight with two axes at least; "
+                f"`{weight_name}` has shape {weight.shape}."
+            )
+        matrix = _as_matrix(weight)
+        u_key, v_key = jax.random.split(key)
+        u = jax.random.normal(u_key, matrix.shape[:1], matrix.dtype)
+        v = jax.random.normal(v_key, matrix.shape[1:], matrix.dtype)
+        self.uv_index = StateIndex(_iterate(matrix, u, v, 15, eps))
+
+    @jax.named_scope("eqx.nn.SpectralNorm")
+    def __call__(
+        self,
+        x: ArrayLike,
+        state: State,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> tuple[Any, State]:
+        """**Arguments:**
+
+        - `x`: what the wrapped layer takes.
+        - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
+        - `key`: ignored.
+        - `inference`: takes the place of the layer's own, unless it is `None`.
+
+        **Returns:**
+
+        The pair of the wrapped layer's output and the new state.
+        """
+        weight = jnp.asarray(getattr(self.layer, self.weight_name))
+        matrix = _as_matrix(weight)
+        u, v = state.get(self.uv_index)
+        if not (self.inference if inference is None else inference):
+            fixed = jax.lax.stop_gradient(matrix)
+            u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
+            state = state.set(self.uv_index, (u, v))
+        u, v = jax.lax.stop_gradient((u, v))
+        sigma = jnp.vdot(u, matrix @ v)
+        return _with_weight(self, weight / sigma)(x), state
+
+
+class WeightNorm(Module):
+    r"""Separates the length of a layer's weights from their direction.
+
+    $$W = g\, \frac{v}{\|v\|},$$
+
+    where $v$ is the weight that the layer has, and $g$ starts as $\|v\|$, so that at first
+    the layer does what it did. The norm is taken over all axes but one, for each element of
+    that one. Where it is zero, so is $W$. From [Weight
+    Normalization](https://arxiv.org/abs/1602.07868) (Salimans, Kingma 2016).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        layer = eqx.nn.WeightNorm(linear)
+        assert layer.g.shape == (2, 1)
+        assert jnp.allclose(layer(jnp.ones(3)), linear(jnp.ones(3)), atol=1e-6)
+        ```
+    """
+
+    layer: Any
+    g: Array
+    weight_name: str = field(static=True)
+    axis: int | None = field(static=True)
+
+    def __init__(self, layer: Any, weight_name: str = "weight", axis: int | None = 0):
+        """**Arguments:**
+
+        - `layer`: the layer to wrap.
+        - `weight_name`: the name of its weight.
+        - `axis`: the axis whose elements have a length each. `None`: all have one together.
+
+        **Raises:**
+
+        `AttributeError` if the layer has no such weight.
+        """
+        self.layer = layer
+        self.weight_name = weight_name
+        self.axis = axis
+        self.g = jnp.sqrt(_square_sum(jnp.asarray(getattr(layer, weight_name)), axis))
+
+    @jax.named_scope("eqx.nn.WeightNorm")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Any:
+        """**Arguments:**
+
+        - `x`: what the wrapped layer takes.
+        - `key`: ignored.
+
+        **Returns:**
+
+        The wrapped layer's output.
+        """
+        v = jnp.asarray(getattr(self.layer, self.weight_name))
+        square = _square_sum(v, self.axis)
+        is_zero = square == 0
+        # The root of zero would make NaN of the gradient, though masked out.
+        norm = jnp.sqrt(jnp.where(is_zero, 1, square))
+        weight = jnp.where(is_zero, 0, v * self.g / norm)
+        return _with_weight(self, weight)(x)
+
+
+def _with_weight(wrapper: SpectralNorm | WeightNorm, weight: Array) -> Any:
+    """The wrapped layer with another weight."""
+    where = lambda layer: getattr(layer, wrapper.weight_name)  # noqa: E731
+    return tree_at(where, wrapper.layer, weight)
+
+
+def _as_matrix(weight: Array) -> Array:
+    return weight.reshape(len(weight), -1)
+
+
+def _iterate(
+    matrix: Array, u: Array, v: Array, number: int, eps: float
+) -> tuple[Array, Array]:
+    for _ in range(number):
+        u = _normalised(matrix @ v, eps)
+        v = _normalised(matrix.T.conj() @ u, eps)
+    return u, v
+
+
+def _normalised(vector: Array, eps: float) -> Array:
+    return vector / jnp.maximum(jnp.linalg.norm(vector), eps).astype(vector.dtype)
+
+
+def _square_sum(v: Array, axis: int | None) -> Array:
+    square = (v * v.conj()).real if jnp.iscomplexobj(v) else v * v
+    kept = None if axis is None else axis % v.ndim
+    others = tuple(i for i in range(v.ndim) if i != kept)
+    return jnp.sum(square, others, keepdims=True)

@@ -1,0 +1,323 @@
+"""`GRUCell` and `LSTMCell`, one step of a recurrent network; `scan_cell` makes many."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Bool, PRNGKeyArray
+
+from .._errors import ShapeError
+from .._module import Module, field
+from ._init import Init, Layout, default_dtype, first_values, gates
+from ._shape import as_size, check_input, parameter_shape
+
+
+class GRUCell(Module):
+    r"""One step of a gated recurrent unit.
+
+    $$r = \sigma(W_r x + U_r h + b_r), \qquad z = \sigma(W_z x + U_z h + b_z),$$
+    $$n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n)), \qquad h' = n + z \odot (h - n).$$
+
+    `weight_ih` is $W_r$, $W_z$ and $W_n$, one below the other; so is `weight_hh` of the
+    $U$, and `bias` of the $b$; `bias_n` is $b'_n$. All start uniform on
+    $[-1/\sqrt{H}, 1/\sqrt{H})$, with $H$ the size of $h$. From [Learning Phrase
+    Representations using RNN Encoder-Decoder](https://arxiv.org/abs/1406.1078) (Cho et al.
+    2014), in the form that resets after the product.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        cell = eqx.nn.GRUCell(3, 4, key=jax.random.key(0))
+        step = lambda h, x: (cell(x, h), None)
+        h, _ = jax.lax.scan(step, cell.init_state(), jnp.ones((10, 3)))
+        assert h.shape == (4,)
+        ```
+    """
+
+    weight_ih: Array
+    weight_hh: Array
+    bias: Array | None
+    bias_n: Array | None
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    use_bias: bool = field(static=True)
+
+    _layouts: ClassVar[dict[str, Layout]] = {
+        "weight_ih": gates(3),
+        "weight_hh": gates(3),
+    }
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """**Arguments:**
+
+        - `input_size`, `hidden_size`: the sizes of the input and of the hidden state.
+        - `use_bias`: whether there are biases.
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: for the first values of the parameters.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. Each gate is
+            drawn for itself, with the shape `(in, out)`.
+
+        **Raises:**
+
+        `ValueError` if a size is negative.
+        """
+        self.input_size = as_size(self, "input_size", input_size)
+        self.hidden_size = as_size(self, "hidden_size", hidden_size)
+        self.use_bias = use_bias
+        size = self.hidden_size
+        ih_key, hh_key, bias_key, bias_n_key = jax.random.split(key, 4)
+        rest = math.sqrt(1 / size), default_dtype(dtype)
+        shape = 3 * size, self.input_size
+        self.weight_ih = first_values(
+            self, "weight_ih", weight_init, ih_key, shape, *rest
+        )
+        self.weight_hh = first_values(
+            self, "weight_hh", weight_init, hh_key, (3 * size, size), *rest
+        )
+        self.bias = self.bias_n = None
+        if use_bias:
+            self.bias = first_values(
+                self, "bias", bias_init, bias_key, (3 * size,), *rest
+            )
+            self.bias_n = first_values(
+                self, "bias_n", bias_init, bias_n_key, (size,), *rest
+            )
+
+    @jax.named_scope("eqx.nn.GRUCell")
+    def __call__(
+        self, input: ArrayLike, hidden: ArrayLike, *, key: PRNGKeyArray | None = None
+    ) -> Array:
+        """**Arguments:**
+
+        - `input`: shape `(input_size,)`.
+        - `hidden`: shape `(hidden_size,)`.
+        - `key`: ignored.
+
+        **Returns:**
+
+        The new hidden state, shape `(hidden_size,)`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if one of the two has another shape.
+        """
+        _check_input(self, input)
+        _check_hidden(self, hidden, "hidden")
+        hidden = jnp.asarray(hidden)
+        from_input = self.weight_ih @ jnp.asarray(input)
+        # The flag decides, and not whether there is a bias.
+        if self.use_bias:
+            from_input = from_input + self.bias  # pyright: ignore[reportOperatorIssue]
+        reset_i, update_i, new_i = jnp.split(from_input, 3)
+        reset_h, update_h, new_h = jnp.split(self.weight_hh @ hidden, 3)
+        if self.use_bias:
+            new_h = new_h + self.bias_n  # pyright: ignore[reportOperatorIssue]
+        reset = jax.nn.sigmoid(reset_i + reset_h)
+        update = jax.nn.sigmoid(update_i + update_h)
+        new = jnp.tanh(new_i + reset * new_h)
+        return new + update * (hidden - new)
+
+    def init_state(self, *, dtype: DTypeLike | None = None) -> Array:
+        """Zeros to start from; by default of the weight's dtype."""
+        return _zeros(self, dtype)
+
+
+class LSTMCell(Module):
+    r"""One step of a long short-term memory.
+
+    $$i, f, o = \sigma(W_{i, f, o}\, x + U_{i, f, o}\, h + b_{i, f, o}), \qquad
+    g = \tanh(W_g x + U_g h + b_g),$$
+    $$c' = f \odot c + i \odot g, \qquad h' = o \odot \tanh(c').$$
+
+    `weight_ih` is $W_i$, $W_f$, $W_g$ and $W_o$, one below the other; so is `weight_hh` of
+    the $U$, and `bias` of the $b$. All start uniform on $[-1/\sqrt{H}, 1/\sqrt{H})$, with
+    $H$ the size of $h$. From [Long Short-Term
+    Memory](https://doi.org/10.1162/neco.1997.9.8.1735) (Hochreiter, Schmidhuber 1997), with
+    the forget gate of [Learning to Forget](https://doi.org/10.1162/089976600300015015)
+    (Gers, Schmidhuber, Cummins 2000).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        cell = eqx.nn.LSTMCell(3, 4, key=jax.random.key(0))
+        step = lambda state, x: (cell(x, state), None)
+        (h, c), _ = jax.lax.scan(step, cell.init_state(), jnp.ones((10, 3)))
+        assert h.shape == c.shape == (4,)
+        ```
+    """
+
+    weight_ih: Array
+    weight_hh: Array
+    bias: Array | None
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    use_bias: bool = field(static=True)
+
+    _layouts: ClassVar[dict[str, Layout]] = {
+        "weight_ih": gates(4),
+        "weight_hh": gates(4),
+    }
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.GRUCell`][]."""
+        self.input_size = as_size(self, "input_size", input_size)
+        self.hidden_size = as_size(self, "hidden_size", hidden_size)
+        self.use_bias = use_bias
+        size = self.hidden_size
+        ih_key, hh_key, bias_key = jax.random.split(key, 3)
+        rest = math.sqrt(1 / size), default_dtype(dtype)
+        shape = 4 * size, self.input_size
+        self.weight_ih = first_values(
+            self, "weight_ih", weight_init, ih_key, shape, *rest
+        )
+        self.weight_hh = first_values(
+            self, "weight_hh", weight_init, hh_key, (4 * size, size), *rest
+        )
+        self.bias = (
+            first_values(self, "bias", bias_init, bias_key, (4 * size,), *rest)
+            if use_bias
+            else None
+        )
+
+    @jax.named_scope("eqx.nn.LSTMCell")
+    def __call__(
+        self,
+        input: ArrayLike,
+        hidden: Sequence[ArrayLike],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Array, Array]:
+        """**Arguments:**
+
+        - `input`: shape `(input_size,)`.
+        - `hidden`: the pair `(h, c)`, each of shape `(hidden_size,)`.
+        - `key`: ignored.
+
+        **Returns:**
+
+        The new pair `(h, c)`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if one of the three has another shape.
+        """
+        h, c = hidden
+        _check_input(self, input)
+        _check_hidden(self, h, "hidden[0]")
+        _check_hidden(self, c, "hidden[1]")
+        total = self.weight_ih @ jnp.asarray(input) + self.weight_hh @ jnp.asarray(h)
+        # The flag decides, and not whether there is a bias.
+        if self.use_bias:
+            total = total + self.bias  # pyright: ignore[reportOperatorIssue]
+        i, f, g, o = jnp.split(total, 4)
+        c = jax.nn.sigmoid(f) * jnp.asarray(c) + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+    def init_state(self, *, dtype: DTypeLike | None = None) -> tuple[Array, Array]:
+        """A pair of zeros to start from; by default of the weight's dtype."""
+        return _zeros(self, dtype), _zeros(self, dtype)
+
+
+def scan_cell(
+    cell: Callable[..., Any],
+    xs: Any,
+    init: Any = None,
+    *,
+    reverse: bool = False,
+    mask: Bool[Array, " length"] | None = None,
+) -> tuple[Any, Any]:
+    """Runs a recurrent cell over a sequence.
+
+    **Arguments:**
+
+    - `cell`: called as `cell(x, state)`, returns the next state. An
+        [`equinox_like.nn.LSTMCell`][], an [`equinox_like.nn.GRUCell`][] or your own.
+    - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
+    - `init`: the first state; by default `cell.init_state()`.
+    - `reverse`: start at the end. The outputs are in the order of the inputs.
+    - `mask`: shape `(length,)`; where it is `False` the state stays what it is, so that
+        sequences of several lengths can be padded to one.
+
+    **Returns:**
+
+    The pair of all outputs, stacked, and the last state. The output of a step is its state,
+    or the first part of it if the state is a tuple.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        cell = eqx.nn.LSTMCell(3, 4, key=jax.random.key(0))
+        outputs, (h, c) = eqx.nn.scan_cell(cell, jnp.ones((10, 3)))
+        assert outputs.shape == (10, 4) and (outputs[-1] == h).all()
+        ```
+    """
+    if init is None:
+        init = cell.init_state()  # pyright: ignore[reportFunctionMemberAccess]
+    length = jax.tree.leaves(xs)[0].shape[0]
+    if mask is not None and mask.shape != (length,):
+        raise ShapeError(
+            f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
+            f"of the sequence, but was given shape {mask.shape}."
+        )
+
+    def step(state: Any, inputs: Any) -> tuple[Any, Any]:
+        x, is_there = inputs
+        new = cell(x, state)
+        if is_there is not None:
+            new = jax.tree.map(lambda a, b: jnp.where(is_there, a, b), new, state)
+        return new, new[0] if isinstance(new, tuple) else new
+
+    final, outputs = jax.lax.scan(step, init, (xs, mask), reverse=reverse)
+    return outputs, final
+
+
+def _check_input(cell: Any, x: Any) -> None:
+    shape = parameter_shape(cell, "weight_ih", 2)
+    if shape is not None:
+        check_input(cell, x, shape[1:], "input")
+
+
+def _check_hidden(cell: Any, hidden: Any, name: str) -> None:
+    shape = parameter_shape(cell, "weight_hh", 2)
+    if shape is not None:
+        check_input(cell, hidden, shape[1:], name)
+
+
+def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:
+    return jnp.zeros(cell.weight_hh.shape[-1:], dtype or cell.weight_hh.dtype)

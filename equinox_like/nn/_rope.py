@@ -1,0 +1,179 @@
+"""`RotaryPositionalEmbedding`: positions as rotations."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._errors import ShapeError
+from .._module import Module, field
+from ._init import default_dtype
+from ._shape import as_size, check_input
+
+
+class RotaryPositionalEmbedding(Module):
+    r"""Rotates pairs of features by angles that grow with the position.
+
+    With $d$ the size of the embedding, and $j < d / 2$, the features $j$ and $j + d/2$ of
+    row $i$ are rotated by the angle $i\, \theta^{-2 j / d}$:
+
+    $$y_{i, j} = x_{i, j} \cos - x_{i, j + d/2} \sin, \qquad
+    y_{i, j + d/2} = x_{i, j + d/2} \cos + x_{i, j} \sin.$$
+
+    The product of a rotated query and a rotated key then depends on the difference of
+    their positions. From [RoFormer](https://arxiv.org/abs/2104.09864) (Su et al. 2021),
+    which pairs the features $2j$ and $2j + 1$: that is `interleaved=True`.
+
+    Within [`equinox_like.nn.MultiheadAttention`][], rotate in `process_heads`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        attention = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+        rope = eqx.nn.RotaryPositionalEmbedding(4)
+        rotate = jax.vmap(rope, in_axes=1, out_axes=1)
+
+        x = jnp.ones((5, 8))
+        heads = lambda q, k, v: (rotate(q), rotate(k), v)
+        assert attention(x, x, x, process_heads=heads).shape == (5, 8)
+        ```
+    """
+
+    embedding_size: int = field(static=True)
+    theta: float = field(static=True)
+    dtype: Any = field(static=True)
+    interleaved: bool = field(static=True, default=False)
+
+    def __init__(
+        self,
+        embedding_size: int,
+        theta: float = 10_000.0,
+        dtype: DTypeLike | None = None,
+        *,
+        interleaved: bool = False,
+    ):
+        r"""**Arguments:**
+
+        - `embedding_size`: the number of features, which must be even.
+        - `theta`: $\theta$ above.
+        - `dtype`: of the cosines and sines; by default float32, or float64 if
+            `jax_enable_x64` is on.
+        - `interleaved`: rotate neighbouring features together.
+
+        **Raises:**
+
+        `ValueError` if `embedding_size` is negative or odd.
+        """
+        self.embedding_size = as_size(self, "embedding_size", embedding_size)
+        if self.embedding_size % 2 != 0:
+            raise ValueError(
+                "RotaryPositionalEmbedding takes an even number as `embedding_size`; got "
+                f"{embedding_size}."
+            )
+        self.theta = theta
+        self.dtype = np.dtype(default_dtype(dtype))
+        self.interleaved = interleaved
+
+    @jax.named_scope("eqx.nn.RotaryPositionalEmbedding")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        offset: ArrayLike = 0,
+        positions: ArrayLike | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(sequence, embedding_size)`.
+        - `key`: ignored.
+        - `offset`: the position of the first row. It may be traced.
+        - `positions`: shape `(sequence,)`, the position of each row, instead.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another shape. `ValueError` if both
+        `offset` and `positions` are given.
+        """
+        check_input(self, x, (None, self.embedding_size))
+        x = jnp.asarray(x)
+        cos, sin = self._angles(_positions(len(x), offset, positions))
+        if self.interleaved:
+            cos, sin = jnp.repeat(cos, 2, axis=1), jnp.repeat(sin, 2, axis=1)
+            rotated = _rotate_neighbours(x)
+        else:
+            cos, sin = jnp.tile(cos, (1, 2)), jnp.tile(sin, (1, 2))
+            rotated = self.rotate_half(x)
+        try:
+            return (x * cos + rotated * sin).astype(x.dtype)
+        except ValueError as error:
+            if jnp.result_type(x) == self.dtype:
+                raise
+            raise type(error)(
+                f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, and was "
+                f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` set "
+                f"to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
+                "`jax.numpy_dtype_promotion('standard')`."
+            ) from error
+
+    def _angles(self, positions: Array) -> tuple[Array, Array]:
+        return _cos_and_sin(self.embedding_size, positions, self.theta, self.dtype)
+
+    @staticmethod
+    def rotate_half(x: Array) -> Array:
+        """The halves of the last axis swapped, and the one that comes first negated."""
+        half = x.shape[-1] // 2
+        return jnp.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+
+    @staticmethod
+    def precompute_freqs_cis(
+        embedding_size: int, end: int, theta: float, dtype: DTypeLike
+    ) -> tuple[Array, Array]:
+        """The cosines and sines of the positions below `end`.
+
+        Each has shape `(end, embedding_size // 2)`.
+        """
+        positions = jnp.arange(end, dtype=float)
+        return _cos_and_sin(embedding_size, positions, theta, dtype)
+
+
+def _cos_and_sin(
+    size: int, positions: Array, theta: float, dtype: DTypeLike
+) -> tuple[Array, Array]:
+    # Angles of far positions would be nothing but noise in half precision.
+    frequencies = 1.0 / theta ** (jnp.arange(0, size, 2, dtype=float) / max(size, 1))
+    angles = positions[:, None] * frequencies[None, :]
+    return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+
+
+def _positions(length: int, offset: Any, positions: Any) -> Array:
+    if positions is None:
+        rows = jnp.arange(length, dtype=float)
+        return rows + jnp.asarray(offset).astype(rows.dtype)
+    if not (isinstance(offset, int) and offset == 0):
+        raise ValueError(
+            "RotaryPositionalEmbedding takes `offset` or `positions`, not both."
+        )
+    positions = jnp.asarray(positions)
+    if positions.shape != (length,):
+        raise ShapeError(
+            f"RotaryPositionalEmbedding takes `positions` of shape ({length},), one for "
+            f"each row, but was given shape {positions.shape}."
+        )
+    return positions.astype(jnp.result_type(float))
+
+
+def _rotate_neighbours(x: Array) -> Array:
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    return jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)

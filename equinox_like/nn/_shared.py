@@ -1,0 +1,119 @@
+"""`Shared`: one node of a model at several places."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._module import Module
+from .._tree import is_array_like, tree_at
+
+
+class SharedNode:
+    """Stands in a [`equinox_like.nn.Shared`][] where a node was removed."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is SharedNode
+
+    def __hash__(self) -> int:
+        return hash(SharedNode)
+
+    def __repr__(self) -> str:
+        return "SharedNode"
+
+
+class Shared(Module):
+    """Ties nodes of a model together: a tree has no place for one array twice.
+
+    It holds the model with some nodes removed. Calling it returns the whole model, with
+    other nodes put there. So both uses of a tied array give one gradient, and an optimiser
+    sees it once.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class LanguageModel(eqx.Module):
+            shared: eqx.nn.Shared
+
+            def __init__(self, key):
+                embedding = eqx.nn.Embedding(10, 4, key=key)
+                linear = eqx.nn.Linear(4, 10, use_bias=False, key=key)
+                self.shared = eqx.nn.Shared(
+                    (embedding, linear),
+                    where=lambda pair: pair[1].weight,
+                    get=lambda pair: pair[0].weight,
+                )
+
+            def __call__(self, token):
+                embedding, linear = self.shared()
+                return linear(embedding(token))
+
+        model = LanguageModel(jax.random.key(0))
+        assert len(jax.tree.leaves(eqx.filter(model, eqx.is_array))) == 1
+        assert model(jnp.array(3)).shape == (10,)
+        ```
+    """
+
+    pytree: Any
+    where: Callable[[Any], Any]
+    get: Callable[[Any], Any]
+
+    def __init__(
+        self, pytree: Any, where: Callable[[Any], Any], get: Callable[[Any], Any]
+    ):
+        """**Arguments:**
+
+        - `pytree`: the model, or the part of it that has the nodes.
+        - `where`: a function that returns the node to remove, or a sequence of nodes, as in
+            [`equinox_like.tree_at`][].
+        - `get`: a function of the tree that returns what to put there; as many. It may
+            compute, for example a transpose.
+
+        **Raises:**
+
+        `ValueError` if what is removed and what is put there differ in structure, or in a
+        shape or dtype.
+        """
+        removed: list[Any] = []
+        tree_at(where, pytree, replace_fn=removed.append)
+        is_one = _is_one(where(pytree), removed)
+        replaced = [get(pytree)] if is_one else list(get(pytree))
+        if len(removed) != len(replaced):
+            raise ValueError(
+                "Every node being shared together needs its counterpart: `where` returned "
+                f"{len(removed)} nodes, and `get` {len(replaced)}."
+            )
+        for node, other in zip(removed, replaced, strict=True):
+            if _description(node) != _description(other):
+                raise ValueError(
+                    "Every node being shared together must have the same structure, "
+                    f"shapes and dtypes. `where` returned {_description(node)}, and `get` "
+                    f"{_description(other)}."
+                )
+        self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
+        self.where = where
+        self.get = get
+
+    def __call__(self) -> Any:
+        """**Returns:** the whole tree."""
+        return tree_at(self.where, self.pytree, replace=self.get(self.pytree))
+
+
+def _is_one(answer: Any, nodes: Sequence[Any]) -> bool:
+    """Whether `where` returned a node, and not a sequence of nodes."""
+    if not isinstance(answer, list | tuple) or len(answer) != len(nodes):
+        return True
+    return any(a is not b for a, b in zip(answer, nodes, strict=True))
+
+
+def _description(node: Any) -> tuple[Any, ...]:
+    leaves, treedef = jax.tree.flatten(node)
+    return treedef, [
+        (jnp.shape(x), jnp.result_type(x)) if is_array_like(x) else type(x)
+        for x in leaves
+    ]

@@ -1,0 +1,306 @@
+"""`Stacked`: many layers of equal structure, compiled once."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from .._errors import ShapeError
+from .._module import field
+from .._transforms.difference import tree_differences
+from .._tree import combine, is_array, partition
+from .._tree.paths import path_str
+from ._shape import as_size, within
+from ._stack import build_stacked
+from ._state import StateIndex, with_marker
+from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
+
+
+class Stacked(StatefulLayer):
+    """A run of layers of equal structure, whose arrays carry a leading axis.
+
+    It does what [`equinox_like.nn.Sequential`][] does of the same layers, in one
+    `jax.lax.scan`: the time to trace and to compile does not grow with the depth. `len` is
+    the depth, and an index gives one layer.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Block(eqx.Module):
+            norm: eqx.nn.LayerNorm
+            mlp: eqx.nn.MLP
+
+            def __init__(self, key):
+                self.norm = eqx.nn.LayerNorm(8)
+                self.mlp = eqx.nn.MLP(8, 8, 16, 1, key=key)
+
+            def __call__(self, x):
+                return x + self.mlp(self.norm(x))
+
+        blocks = eqx.nn.Stacked(Block, depth=12, key=jax.random.key(0), checkpoint=True)
+        assert blocks.layers.norm.weight.shape == (12, 8)
+        assert blocks(jnp.ones(8)).shape == (8,)
+        ```
+    """
+
+    layers: Any
+    depth: int = field(static=True)
+    checkpoint: Any = field(static=True)
+    unroll: int | bool = field(static=True)
+
+    def __init__(
+        self,
+        make_layer: Callable[[Any], Any],
+        depth: int,
+        *,
+        key: PRNGKeyArray,
+        checkpoint: Any = None,
+        unroll: int | bool = 1,
+    ):
+        """**Arguments:**
+
+        - `make_layer`: called with a key, returns a layer.
+        - `depth`: how many layers, 0 or more.
+        - `key`: split into one for each layer.
+        - `checkpoint`: what of each layer to keep for the backward pass, and so what to
+            compute again. `None`: all is kept. `True` or `"full"`: nothing. Else a policy
+            of `jax.checkpoint_policies`, or its name, such as `"dots_saveable"`.
+        - `unroll`: as for `jax.lax.scan`.
+
+        **Raises:**
+
+        `ValueError` for a negative depth, and for a policy that does not exist.
+        """
+        self.depth = as_size(self, "depth", depth)
+        self.checkpoint = _checked_policy(checkpoint)
+        self.unroll = unroll
+        self.layers = build_stacked(make_layer, jax.random.split(key, self.depth))
+
+    @classmethod
+    def from_layers(
+        cls,
+        layers: Sequence[Any],
+        *,
+        checkpoint: Any = None,
+        unroll: int | bool = 1,
+    ) -> "Stacked":
+        """Stacks layers that there are.
+
+        **Arguments:**
+
+        - `layers`: one at least. All must have the same structure, with arrays of the same
+            shapes and dtypes.
+        - `checkpoint`, `unroll`: as above.
+
+        **Raises:**
+
+        `ValueError`, naming the path and both values, where two layers differ.
+        """
+        layers = list(layers)
+        if not layers:
+            raise ValueError("`Stacked.from_layers` takes one layer at least.")
+        layers = [_like_first(layers[0], layer) for layer in layers]
+        for i, layer in enumerate(layers[1:], start=1):
+            _refuse_difference(layers[0], layer, i)
+        arrays = [partition(layer, is_array)[0] for layer in layers]
+        _, rest = partition(layers[0], is_array)
+        stacked = combine(jax.tree.map(lambda *xs: jnp.stack(xs), *arrays), rest)
+        self: Any = object.__new__(cls)
+        object.__setattr__(self, "layers", stacked)
+        object.__setattr__(self, "depth", len(layers))
+        object.__setattr__(self, "checkpoint", _checked_policy(checkpoint))
+        object.__setattr__(self, "unroll", unroll)
+        return self
+
+    @jax.named_scope("eqx.nn.Stacked")
+    def __call__(
+        self,
+        x: Any,
+        state: Any = ABSENT,
+        *,
+        key: PRNGKeyArray | None = None,
+        xs: Any = ABSENT,
+        **broadcast: Any,
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: passed to the first layer; the result of each one is passed to the next. An
+            array or a pytree of arrays.
+        - `state`: as in [`equinox_like.nn.Sequential`][]. Each layer sees its own part.
+        - `key`: split into one for each layer, if they take a `key`.
+        - `xs`: a pytree of arrays whose leading axis is the depth. Each layer is called
+            with its part as second argument, and returns a pair: what goes to the next
+            layer, and what is stacked and returned.
+        - `**broadcast`: passed to each layer as they are.
+
+        **Returns:**
+
+        The last result; with `xs`, the pair of it and the stacked outputs. If `state` was
+        passed, the pair of that and the new state.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if a layer changes structure, shape or dtype of `x`.
+        `TypeError` if the layers are stateful and no state was passed.
+        """
+        stateful = is_stateful(self.layers)
+        if stateful and state is ABSENT:
+            raise TypeError(
+                "The layers of this Stacked are stateful. Pass the state, as in "
+                "`out, state = model(x, state)`."
+            )
+        arrays, rest = partition(self.layers, is_array)
+        keys = None if key is None else jax.random.split(key, self.depth)
+        inputs = {
+            "arrays": arrays,
+            "key": keys,
+            "xs": None if xs is ABSENT else xs,
+            "state": state.substate(self.layers) if stateful else None,
+        }
+        _check_rows(self, inputs["xs"])
+
+        def step(x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
+            layer = combine(inputs["arrays"], rest)
+            args = [x] if xs is ABSENT else [x, inputs["xs"]]
+            kwargs = {
+                **broadcast,
+                **({"key": inputs["key"]} if takes_key(layer) else {}),
+            }
+            new_state = None
+            with within("layers"):
+                if stateful:
+                    out, new_state = layer(*args, state=inputs["state"], **kwargs)
+                else:
+                    out = layer(*args, **kwargs)
+            out, y = (out, None) if xs is ABSENT else out
+            _check_kept(x, out)
+            return out, (y, new_state)
+
+        x = jax.tree.map(_strongly_typed, x)
+        ys, new_state = None, inputs["state"]
+        if self.depth > 0:
+            step = _checkpointed(step, self.checkpoint)
+            x, (ys, new_state) = jax.lax.scan(
+                step, x, inputs, self.depth, unroll=self.unroll
+            )
+        out = x if xs is ABSENT else (x, ys)
+        if state is ABSENT:
+            return out
+        return out, state.update(new_state) if stateful else state
+
+    def is_stateful(self) -> bool:
+        """Whether the layers are."""
+        return is_stateful(self.layers)
+
+    def unstack(self) -> tuple[Any, ...]:
+        """The layers, one by one."""
+        return tuple(self[i] for i in range(self.depth))
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        i = operator.index(index)
+        if not -self.depth <= i < self.depth:
+            raise IndexError(f"There is no layer {i}: the depth is {self.depth}.")
+        return jax.tree.map(lambda a: a[i] if is_array(a) else a, self.layers)
+
+    def __len__(self) -> int:
+        return self.depth
+
+
+def _checked_policy(checkpoint: Any) -> Any:
+    if isinstance(checkpoint, str) and checkpoint != "full":
+        if not callable(getattr(jax.checkpoint_policies, checkpoint, None)):
+            raise ValueError(
+                f"There is no policy {checkpoint!r} in `jax.checkpoint_policies`. Pass one "
+                "of those, or its name, or `True` to compute everything again."
+            )
+    return checkpoint
+
+
+def _checkpointed(step: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
+    if checkpoint is None or checkpoint is False:
+        return step
+    policy = None if checkpoint is True or checkpoint == "full" else checkpoint
+    if isinstance(policy, str):
+        policy = getattr(jax.checkpoint_policies, policy)
+    # A scan keeps the compiler from merging the two computations anyhow.
+    return jax.checkpoint(step, policy=policy, prevent_cse=False)
+
+
+def _check_rows(stacked: Stacked, xs: Any) -> None:
+    for path, leaf in jtu.tree_leaves_with_path(xs):
+        if np.shape(leaf)[:1] != (stacked.depth,):
+            raise ShapeError(
+                f"Stacked takes `xs` with a leading axis of its depth, {stacked.depth}; "
+                f"`{path_str(path, 'xs')}` has shape {np.shape(leaf)}."
+            )
+
+
+def _check_kept(before: Any, after: Any) -> None:
+    one, other = (jtu.tree_map(_shape_and_dtype, tree) for tree in (before, after))
+    if one != other:
+        raise ShapeError(
+            "A layer of Stacked must return an array of the shape and dtype that it was "
+            f"given. It was given {_described(before)}, and returned {_described(after)}."
+        )
+
+
+class _Leaf(tuple):
+    """Shape and dtype of a leaf: a leaf itself."""
+
+
+def _shape_and_dtype(leaf: Any) -> _Leaf:
+    return _Leaf((jnp.shape(leaf), jnp.result_type(leaf)))
+
+
+def _described(tree: Any) -> str:
+    shown = jtu.tree_map(
+        lambda x: f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}", tree
+    )
+    return shown if isinstance(shown, str) else str(shown)
+
+
+def _strongly_typed(x: Any) -> Any:
+    x = jnp.asarray(x)
+    return jnp.asarray(x, x.dtype)
+
+
+def _like_first(first: Any, layer: Any) -> Any:
+    """`layer` with its states under the names of those of the first one."""
+    names = iter(
+        [x.marker for x in jax.tree.leaves(first, is_leaf=_is_index) if _is_index(x)]
+    )
+    return jax.tree.map(
+        lambda x: with_marker(x, next(names, x.marker)) if _is_index(x) else x,
+        layer,
+        is_leaf=_is_index,
+    )
+
+
+def _is_index(node: Any) -> bool:
+    return type(node) is StateIndex
+
+
+def _refuse_difference(first: Any, layer: Any, index: int) -> None:
+    for found in tree_differences("layer", first, layer):
+        raise ValueError(
+            "`Stacked.from_layers` takes layers of equal structure. "
+            f"`{found.path}` is {found.before} in layer 0, and {found.after} in layer "
+            f"{index}."
+        )
+    leaves = zip(jtu.tree_leaves_with_path(first), jax.tree.leaves(layer), strict=True)
+    for (path, one), other in leaves:
+        if is_array(one) and _shape_and_dtype(one) != _shape_and_dtype(other):
+            raise ValueError(
+                "`Stacked.from_layers` takes layers with equal shapes and dtypes. "
+                f"`{path_str(path, 'layer')}` has {_described(one)} in layer 0, and "
+                f"{_described(other)} in layer {index}."
+            )

@@ -1,0 +1,383 @@
+"""`State`: what layers remember between calls, beside the model and not inside it.
+
+A layer holds a `StateIndex`, which is a name, and the value that the state starts with. The
+`State` maps names to values. Setting a value makes a new state and kills the old one, so
+that a state which was not passed on is noticed.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array
+
+from .._module import Module, field
+from .._tree import tree_pformat
+from .._tree.paths import path_str
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Tree = TypeVar("_Tree")
+
+
+class _Marker:
+    """The name of an index that was given none: itself."""
+
+    def __repr__(self) -> str:
+        return "<unnamed>"
+
+
+class _Deleted(Module):
+    """Stands for an initial value that was deleted."""
+
+    def __repr__(self) -> str:
+        return "<deleted>"
+
+
+class StateIndex(Module, Generic[_T]):
+    """The place of one value in a [`equinox_like.nn.State`][].
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        class Counter(eqx.Module):
+            index: eqx.nn.StateIndex
+
+            def __init__(self):
+                self.index = eqx.nn.StateIndex(jnp.array(0))
+
+            def __call__(self, x, state):
+                number = state.get(self.index)
+                return x * number, state.set(self.index, number + 1)
+
+        counter, state = eqx.nn.make_with_state(Counter)()
+        _, state = counter(1.0, state)
+        assert state.get(counter.index) == 1
+        ```
+    """
+
+    marker: Any = field(static=True)
+    init: Any = field(trainable=False)
+
+    def __init__(self, init: Any):
+        """**Arguments:**
+
+        - `init`: the value that the state starts with: an array, or a pytree of arrays and
+            numbers. It is no parameter of the model.
+
+        **Raises:**
+
+        `ValueError` if it is a function.
+        """
+        if isinstance(init, types.FunctionType):
+            raise ValueError(
+                "StateIndex takes the initial value itself as `init`, not a function that "
+                f"makes it; got {init!r}."
+            )
+        self.marker = _Marker()
+        self.init = init
+
+
+class State:
+    """The values that the layers of a model remember, for one step.
+
+    It is a pytree, so it passes through `jax.jit`, `jax.vmap`, `jax.lax.scan` and the
+    like. Layers read it by `get` and return a new one, made by `set`; the old one can then
+    no longer be used.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
+        apply = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        y, state = apply(jnp.ones((8, 3)), state)
+        assert state.get(norm.batch_counter) == 1
+        ```
+    """
+
+    _values: dict[Any, Any] | None
+    _markers: tuple[Any, ...]
+
+    def __init__(self, model: Any):
+        """**Arguments:**
+
+        - `model`: any pytree. The state has a value for each
+            [`equinox_like.nn.StateIndex`][] in it: its `init`.
+
+        **Raises:**
+
+        `ValueError` if the initial values were deleted from `model`.
+        """
+        values = {}
+        for path, index in _indices(model):
+            if isinstance(index.init, _Deleted):
+                raise ValueError(
+                    f"The initial state was deleted from `{path_str(path, 'model')}`, as "
+                    "`make_with_state` does once it has made a state. Use that one, or "
+                    "build the model anew."
+                )
+            values[index.marker] = jax.tree.map(_as_array, index.init)
+        self._set_all(values)
+
+    def get(self, index: StateIndex[_T]) -> _T:
+        """The value at an index.
+
+        **Raises:**
+
+        `KeyError` if there is none; `ValueError` if this state is an old one, or `index`
+        is no [`equinox_like.nn.StateIndex`][].
+        """
+        return self._alive()[self._marker(index)]
+
+    def set(self, index: StateIndex[_T], value: _T) -> "State":
+        """A new state with another value at an index. This one is then an old one.
+
+        **Raises:**
+
+        As `get`; and `ValueError` if the value has another structure, or some leaf
+        another shape or dtype than before: this state then still is the current one.
+        """
+        values = self._alive()
+        marker = self._marker(index)
+        value = _like(value, values[marker], _name(marker, self._markers))
+        return self._replaced(values | {marker: value})
+
+    def substate(self, pytree: Any) -> "State":
+        """A state with the values of just those indices that are in `pytree`.
+
+        With `update` this is how a part of a model is mapped together with its own state:
+        take its substate, pass both to `filter_vmap`, and update the state by the result.
+        """
+        values = self._alive()
+        markers = [self._marker(index) for _, index in _indices(pytree)]
+        return _state({marker: values[marker] for marker in markers})
+
+    def update(self, substate: "State") -> "State":
+        """A new state with all values of another one. This one is then an old one.
+
+        **Raises:**
+
+        `ValueError` if `substate` is no `State`, or has an index that this one lacks.
+        """
+        values = self._alive()
+        if type(substate) is not State:
+            raise ValueError(
+                f"`State.update` takes a State; got a {type(substate).__name__}."
+            )
+        new = substate._alive()
+        unknown = [m for m in new if m not in values]
+        if unknown:
+            names = ", ".join(f"`{_name(m, tuple(new))}`" for m in unknown)
+            raise ValueError(
+                f"`State.update` takes a part of this state, as `substate` returns it; "
+                f"this one has no {names}."
+            )
+        return self._replaced(values | new)
+
+    def __repr__(self) -> str:
+        if self._values is None:
+            return "State(<old>)"
+        return f"State({tree_pformat(_by_name(self._values))})"
+
+    def _alive(self) -> dict[Any, Any]:
+        if self._values is None:
+            raise ValueError(
+                "This State is an old one: `set` or `update` was called on it, which made "
+                "a new one. Pass that one on, as in `out, state = layer(x, state)`. If you "
+                "do want to go on from the same state twice, make a clone before: "
+                "`leaves, treedef = jax.tree.flatten(state)`, and then "
+                "`jax.tree.unflatten(treedef, leaves)` as often as you like."
+            )
+        return self._values
+
+    def _marker(self, index: Any) -> Any:
+        if type(index) is not StateIndex:
+            raise ValueError(
+                f"A State is asked for a StateIndex; got a {type(index).__name__}."
+            )
+        if index.marker not in self._alive():
+            known = ", ".join(map(str, _by_name(self._alive()))) or "nothing"
+            raise KeyError(
+                f"This State has no value for {index.marker!r}; it has {known}. Was it "
+                "made together with this model?"
+            )
+        return index.marker
+
+    def _replaced(self, values: dict[Any, Any]) -> "State":
+        self._values = None
+        return _state(values)
+
+    def _set_all(self, values: dict[Any, Any]) -> None:
+        self._values = values
+        self._markers = tuple(values)
+
+
+def make_with_state(
+    make_model: Callable[_P, _T],
+) -> Callable[_P, tuple[_T, State]]:
+    """Makes a model together with its state.
+
+    **Arguments:**
+
+    - `make_model`: a class, or a function that returns a model.
+
+    **Returns:**
+
+    A function of the same arguments that returns `(model, state)`. The indices of the model
+    are named by their paths, so that the states of two models of the same kind are alike,
+    and the initial values are deleted from the model.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3)
+        assert norm.batch_counter.marker == "BatchNorm.batch_counter"
+        assert state.get(norm.batch_counter) == 0
+        ```
+    """
+
+    @functools.wraps(make_model)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:
+        model = make_model(*args, **kwargs)
+        root = type(model).__name__
+        model = jtu.tree_map_with_path(
+            lambda path, node: (
+                with_marker(node, root + jtu.keystr(path)) if _is_index(node) else node
+            ),
+            model,
+            is_leaf=_is_index,
+        )
+        state = State(model)
+        return delete_init_state(model), state
+
+    return make
+
+
+def delete_init_state(model: _Tree) -> _Tree:
+    """The model without the initial values of its state, of which a State was made.
+
+    **Arguments:**
+
+    - `model`: any pytree.
+
+    **Returns:**
+
+    The same tree, in which no [`equinox_like.nn.StateIndex`][] has leaves.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        norm = eqx.nn.BatchNorm(3)
+        state = eqx.nn.State(norm)
+        norm = eqx.nn.delete_init_state(norm)
+        assert len(jax.tree.leaves(norm.batch_state_index)) == 0
+        ```
+    """
+    return jax.tree.map(
+        lambda node: _with(node, init=_Deleted()) if _is_index(node) else node,
+        model,
+        is_leaf=_is_index,
+    )
+
+
+def _is_index(node: Any) -> bool:
+    return type(node) is StateIndex
+
+
+def _indices(tree: Any) -> list[tuple[Any, StateIndex[Any]]]:
+    found, _ = jtu.tree_flatten_with_path(tree, _is_index)
+    return [(path, node) for path, node in found if _is_index(node)]
+
+
+def with_marker(index: StateIndex[Any], marker: Any) -> StateIndex[Any]:
+    """The same initial value under another name."""
+    return _with(index, marker=marker)
+
+
+def _with(index: StateIndex[Any], **fields: Any) -> StateIndex[Any]:
+    new: Any = object.__new__(StateIndex)
+    for name in ("marker", "init"):
+        object.__setattr__(new, name, fields.get(name, getattr(index, name)))
+    return new
+
+
+def _state(values: dict[Any, Any]) -> State:
+    state = object.__new__(State)
+    state._set_all(values)
+    return state
+
+
+def _as_array(leaf: Any) -> Array:
+    array = jnp.asarray(leaf)
+    # A weak type would be lost at the first `set`, and all be compiled anew.
+    return (
+        jnp.asarray(array, array.dtype) if getattr(array, "weak_type", False) else array
+    )
+
+
+def _like(value: Any, old: Any, name: str) -> Any:
+    """`value` as arrays, or an error if it is not like `old`."""
+    value = jax.tree.map(_as_array, value)
+    new_structure, old_structure = jax.tree.structure(value), jax.tree.structure(old)
+    if new_structure != old_structure:
+        raise ValueError(
+            f"The value of `{name}` cannot change its structure from {old_structure} to "
+            f"{new_structure}."
+        )
+    leaves = zip(jtu.tree_leaves_with_path(value), jax.tree.leaves(old), strict=True)
+    for (path, new_leaf), old_leaf in leaves:
+        if new_leaf.shape != old_leaf.shape or new_leaf.dtype != old_leaf.dtype:
+            raise ValueError(
+                f"The value of `{path_str(path, name)}` cannot change from "
+                f"{_described(old_leaf)} to {_described(new_leaf)}."
+            )
+    return value
+
+
+def _described(leaf: Any) -> str:
+    return f"shape {leaf.shape} and dtype {leaf.dtype}"
+
+
+def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {_name(marker, tuple(values)): value for marker, value in values.items()}
+
+
+def _name(marker: Any, markers: tuple[Any, ...]) -> str:
+    if isinstance(marker, str):
+        return marker
+    unnamed = [m for m in markers if not isinstance(m, str)]
+    return f"StateIndex #{unnamed.index(marker)}"
+
+
+def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = state._alive()
+    return tuple(values.values()), tuple(values)
+
+
+def _flatten_with_keys(state: State):
+    values, markers = _flatten(state)
+    keys = [jtu.DictKey(_name(marker, markers)) for marker in markers]
+    return tuple(zip(keys, values, strict=True)), markers
+
+
+def _unflatten(markers: tuple[Any, ...], values: Iterable[Any]) -> State:
+    return _state(dict(zip(markers, values, strict=True)))
+
+
+jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)

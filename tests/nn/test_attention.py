@@ -1,0 +1,433 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+from equinox_like.nn._attention import (
+    dot_product_attention,
+    dot_product_attention_weights,
+)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def linear(projection, x):
+    weight, bias = projection.weight, projection.bias
+    return x @ np.asarray(weight).T + (0 if bias is None else np.asarray(bias))
+
+
+def reference(attention, query, key, value, mask=None, bias=0.0):
+    """The formula of Vaswani et al. 2017, head by head, in NumPy."""
+    h, shared = attention.num_heads, attention.num_kv_heads
+    q = np.split(linear(attention.query_proj, query), h, axis=1)
+    k = np.split(linear(attention.key_proj, key), shared, axis=1)
+    v = np.split(linear(attention.value_proj, value), shared, axis=1)
+    lengths = len(query), len(key)
+    mask = np.broadcast_to(True if mask is None else mask, (h, *lengths))
+    bias = np.broadcast_to(bias, (h, *lengths))
+    heads = []
+    for n in range(h):
+        shared_n = n // (h // shared)
+        logits = q[n] @ k[shared_n].T / np.sqrt(q[n].shape[1]) + bias[n]
+        weights = softmax(np.where(mask[n] != 0, logits, -1e300))
+        heads.append(weights @ v[shared_n])
+    return linear(attention.output_proj, np.concatenate(heads, axis=1))
+
+
+@pytest.fixture
+def inputs(x64, draw):
+    return draw(4, 8), draw(6, 8), draw(6, 8)
+
+
+def test_results_are_those_of_the_contract(k0) -> None:
+    attention = nn.MultiheadAttention(2, 4, key=k0)
+    weight = attention.query_proj.weight[0, :3]
+    expected = [-0.2172800, 0.2880973, -0.1024165]
+    np.testing.assert_allclose(weight, expected, atol=1e-7)
+    x = jnp.arange(12.0).reshape(3, 4) / 10
+    expected = [-0.3343084, -0.2847425, -0.1119308]
+    np.testing.assert_allclose(attention(x, x, x)[0, :3], expected, atol=1e-5)
+    attention = nn.MultiheadAttention(2, 4, dropout_p=0.5, key=k0)
+    out = attention(x, x, x, key=jax.random.PRNGKey(1))
+    expected = [-0.2625294, -0.1673526, -0.0842030]
+    np.testing.assert_allclose(out[0, :3], expected, atol=1e-5)
+    np.testing.assert_allclose(
+        attention(x, x, x, inference=True)[0, 0], -0.3343084, atol=1e-5
+    )
+
+
+OPTIONS = {
+    "plain": {},
+    "sizes": {"qk_size": 3, "vo_size": 5, "output_size": 7, "key_size": 8},
+    "biases": {
+        "use_query_bias": True,
+        "use_key_bias": True,
+        "use_value_bias": True,
+        "use_output_bias": True,
+    },
+    "one kv head": {"num_kv_heads": 1},
+    "two kv heads": {"num_kv_heads": 2, "use_key_bias": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("heads", [None, 4])
+def test_result_is_that_of_the_formula(options, heads, inputs, build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, **OPTIONS[options])
+    shape = (4, 6) if heads is None else (heads, 4, 6)
+    mask, bias = draw(*shape) > -0.5, draw(*shape)
+    out = eqx.filter_jit(attention)(*inputs, mask, bias=bias)
+    expected = reference(attention, *inputs, mask, bias)
+    np.testing.assert_allclose(out, expected, rtol=1e-10)
+    # Of one thing for all heads, and another for each.
+    out = eqx.filter_jit(attention)(*inputs, mask, bias=bias[..., :1, :])
+    expected = reference(attention, *inputs, mask, bias[..., :1, :])
+    np.testing.assert_allclose(out, expected, rtol=1e-10)
+
+
+def test_default_sizes_are_not_checked_for_divisibility(build) -> None:
+    attention = build(nn.MultiheadAttention, 3, 10)
+    assert attention.qk_size == attention.vo_size == 3
+    assert attention.query_proj.weight.shape == (9, 10)
+    assert attention.output_proj.weight.shape == (10, 9)
+
+
+def test_grouped_heads_equal_repeated_ones(build, inputs) -> None:
+    grouped = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2)
+    assert grouped.key_proj.weight.shape == (4, 8)
+
+    def repeated(weight):
+        return jnp.repeat(weight.reshape(2, 2, 8), 2, axis=0).reshape(8, 8)
+
+    where = lambda a: (a.key_proj.weight, a.value_proj.weight)  # noqa: E731
+    full = build(nn.MultiheadAttention, 4, 8)
+    full = eqx.tree_at(
+        lambda a: (*where(a), a.query_proj, a.output_proj),
+        full,
+        (*map(repeated, where(grouped)), grouped.query_proj, grouped.output_proj),
+    )
+    np.testing.assert_allclose(grouped(*inputs), full(*inputs), rtol=1e-12)
+
+
+def test_keys_and_values_of_a_group_are_not_repeated(build) -> None:
+    attention = build(nn.MultiheadAttention, 8, 8, num_kv_heads=1, qk_size=16)
+    x = jax.ShapeDtypeStruct((5, 8), jnp.float32)
+    jaxpr = str(jax.make_jaxpr(attention.__call__)(x, x, x))
+    # The one key head is never as large as all query heads would be.
+    assert "f32[5,8,16]" in jaxpr and jaxpr.count("f32[5,1,16]") >= 1
+    assert jaxpr.count("f32[5,8,16]") == 1
+
+
+@pytest.mark.parametrize("shared", [2, 4])
+def test_process_heads_sees_the_heads(shared, build, inputs) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=shared)
+    seen = []
+
+    def halve(q, k, v):
+        seen.extend([q.shape, k.shape, v.shape])
+        return [q / 2, k, v]
+
+    out = attention(*inputs, process_heads=halve)
+    assert seen == [(4, 4, 2), (6, shared, 2), (6, shared, 2)]
+    halved = eqx.tree_at(lambda a: a.query_proj.weight, attention, replace_fn=_half)
+    np.testing.assert_allclose(out, halved(*inputs), rtol=1e-10)
+    with pytest.raises(eqx.ShapeError, match="`process_heads` must return"):
+        attention(*inputs, process_heads=lambda q, k, v: (q, k[1:], v))
+
+
+def _half(x):
+    return x / 2
+
+
+def test_query_that_sees_nothing_takes_the_mean(build, inputs) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8)
+    out, weights = attention(*inputs, jnp.zeros((4, 6), int), return_weights=True)
+    np.testing.assert_allclose(weights, 1 / 6)
+    assert jnp.isfinite(out).all()
+
+
+def test_weights_are_returned_after_dropout(build, inputs, key) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dropout_p=0.5)
+    _, weights = attention(*inputs, key=key, return_weights=True)
+    assert weights.shape == (4, 4, 6) and (weights == 0).any()
+    plain = attention(*inputs, return_weights=True, inference=True)[1]
+    np.testing.assert_allclose(plain.sum(-1), 1)
+    kept = weights != 0
+    np.testing.assert_allclose(weights[kept], 2 * plain[kept])
+    for head, head_key in zip(kept, jax.random.split(key, 4), strict=True):
+        assert (head == jax.random.bernoulli(head_key, 0.5, (4, 6))).all()
+    with pytest.raises(RuntimeError, match="Dropout takes a `key`"):
+        attention(*inputs)
+    with pytest.warns(UserWarning, match="`deterministic` was renamed"):
+        attention(*inputs, deterministic=True)
+
+
+def causal(q, kv, offset=0, window=None):
+    i, j = np.arange(q)[:, None] + offset, np.arange(kv)
+    return (j <= i) & (j > i - (window or 10**6))
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_causal_and_window_combine_with_the_mask(
+    window, per_head, build, inputs, draw
+) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8)
+    mask = draw(*([4] if per_head else []), 4, 6) > -1
+    out = attention(*inputs, mask, is_causal=True, window=window)
+    expected = attention(*inputs, mask & causal(4, 6, window=window))
+    np.testing.assert_allclose(out, expected, rtol=1e-12)
+    out = attention(*inputs, window=2)
+    i, j = np.arange(4)[:, None], np.arange(6)
+    np.testing.assert_allclose(out, attention(*inputs, jnp.asarray(j > i - 2)))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(4, 7), (6, 8), (6, 8)], r"`query` of shape \(any, 8\)"),
+        ([(4, 8), (6, 7), (6, 8)], r"`key_` of shape \(any, 8\)"),
+        ([(4, 8), (6, 8), (8,)], r"`value` of shape \(any, 8\)"),
+        ([(4, 8), (6, 8), (5, 8)], "as many rows of `key_` as of `value`; got 6 and 5"),
+        ([(4, 8), (0, 8), (0, 8)], "at least one row"),
+        ([(2, 4, 8), (2, 6, 8), (2, 6, 8)], r"`query`.*1 axis in front.*jax\.vmap"),
+        ([(4, 8), (6, 8), (6, 8), (6, 4)], r"`mask` of shape \(4, 6\).*\(2, 4, 6\)"),
+        ([(4, 8), (6, 8), (6, 8), (1, 4, 6)], r"`mask`.*given shape \(1, 4, 6\)"),
+    ],
+)
+def test_wrong_shapes_name_the_argument(shapes, message, build) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8)
+    with pytest.raises(eqx.ShapeError, match=f"MultiheadAttention takes .*{message}"):
+        attention(*map(jnp.ones, shapes))
+
+
+def test_no_query_gives_no_rows(build) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8, output_size=3)
+    kv = jnp.ones((6, 8))
+    assert attention(jnp.ones((0, 8)), kv, kv).shape == (0, 3)
+
+
+def test_mask_must_be_an_array(build, inputs, without_type_checks) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8)
+    with pytest.raises(TypeError, match="takes an array as `mask`; got a list"):
+        attention(*inputs, [[True] * 6] * 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_kv_heads": 3}, "`num_kv_heads` that divides `num_heads`; got 3"),
+        ({"num_kv_heads": 0}, "`num_kv_heads` that divides"),
+        ({"implementation": "flash"}, "'auto' as `implementation`; got 'flash'"),
+        ({"query_size": -1}, "an int >= 0 as `query_size`"),
+    ],
+)
+def test_wrong_argument_is_an_error(options, message, key, without_type_checks) -> None:
+    with pytest.raises(ValueError, match=f"MultiheadAttention takes .*{message}"):
+        nn.MultiheadAttention(**{"num_heads": 4, "query_size": 8} | options, key=key)
+
+
+# The attention of one head, which other libraries import
+
+
+def test_one_head_is_that_of_the_formula(x64, draw) -> None:
+    q, k, v = draw(4, 3), draw(6, 3), draw(6, 5)
+    mask = draw(4, 6) > -0.5
+    logits = np.where(mask, np.asarray(q @ k.T) / np.sqrt(3), -1e300)
+    weights = dot_product_attention_weights(q, k, mask)
+    np.testing.assert_allclose(weights, softmax(logits), rtol=1e-12, atol=1e-15)
+    out = dot_product_attention(q, k, v, mask)
+    np.testing.assert_allclose(out, softmax(logits) @ v, rtol=1e-11)
+
+
+def test_softmax_of_half_precision_runs_in_float32() -> None:
+    q = jnp.array([[1.0]], jnp.float16)
+    k = jnp.array([[0.0], [-8.0], [-9.0]], jnp.float16)
+    weights = dot_product_attention_weights(q, k)
+    assert weights.dtype == jnp.float16
+    expected = softmax(np.array([[0.0, -8.0, -9.0]]))
+    np.testing.assert_allclose(weights, expected, rtol=2e-3)
+    assert weights[0, 2] > 0
+
+
+def test_one_head_drops_weights(key, draw) -> None:
+    q, k, v = draw(4, 3), draw(6, 3), draw(6, 5)
+    dropout = nn.Dropout(0.5)
+    out = dot_product_attention(q, k, v, dropout=dropout, key=key)
+    weights = dropout(dot_product_attention_weights(q, k), key=key)
+    np.testing.assert_allclose(out, weights @ v, rtol=1e-5)
+    out = dot_product_attention(q, k, v, dropout=dropout, inference=True)
+    np.testing.assert_allclose(out, dot_product_attention(q, k, v), rtol=1e-6)
+
+
+# JAX's own kernels
+
+
+@pytest.mark.parametrize("shared", [1, 4])
+@pytest.mark.parametrize("name", ["xla", "auto"])
+def test_jax_kernel_agrees_with_the_formula(name, shared, build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=shared)
+    q, kv = draw(4, 8), draw(6, 8)
+    mask, bias = draw(4, 4, 6) > -1, draw(4, 6)
+    rest = {"bias": bias, "is_causal": True}
+    expected = attention(q, kv, kv, mask, **rest)
+    out = attention(q, kv, kv, mask, implementation=name, **rest)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    assert attention.implementation is None
+
+
+def test_layer_and_call_choose_the_implementation(build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8, implementation="xla")
+    x = draw(4, 8)
+    with pytest.raises(ValueError, match="'xla' of attention cannot serve this call"):
+        attention(x, x, x, return_weights=True)
+    _, weights = attention(x, x, x, implementation="auto", return_weights=True)
+    assert weights.shape == (2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "obstacle"),
+    [
+        ({"vo_size": 3}, {}, "`qk_size` is 4 and `vo_size` is 3"),
+        ({"dropout_p": 0.5}, {"key": jax.random.key(0)}, "its dropout is active"),
+        ({}, {"return_weights": True}, "does not return the weights"),
+    ],
+)
+def test_obstacle_to_an_implementation_is_named(
+    options, call, obstacle, build, draw
+) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8, **options)
+    x = draw(4, 8)
+    with pytest.raises(ValueError, match=obstacle):
+        attention(x, x, x, implementation="xla", **call)
+    attention(x, x, x, implementation="auto", **call)
+
+
+# The cache
+
+
+def rotated(attention, offset):
+    rope = nn.RotaryPositionalEmbedding(attention.qk_size)
+    rotate = jax.vmap(lambda x: rope(x, offset=offset), in_axes=1, out_axes=1)
+    return lambda q, k, v: (rotate(q), rotate(k), v)
+
+
+def fed(attention, tokens, chunks, cache, **kwargs):
+    """The outputs of a sequence that comes in chunks."""
+    outs, start = [], 0
+    call = eqx.filter_jit(
+        lambda x, cache: attention(
+            x,
+            x,
+            x,
+            is_causal=True,
+            cache=cache,
+            process_heads=rotated(attention, cache.length),
+            **kwargs,
+        )
+    )
+    for chunk in chunks:
+        out, cache = call(tokens[start : start + chunk], cache)
+        outs.append(out)
+        start += chunk
+    return jnp.concatenate(outs), cache
+
+
+@pytest.mark.parametrize("chunks", [[1] * 6, [4, 1, 1], [2, 3, 1], [6]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_with_a_cache_equal_one_causal_call(chunks, dtype, build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=dtype)
+    attention = jax.tree.map(lambda x: x / 4, attention)
+    tokens = draw(6, 8).astype(dtype)
+    whole = attention(
+        tokens, tokens, tokens, is_causal=True, process_heads=rotated(attention, 0)
+    )
+    out, cache = fed(attention, tokens, chunks, attention.init_cache(8))
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(
+        out.astype(float), whole.astype(float), atol=tolerance, rtol=tolerance
+    )
+    assert cache.length == 6
+    assert cache.position.tolist() == [0, 1, 2, 3, 4, 5, -1, -1]
+    assert cache.key.dtype == dtype
+
+
+@pytest.mark.parametrize("chunks", [[1] * 9, [3, 3, 3], [2, 1, 6]])
+@pytest.mark.parametrize("window", [None, 2])
+def test_ring_equals_a_window_over_the_whole(chunks, window, build, draw) -> None:
+    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(9, 8)
+    cache = attention.init_cache(4, overflow="ring")
+    out, cache = fed(attention, tokens, chunks, cache, window=window)
+    whole = attention(
+        tokens,
+        tokens,
+        tokens,
+        is_causal=True,
+        window=window or 4,
+        process_heads=rotated(attention, 0),
+    )
+    np.testing.assert_allclose(out, whole, atol=1e-4, rtol=1e-4)
+    assert sorted(cache.position.tolist()) == [5, 6, 7, 8]
+
+
+def test_cache_is_a_carry_of_scan_and_vmaps_with_lengths_of_its_own(
+    build, draw
+) -> None:
+    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(2, 5, 8)
+
+    def step(cache, token):
+        out, cache = attention(*[token[None]] * 3, cache=cache)
+        return cache, out[0]
+
+    _, short = attention(*[tokens[1, :2]] * 3, is_causal=True, cache=fresh(attention))
+    caches = jax.tree.map(lambda *x: jnp.stack(x), fresh(attention), short)
+    run = jax.vmap(lambda cache, xs: jax.lax.scan(step, cache, xs)[1])
+    outs = jax.jit(run)(caches, tokens[:, 2:])
+    first = attention(*[tokens[0, 2:]] * 3, is_causal=True)
+    second = attention(*[tokens[1]] * 3, is_causal=True)[2:]
+    np.testing.assert_allclose(outs, jnp.stack([first, second]), atol=1e-4)
+
+
+def fresh(attention):
+    return attention.init_cache(6)
+
+
+def test_mask_with_a_cache_has_the_slots_first(build, draw) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), draw(3, 8)
+    _, cache = attention(*[x[:2]] * 3, cache=attention.init_cache(4))
+    # Of slot 0 and the new token: slots 2 and 3 are empty.
+    mask = jnp.array([[True, False, True, True, True]])
+    out, _ = attention(*[x[2:]] * 3, mask, cache=cache)
+    expected = attention(x[2:], x[::2], x[::2])
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    out, _ = attention(*[x[2:]] * 3, mask, cache=cache, implementation="xla")
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_overflow_is_an_error_where_it_can_be_seen(build) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    _, cache = attention(x, x, x, cache=attention.init_cache(4))
+    with pytest.raises(RuntimeError, match="slots for 4 tokens, holds 3 and was given"):
+        attention(x, x, x, cache=cache)
+    with pytest.raises(eqx.ShapeError, match="4 tokens, and was given 5 at once"):
+        attention(*[jnp.ones((5, 8))] * 3, cache=cache)
+    out, _ = eqx.filter_jit(attention)(x, x, x, cache=cache)
+    assert jnp.isnan(out).all()
+    out, _ = eqx.filter_jit(attention)(x[:1], x[:1], x[:1], cache=cache)
+    assert jnp.isfinite(out).all()
+
+
+def test_wrong_cache_is_an_error(build) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    other = build(nn.MultiheadAttention, 4, 8).init_cache(4)
+    with pytest.raises(eqx.ShapeError, match=r"a `key` of shape \(4, 2\).*\(2, 4\)"):
+        attention(x, x, x, cache=other)
+    with pytest.raises(ValueError, match="`max_length` >= 1; got 0"):
+        attention.init_cache(0)
+    with pytest.raises(ValueError, match="`window` >= 1; got 0"):
+        attention(x, x, x, window=0)

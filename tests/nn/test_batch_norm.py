@@ -1,0 +1,394 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import equinox_like as eqx
+from equinox_like import nn
+
+EPS = 1e-5
+
+
+def make(*args, mode="batch", **kwargs):
+    return nn.make_with_state(nn.BatchNorm)(*args, mode=mode, **kwargs)
+
+
+def mapped(norm, **kwargs):
+    call = functools.partial(norm, **kwargs)
+    return jax.vmap(
+        lambda x, s: call(x, s), axis_name="b", in_axes=(0, None), out_axes=(0, None)
+    )
+
+
+def moments(x):
+    """Of each channel of a batch `(batch, channels, ...)`, in double precision."""
+    x = np.moveaxis(np.asarray(x, np.float64), 1, 0).reshape(x.shape[1], -1)
+    return x.mean(axis=1), x.var(axis=1)
+
+
+def normalised(x, mean, variance):
+    spread = (1, -1) + (1,) * (x.ndim - 2)
+    x = np.asarray(x, np.float64)
+    return (x - mean.reshape(spread)) / np.sqrt(variance.reshape(spread) + EPS)
+
+
+def test_results_of_mode_batch_are_those_of_the_contract() -> None:
+    norm, state = make(1, "b")
+    out, state = mapped(norm)(jnp.array([[0.0], [1], [5]]), state)
+    expected = [-0.9258191, -0.4629096, 1.3887286]
+    np.testing.assert_allclose(out[:, 0], expected, atol=1e-5)
+    out, state = mapped(norm)(jnp.array([[0.0], [2], [10]]), state)
+    expected = [-0.9258199, -0.4629100, 1.3887299]
+    np.testing.assert_allclose(out[:, 0], expected, atol=1e-5)
+    hidden = state.get(norm.batch_state_index)
+    np.testing.assert_allclose(np.ravel(hidden), [0.0598, 1.2129666], atol=1e-5)
+    out, _ = norm(jnp.ones(1), state, inference=True)
+    np.testing.assert_allclose(out, -0.58613, atol=2e-4)
+    peer, _ = make(1, "b", debias="peer")
+    out, _ = peer(jnp.ones(1), state, inference=True)
+    np.testing.assert_allclose(out, -0.25682, atol=1e-4)
+
+
+def test_results_of_mode_ema_are_those_of_the_contract() -> None:
+    norm, state = make(1, "b", mode="ema")
+    _, state = mapped(norm)(jnp.array([[0.0], [1], [5]]), state)
+    out, state = mapped(norm)(jnp.array([[0.0], [2], [10]]), state)
+    expected = [-0.9213591, -0.0091224, 3.6398246]
+    np.testing.assert_allclose(out[:, 0], expected, atol=1e-5)
+    running = state.get(norm.ema_state_index)
+    np.testing.assert_allclose(np.ravel(running), [2.02, 4.8066664], atol=1e-5)
+    out, _ = norm(jnp.ones(1), state, inference=True)
+    np.testing.assert_allclose(out, -0.4652407, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 2, 2)])
+@pytest.mark.parametrize("form", ["vmapped", "batched"])
+def test_mode_batch_is_that_of_the_formula(shape, form, x64, draw) -> None:
+    momentum = 0.9
+    norm, state = make(3, "b" if form == "vmapped" else None, momentum=momentum)
+    weight, bias = draw(3), draw(3)
+    norm = eqx.tree_at(lambda n: (n.weight, n.bias), norm, (weight, bias))
+    apply = eqx.filter_jit(mapped(norm) if form == "vmapped" else norm)
+    spread = (1, -1) + (1,) * (len(shape) - 2)
+    mean, variance = np.zeros(3), np.zeros(3)
+    for step in range(1, 4):
+        x = draw(*shape) * step + 1
+        out, state = apply(x, state)
+        m, v = moments(x)
+        expected = np.reshape(weight, spread) * normalised(x, m, v)
+        expected = expected + np.reshape(bias, spread)
+        np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
+        mean = momentum * mean + (1 - momentum) * m
+        variance = momentum * variance + (1 - momentum) * v
+    assert state.get(norm.batch_counter) == 3
+    stored = state.get(norm.batch_state_index)
+    np.testing.assert_allclose(stored[0], mean, rtol=1e-12)
+    np.testing.assert_allclose(stored[1], variance + momentum**3, rtol=1e-12)
+    out, same = apply_inference(norm, x, state, form)
+    debiased = mean / (1 - momentum**3), variance / (1 - momentum**3)
+    expected = np.reshape(weight, spread) * normalised(x, *debiased)
+    expected = expected + np.reshape(bias, spread)
+    np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
+    assert eqx.tree_equal(same, state)
+
+
+def apply_inference(norm, x, state, form):
+    if form == "batched":
+        return norm(x, state, inference=True)
+    return jax.vmap(lambda x: norm(x, state, inference=True)[0])(x), state
+
+
+def test_mode_ema_normalises_by_the_blended_averages(x64, draw) -> None:
+    norm, state = make(3, "b", mode="ema", momentum=0.9, channelwise_affine=False)
+    x, y = draw(6, 3, 4), draw(6, 3, 4) * 2
+    out, state = mapped(norm)(x, state)
+    first = moments(x)
+    np.testing.assert_allclose(out, normalised(x, *first), rtol=1e-9, atol=1e-12)
+    out, state = mapped(norm)(y, state)
+    blended = [0.9 * a + 0.1 * b for a, b in zip(first, moments(y), strict=True)]
+    np.testing.assert_allclose(out, normalised(y, *blended), rtol=1e-9, atol=1e-12)
+    out = jax.vmap(lambda x: norm(x, state, inference=True)[0])(x)
+    np.testing.assert_allclose(out, normalised(x, *blended), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_inference_before_training(mode) -> None:
+    norm, state = make(2, mode=mode)
+    x = jnp.array([[1.0, -3.0]])
+    out, _ = norm(x, state, inference=True)
+    start = 1.0 if mode == "batch" else 0.0
+    np.testing.assert_allclose(out, x / np.sqrt(start + EPS), rtol=1e-5)
+
+
+def test_momentum_of_one_keeps_the_start(draw) -> None:
+    norm, state = make(2, momentum=1.0)
+    x = draw(4, 2)
+    _, state = norm(x, state)
+    out, _ = norm(x, state, inference=True)
+    np.testing.assert_allclose(out, x / np.sqrt(1 + EPS), rtol=1e-5)
+
+
+def test_debiased_variance_of_equal_batches_is_that_of_the_batch(draw) -> None:
+    norm, state = make(2)
+    x = draw(8, 2)
+    for _ in range(3):
+        trained, state = norm(x, state)
+    out, _ = norm(x, state, inference=True)
+    np.testing.assert_allclose(out, trained, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch_axis", [0, 1, 2, -1])
+def test_batch_axis(batch_axis, draw) -> None:
+    x = draw(6, 3, 4)
+    expected = make(3)[0](x, make(3)[1])
+    norm, state = make(3, batch_axis=batch_axis)
+    out, state = norm(jnp.moveaxis(x, 0, batch_axis), state)
+    np.testing.assert_allclose(jnp.moveaxis(out, batch_axis, 0), expected[0], atol=1e-5)
+    for one, other in zip(
+        jax.tree.leaves(state), jax.tree.leaves(expected[1]), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_both_axes_are_one_batch(mode, draw) -> None:
+    x = draw(6, 3, 4)
+    norm, state = make(3, "b", mode=mode, batch_axis=0)
+    plain, plain_state = make(3, mode=mode)
+    for _ in range(2):
+        shards, state = mapped(norm)(x.reshape(2, 3, 3, 4), state)
+        whole, plain_state = plain(x, plain_state)
+        np.testing.assert_allclose(shards.reshape(x.shape), whole, atol=1e-5)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(plain_state), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_several_names_are_one_batch(draw) -> None:
+    x = draw(2, 3, 5)
+    norm, state = make(5, ["a", "b"])
+    assert [leaf for leaf in jax.tree.leaves(norm) if isinstance(leaf, str)] == [
+        "a",
+        "b",
+    ]
+    inner = jax.vmap(norm, axis_name="a", in_axes=(0, None), out_axes=(0, None))
+    both = jax.vmap(inner, axis_name="b", in_axes=(0, None), out_axes=(0, None))
+    out, _ = both(x, state)
+    expected, _ = make(5)[0](x.reshape(6, 5), make(5)[1])
+    np.testing.assert_allclose(out.reshape(6, 5), expected, atol=1e-5)
+
+
+def test_other_vmaps_have_states_of_their_own(draw) -> None:
+    norm, state = make(3, "b")
+    outer = jax.vmap(mapped(norm), in_axes=(0, None))
+    _, states = outer(draw(4, 6, 3), state)
+    assert states.get(norm.batch_state_index)[0].shape == (4, 3)
+
+
+def test_training_needs_the_name(draw) -> None:
+    norm, state = make(3, "b")
+    with pytest.raises(NameError, match="b"):
+        norm(draw(3), state)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("form", ["vmapped", "batched"])
+def test_masked_examples_do_not_count(mode, form, draw) -> None:
+    x, mask = draw(6, 3, 2), jnp.array([True, False, True, True, False, True])
+    norm, state = make(3, "b" if form == "vmapped" else None, mode=mode)
+    plain, plain_state = make(3, mode=mode)
+    if form == "vmapped":
+        apply = jax.vmap(
+            lambda x, m, s: norm(x, s, mask=m),
+            axis_name="b",
+            in_axes=(0, 0, None),
+            out_axes=(0, None),
+        )
+    else:
+        apply = lambda x, m, s: norm(x, s, mask=m)  # noqa: E731
+    for _ in range(2):
+        out, state = apply(x, mask, state)
+        expected, plain_state = plain(x[mask], plain_state)
+        np.testing.assert_allclose(out[mask], expected, atol=1e-5)
+    assert eqx.tree_equal(jax.tree.structure(out), jax.tree.structure(x))
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(plain_state), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    before = jax.tree.map(jnp.copy, state)
+    out, after = apply(x, jnp.zeros(6, bool), state)
+    assert eqx.tree_equal(before, after)
+    expected, _ = apply_inference(norm, x, after, form)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_unbiased_variance_is_stored(x64, draw) -> None:
+    x = draw(4, 3, 2)
+    biased, unbiased = make(3), make(3, unbiased=True)
+    outs = [norm(x, state) for norm, state in (biased, unbiased)]
+    np.testing.assert_allclose(outs[0][0], outs[1][0])
+    _, v = moments(x)
+    stored = outs[1][1].get(unbiased[0].batch_state_index)[1]
+    np.testing.assert_allclose(stored, 0.99 + 0.01 * v * 8 / 7, rtol=1e-12)
+    norm, state = make(3, unbiased=True)
+    _, state = norm(x[:1, :, 0], state)
+    assert jnp.isfinite(state.get(norm.batch_state_index)[1]).all()
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize(
+    ("dtype", "x_dtype", "out_dtype"),
+    [
+        ("float32", "bfloat16", "float32"),
+        ("bfloat16", "float32", "float32"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("float16", "float16", "float16"),
+        ("complex64", "complex64", "complex64"),
+        ("float32", "int32", "float32"),
+    ],
+)
+def test_dtypes_of_input_and_layer_may_differ(
+    mode, dtype, x_dtype, out_dtype, strict, draw
+) -> None:
+    norm, state = make(3, mode=mode, dtype=dtype)
+    x = (draw(6, 3) * 5).astype(x_dtype)
+    reference, start = make(3, mode=mode, dtype="float32")
+    if dtype != "complex64":
+        expected, _ = reference(x.astype("float32"), start)
+    for _ in range(2):
+        out, state = norm(x, state)
+        assert out.dtype == out_dtype
+    if dtype != "complex64" and mode == "batch":
+        np.testing.assert_allclose(out.astype(float), expected, atol=0.02)
+    mean = jax.tree.leaves(state)[1]
+    assert mean.dtype == dtype
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    norm, state = make(1, dtype="float16")
+    x = jnp.array([[1000.0], [1001.0], [3000.0]], jnp.float16)
+    out, _ = norm(x, state)
+    expected = normalised(np.asarray(x), *moments(x))
+    np.testing.assert_allclose(out, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_gradients_flow_through_the_statistics(mode, trained, x64, draw) -> None:
+    norm, state = make(2, mode=mode, momentum=0.9)
+    if trained:
+        _, state = norm(draw(5, 2, 3), state)
+    leaves, treedef = jax.tree.flatten(state)
+    weight = draw(5, 2, 3)
+
+    @jax.jit
+    def loss(norm_arrays, x):
+        model = eqx.combine(norm_arrays, rest)
+        out, _ = model(x, jax.tree.unflatten(treedef, leaves))
+        return jnp.sum(out * weight)
+
+    arrays, rest = eqx.partition(norm, eqx.is_inexact_array)
+    check_grads(loss, (arrays, draw(5, 2, 3)), order=1, modes=["rev"])
+
+
+def test_state_is_no_parameter(draw) -> None:
+    norm, state = make(3)
+    norm_with_init = nn.BatchNorm(3)
+    leaves = jax.tree.leaves(eqx.filter(norm, eqx.is_inexact_array))
+    assert [x.shape for x in leaves] == [(3,), (3,)]
+    assert len(jax.tree.leaves(norm_with_init)) == 6
+
+    def loss(norm):
+        return norm(draw(4, 3), state)[0].sum()
+
+    assert eqx.filter_grad(loss)(norm).weight.shape == (3,)
+
+
+def test_call_and_field_switch_to_inference(draw) -> None:
+    norm, state = make(3)
+    x = draw(4, 3)
+    at_rest = eqx.nn.inference_mode(norm)
+    assert at_rest.inference is True
+    assert eqx.tree_equal(at_rest(x, state)[1], state)
+    _, new = at_rest(x, state, inference=False)
+    assert new.get(norm.batch_counter) == 1
+
+
+def test_mode_is_resolved() -> None:
+    with pytest.warns(UserWarning, match="`mode='batch'`") as record:
+        assert nn.BatchNorm(3, "b").mode == "ema"
+    assert record[0].filename == __file__
+    assert nn.BatchNorm(3).mode == "batch" and nn.BatchNorm(3).batch_axis == 0
+    assert nn.BatchNorm(3, "b", mode="batch").batch_axis is None
+
+
+def test_wrong_argument_is_an_error(without_type_checks) -> None:
+    with pytest.raises(ValueError, match="'batch' or 'ema' as `mode`; got 'other'"):
+        nn.BatchNorm(3, "b", mode="other")
+    with pytest.raises(ValueError, match="'exact' or 'peer' as `debias`"):
+        nn.BatchNorm(3, debias="none")
+
+
+@pytest.mark.parametrize(
+    ("args", "shape", "message"),
+    [
+        ((3,), (4, 2), r"takes `x` of shape \(any, 3\), but was given shape \(4, 2\)"),
+        ((3,), (3,), "takes a whole batch in training.*examples along axis 0 and 3"),
+        ((3, "b"), (6, 4), r"takes `x` of shape \(3,\), but was given shape \(4,\)"),
+        ((3, "b"), (6, 5, 3), r"\(3,\).*given shape \(5, 3\).*1 axis in front"),
+    ],
+)
+def test_wrong_shape_is_an_error(args, shape, message) -> None:
+    norm, state = make(*args)
+    apply = norm if len(args) == 1 else mapped(norm)
+    with pytest.raises(eqx.ShapeError, match=message):
+        apply(jnp.ones(shape), state)
+    with pytest.raises(eqx.ShapeError, match=r"takes `mask` of shape \(4,\)"):
+        make(3)[0](jnp.ones((4, 3)), make(3)[1], mask=jnp.ones(3, bool))
+
+
+def test_single_example_is_taken_at_inference(draw) -> None:
+    norm, state = make(3)
+    x = draw(5, 3, 4)
+    _, state = norm(x, state)
+    whole, _ = norm(x, state, inference=True)
+    one, _ = norm(x[0], state, inference=True)
+    np.testing.assert_allclose(one, whole[0], atol=1e-6)
+
+
+def test_it_runs_in_a_scan_of_training_steps(draw) -> None:
+    norm, state = make(3)
+    xs = draw(4, 6, 3)
+
+    def step(state, x):
+        out, state = norm(x, state)
+        return state, out
+
+    final, _ = jax.lax.scan(step, state, xs)
+    for x in xs:
+        _, state = norm(x, state)
+    pairs = zip(jax.tree.leaves(final), jax.tree.leaves(state), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_sharded_batch_has_statistics_of_the_whole(draw) -> None:
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    norm, state = make(3)
+    x = draw(8, 3)
+    expected, _ = norm(x, jax.tree.map(jnp.copy, state))
+    out, _ = eqx.filter_jit(norm)(jax.device_put(x, spec), state)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+    sharded, state = make(3, "data", batch_axis=0)
+    run = jax.shard_map(
+        lambda x, s: sharded(x, s),
+        mesh=mesh,
+        in_specs=(jax.P("data"), jax.P()),
+        out_specs=(jax.P("data"), jax.P()),
+    )
+    out, state = jax.jit(run)(x, state)
+    np.testing.assert_allclose(out, expected, atol=1e-5)

@@ -1,0 +1,89 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_unscale_undoes_scale_in_the_dtype_of_each(dtype) -> None:
+    scale = nn.DynamicLossScale(2.0**10)
+    x = jnp.array(0.37, dtype)
+    assert scale.scale(x).dtype == dtype and scale.scale(x) == x * 1024
+    grads = {"a": scale.scale(x), "b": None, "c": jnp.arange(2)}
+    back = scale.unscale(grads)
+    assert back["a"] == x and back["a"].dtype == dtype
+    assert back["b"] is None and back["c"] is grads["c"]
+
+
+def test_gradients_that_would_vanish_are_kept() -> None:
+    def loss(w, scale):
+        return scale.scale(w * jnp.float16(1e-5) * jnp.float16(1e-3))
+
+    w = jnp.float16(1)
+    assert jax.grad(loss)(w, nn.NoLossScale()) == 0
+    for scale in (nn.DynamicLossScale(2.0**15), nn.StaticLossScale(2.0**15)):
+        grad = jax.grad(loss)(w, scale)
+        assert grad > 0
+        assert scale.unscale(grad.astype(jnp.float32)) == pytest.approx(1e-8, rel=0.01)
+
+
+def test_scale_grows_after_a_period_and_shrinks_at_once() -> None:
+    scale = nn.DynamicLossScale(8.0, period=3, max_scale=16.0, min_scale=4.0)
+    seen = []
+    for finite in [1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0, 1]:
+        scale = scale.adjust(jnp.array(finite, bool))
+        seen.append((float(scale.loss_scale), int(scale.good_steps)))
+    assert seen == [
+        (8, 1), (8, 2), (16, 0), (16, 1), (16, 2), (8, 0), (8, 1), (8, 2), (16, 0),
+        (8, 0), (4, 0), (4, 0), (4, 1),
+    ]  # fmt: skip
+
+
+def test_one_object_runs_through_jit_and_scan() -> None:
+    traces = []
+
+    @eqx.filter_jit
+    def run(scale, finite):
+        traces.append(None)
+        return jax.lax.scan(lambda s, f: (s.adjust(f), s.loss_scale), scale, finite)
+
+    scale = nn.DynamicLossScale(period=2)
+    for _ in range(2):
+        scale, _ = run(scale, jnp.array([True, True, False]))
+    assert len(traces) == 1
+    assert scale.loss_scale.dtype == jnp.float32 and scale.good_steps.dtype == jnp.int32
+
+
+def test_scales_are_no_parameters() -> None:
+    for scale in (nn.DynamicLossScale(), nn.StaticLossScale(2.0), nn.NoLossScale()):
+        assert jax.tree.leaves(eqx.filter(scale, eqx.trainable)) == []
+    for scale in (nn.StaticLossScale(2.0), nn.NoLossScale()):
+        assert scale.adjust(False) is scale
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"factor": 1.0}, "a `factor` above 1; got 1.0"),
+        ({"min_scale": 4.0, "max_scale": 2.0}, "at most `max_scale`; got 4.0 and 2.0"),
+    ],
+)
+def test_wrong_argument_is_an_error(kwargs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        nn.DynamicLossScale(**kwargs)
+
+
+def test_all_finite_looks_at_inexact_arrays() -> None:
+    assert nn.all_finite([jnp.ones(2), jnp.arange(2), None, "text"])
+    assert nn.all_finite([])
+    for bad in (jnp.nan, jnp.inf, -jnp.inf, complex(0, jnp.nan)):
+        assert not jax.jit(nn.all_finite)([jnp.ones(2), jnp.array([1, bad])])
+
+
+def test_select_tree_chooses_whole_trees() -> None:
+    one, other = {"a": jnp.ones(2), "f": jnp.sin}, {"a": jnp.zeros(2), "f": jnp.sin}
+    for flag, chosen in ((True, one), (False, other)):
+        assert eqx.tree_equal(nn.select_tree(flag, one, other), chosen)
+        assert eqx.tree_equal(nn.select_tree(jnp.array(flag), one, other), chosen)

@@ -1,0 +1,141 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+HALF = nn.Policy(compute_dtype=jnp.bfloat16, output_dtype=jnp.float32)
+
+
+def test_casts_touch_real_floating_arrays_only(key) -> None:
+    state = nn.State(nn.StateIndex(jnp.ones(1)))
+    others = {
+        "int": jnp.arange(2),
+        "bool": jnp.array(True),
+        "complex": jnp.ones(1, jnp.complex64),
+        "number": 1.5,
+        "key": key,
+        "state": state,
+        "function": jnp.tanh,
+        "none": None,
+    }
+    cast = HALF.cast_compute({"x": jnp.ones(2), "np": np.ones(2), **others})
+    assert cast.pop("x").dtype == cast.pop("np").dtype == jnp.bfloat16
+    assert all(cast[name] is others[name] for name in others)
+    assert HALF.cast_params(others) is others
+    assert HALF.cast_output(jnp.ones(1, jnp.float16)).dtype == jnp.float32
+
+
+def test_policy_is_hashable_and_has_no_leaves() -> None:
+    assert jax.tree.leaves(HALF) == []
+    assert HALF == nn.Policy(None, "bfloat16", np.float32)
+    assert hash(HALF) == hash(nn.Policy(None, "bfloat16", np.float32))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("params=f32,compute=bf16,output=f32", ("float32", "bfloat16", "float32")),
+        (" compute = half ", (None, "float16", None)),
+        ("params=f64, output=float8_e4m3fn", ("float64", None, "float8_e4m3fn")),
+        ("", (None, None, None)),
+    ],
+)
+def test_policy_is_read_from_text(text, expected) -> None:
+    assert nn.Policy.parse(text) == nn.Policy(*expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "compute",
+        "weights=f32",
+        "compute=f32,compute=f16",
+        "compute=int32",
+        "params=f33",
+    ],
+)
+def test_wrong_text_is_an_error(text) -> None:
+    with pytest.raises(ValueError, match=r"policy is written as|real floating dtype"):
+        nn.Policy.parse(text)
+
+
+def test_layer_computes_in_the_compute_dtype(key) -> None:
+    seen = []
+
+    class Spy(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x, i, *, scale):
+            seen.append((self.weight.dtype, x.dtype, i.dtype, scale.dtype))
+            return x * self.weight, i
+
+    layer = nn.mixed(Spy(jnp.ones(3)), HALF)
+    y, i = layer(jnp.ones(3), jnp.arange(3), scale=jnp.ones(1, jnp.float16))
+    assert seen == [(jnp.bfloat16, jnp.bfloat16, jnp.int32, jnp.bfloat16)]
+    assert y.dtype == jnp.float32 and i.dtype == jnp.int32
+    assert layer.weight.dtype == jnp.float32
+
+
+def test_gradients_have_the_dtype_of_the_parameters(key) -> None:
+    mlp = nn.MLP(3, 2, 4, 2, key=key)
+    model = nn.mixed(mlp, "compute=bf16,output=f32")
+    x = jnp.ones(3)
+    grads = eqx.filter_jit(eqx.filter_grad(lambda m: m(x).sum()))(model)
+    expected = eqx.filter_grad(lambda m: m(x).sum())(mlp)
+    for g, e in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
+        assert g.dtype == jnp.float32
+        np.testing.assert_allclose(g, e, atol=0.05)
+
+
+def test_parameters_are_cast_once() -> None:
+    model = nn.mixed(nn.LayerNorm(3), "params=f16")
+    assert model.layer.weight.dtype == jnp.float16
+    kept = nn.mixed([nn.LayerNorm(3), jnp.ones(1)], "params=f16", keep=nn.LayerNorm)
+    assert kept.layer[0].weight.dtype == jnp.float32
+    assert kept.layer[1].dtype == jnp.float16
+
+
+@pytest.mark.parametrize("keep", [(), (nn.BatchNorm,), (nn.Conv1d,), nn.BatchNorm])
+def test_batch_norm_between_convolutions(keep, key) -> None:
+    def make():
+        layers = [nn.Conv1d(2, 3, 2, key=key), nn.BatchNorm(3, "b", mode="batch")]
+        layers += [jax.nn.relu, nn.Conv1d(3, 2, 2, key=key)]
+        return nn.Sequential(layers)
+
+    plain, plain_state = nn.make_with_state(make)()
+    model, state = nn.make_with_state(lambda: nn.mixed(make(), HALF, keep=keep))()
+    x = jax.random.normal(key, (4, 2, 6))
+
+    def apply(model):
+        return eqx.filter_jit(
+            jax.vmap(model, axis_name="b", in_axes=(0, None), out_axes=(0, None))
+        )
+
+    out, new = apply(model)(x, state)
+    expected, expected_state = apply(plain)(x, plain_state)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, expected, atol=0.1)
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(expected_state), strict=True)
+    for one, other in pairs:
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, atol=0.05)
+
+
+def test_mixed_stands_in_a_sequential(key) -> None:
+    class NoKey(eqx.Module):
+        def __call__(self, x):
+            return x
+
+    model = nn.Sequential([nn.mixed(NoKey(), HALF), nn.mixed(nn.Dropout(), HALF)])
+    assert not model.is_stateful()
+    assert model(jnp.ones(3), key=key).dtype == jnp.float32
+    norm, state = nn.make_with_state(lambda: nn.mixed(nn.BatchNorm(3), HALF))()
+    model = nn.Sequential([norm])
+    assert model.is_stateful()
+    out, state = model(jnp.ones((4, 3)), state)
+    assert out.dtype == jnp.float32
+    with pytest.raises(AttributeError, match="nothing"):
+        norm.nothing  # noqa: B018

@@ -1,0 +1,153 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+
+def spectral(layer, key=1, **kwargs):
+    make = nn.make_with_state(
+        lambda: nn.SpectralNorm(layer, "weight", key=jax.random.PRNGKey(key), **kwargs)
+    )
+    return make()
+
+
+def test_spectral_norm_is_that_of_the_contract(k0) -> None:
+    layer, state = spectral(nn.Linear(3, 2, key=k0))
+    u, _ = state.get(layer.uv_index)
+    np.testing.assert_allclose(u, [0.7154055, -0.6987095], atol=1e-6)
+    out, _ = layer(jnp.ones(3), state)
+    np.testing.assert_allclose(out, [-0.9699472, -1.3054674], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_weight_is_divided_by_its_largest_singular_value(
+    dtype, x64, build, draw
+) -> None:
+    inner = build(nn.Linear, 5, 4, use_bias=False, dtype=dtype)
+    inner = eqx.tree_at(lambda m: m.weight, inner, replace_fn=spread_out)
+    x = draw(5).astype(dtype)
+    layer, state = spectral(inner)
+    for _ in range(5):
+        out, state = layer(x, state)
+    largest = np.linalg.svd(inner.weight, compute_uv=False)[0]
+    np.testing.assert_allclose(out, inner(x) / largest, rtol=1e-8)
+
+
+def spread_out(weight):
+    """The same singular vectors, and values far from one another."""
+    u, s, v = np.linalg.svd(weight, full_matrices=False)
+    return jnp.asarray((u * 3.0 ** -np.arange(len(s))) @ v)
+
+
+def test_kernel_is_taken_as_a_matrix(build, draw) -> None:
+    inner = build(nn.Conv1d, 3, 4, 2, use_bias=False)
+    layer, state = spectral(inner)
+    u, v = state.get(layer.uv_index)
+    assert u.shape == (4,) and v.shape == (6,)
+    x = draw(3, 5)
+    out, _ = layer(x, state, inference=True)
+    sigma = u @ inner.weight.reshape(4, 6) @ v
+    np.testing.assert_allclose(out, inner(x) / sigma, rtol=1e-5)
+
+
+def test_training_iterates_once_more_and_inference_does_not(build, draw) -> None:
+    inner = build(nn.Linear, 5, 4)
+    layer, state = spectral(inner, num_power_iterations=2)
+    old = state.get(layer.uv_index)
+    _, state = layer(jnp.ones(5), state)
+    u, v = old
+    for _ in range(2):
+        u = inner.weight @ v / jnp.linalg.norm(inner.weight @ v)
+        v = inner.weight.T @ u / jnp.linalg.norm(inner.weight.T @ u)
+    new = state.get(layer.uv_index)
+    np.testing.assert_allclose(new[0], u, rtol=1e-5)
+    np.testing.assert_allclose(new[1], v, rtol=1e-5)
+    at_rest = eqx.tree_inference(layer)
+    _, same = at_rest(jnp.ones(5), state)
+    assert eqx.tree_equal(same.get(layer.uv_index), new)
+    _, changed = at_rest(jnp.ones(5), state, inference=False)
+    assert not eqx.tree_equal(changed.get(layer.uv_index), new)
+
+
+def test_gradient_flows_through_the_weight_and_sigma_only(x64, build, draw) -> None:
+    inner, x = build(nn.Linear, 3, 2, use_bias=False), draw(3)
+    layer, state = spectral(inner)
+
+    def loss(layer):
+        return layer(x, state, inference=True)[0].sum()
+
+    grad = eqx.filter_grad(loss)(layer).layer.weight
+    u, v = state.get(layer.uv_index)
+    expected = jax.grad(lambda w: jnp.sum(w / (u @ w @ v) @ x))(inner.weight)
+    np.testing.assert_allclose(grad, expected, rtol=1e-10)
+
+
+def test_spectral_norm_runs_under_vmap_and_jit(build, draw) -> None:
+    layer, state = spectral(build(nn.Linear, 3, 2))
+    xs = draw(4, 3)
+    apply = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))
+    outs, new = eqx.filter_jit(apply)(xs, state)
+    alone, _ = layer(xs[1], state)
+    np.testing.assert_allclose(outs[1], alone, rtol=1e-5)
+    assert new.get(layer.uv_index)[0].shape == (2,)
+
+
+def test_wrong_weight_is_an_error(key) -> None:
+    with pytest.raises(ValueError, match=r"two axes at least; `bias` has shape \(2,\)"):
+        nn.SpectralNorm(nn.Linear(3, 2, key=key), "bias", key=key)
+    with pytest.raises(AttributeError):
+        nn.SpectralNorm(nn.Linear(3, 2, key=key), "kernel", key=key)
+    with pytest.raises(AttributeError):
+        nn.WeightNorm(nn.Linear(3, 2, key=key), "kernel")
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(0, (2, 1)), (-1, (1, 3)), (None, (1, 1))])
+def test_weight_norm_is_that_of_the_formula(axis, shape, x64, build, draw) -> None:
+    inner, x = build(nn.Linear, 3, 2), draw(3)
+    layer = nn.WeightNorm(inner, axis=axis)
+    assert layer.g.shape == shape
+    np.testing.assert_allclose(layer(x), inner(x), rtol=1e-12)
+    layer = eqx.tree_at(lambda m: m.g, layer, draw(*shape))
+    others = {0: 1, -1: 0, None: (0, 1)}[axis]
+    norm = np.sqrt((np.asarray(inner.weight) ** 2).sum(others, keepdims=True))
+    expected = np.asarray(layer.g) * inner.weight / norm @ x + inner.bias
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-12)
+
+
+def test_weight_norm_of_a_kernel_and_of_complex_numbers(build, draw) -> None:
+    inner, x = build(nn.Conv2d, 2, 3, 2), draw(2, 4, 4)
+    layer = nn.WeightNorm(inner)
+    assert layer.g.shape == (3, 1, 1, 1)
+    np.testing.assert_allclose(layer(x), inner(x), rtol=1e-4)
+    inner = nn.Linear(3, 2, dtype=jnp.complex64, key=jax.random.key(0))
+    layer = nn.WeightNorm(inner)
+    assert layer.g.dtype == jnp.float32
+    x = jnp.ones(3, jnp.complex64)
+    np.testing.assert_allclose(layer(x), inner(x), rtol=1e-5)
+
+
+def test_zero_row_has_finite_value_and_gradient(build) -> None:
+    inner = build(nn.Linear, 3, 2)
+    inner = eqx.tree_at(lambda m: m.weight, inner, inner.weight.at[0].set(0))
+    layer = nn.WeightNorm(inner)
+    value, grads = eqx.filter_value_and_grad(lambda m: m(jnp.ones(3)).sum())(layer)
+    assert jnp.isfinite(value)
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(grads))
+    assert (layer(jnp.ones(3))[0] == inner.bias[0]).all()
+
+
+def test_two_of_a_kind_are_equal_and_share_one_trace(build) -> None:
+    inner, traces = build(nn.Linear, 3, 2), []
+
+    @eqx.filter_jit
+    def call(layer, x):
+        traces.append(None)
+        return layer(x)
+
+    one, other = nn.WeightNorm(inner), nn.WeightNorm(inner)
+    assert eqx.tree_equal(one, other)
+    call(one, jnp.ones(3)), call(other, jnp.ones(3))
+    assert len(traces) == 1

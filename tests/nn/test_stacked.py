@@ -1,0 +1,255 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+
+class Block(eqx.Module):
+    linear: nn.Linear
+    dropout: nn.Dropout
+    activation: object
+
+    def __init__(self, key, size=3, p=0.0):
+        self.linear = nn.Linear(size, size, key=key)
+        self.dropout = nn.Dropout(p)
+        self.activation = jnp.tanh
+
+    def __call__(self, x, *, key=None, scale=1.0):
+        return x + scale * self.dropout(self.activation(self.linear(x)), key=key)
+
+
+def loop(layers, x, keys=None, **kwargs):
+    for i, layer in enumerate(layers):
+        x = layer(x, key=None if keys is None else keys[i], **kwargs)
+    return x
+
+
+def test_layer_i_is_made_with_key_i(key) -> None:
+    stacked = nn.Stacked(Block, 4, key=key)
+    layers = [Block(k) for k in jax.random.split(key, 4)]
+    assert len(stacked) == 4
+    for mine, layer in zip(stacked.unstack(), layers, strict=True):
+        assert eqx.tree_equal(mine, layer)
+    assert eqx.tree_equal(stacked[-1], layers[3])
+    assert eqx.tree_equal(nn.Stacked.from_layers(layers), stacked)
+    with pytest.raises(IndexError, match="no layer 4: the depth is 4"):
+        stacked[4]
+
+
+@pytest.mark.parametrize("checkpoint", [None, True, "full", "dots_saveable"])
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_values_and_gradients_are_those_of_the_loop(checkpoint, unroll, key) -> None:
+    make = functools.partial(Block, p=0.5)
+    options = {"checkpoint": checkpoint, "unroll": unroll}
+    stacked = nn.Stacked(make, 3, key=key, **options)
+    x = jnp.array([1.0, -2.0, 3.0])
+    keys = jax.random.split(key, 3)
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def mine(stacked):
+        return stacked(x, key=key, scale=0.5).sum()
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def plain(layers):
+        return loop(layers, x, keys, scale=0.5).sum()
+
+    value, grads = mine(stacked)
+    expected, expected_grads = plain(stacked.unstack())
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    rows = jax.tree.map(lambda *xs: jnp.stack(xs), *expected_grads)
+    pairs = zip(jax.tree.leaves(grads.layers), jax.tree.leaves(rows), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_checkpoint_keeps_less_for_the_backward_pass(key) -> None:
+    def kept(checkpoint):
+        stacked = nn.Stacked(Block, 3, key=key, checkpoint=checkpoint)
+        often = lambda x: jnp.sin(jnp.sin(jnp.sin(x)))  # noqa: E731
+        stacked = eqx.tree_at("layers.activation", stacked, often)
+        _, vjp = jax.vjp(lambda x: stacked(x), jnp.ones(3))
+        return sum(x.size for x in jax.tree.leaves(vjp))
+
+    assert kept(True) < kept(None)
+
+
+def test_program_does_not_grow_with_the_depth(key) -> None:
+    def equations(depth):
+        stacked = nn.Stacked(Block, depth, key=key)
+        return str(jax.make_jaxpr(stacked)(jnp.ones(3))).count("\n")
+
+    assert equations(2) == equations(200)
+
+
+@pytest.mark.parametrize("x", [jnp.ones(3), (jnp.ones(3), {"a": jnp.arange(2)})])
+def test_depth_zero_is_the_identity(x, key) -> None:
+    stacked = nn.Stacked(Block, 0, key=key)
+    assert stacked.layers.linear.weight.shape == (0, 3, 3)
+    assert eqx.tree_equal(stacked(x), x) and stacked.unstack() == ()
+    with pytest.raises(ValueError, match="an int >= 0 as `depth`; got -1"):
+        nn.Stacked(Block, -1, key=key)
+
+
+def test_functions_without_a_key_are_layers(key) -> None:
+    class Add(eqx.Module):
+        number: jax.Array
+
+        def __call__(self, x):
+            return x + self.number
+
+    stacked = nn.Stacked.from_layers([Add(jnp.array(i)) for i in (1, 2, 3)])
+    assert stacked(10, key=key) == 16
+
+
+def test_xs_goes_row_by_row_and_ys_come_back(key) -> None:
+    class Step(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x, each, *, key=None):
+            return x * self.weight, x + each["a"]
+
+    stacked = nn.Stacked.from_layers([Step(jnp.array(2.0)), Step(jnp.array(3.0))])
+    out, ys = stacked(jnp.array(1.0), xs={"a": jnp.array([10.0, 20.0])})
+    assert out == 6 and ys.tolist() == [11, 22]
+    with pytest.raises(eqx.ShapeError, match=r"depth, 2; `xs\['a'\]` has shape \(3,\)"):
+        stacked(jnp.array(1.0), xs={"a": jnp.ones(3)})
+
+
+def test_kv_caches_are_rows(key) -> None:
+    class Attend(eqx.Module):
+        attention: nn.MultiheadAttention
+
+        def __init__(self, key):
+            self.attention = nn.MultiheadAttention(2, 4, key=key)
+
+        def __call__(self, x, cache=None):
+            if cache is None:
+                return x + self.attention(x, x, x, is_causal=True)
+            out, cache = self.attention(x, x, x, is_causal=True, cache=cache)
+            return x + out, cache
+
+    stacked = nn.Stacked(Attend, 3, key=key)
+    caches = jax.vmap(lambda _: stacked[0].attention.init_cache(5))(jnp.arange(3))
+    tokens = jax.random.normal(key, (5, 4))
+
+    def step(caches, token):
+        out, caches = stacked(token[None], xs=caches)
+        return caches, out[0]
+
+    _, outs = jax.lax.scan(step, caches, tokens)
+    np.testing.assert_allclose(outs, stacked(tokens), atol=1e-5)
+
+
+def stateful(key):
+    return nn.Sequential([nn.Linear(3, 3, key=key), nn.BatchNorm(3, "b", mode="batch")])
+
+
+@pytest.mark.parametrize("from_layers", [False, True])
+@pytest.mark.parametrize("checkpoint", [None, True])
+def test_state_has_a_row_for_each_layer(from_layers, checkpoint, key) -> None:
+    keys = jax.random.split(key, 3)
+
+    def make():
+        if from_layers:
+            layers = [stateful(k) for k in keys]
+            return nn.Stacked.from_layers(layers, checkpoint=checkpoint)
+        return nn.Stacked(stateful, 3, key=key, checkpoint=checkpoint)
+
+    model, state = nn.make_with_state(make)()
+    assert model.is_stateful()
+    xs = jax.random.normal(key, (6, 3))
+    apply = jax.vmap(model, axis_name="b", in_axes=(0, None), out_axes=(0, None))
+    plain, plain_state = nn.make_with_state(
+        lambda: nn.Sequential([stateful(k) for k in keys])
+    )()
+    plain_apply = jax.vmap(plain, axis_name="b", in_axes=(0, None), out_axes=(0, None))
+    for _ in range(2):
+        out, state = eqx.filter_jit(apply)(xs, state)
+        expected, plain_state = plain_apply(xs, plain_state)
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+    index = model.layers[1].batch_state_index
+    assert model.layers[1].weight.shape == (3, 3)
+    for i in range(3):
+        one = plain_state.get(plain[i][1].batch_state_index)[0]
+        np.testing.assert_allclose(state.get(index)[0][i], one, rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="Stacked are stateful"):
+        model(xs[0])
+    resting = nn.inference_mode(model)
+    assert resting(xs[0], state)[0].shape == (3,)
+
+
+def test_two_of_one_kind_have_states_of_their_own(key) -> None:
+    pair = [nn.Stacked(stateful, 2, key=key) for _ in range(2)]
+    assert len(jax.tree.leaves(nn.State(pair))) == 2 * len(
+        jax.tree.leaves(nn.State(pair[0]))
+    )
+
+
+def test_state_is_returned_if_it_was_passed(key) -> None:
+    stacked = nn.Stacked(Block, 2, key=key)
+    assert not stacked.is_stateful()
+    out, state = stacked(jnp.ones(3), "any")
+    assert state == "any" and (out == stacked(jnp.ones(3))).all()
+
+
+def test_it_stands_in_a_sequential(key) -> None:
+    model = nn.Sequential([jnp.negative, nn.Stacked(Block, 2, key=key)])
+    assert model(jnp.ones(3), key=key).shape == (3,)
+    model, state = nn.make_with_state(
+        lambda: nn.Sequential([nn.Stacked(stateful, 2, key=key)])
+    )()
+    assert nn.inference_mode(model)(jnp.ones(3), state)[0].shape == (3,)
+
+
+def test_layer_that_changes_its_input_is_an_error(key) -> None:
+    stacked = nn.Stacked.from_layers([nn.Linear(3, 2, key=key)] * 2)
+    message = r"given shape \(3,\) and dtype float32, and returned shape \(2,\)"
+    with pytest.raises(eqx.ShapeError, match=message):
+        stacked(jnp.ones(3))
+    halving = nn.Stacked.from_layers([nn.Lambda(lambda x: x.astype(jnp.float16))])
+    with pytest.raises(eqx.ShapeError, match=r"returned shape .* dtype float16"):
+        halving(jnp.ones(3))
+    with pytest.raises(eqx.ShapeError, match=r"^At `layers`: Linear takes `x`"):
+        stacked(jnp.ones(4))
+
+
+def test_unlike_layers_are_named_by_path(key) -> None:
+    def refused(*layers):
+        with pytest.raises(ValueError, match=r"Stacked\.from_layers") as info:
+            nn.Stacked.from_layers(layers)
+        return str(info.value)
+
+    linear = nn.Linear(3, 3, key=key)
+    assert "one layer at least" in refused()
+    other = nn.Linear(3, 3, use_bias=False, key=key)
+    assert "`layer.use_bias` is the static True in layer 0, and False" in refused(
+        linear, other
+    )
+    half = nn.Linear(3, 3, dtype=jnp.float16, key=key)
+    assert "`layer.weight` has shape (3, 3) and dtype float32" in refused(
+        linear, linear, half
+    )
+    one, two = nn.Lambda(jnp.sin), nn.Lambda(jnp.cos)
+    assert "`layer.fn` is" in refused(one, two)
+    one, two = nn.Dropout(0.1), nn.Dropout(0.2)
+    assert "`layer.p` is the static 0.1 in layer 0, and 0.2 in layer 1" in refused(
+        one, two
+    )
+
+
+def test_unknown_policy_is_an_error(key) -> None:
+    with pytest.raises(ValueError, match="no policy 'everything'"):
+        nn.Stacked(Block, 2, key=key, checkpoint="everything")
+
+
+def test_layers_can_be_changed_in_place(key) -> None:
+    stacked = nn.Stacked(Block, 2, key=key)
+    stacked = eqx.tree_at("layers.linear.weight", stacked, replace_fn=jnp.zeros_like)
+    assert not stacked[1].linear.weight.any()

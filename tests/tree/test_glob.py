@@ -1,0 +1,42 @@
+import pytest
+
+from equinox_like._tree.glob import matches, matches_above
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "whole"),
+    [
+        ("layers[0].weight", "layers[0].weight", True),
+        (".layers[0].weight", "layers[0].weight", True),
+        ("layers[*].weight", "layers[12].weight", True),
+        ("layers[*].weight", "layers[1].inner.weight", False),
+        ("layers[*].*", "layers[1].bias", True),
+        ("*.weight", "layers[1].weight", False),
+        ("**.weight", "weight", True),
+        ("**.weight", "layers[1].inner.weight", True),
+        ("**.weight", "layers[1].overweight", False),
+        ("layers**", "layers[1].weight", True),
+        ("['a'].*", "['a'].weight", True),
+        ("[*].weight", "['a'].weight", True),
+        ("layers[0]", "layers[0].weight", False),
+        ("weigh.", "weight", False),
+    ],
+)
+def test_pattern_is_the_whole_of_a_path(pattern, path, whole) -> None:
+    assert matches(pattern, path) is whole
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "above"),
+    [
+        ("layers[0]", "layers[0].weight", True),
+        ("layers", "layers[0].weight", True),
+        ("layer", "layers[0].weight", False),
+        ("layers[1]", "layers[12].weight", False),
+        ("**.inner", "a.inner.b.c", True),
+        ("['a']", "['a'][0]", True),
+        ("layers[0].weight", "layers[0].weight", True),
+    ],
+)
+def test_pattern_is_a_node_above_a_path(pattern, path, above) -> None:
+    assert matches_above(pattern, path) is above
