@@ -9,6 +9,14 @@ from ._errors import (
     LeafError as LeafError,
     ShapeError as ShapeError,
 )
+from ._loops import (
+    filter_cond as filter_cond,
+    filter_fori_loop as filter_fori_loop,
+    filter_map as filter_map,
+    filter_scan as filter_scan,
+    filter_switch as filter_switch,
+    filter_while_loop as filter_while_loop,
+)
 from ._module import (
     AbstractClassVar as AbstractClassVar,
     AbstractVar as AbstractVar,

@@ -158,7 +158,8 @@ def hide_frames(error: BaseException) -> None:
 # Not the layers, which tell where in a model something went wrong.
 _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
-    str(_PACKAGE / folder) + os.sep for folder in ("_transforms", "_module", "_tree")
+    str(_PACKAGE / folder) + os.sep
+    for folder in ("_loops", "_transforms", "_module", "_tree")
 )
 pass_over(_PRIVATE)
 

@@ -2,7 +2,7 @@
 
 Data is compared by JAX, which names the leaf; what is static, and the structure around
 it, is compared here: for a compiled function that is called with other arguments than it
-was compiled for.
+was compiled for. Control flow asks the same of what goes round a loop.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._module.module import Module
+from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strictly_same
@@ -59,6 +60,22 @@ def differences(
             yield Difference(name, ARGUMENTS, "left out", "given")
         else:
             yield from _walk(name, old[name], new[name])
+
+
+def tree_differences(path: str, before: Any, after: Any) -> Iterator[Difference]:
+    """Each place at which two trees differ otherwise than in their arrays."""
+    try:
+        yield from _walk(path, *map(_without_data, (before, after)))
+    except Exception:
+        # As above.
+        was, now = map(jtu.tree_structure, (before, after))
+        yield Difference(path, STRUCTURE, str(was), str(now))
+
+
+def _without_data(tree: Any) -> Any:
+    return jtu.tree_map(
+        lambda x: Leaf("data") if is_array(x) else Leaf(STATIC, x), tree
+    )
 
 
 class Leaf:
