@@ -9,11 +9,11 @@ import jax.tree_util as jtu
 
 from .._transforms.difference import tree_differences
 from .._transforms.pack import pack, unpack
-from .._transforms.parts import take_apart
+from .._transforms.parts import is_number, take_apart
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.strict import strictly_same
-from .carry import is_number, type_of
+from .carry import type_of
 
 _T = TypeVar("_T")
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._transforms.base import name_of
 from .._transforms.difference import tree_differences
-from .._transforms.parts import take_apart
+from .._transforms.parts import take_apart, take_apart_like
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 
@@ -39,13 +38,7 @@ class Carry:
 
         `TypeError` if something else than the arrays is no longer what it was.
         """
-        leaves, treedef = jtu.tree_flatten(carry)
-        if treedef == self._rest.treedef:
-            # JAX takes a number for an array, and so it does here.
-            for i in self._rest.places:
-                if is_number(leaves[i]):
-                    leaves[i] = jnp.asarray(leaves[i])
-        data, rest = take_apart(treedef.unflatten(leaves))
+        data, rest = take_apart_like(carry, self._rest)
         if rest != self._rest:
             difference = next(tree_differences("carry", self._init, carry), None)
             raise TypeError(
@@ -89,7 +82,3 @@ class Carry:
 def type_of(x: Any) -> str:
     """Dtype and shape, and what more JAX counts as the type of an array."""
     return str(jax.typeof(x)).lstrip("~")  # the sign of a weak type, which may change
-
-
-def is_number(x: Any) -> bool:
-    return isinstance(x, bool | int | float | complex)

@@ -11,6 +11,7 @@ from .custom_rules import (
     filter_custom_jvp as filter_custom_jvp,
     filter_custom_vjp as filter_custom_vjp,
 )
+from .custom_vmap import filter_custom_vmap as filter_custom_vmap
 from .export import (
     deserialize_export as deserialize_export,
     filter_export as filter_export,
@@ -26,6 +27,10 @@ from .jacobian import (
 )
 from .jit import filter_jit as filter_jit
 from .jvp import filter_jvp as filter_jvp, filter_linearize as filter_linearize
+from .shard import (
+    filter_device_put as filter_device_put,
+    filter_shard as filter_shard,
+)
 from .trace import (
     filter_eval_shape as filter_eval_shape,
     filter_make_jaxpr as filter_make_jaxpr,

@@ -6,7 +6,7 @@ was compiled for. Control flow asks the same of what goes round a loop.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
@@ -62,20 +62,21 @@ def differences(
             yield from _walk(name, old[name], new[name])
 
 
-def tree_differences(path: str, before: Any, after: Any) -> Iterator[Difference]:
+def tree_differences(
+    path: str, before: Any, after: Any, is_data: Callable[[Any], bool] = is_array
+) -> Iterator[Difference]:
     """Each place at which two trees differ otherwise than in their arrays."""
     try:
-        yield from _walk(path, *map(_without_data, (before, after)))
+        old, new = (_without_data(tree, is_data) for tree in (before, after))
+        yield from _walk(path, old, new)
     except Exception:
         # As above.
         was, now = map(jtu.tree_structure, (before, after))
         yield Difference(path, STRUCTURE, str(was), str(now))
 
 
-def _without_data(tree: Any) -> Any:
-    return jtu.tree_map(
-        lambda x: Leaf("data") if is_array(x) else Leaf(STATIC, x), tree
-    )
+def _without_data(tree: Any, is_data: Callable[[Any], bool]) -> Any:
+    return jtu.tree_map(lambda x: Leaf("data") if is_data(x) else Leaf(STATIC, x), tree)
 
 
 class Leaf:
