@@ -27,10 +27,12 @@ from .jacobian import (
 )
 from .jit import filter_jit as filter_jit
 from .jvp import filter_jvp as filter_jvp, filter_linearize as filter_linearize
+from .pmap import filter_pmap as filter_pmap
 from .shard import (
     filter_device_put as filter_device_put,
     filter_shard as filter_shard,
 )
+from .shard_map import filter_shard_map as filter_shard_map
 from .trace import (
     filter_eval_shape as filter_eval_shape,
     filter_make_jaxpr as filter_make_jaxpr,

@@ -5,6 +5,7 @@ subtree; any other callable is part of its structure, as are all options.
 """
 
 import functools
+import inspect
 import operator
 import os
 import sys
@@ -109,6 +110,16 @@ def refuse_deprecated(
                 f"The argument `{name}` of `{transformation}` was deprecated long ago, and "
                 f"is no longer there{fix}."
             )
+
+
+def by_position(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call with whatever has a position in it; the others by keyword."""
+    if not kwargs:
+        return args, kwargs
+    bound = inspect.signature(fun).bind(*args, **kwargs)
+    return bound.args, bound.kwargs
 
 
 def jit_is_disabled() -> bool:

@@ -5,7 +5,6 @@ like any other. Of these inputs the user's rule knows nothing: if one of them ha
 the function is batched as JAX would do it.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -16,7 +15,7 @@ from jax.custom_batching import custom_vmap
 from .._compat.jaxpr import eval_jaxpr
 from .._module.field import field
 from .._tree.paths import path_str
-from .base import Transformed, name_of
+from .base import Transformed, by_position, name_of
 from .custom_rules import Rules
 from .difference import tree_differences
 from .parts import Rest, is_array_or_struct, take_apart, take_apart_like
@@ -95,7 +94,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         fun, rule = self.__wrapped__, self._rules.vmap
         if rule is None:
             return fun(*args, **kwargs)
-        placed, named = _by_position(fun, args, kwargs)
+        placed, named = by_position(fun, args, kwargs)
         jaxpr, structs, rest, out_rest = trace(
             lambda *args: fun(*args, **named), placed, {}
         )
@@ -124,15 +123,6 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
 
     def __repr__(self) -> str:
         return f"<filter_custom_vmap of {name_of(self.__wrapped__)}>"
-
-
-def _by_position(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not kwargs:
-        return args, kwargs
-    bound = inspect.signature(fun).bind(*args, **kwargs)
-    return bound.args, bound.kwargs
 
 
 class _Expected:

@@ -8,7 +8,7 @@ all others travel by the structure, as in `pack.py`.
 import dataclasses
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
@@ -151,21 +151,10 @@ class Vmapped(Transformed[..., Any]):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun = self.__wrapped__
-        in_axes = self._in_axes
-        if isinstance(in_axes, dict):
-            in_axes = _axes_by_name(fun, in_axes, args, kwargs)
-            axes = resolve_axes(in_axes, (args, kwargs), "in_axes")
-        elif kwargs:
-            raise RuntimeError(
-                f"`filter_vmap` of `{name_of(fun)}` cannot be called with keyword "
-                f"arguments ({', '.join(kwargs)}) unless `in_axes` is a dictionary from "
-                "names to axes, which may be empty: pass them by position."
-            )
-        else:
-            axes = resolve_axes(in_axes, args, "in_axes")
+        axes = axes_of_call("filter_vmap", fun, self._in_axes, args, kwargs)
         leaves, treedef = jtu.tree_flatten((args, kwargs))
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        out_axes, unmapped_outputs = self._out_axes, _Unmapped()
+        out_axes, unmapped_outputs = self._out_axes, Unmapped()
 
         def flat(values):
             filled = leaves.copy()
@@ -187,7 +176,7 @@ class Vmapped(Transformed[..., Any]):
                     "give `axis_size`, or let `out_axes` be `None`."
                 )
             return out
-        _check_sizes(fun, args, kwargs, axes, self._axis_size)
+        check_sizes("filter_vmap", fun, args, kwargs, axes, self._axis_size)
         with_batch, without = jax.vmap(
             flat,
             in_axes=([axes[i] for i in mapped],),
@@ -202,7 +191,23 @@ class Vmapped(Transformed[..., Any]):
         return f"<filter_vmap of {name_of(self.__wrapped__)}>"
 
 
-class _Unmapped:
+def axes_of_call(
+    where: str, fun: Any, in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[int | None]:
+    """For each leaf of `(args, kwargs)` its axis."""
+    if isinstance(in_axes, dict):
+        axes = by_name("in_axes", fun, in_axes, args, kwargs, if_array(0))
+        return resolve_axes(axes, (args, kwargs), "in_axes")
+    if kwargs:
+        raise RuntimeError(
+            f"`{where}` of `{name_of(fun)}` cannot be called with keyword arguments "
+            f"({', '.join(kwargs)}) unless `in_axes` is a dictionary from names to axes, "
+            "which may be empty: pass them by position."
+        )
+    return resolve_axes(in_axes, args, "in_axes")
+
+
+class Unmapped:
     """Keeps what the mapped function returned besides arrays with a batch axis."""
 
     def split(self, out: Any, axes: list[int | None]) -> tuple[list[Any], list[Any]]:
@@ -250,29 +255,28 @@ def _is_int(x: Any) -> bool:
     return hasattr(x, "__index__")
 
 
-def _axes_by_name(
+def by_name(
+    option: str,
     fun: Callable[..., Any],
-    in_axes: dict[str, Any],
+    given: dict[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    default: Any,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The axes of what is passed by position, and of what is passed by keyword."""
+    """What an option says by name of what is passed by position, and by keyword."""
     names = _names(fun, args, kwargs)
     # What is one of `*args` has no name of its own.
     shown = [name if name == parameter else None for name, parameter in names]
     known = [name for name in [*shown, *kwargs] if name is not None]
-    unknown = [name for name in in_axes if name not in known]
+    unknown = [name for name in given if name not in known]
     if unknown:
         raise ValueError(
-            f"`in_axes` names {unknown}, which `{name_of(fun)}` was not passed; the "
+            f"`{option}` names {unknown}, which `{name_of(fun)}` was not passed; the "
             f"arguments that can be named in this call are {sorted(known)}."
         )
-    default = if_array(0)
     return (
-        tuple(
-            default if name is None else in_axes.get(name, default) for name in shown
-        ),
-        {name: in_axes.get(name, default) for name in kwargs},
+        tuple(default if name is None else given.get(name, default) for name in shown),
+        {name: given.get(name, default) for name in kwargs},
     )
 
 
@@ -290,7 +294,14 @@ def _names(
     return [names[i] for i in range(len(args))]
 
 
-def _check_sizes(fun, args, kwargs, axes, axis_size) -> None:
+def check_sizes(
+    where: str,
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    axes: Sequence[int | None],
+    axis_size: int | None,
+) -> None:
     """Raises what `jax.vmap` would raise, with the arguments' names."""
     sizes = set() if axis_size is None else {axis_size}
     named = []
@@ -300,8 +311,8 @@ def _check_sizes(fun, args, kwargs, axes, axis_size) -> None:
             continue
         if not -len(x.shape) <= axis < len(x.shape):
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: "
-                f"`{_argument_name(fun, args, kwargs, path)}` has shape {tuple(x.shape)}, "
+                f"`{where}` of `{name_of(fun)}`: "
+                f"`{argument_name(fun, args, kwargs, path)}` has shape {tuple(x.shape)}, "
                 f"and so no axis {axis} to map over. Use `None` as its axis in "
                 "`in_axes` to pass it on as it is."
             )
@@ -309,17 +320,17 @@ def _check_sizes(fun, args, kwargs, axes, axis_size) -> None:
         named.append((path, axis, x.shape[axis]))
     if len(sizes) > 1:
         listing = ", ".join(
-            f"`{_argument_name(fun, args, kwargs, path)}` has size {size} along axis {axis}"
+            f"`{argument_name(fun, args, kwargs, path)}` has size {size} along axis {axis}"
             for path, axis, size in named
         )
         wanted = "" if axis_size is None else f"; axis_size is {axis_size}"
         raise ValueError(
-            f"`filter_vmap` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
+            f"`{where}` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
             f"{listing}{wanted}."
         )
 
 
-def _argument_name(
+def argument_name(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: Any
 ) -> str:
     """The path of a leaf of `(args, kwargs)`, as the function names its arguments."""
