@@ -3,6 +3,14 @@
 Importing them with the others would take as long again.
 """
 
+from ._loops import (
+    filter_cond as filter_cond,
+    filter_fori_loop as filter_fori_loop,
+    filter_map as filter_map,
+    filter_scan as filter_scan,
+    filter_switch as filter_switch,
+    filter_while_loop as filter_while_loop,
+)
 from ._runtime.enumeration import Enumeration as Enumeration
 from ._transforms.callback import (
     filter_io_callback as filter_io_callback,
@@ -14,6 +22,7 @@ from ._transforms.custom_rules import (
     filter_custom_jvp as filter_custom_jvp,
     filter_custom_vjp as filter_custom_vjp,
 )
+from ._transforms.custom_vmap import filter_custom_vmap as filter_custom_vmap
 from ._transforms.export import (
     deserialize_export as deserialize_export,
     filter_export as filter_export,
@@ -28,6 +37,12 @@ from ._transforms.jvp import (
     filter_jvp as filter_jvp,
     filter_linearize as filter_linearize,
 )
+from ._transforms.pmap import filter_pmap as filter_pmap
+from ._transforms.shard import (
+    filter_device_put as filter_device_put,
+    filter_shard as filter_shard,
+)
+from ._transforms.shard_map import filter_shard_map as filter_shard_map
 from ._transforms.trace import (
     filter_eval_shape as filter_eval_shape,
     filter_make_jaxpr as filter_make_jaxpr,

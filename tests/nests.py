@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from strategies import static_leaves, trees
+from strategies import same, static_leaves, trees
 
 import equinox_like as eqx
 
@@ -62,6 +62,15 @@ def agree(tree, reference):
     return len(ours) == len(reference) and all(
         np.allclose(np.asarray(a), b, rtol=2e-5, atol=2e-5)
         for a, b in zip(ours, reference, strict=True)
+    )
+
+
+def same_statics(a, b):
+    """Whether two trees are the same but for the values of their arrays."""
+    (xs, one), (ys, other) = map(jtu.tree_flatten, (a, b))
+    return one == other and all(
+        eqx.is_array(y) if eqx.is_array(x) else same(x, y)
+        for x, y in zip(xs, ys, strict=True)
     )
 
 

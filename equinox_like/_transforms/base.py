@@ -5,6 +5,7 @@ subtree; any other callable is part of its structure, as are all options.
 """
 
 import functools
+import inspect
 import operator
 import os
 import sys
@@ -111,6 +112,16 @@ def refuse_deprecated(
             )
 
 
+def by_position(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call with whatever has a position in it; the others by keyword."""
+    if not kwargs:
+        return args, kwargs
+    bound = inspect.signature(fun).bind(*args, **kwargs)
+    return bound.args, bound.kwargs
+
+
 def jit_is_disabled() -> bool:
     return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -172,7 +183,8 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
 # Not the layers, which tell where in a model something went wrong.
 _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
-    str(_PACKAGE / folder) + os.sep for folder in ("_transforms", "_module", "_tree")
+    str(_PACKAGE / folder) + os.sep
+    for folder in ("_loops", "_transforms", "_module", "_tree")
 )
 pass_over(_PRIVATE)
 

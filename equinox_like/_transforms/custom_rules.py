@@ -27,12 +27,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _Rules:
+class Rules:
     """The rules of one function; attached after it was wrapped. Equal to itself alone."""
 
     jvp: Callable[..., Any] | None = None
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
+    vmap: Callable[..., Any] | None = None
     # The old form of the backward rule knows no symbolic zeros.
     materialises: bool = False
 
@@ -86,11 +87,11 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
 class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
     """What [`equinox_like.filter_custom_jvp`][] returns."""
 
-    _rules: _Rules = field(static=True)
+    _rules: Rules = field(static=True)
 
     def __init__(self, fun: Any):
         super().__init__(fun)
-        self._rules = _Rules()
+        self._rules = Rules()
 
     def def_jvp(self, rule: Callable[..., Any]) -> None:
         """Attaches the rule."""
@@ -252,12 +253,12 @@ def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any
 class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
     """What [`equinox_like.filter_custom_vjp`][] returns."""
 
-    _rules: _Rules = field(static=True)
+    _rules: Rules = field(static=True)
     _optimize_remat: bool = field(static=True)
 
     def __init__(self, fun: Any, optimize_remat: bool):
         super().__init__(fun)
-        self._rules = _Rules()
+        self._rules = Rules()
         self._optimize_remat = optimize_remat
 
     def def_fwd(self, fwd: Callable[..., Any]) -> None:

@@ -2,11 +2,11 @@
 
 Data is compared by JAX, which names the leaf; what is static, and the structure around
 it, is compared here: for a compiled function that is called with other arguments than it
-was compiled for.
+was compiled for. Control flow asks the same of what goes round a loop.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
@@ -64,14 +64,21 @@ def differences(
             yield from _walk(name, old[name], new[name])
 
 
-def tree_differences(name: str, before: Any, after: Any) -> Iterator[Difference]:
-    """Each place at which two trees differ in more than the values of their arrays."""
+def tree_differences(
+    path: str, before: Any, after: Any, is_data: Callable[[Any], bool] = is_array
+) -> Iterator[Difference]:
+    """Each place at which two trees differ otherwise than in their arrays."""
+    try:
+        old, new = (_without_data(tree, is_data) for tree in (before, after))
+        yield from _walk(path, old, new)
+    except Exception:
+        # As above.
+        was, now = map(jtu.tree_structure, (before, after))
+        yield Difference(path, STRUCTURE, str(was), str(now))
 
-    def stand_in(leaf: Any) -> Leaf:
-        return Leaf("array") if is_array(leaf) else Leaf(STATIC, leaf)
 
-    sides = (jtu.tree_map(stand_in, tree) for tree in (before, after))
-    yield from _walk(name, *sides)
+def _without_data(tree: Any, is_data: Callable[[Any], bool]) -> Any:
+    return jtu.tree_map(lambda x: Leaf("data") if is_data(x) else Leaf(STATIC, x), tree)
 
 
 class Leaf:

@@ -282,13 +282,13 @@ def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]
     """Pairs of names of arrays, one of them donated, that hold the same buffer."""
     seen: dict[Any, tuple[str, bool]] = {}
     for name, x, donated in filter(lambda leaf: is_concrete(leaf[1]), named):
-        for buffer in _buffers(x):
+        for buffer in buffers_of(x):
             other = seen.setdefault(buffer, (name, donated))
             if other[0] != name and (donated or other[1]):
                 yield other[0], name
 
 
-def _buffers(x: jax.Array) -> list[Any]:
+def buffers_of(x: jax.Array) -> list[Any]:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     try:

@@ -98,6 +98,20 @@ def take_apart(
     return [leaves[i] for i in places], Rest(treedef, leaves, places)
 
 
+def take_apart_like(tree: Any, like: Rest) -> tuple[list[Any], Rest]:
+    """The same, with an array for a Python number where `like` lacks one, as JAX has it."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    if treedef == like.treedef:
+        for i in like.places:
+            if is_number(leaves[i]):
+                leaves[i] = jnp.asarray(leaves[i])
+    return take_apart(treedef.unflatten(leaves))
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, bool | int | float | complex)
+
+
 def is_array_or_struct(x: Any) -> bool:
     """Whether `x` is an array, or says of what shape and dtype one would be."""
     return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)

@@ -193,7 +193,7 @@ def make_plan(
 
     first = _first_argument(signature, bound)
     labels, order, arguments = [], [], []
-    names = _argument_names(bound) | {0: (name, None)}
+    names = argument_names(bound) | {0: (name, None)}
     positions = [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]
     for position in positions:
         shown, parameter = names[position]
@@ -236,7 +236,7 @@ def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:
     return is_data(leaf) or isinstance(leaf, Tracer)
 
 
-def _argument_names(bound: inspect.BoundArguments) -> dict[int, tuple[str, str]]:
+def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
     """For each argument how to show it, and its parameter."""
     names = {}
     for parameter, value in bound.arguments.items():

@@ -20,6 +20,7 @@ from .._tree.strict import strict_key
 from .donation import describe, is_concrete
 from .pack import Grouped, pack
 from .plan import Plan, groups_of, keep
+from .tangents import is_none
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL = (
@@ -40,7 +41,7 @@ class Shardings:
         self._positional = [n for n, kind in kinds.items() if kind in _POSITIONAL]
         self._by_kind = {kind: n for n, kind in kinds.items()}
         self._check(name, list(kinds))
-        leaves, treedef = jtu.tree_flatten(given, is_leaf=_is_none)
+        leaves, treedef = jtu.tree_flatten(given, is_leaf=is_none)
         self._key = treedef, strict_key(leaves)
 
     def __eq__(self, other: object) -> bool:
@@ -55,7 +56,7 @@ class Shardings:
         """`jax.jit` for a function of groups of arrays, that returns what `pack` does."""
         if self._of_outputs is not None:
             # The others are functions, or face no array.
-            specs = [s if _is_sharding(s) else None for s in self._output_leaves()]
+            specs = [s if is_sharding(s) else None for s in self._output_leaves()]
             one_for_all = _is_leaf(self._of_outputs)
             options["out_shardings"] = specs[0] if one_for_all else Grouped(specs, None)
         if self._of_inputs is None:
@@ -71,23 +72,25 @@ class Shardings:
         leaves, treedef = jtu.tree_flatten(out)
         named = jtu.tree_leaves_with_path(out)
         numbers = []
-        for i, (number, spec) in enumerate(_spread("out", self._of_outputs, out)):
+        for i, (number, spec) in enumerate(
+            spread("out_shardings", "out", self._of_outputs, out)
+        ):
             numbers.append(number)
             if not is_array(leaves[i]):
                 continue
             name = path_str(named[i][0], "out")
             chosen = _chosen("out_shardings", name, spec, leaves[i])
             if chosen is not None:
-                _refuse_misfit("out_shardings", name, chosen, leaves[i])
+                refuse_misfit("out_shardings", name, chosen, leaves[i])
             if chosen is not None and _is_function(spec):
-                leaves[i] = _constrain(leaves[i], chosen)
+                leaves[i] = constrain(leaves[i], chosen)
         out = treedef.unflatten(leaves)
         if _is_leaf(self._of_outputs):
             return pack(out)
         return Grouped.of(out, numbers, len(self._output_leaves()))
 
     def _output_leaves(self) -> list[Any]:
-        return jtu.tree_leaves(self._of_outputs, is_leaf=_is_none)
+        return jtu.tree_leaves(self._of_outputs, is_leaf=is_none)
 
     def _check(self, name: str, parameters: list[str]) -> None:
         given, size = self._of_inputs, len(self._positional)
@@ -132,7 +135,9 @@ class Shardings:
                 yield from [None if said is _NOTHING else said] * size
             else:
                 tree = treedef.unflatten(range(size))
-                yield from (spec for _, spec in _spread(name, said, tree))
+                yield from (
+                    spec for _, spec in spread("in_shardings", name, said, tree)
+                )
 
     def _for_argument(self, key: int | str) -> Any:
         """The part for an argument, by its position or its keyword."""
@@ -221,7 +226,7 @@ class _Sharded:
 
     def _make(self, specs: Any) -> Any:
         for name, spec in zip(self._plan.data_names, _chain(specs), strict=True):
-            _refuse_other("in_shardings", name, spec)
+            refuse_other("in_shardings", name, spec)
         return jax.jit(self._traced, in_shardings=tuple(specs), **self._options)
 
     def _choose(self, groups: Any) -> list[Any]:
@@ -250,7 +255,7 @@ class _Sharded:
                     "it is meant for: call the function under `jax.set_mesh(mesh)`, or "
                     "give `jax.sharding.NamedSharding(mesh, spec)`."
                 ) from error
-            _refuse_misfit("in_shardings", name, spec, x, error)
+            refuse_misfit("in_shardings", name, spec, x, error)
             sharding = _with_mesh(spec)
             if not mismatch or not is_concrete(x) or not x.committed:
                 continue
@@ -268,15 +273,11 @@ def _chain(groups: Any) -> list[Any]:
     return [x for group in groups for x in group]
 
 
-def _is_none(x: Any) -> bool:
-    return x is None
-
-
 def _is_leaf(spec: Any) -> bool:
     return spec is None or jtu.all_leaves([spec])
 
 
-def _is_sharding(spec: Any) -> bool:
+def is_sharding(spec: Any) -> bool:
     # A `Format` of JAX has a sharding, too.
     if isinstance(spec, Sharding | PartitionSpec):
         return True
@@ -284,13 +285,12 @@ def _is_sharding(spec: Any) -> bool:
 
 
 def _is_function(spec: Any) -> bool:
-    return callable(spec) and not _is_sharding(spec)
+    return callable(spec) and not is_sharding(spec)
 
 
-def _spread(name: str, specs: Any, tree: Any) -> Iterator[tuple[int, Any]]:
+def spread(option: str, name: str, specs: Any, tree: Any) -> Iterator[tuple[int, Any]]:
     """For each leaf of `tree`, the leaf of the prefix tree `specs`, with its number."""
-    option = "out_shardings" if name == "out" else "in_shardings"
-    leaves, treedef = jtu.tree_flatten(specs, is_leaf=_is_none)
+    leaves, treedef = jtu.tree_flatten(specs, is_leaf=is_none)
     try:
         subtrees = treedef.flatten_up_to(tree)
     except ValueError as e:
@@ -305,12 +305,12 @@ def _spread(name: str, specs: Any, tree: Any) -> Iterator[tuple[int, Any]]:
 def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
     """What was said of an array; a function is asked."""
     chosen = spec(x) if _is_function(spec) else spec
-    _refuse_other(option, name, chosen)
+    refuse_other(option, name, chosen)
     return chosen
 
 
-def _refuse_other(option: str, name: str, spec: Any) -> None:
-    if spec is not None and not _is_sharding(spec):
+def refuse_other(option: str, name: str, spec: Any) -> None:
+    if spec is not None and not is_sharding(spec):
         raise ValueError(
             f"`{option}` gives {spec!r} for `{name}`: it must be a sharding, a "
             "`PartitionSpec`, `None`, or a function from an array to one of these."
@@ -324,7 +324,7 @@ def _with_mesh(spec: Any) -> Any:
     return spec if isinstance(spec, Sharding) else None
 
 
-def _refuse_misfit(
+def refuse_misfit(
     option: str, name: str, spec: Any, x: Any, cause: Exception | None = None
 ) -> None:
     """Raises `ValueError` if an array of this shape cannot be sharded so."""
@@ -349,10 +349,36 @@ def _refuse_misfit(
             ) from cause
 
 
-def _constrain(x: Any, spec: Any) -> Any:
-    mesh = getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
-    # Of explicit axes `with_sharding_constraint` asserts, what `reshard` brings about.
-    kinds = getattr(mesh, "axis_types", ())
-    if kinds and all(kind == AxisType.Explicit for kind in kinds):
-        return jax.sharding.reshard(x, spec)
-    return jax.lax.with_sharding_constraint(x, spec)
+def constrain(x: Any, spec: Any) -> Any:
+    """`x` sharded so, within a trace, whatever the types of the mesh's axes.
+
+    Of explicit axes `with_sharding_constraint` asserts what `reshard` brings about; for the
+    others it is the only one.
+    """
+    mesh, parts = jax.sharding.get_abstract_mesh(), getattr(spec, "spec", spec)
+    if not isinstance(parts, PartitionSpec):
+        return jax.lax.with_sharding_constraint(x, spec)
+    if mesh.empty:
+        mesh = getattr(spec, "mesh", mesh)
+    elif AxisType.Manual in mesh.axis_types:
+        spec = parts  # the mesh here is another one than without manual axes
+    if AxisType.Explicit not in mesh.axis_types:
+        return jax.lax.with_sharding_constraint(x, spec)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    x = jax.sharding.reshard(x, _of_kind(spec, kinds, AxisType.Explicit))
+    if AxisType.Auto in kinds.values():
+        x = jax.lax.with_sharding_constraint(x, _of_kind(spec, kinds, AxisType.Auto))
+    return x
+
+
+def _of_kind(spec: Any, kinds: dict[Any, AxisType], kind: AxisType) -> Any:
+    """The part of a spec, or of a `NamedSharding`, that names axes of this kind."""
+    parts = []
+    for part in getattr(spec, "spec", spec):
+        axes = part if isinstance(part, tuple) else (part,)
+        chosen = tuple(axis for axis in axes if kinds.get(axis) == kind)
+        parts.append(chosen if len(chosen) != 1 else chosen[0])
+    chosen = PartitionSpec(*(part or None for part in parts))
+    return (
+        chosen if isinstance(spec, PartitionSpec) else NamedSharding(spec.mesh, chosen)
+    )

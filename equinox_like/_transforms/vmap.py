@@ -8,7 +8,7 @@ all others travel by the structure, as in `pack.py`.
 import dataclasses
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
@@ -19,6 +19,7 @@ from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
+from .plan import argument_names
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -93,13 +94,15 @@ def filter_vmap(
 
     **Returns:**
 
-    A function of the same positional arguments.
+    A function of the same arguments. They are passed by position, unless `in_axes` is a
+    dictionary.
 
     **Raises:**
 
     `ValueError` if an axis is out of range or sizes differ, naming the arguments; if
     something mapped has the output axis `None`; if a name in `in_axes` is no parameter.
-    `RuntimeError` if the function is called with keyword arguments.
+    `RuntimeError` if the function is called with keyword arguments, and `in_axes` is no
+    dictionary.
 
     !!! example
 
@@ -149,29 +152,22 @@ class Vmapped(Transformed[..., Any]):
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun = self.__wrapped__
-        if kwargs:
-            raise RuntimeError(
-                f"`filter_vmap` of `{name_of(fun)}` cannot be called with keyword "
-                f"arguments ({', '.join(kwargs)}): pass them by position."
-            )
-        in_axes = self._in_axes
-        if isinstance(in_axes, dict):
-            in_axes = _axes_by_name(fun, in_axes, args)
-        leaves, treedef = jtu.tree_flatten(args)
-        axes = resolve_axes(in_axes, args, "in_axes")
+        axes = axes_of_call("filter_vmap", fun, self._in_axes, args, kwargs)
+        leaves, treedef = jtu.tree_flatten((args, kwargs))
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        out_axes, unmapped_outputs = self._out_axes, _Unmapped()
+        out_axes, unmapped_outputs = self._out_axes, Unmapped()
 
         def flat(values):
             filled = leaves.copy()
             for i, value in zip(mapped, values, strict=True):
                 filled[i] = value
-            out = fun(*treedef.unflatten(filled))
+            args, kwargs = treedef.unflatten(filled)
+            out = fun(*args, **kwargs)
             return unmapped_outputs.split(out, resolve_axes(out_axes, out, "out_axes"))
 
         if not mapped and self._axis_size is None:
             # There is no batch: legal if nothing asks for one in the output.
-            out = fun(*args)
+            out = fun(*args, **kwargs)
             if any(
                 axis is not None for axis in resolve_axes(out_axes, out, "out_axes")
             ):
@@ -181,7 +177,7 @@ class Vmapped(Transformed[..., Any]):
                     "give `axis_size`, or let `out_axes` be `None`."
                 )
             return out
-        _check_sizes(fun, args, axes, self._axis_size)
+        check_sizes("filter_vmap", fun, args, kwargs, axes, self._axis_size)
         with_batch, without = jax.vmap(
             flat,
             in_axes=([axes[i] for i in mapped],),
@@ -196,7 +192,23 @@ class Vmapped(Transformed[..., Any]):
         return f"<filter_vmap of {name_of(self.__wrapped__)}>"
 
 
-class _Unmapped:
+def axes_of_call(
+    where: str, fun: Any, in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[int | None]:
+    """For each leaf of `(args, kwargs)` its axis."""
+    if isinstance(in_axes, dict):
+        axes = by_name("in_axes", fun, in_axes, args, kwargs, if_array(0))
+        return resolve_axes(axes, (args, kwargs), "in_axes")
+    if kwargs:
+        raise RuntimeError(
+            f"`{where}` of `{name_of(fun)}` cannot be called with keyword arguments "
+            f"({', '.join(kwargs)}) unless `in_axes` is a dictionary from names to axes, "
+            "which may be empty: pass them by position."
+        )
+    return resolve_axes(in_axes, args, "in_axes")
+
+
+class Unmapped:
     """Keeps what the mapped function returned besides arrays with a batch axis."""
 
     def split(self, out: Any, axes: list[int | None]) -> tuple[list[Any], list[Any]]:
@@ -244,44 +256,64 @@ def _is_int(x: Any) -> bool:
     return hasattr(x, "__index__")
 
 
-def _axes_by_name(
-    fun: Callable[..., Any], in_axes: dict[str, Any], args: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    signature = inspect.signature(fun)
-    bound = signature.bind(*args)
-    known = {
-        name
-        for name in bound.arguments
-        if signature.parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL
-    }
-    unknown = [name for name in in_axes if name not in known]
+def by_name(
+    option: str,
+    fun: Callable[..., Any],
+    given: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    default: Any,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What an option says by name of what is passed by position, and by keyword."""
+    names = _names(fun, args, kwargs)
+    # What is one of `*args` has no name of its own.
+    shown = [name if name == parameter else None for name, parameter in names]
+    known = [name for name in [*shown, *kwargs] if name is not None]
+    unknown = [name for name in given if name not in known]
     if unknown:
         raise ValueError(
-            f"`in_axes` names {unknown}, which `{name_of(fun)}` was not passed; the "
+            f"`{option}` names {unknown}, which `{name_of(fun)}` was not passed; the "
             f"arguments that can be named in this call are {sorted(known)}."
         )
-    default = if_array(0)
-    axes = []
-    for name, value in bound.arguments.items():
-        if name in known:
-            axes.append(in_axes.get(name, default))
-        else:
-            axes.extend([default] * len(value))
-    return tuple(axes)
+    return (
+        tuple(default if name is None else given.get(name, default) for name in shown),
+        {name: given.get(name, default) for name in kwargs},
+    )
 
 
-def _check_sizes(fun, args, axes, axis_size) -> None:
+def _names(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, str]]:
+    """How to show each positional argument, and its parameter.
+
+    **Raises:**
+
+    `TypeError` if the function cannot be called so.
+    """
+    bound = inspect.signature(fun).bind(*range(len(args)), **{k: k for k in kwargs})
+    names = argument_names(bound)
+    return [names[i] for i in range(len(args))]
+
+
+def check_sizes(
+    where: str,
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    axes: Sequence[int | None],
+    axis_size: int | None,
+) -> None:
     """Raises what `jax.vmap` would raise, with the arguments' names."""
     sizes = set() if axis_size is None else {axis_size}
     named = []
-    paths = jtu.tree_flatten_with_path(args)[0]
+    paths = jtu.tree_flatten_with_path((args, kwargs))[0]
     for (path, x), axis in zip(paths, axes, strict=True):
         if axis is None or not hasattr(x, "shape"):
             continue
         if not -len(x.shape) <= axis < len(x.shape):
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: "
-                f"`{_argument_name(fun, args, path)}` has shape {tuple(x.shape)}, "
+                f"`{where}` of `{name_of(fun)}`: "
+                f"`{argument_name(fun, args, kwargs, path)}` has shape {tuple(x.shape)}, "
                 f"and so no axis {axis} to map over. Use `None` as its axis in "
                 "`in_axes` to pass it on as it is."
             )
@@ -289,25 +321,24 @@ def _check_sizes(fun, args, axes, axis_size) -> None:
         named.append((path, axis, x.shape[axis]))
     if len(sizes) > 1:
         listing = ", ".join(
-            f"`{_argument_name(fun, args, path)}` has size {size} along axis {axis}"
+            f"`{argument_name(fun, args, kwargs, path)}` has size {size} along axis {axis}"
             for path, axis, size in named
         )
         wanted = "" if axis_size is None else f"; axis_size is {axis_size}"
         raise ValueError(
-            f"`filter_vmap` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
+            f"`{where}` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
             f"{listing}{wanted}."
         )
 
 
-def _argument_name(fun: Any, args: tuple[Any, ...], path: Any) -> str:
-    position = path[0].idx
+def argument_name(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: Any
+) -> str:
+    """The path of a leaf of `(args, kwargs)`, as the function names its arguments."""
+    kind, place, *path = path
+    if kind.idx == 1:
+        return path_str(path, place.key)
     try:
-        bound = inspect.signature(fun).bind(*range(len(args))).arguments
+        return path_str(path, _names(fun, args, kwargs)[place.idx][0])
     except (TypeError, ValueError):
-        bound = {}
-    for name, value in bound.items():
-        if value == position:
-            return path_str(path[1:], name)
-        if isinstance(value, tuple) and position in value:
-            return path_str(path[1:], f"{name}[{value.index(position)}]")
-    return path_str(path[1:], f"args[{position}]")
+        return path_str(path, f"args[{place.idx}]")

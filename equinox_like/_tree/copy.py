@@ -57,6 +57,10 @@ def _copy(path: tuple[Any, ...], x: Any) -> Any:
             f"Cannot copy `{path_str(path, 'pytree')}`, {x.dtype}{list(x.shape)}: it was "
             "donated or deleted. Copy it before that."
         )
+    return copy_array(x)
+
+
+def copy_array(x: jax.Array) -> jax.Array:
     copy = x.copy()
     # JAX forgets some kinds of memory, and writes some shardings in another way.
     return copy if copy.sharding == x.sharding else jax.device_put(copy, x.sharding)

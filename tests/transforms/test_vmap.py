@@ -77,6 +77,38 @@ def test_axes_by_name_leave_the_others_at_the_default():
     assert eqx.filter_vmap(f, in_axes={"b": 1})(jnp.ones(2), b, a[:2]).shape == (2, 3)
 
 
+def test_axes_by_name_take_keyword_arguments():
+    def f(a, b, *, c=1, **extra):
+        return a + b + c + extra.get("d", 0)
+
+    x, y, s = jnp.ones(3), jnp.ones((2, 3)), jnp.asarray(1.0)
+    by_name = eqx.filter_vmap(f, in_axes={"b": 1, "c": None, "d": lambda leaf: 0})
+    expected = jax.vmap(lambda a, b, d: a + b + 1 + d, (0, 1, 0))(x, y, x)
+    assert eqx.tree_equal(by_name(x, y, c=s, d=x), expected)
+    assert eqx.tree_equal(by_name(b=y, a=x, d=x, c=s), expected)
+    assert eqx.tree_equal(eqx.filter_jit(by_name)(x, b=y, c=s, d=x), expected)
+    everything_mapped = eqx.filter_vmap(f, in_axes={})
+    assert everything_mapped(x, b=x, c=2).tolist() == [4, 4, 4]
+
+
+def test_keyword_arguments_are_named_in_errors():
+    f = eqx.filter_vmap(lambda a, *, model: a, in_axes={"a": 1})
+    with pytest.raises(
+        ValueError, match=r"`a` has size 3 along axis 1, `model.factor` has size 2"
+    ):
+        f(jnp.ones((1, 3)), model=Scale(jnp.ones(2)))
+    with pytest.raises(
+        ValueError, match=r"`model.factor` has shape \(\), and so no axis"
+    ):
+        f(jnp.ones((1, 3)), model=Scale(jnp.asarray(1.0)))
+    with pytest.raises(ValueError, match=r"names \['other'\].*\['a', 'model'\]"):
+        eqx.filter_vmap(lambda a, *, model: a, in_axes={"other": 0})(
+            jnp.ones(2), model=None
+        )
+    with pytest.raises(TypeError, match="missing"):
+        f(jnp.ones((1, 3)))
+
+
 @pytest.mark.parametrize("name", ["unknown", "rest", "c"])
 def test_unknown_name_is_refused_with_those_there_are(name):
     with pytest.raises(ValueError, match=rf"{name}.*\['a', 'b'\]"):
@@ -187,7 +219,7 @@ class TestErrors:
             )
 
     def test_keyword_arguments_are_refused(self):
-        with pytest.raises(RuntimeError, match="keyword"):
+        with pytest.raises(RuntimeError, match=r"keyword arguments \(x\).*dictionary"):
             eqx.filter_vmap(lambda x: x)(x=jnp.ones(2))
 
     @pytest.mark.parametrize("bad", ["text", 1.5, True])

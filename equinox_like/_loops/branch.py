@@ -1,0 +1,187 @@
+"""`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._transforms.difference import tree_differences
+from .._transforms.pack import pack, unpack
+from .._transforms.parts import is_number, take_apart
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .._tree.strict import strictly_same
+from .carry import type_of
+
+_T = TypeVar("_T")
+
+
+def filter_cond(
+    pred: Any,
+    true_fun: Callable[..., _T],
+    false_fun: Callable[..., _T],
+    *args: Any,
+) -> _T:
+    """`jax.lax.cond` for functions of any pytrees.
+
+    **Arguments:**
+
+    - `pred`: a boolean scalar.
+    - `true_fun`, `false_fun`: what to call if it is true, and if it is false. Both are
+        traced.
+    - `*args`: what to call them with.
+
+    **Returns:**
+
+    What the chosen function returns. A number becomes an array where the other function
+    returns another number, or an array. Whatever else is no array must be the same by both.
+
+    **Raises:**
+
+    `TypeError` if the two return something different, naming its path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        def warm_up(rate, name):
+            return rate / 10, name
+
+        def full(rate, name):
+            return rate, name
+
+        step = jnp.asarray(3)
+        rate, name = eqx.filter_cond(step < 5, warm_up, full, jnp.asarray(1.0), "adam")
+        assert rate == 0.1 and name == "adam"
+        ```
+    """
+    functions = {"true_fun": true_fun, "false_fun": false_fun}
+    return _Branches(functions, args).run(
+        lambda functions, data: jax.lax.cond(pred, *functions, data)
+    )
+
+
+def filter_switch(index: Any, branches: Sequence[Callable[..., _T]], *args: Any) -> _T:
+    """`jax.lax.switch` for functions of any pytrees.
+
+    **Arguments:**
+
+    - `index`: an integer scalar. Outside of the range the nearest function is called.
+    - `branches`: the functions to choose from. All of them are traced. Modules will do, if
+        they differ in structure, too.
+    - `*args`: what to call them with.
+
+    **Returns:**
+
+    What the chosen function returns, as by [`equinox_like.filter_cond`][].
+
+    **Raises:**
+
+    `TypeError` if two of them return something different, naming its path. `ValueError` if
+    there are no branches.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        experts = [eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.Identity()]
+        y = eqx.filter_switch(jnp.asarray(1), experts, jnp.ones(2))
+        assert y.tolist() == [1, 1]
+        ```
+    """
+    functions = {f"branches[{i}]": fun for i, fun in enumerate(branches)}
+    return _Branches(functions, args).run(
+        lambda functions, data: jax.lax.switch(index, functions, data)
+    )
+
+
+class _Branches:
+    """Functions of the same arguments, of which JAX runs one."""
+
+    def __init__(self, functions: dict[str, Any], args: tuple[Any, ...]):
+        self._functions = functions
+        self._data, self._rest = take_apart(args)
+        self._outputs: dict[str, Any] = {}
+        # Which leaves of the output are numbers that must become arrays.
+        self._numbers: list[int] = []
+
+    def run(self, choose: Callable[[list[Any], list[Any]], Any]) -> Any:
+        flat = list(map(self._flat, self._functions))
+        try:
+            return unpack(choose(flat, self._data))
+        except TypeError:
+            self._numbers = self._differing_numbers()
+            if not self._numbers:
+                self._explain()
+                raise
+        try:
+            return unpack(choose(list(map(self._flat, self._functions)), self._data))
+        except TypeError:
+            self._explain()
+            raise
+
+    def _flat(self, name: str) -> Callable[[list[Any]], Any]:
+        def flat(data):
+            out = self._functions[name](*self._rest.fill(data))
+            leaves, treedef = jtu.tree_flatten(out)
+            for i in self._numbers:
+                leaves[i] = jnp.asarray(leaves[i])
+            self._outputs[name] = treedef.unflatten(leaves)
+            return pack(self._outputs[name])
+
+        return flat
+
+    def _differing_numbers(self) -> list[int]:
+        """The leaves that are a number by one function, and something else by another
+        that may stand beside it in an array."""
+        outputs = [jtu.tree_flatten(out) for out in self._outputs.values()]
+        if len({treedef for _, treedef in outputs}) != 1 or not self._is_traced():
+            return []
+        columns = zip(*(leaves for leaves, _ in outputs), strict=True)
+        return [i for i, column in enumerate(columns) if _may_become_array(column)]
+
+    def _is_traced(self) -> bool:
+        return len(self._outputs) == len(self._functions)
+
+    def _explain(self) -> None:
+        """Raises a `TypeError` that names the place, if it is the outputs that differ."""
+        if not self._is_traced():
+            return
+        (name, first), *others = self._outputs.items()
+        for other, out in others:
+            found = next(_output_differences(first, out), None)
+            if found is not None:
+                path, one, another = found
+                raise TypeError(
+                    f"`{name}` and `{other}` must return the same but for the values of "
+                    f"arrays: `{path}` is {one} by the former, and {another} by the "
+                    "latter."
+                )
+
+
+def _may_become_array(column: tuple[Any, ...]) -> bool:
+    numbers = [x for x in column if is_number(x)]
+    if not numbers or not all(is_array(x) or is_number(x) for x in column):
+        return False
+    return len(numbers) < len(column) or not all(
+        strictly_same(x, numbers[0]) for x in numbers
+    )
+
+
+def _output_differences(first: Any, other: Any) -> Iterator[tuple[str, str, str]]:
+    for difference in tree_differences("output", first, other):
+        yield difference.path, difference.before, difference.after
+    if jtu.tree_structure(first) != jtu.tree_structure(other):
+        return
+    for (path, x), y in zip(
+        jtu.tree_leaves_with_path(first), jtu.tree_leaves(other), strict=True
+    ):
+        if is_array(x) and is_array(y) and type_of(x) != type_of(y):
+            yield path_str(path, "output"), type_of(x), type_of(y)

@@ -1,0 +1,84 @@
+"""The carry of a loop, whatever it is: its arrays change from step to step, the rest stays.
+
+JAX gets a flat list of arrays. What it says of them by number, is said here by path.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from .._transforms.base import name_of
+from .._transforms.difference import tree_differences
+from .._transforms.parts import take_apart, take_apart_like
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+
+
+class Carry:
+    """The carry that a loop begins with, taken apart."""
+
+    def __init__(self, init: Any, loop: str, fun: Any):
+        self._init = init
+        self._where = f"`{loop}` of `{name_of(fun)}`"
+        self._changed: str | None = None
+        self.data, self._rest = take_apart(init)
+
+    def fill(self, data: Sequence[Any]) -> Any:
+        # Whatever is known of the step before is known no longer.
+        self._changed = None
+        return self._rest.fill(data)
+
+    def step(self, before: Sequence[Any], carry: Any) -> list[Any]:
+        """The arrays of what a step returned, given those that it began with.
+
+        **Raises:**
+
+        `TypeError` if something else than the arrays is no longer what it was.
+        """
+        data, rest = take_apart_like(carry, self._rest)
+        if rest != self._rest:
+            difference = next(tree_differences("carry", self._init, carry), None)
+            raise TypeError(
+                f"{self._where}: only the arrays of the carry may change from step to "
+                f"step. {difference or 'Its structure did.'} What should change must be "
+                "an array from the start, for example by `jnp.asarray`."
+            )
+        self._changed = self._change(before, data)
+        return data
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raises a `TypeError` that names the array, where JAX finds that its type changed.
+
+        It is JAX that decides, since it converts numbers of a weak type.
+        """
+        try:
+            yield
+        except TypeError as e:
+            if self._changed is None:
+                raise
+            raise TypeError(
+                f"{self._where}: each array of the carry must keep its shape and dtype. "
+                f"{self._changed}"
+            ) from e
+
+    def _change(self, before: Sequence[Any], after: Sequence[Any]) -> str | None:
+        types = [*zip(map(type_of, before), map(type_of, after), strict=True)]
+        if all(old == new for old, new in types):
+            return None
+        paths = [
+            path for path, x in jtu.tree_leaves_with_path(self._init) if is_array(x)
+        ]
+        return " ".join(
+            f"`{path_str(path, 'carry')}` was {old}, and is now {new}."
+            for path, (old, new) in zip(paths, types, strict=True)
+            if old != new
+        )
+
+
+def type_of(x: Any) -> str:
+    """Dtype and shape, and what more JAX counts as the type of an array."""
+    return str(jax.typeof(x)).lstrip("~")  # the sign of a weak type, which may change

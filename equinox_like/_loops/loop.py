@@ -1,0 +1,148 @@
+"""`filter_while_loop` and `filter_fori_loop`: a step again and again."""
+
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .carry import Carry
+
+_C = TypeVar("_C")
+
+
+def filter_while_loop(
+    cond: Callable[[_C], Any],
+    body: Callable[[_C], _C],
+    init: _C,
+    *,
+    max_steps: int | None = None,
+    kind: str = "lax",
+) -> _C:
+    """`jax.lax.while_loop` for any pytrees.
+
+    **Arguments:**
+
+    - `cond`: from the carry to a boolean scalar: whether to do another step.
+    - `body`: the step, from a carry to a carry.
+    - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
+        its shape and dtype; everything else, Python numbers too, stays what it is.
+    - `max_steps`: how many steps to do at most. The loop then ends, whatever `cond` says.
+    - `kind`: `"lax"`, as JAX does it: differentiable in forward mode only.
+
+    **Returns:**
+
+    The last carry.
+
+    **Raises:**
+
+    `TypeError` if something of the carry changes that must not, naming its path.
+    `ValueError` for another `kind`, or a negative `max_steps`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        def body(state):
+            return {**state, "x": state["x"] / 2}
+
+        state = {"x": jnp.asarray(5.0), "name": "halving"}
+        state = eqx.filter_while_loop(lambda state: state["x"] > 1, body, state)
+        assert state["x"] == 0.625 and state["name"] == "halving"
+        ```
+    """
+    if kind != "lax":
+        raise ValueError(
+            f'`filter_while_loop` has only `kind="lax"` as yet; got {kind!r}. The kinds '
+            '"bounded" and "checkpointed" will come later: until then `filter_scan` is '
+            "the loop with a reverse-mode derivative."
+        )
+    carry = Carry(init, "filter_while_loop", body)
+    if max_steps is None:
+        with carry.explained():
+            return carry.fill(
+                jax.lax.while_loop(
+                    lambda data: cond(carry.fill(data)),
+                    lambda data: carry.step(data, body(carry.fill(data))),
+                    carry.data,
+                )
+            )
+    limit = _limit(max_steps)
+
+    def flat_cond(state):
+        steps, data = state
+        return (steps < limit) & cond(carry.fill(data))
+
+    def flat_body(state):
+        steps, data = state
+        return steps + 1, carry.step(data, body(carry.fill(data)))
+
+    with carry.explained():
+        _, last = jax.lax.while_loop(flat_cond, flat_body, (jnp.int32(0), carry.data))
+    return carry.fill(last)
+
+
+def _limit(max_steps: Any) -> int:
+    limit, most = operator.index(max_steps), jnp.iinfo(jnp.int32).max
+    if not 0 <= limit <= most:
+        raise ValueError(
+            f"`max_steps` must be between 0 and {most}, or `None` for no limit; got "
+            f"{max_steps}."
+        )
+    return limit
+
+
+def filter_fori_loop(
+    lower: Any,
+    upper: Any,
+    body: Callable[[Any, _C], _C],
+    init: _C,
+    *,
+    unroll: int | bool | None = None,
+) -> _C:
+    """`jax.lax.fori_loop` for any pytrees.
+
+    **Arguments:**
+
+    - `lower`, `upper`: integers: the steps are `lower`, ..., `upper - 1`. Reverse mode
+        works if both are known when the loop is traced.
+    - `body`: the step, from its number and a carry to a carry.
+    - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
+        its shape and dtype; everything else, Python numbers too, stays what it is.
+    - `unroll`: as for `jax.lax.fori_loop`.
+
+    **Returns:**
+
+    The last carry.
+
+    **Raises:**
+
+    `TypeError` if something of the carry changes that must not, naming its path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        def body(i, state):
+            total, name = state
+            return total + i, name
+
+        total, name = eqx.filter_fori_loop(0, 4, body, (jnp.asarray(0), "sum"))
+        assert total == 6 and name == "sum"
+        ```
+    """
+    carry = Carry(init, "filter_fori_loop", body)
+    with carry.explained():
+        last = jax.lax.fori_loop(
+            lower,
+            upper,
+            lambda i, data: carry.step(data, body(i, carry.fill(data))),
+            carry.data,
+            unroll=unroll,
+        )
+    return carry.fill(last)

@@ -1,0 +1,159 @@
+"""`filter_scan` and `filter_map`: the arrays of a tree, one step after the other."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.tree_util as jtu
+
+from .._transforms.base import name_of
+from .._transforms.pack import pack, unpack
+from .._transforms.parts import take_apart
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .carry import Carry
+
+_C = TypeVar("_C")
+_X = TypeVar("_X")
+_Y = TypeVar("_Y")
+
+
+def filter_scan(
+    f: Callable[[_C, _X], tuple[_C, _Y]],
+    init: _C,
+    xs: _X = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint: bool | Callable[..., Any] | None = None,
+) -> tuple[_C, _Y]:
+    """`jax.lax.scan` for any pytrees.
+
+    **Arguments:**
+
+    - `f`: a function `(carry, x) -> (carry, y)`.
+    - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
+        its shape and dtype; everything else, Python numbers too, stays what it is.
+    - `xs`: what to go through along axis 0 of each array. Everything else in it is the same
+        at every step.
+    - `length`, `reverse`, `unroll`: as for `jax.lax.scan`.
+    - `checkpoint`: `True` to keep nothing of a step for the backward pass but its carry, or
+        one of `jax.checkpoint_policies`.
+
+    **Returns:**
+
+    The last carry, and `y` with a new axis 0 for each of its arrays. Whatever else is in
+    `y` is there once.
+
+    **Raises:**
+
+    `TypeError` if something of the carry changes that must not, naming its path.
+    `ValueError` if the arrays of `xs` differ in length or have none.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def make(key):
+            return eqx.nn.Linear(2, 2, key=key)
+
+        # Many layers, compiled as one.
+        layers = eqx.filter_vmap(make)(jax.random.split(jax.random.key(0), 8))
+        x, _ = eqx.filter_scan(lambda x, layer: (layer(x), None), jnp.ones(2), layers)
+        assert x.shape == (2,)
+        ```
+    """
+    data, rest = take_apart(xs)
+    _check_lengths(f"`filter_scan` of `{name_of(f)}`", xs, length)
+    carry = Carry(init, "filter_scan", f)
+
+    def flat(before, x):
+        out = f(carry.fill(before), rest.fill(x))
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise TypeError(
+                f"`filter_scan`: `{name_of(f)}` must return a pair `(carry, y)`; it "
+                f"returned a {type(out).__name__}."
+            )
+        return carry.step(before, out[0]), pack(out[1])
+
+    with carry.explained():
+        last, ys = jax.lax.scan(
+            _checkpointed(flat, checkpoint),
+            carry.data,
+            data,
+            length=length,
+            reverse=reverse,
+            unroll=unroll,
+        )
+    return carry.fill(last), unpack(ys)
+
+
+def _checkpointed(flat: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
+    if checkpoint is None or checkpoint is False:
+        return flat
+    policy = None if checkpoint is True else checkpoint
+    return jax.checkpoint(flat, prevent_cse=False, policy=policy)
+
+
+def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) -> _Y:
+    """`jax.lax.map` for any pytrees.
+
+    **Arguments:**
+
+    - `f`: a function of one `x`.
+    - `xs`: what to go through along axis 0 of each array. Everything else in it is the same
+        at every step.
+    - `batch_size`: how many steps to do at once, as by [`equinox_like.filter_vmap`][].
+
+    **Returns:**
+
+    What `f` returns, with a new axis 0 for each array; the rest is there once.
+
+    **Raises:**
+
+    `ValueError` if the arrays of `xs` differ in length or have none.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        squares, name = eqx.filter_map(lambda x: (x[0] ** 2, x[1]), (jnp.arange(3), "n"))
+        assert squares.tolist() == [0, 1, 4] and name == "n"
+        ```
+    """
+    data, rest = take_apart(xs)
+    where = f"`filter_map` of `{name_of(f)}`"
+    if not data:
+        raise ValueError(f"{where}: there is no array in `xs` to go through.")
+    _check_lengths(where, xs, None)
+    return unpack(
+        jax.lax.map(lambda x: pack(f(rest.fill(x))), data, batch_size=batch_size)
+    )
+
+
+def _check_lengths(where: str, xs: Any, length: int | None) -> None:
+    """Raises what JAX would raise, with the paths of the arrays."""
+    named = [
+        (path_str(path, "xs"), x)
+        for path, x in jtu.tree_leaves_with_path(xs)
+        if is_array(x)
+    ]
+    if not named and length is None:
+        raise ValueError(
+            f"{where}: there is no array in `xs` to go through, and no `length`."
+        )
+    for name, x in named:
+        if x.ndim == 0:
+            raise ValueError(
+                f"{where}: `{name}` has no axis to go along. Pass what is the same at "
+                "every step by a closure, or in the carry."
+            )
+    if len({x.shape[0] for _, x in named} | {length} - {None}) > 1:
+        listing = ", ".join(f"`{name}` has {x.shape[0]}" for name, x in named)
+        wanted = "" if length is None else f"; `length` is {length}"
+        raise ValueError(f"{where}: the lengths differ: {listing}{wanted}.")

@@ -1,0 +1,202 @@
+"""`filter_custom_vmap`: how a function is batched, given by the user.
+
+JAX gets a function of flat arrays, traced before, so that what it closes over is an input
+like any other. Of these inputs the user's rule knows nothing: if one of them has the batch,
+the function is batched as JAX would do it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import jax.tree_util as jtu
+from jax.custom_batching import custom_vmap
+
+from .._compat.jaxpr import eval_jaxpr
+from .._module.field import field
+from .._tree.paths import path_str
+from .base import Transformed, by_position, name_of
+from .custom_rules import Rules
+from .difference import tree_differences
+from .parts import Rest, is_array_or_struct, take_apart, take_apart_like
+from .trace import trace
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
+    """A function which is batched by a rule of yours.
+
+    Attach the rule by `.def_vmap(rule)`; without one it is batched as any other function.
+
+    **Arguments:**
+
+    - `fun`: takes and returns anything.
+
+    The rule is `rule(axis_size, in_batched, *args) -> (out, out_batched)`. Arrays that are
+    batched have the batch along axis 0. `in_batched` is like `args`, with `True` for each
+    array that is, and `False` for everything else. `out_batched` tells the same of `out`,
+    or is a prefix tree of that. Arguments passed by keyword are put in their position;
+    those that have none reach the rule by keyword.
+
+    **Returns:**
+
+    A callable like `fun`. Derivatives are those of `fun`, batched by JAX. If the batch
+    comes in by an array that `fun` closes over or holds, or by a keyword-only argument,
+    there is nothing to ask the rule, and JAX batches `fun`.
+
+    **Raises:**
+
+    `ValueError` if the rule returns another tree, shape or dtype than the function, or
+    another axis than it says, naming the path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_custom_vmap
+        def solve(matrix, vector):
+            return jnp.linalg.solve(matrix, vector)
+
+        @solve.def_vmap
+        def rule(axis_size, in_batched, matrix, vector):
+            if in_batched == (False, True):  # one factorisation for all of them
+                return jnp.linalg.solve(matrix, vector.T).T, True
+            return eqx.filter_vmap(
+                jnp.linalg.solve, in_axes=tuple(0 if b else None for b in in_batched)
+            )(matrix, vector), True
+
+        call = eqx.filter_vmap(solve, in_axes=(None, 0))
+        assert call(2 * jnp.eye(2), jnp.ones((3, 2))).tolist() == [[0.5, 0.5]] * 3
+        ```
+    """
+    return CustomVmap(fun)
+
+
+class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
+    """What [`equinox_like.filter_custom_vmap`][] returns."""
+
+    _rules: Rules = field(static=True)
+
+    def __init__(self, fun: Any):
+        super().__init__(fun)
+        self._rules = Rules()
+
+    def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Attaches the rule, and returns it."""
+        self._rules.vmap = rule
+        return rule
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        fun, rule = self.__wrapped__, self._rules.vmap
+        if rule is None:
+            return fun(*args, **kwargs)
+        placed, named = by_position(fun, args, kwargs)
+        jaxpr, structs, rest, out_rest = trace(
+            lambda *args: fun(*args, **named), placed, {}
+        )
+        data, _ = take_apart(placed)
+        expected = _Expected(name_of(fun), out_rest, structs)
+
+        def plain(consts, data):
+            return eval_jaxpr(jaxpr.jaxpr, consts, *data)
+
+        def flat_rule(axis_size, in_batched, consts, data):
+            consts_batched, data_batched = in_batched
+            if any(consts_batched):
+                axes = [[0 if b else None for b in group] for group in in_batched]
+                mapped = jax.vmap(plain, in_axes=axes, axis_size=axis_size)
+                return mapped(consts, data), [True] * len(structs)
+            flags, _ = rest.fill(data_batched, lambda _: False)
+            args, _ = rest.fill(data)
+            return expected.check(axis_size, rule(axis_size, flags, *args, **named))
+
+        # In itself JAX's has no reverse mode.
+        batching = custom_vmap(plain)
+        batching.def_vmap(flat_rule)
+        flat = jax.custom_jvp(batching)
+        flat.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
+        return out_rest.fill(flat(jaxpr.consts, data))
+
+    def __repr__(self) -> str:
+        return f"<filter_custom_vmap of {name_of(self.__wrapped__)}>"
+
+
+class _Expected:
+    """What a rule must return, which is what the function returns, and the batch."""
+
+    def __init__(self, name: str, rest: Rest, structs: Sequence[jax.ShapeDtypeStruct]):
+        self._where = f"The rule of `filter_custom_vmap` of `{name}`"
+        self._rest = rest
+        self._structs = structs
+
+    def check(self, axis_size: int, returned: Any) -> tuple[list[Any], list[bool]]:
+        """The arrays that a rule returned, and whether each is batched.
+
+        **Raises:**
+
+        `ValueError` if something else was expected.
+        """
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise ValueError(
+                f"{self._where} must return a pair `(out, out_batched)`; it returned a "
+                f"{type(returned).__name__}."
+            )
+        out, out_batched = returned
+        data, rest = take_apart_like(out, self._rest)
+        if rest != self._rest:
+            expected = self._rest.fill(self._structs)
+            found = next(
+                tree_differences("out", expected, out, is_array_or_struct), None
+            )
+            raise ValueError(
+                f"{self._where} must return what the function does, but for the values "
+                "of arrays. "
+                + (
+                    f"`{found.path}` is {found.before} by the function, and "
+                    f"{found.after} by the rule."
+                    if found
+                    else "The structures differ."
+                )
+            )
+        spread = jtu.tree_leaves(self._spread(out_batched, out))
+        flags = [spread[i] for i in rest.places]
+        paths = [path for path, _ in jtu.tree_leaves_with_path(out)]
+        for i, x, struct, flag in zip(
+            rest.places, data, self._structs, flags, strict=True
+        ):
+            self._check_leaf(path_str(paths[i], "out"), x, struct, flag, axis_size)
+        return data, flags
+
+    def _spread(self, out_batched: Any, out: Any) -> Any:
+        """`out_batched` for each leaf of `out`."""
+        try:
+            spread = jax.tree.broadcast(out_batched, out)
+        except ValueError as e:
+            raise ValueError(
+                f"{self._where} must return `out_batched` like `out`, or a prefix tree of "
+                f"it: {e}"
+            ) from None
+        for path, flag in jtu.tree_leaves_with_path(spread):
+            if not isinstance(flag, bool):
+                raise ValueError(
+                    f"{self._where} must say by `True` or `False` what is batched; "
+                    f"`{path_str(path, 'out_batched')}` is {flag!r}."
+                )
+        return spread
+
+    def _check_leaf(
+        self, name: str, x: Any, struct: Any, flag: bool, axis_size: int
+    ) -> None:
+        shape = (axis_size, *struct.shape) if flag else struct.shape
+        if x.shape == shape and x.dtype == struct.dtype:
+            return
+        says = f"batched, with {axis_size} along axis 0" if flag else "not batched"
+        raise ValueError(
+            f"{self._where} says that `{name}` is {says}: then it must be "
+            f"{struct.dtype}{list(shape)}, since the function returns "
+            f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
+        )

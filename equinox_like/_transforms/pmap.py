@@ -1,0 +1,234 @@
+"""`filter_pmap`: `filter_vmap` with a device for each row; on `jax.shard_map`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from .._compat.varying import varying_axes
+from .._module.field import field
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .base import MISSING, Transformed, name_of
+from .donation import describe
+from .jit import Jitted, filter_jit
+from .parts import take_apart
+from .tangents import is_none
+from .vmap import (
+    Unmapped,
+    argument_name,
+    axes_of_call,
+    check_sizes,
+    if_array,
+    resolve_axes,
+)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_ROWS = if_array(0)
+
+
+@overload
+def filter_pmap(
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Any = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+    **refused: Any,
+) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
+@overload
+def filter_pmap(
+    fun: Callable[_P, _T],
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Any = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+    **refused: Any,
+) -> Jitted[_P, _T]: ...
+def filter_pmap(
+    fun: Any = MISSING,
+    *,
+    in_axes: Any = _ROWS,
+    out_axes: Any = _ROWS,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Any = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+    **refused: Any,
+) -> Any:
+    """`jax.pmap` for functions of any pytrees: one device for each row.
+
+    New code is better served by [`equinox_like.filter_jit`][] with arrays that
+    [`equinox_like.filter_shard`][] has split, or by [`equinox_like.filter_shard_map`][].
+
+    **Arguments:**
+
+    - `fun`: the function to map. The arrays of a callable pytree are the same on all
+        devices.
+    - `in_axes`, `out_axes`, `axis_name`, `axis_size`: as for
+        [`equinox_like.filter_vmap`][].
+    - `donate`: as for [`equinox_like.filter_jit`][].
+    - `devices`, `backend`: where to run; by default on as many of `jax.devices()` as there
+        are rows.
+
+    **Returns:**
+
+    A function of the same arguments, with `.lower` and all else that
+    [`equinox_like.filter_jit`][] gives.
+
+    **Raises:**
+
+    `ValueError` as by [`equinox_like.filter_vmap`][]; if there are more rows than devices;
+    or if an output with the axis `None` may differ between devices. Each names the path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        n = len(jax.devices())
+        share = eqx.filter_pmap(lambda x: x / jax.lax.psum(x, "rows"), axis_name="rows")
+        assert share(jnp.ones(n)).tolist() == [1 / n] * n
+        ```
+    """
+    for name in refused:
+        if name in ("static_broadcasted_argnums", "donate_argnums"):
+            raise ValueError(
+                f"`filter_pmap` does not take `{name}`: what is no array is static, and "
+                "`donate` says what to donate."
+            )
+        raise TypeError(f"`filter_pmap` got an unexpected keyword argument {name!r}.")
+    exact = devices is not None
+    used = tuple(devices if exact else jax.devices(backend))
+    options = (in_axes, out_axes, axis_name, axis_size, used, exact)
+    if fun is MISSING:
+        return lambda fun: filter_jit(Pmapped(fun, *options), donate=donate)
+    return filter_jit(Pmapped(fun, *options), donate=donate)
+
+
+class Pmapped(Transformed[..., Any]):
+    """What is compiled: a function with a device for each row."""
+
+    _in_axes: Any = field(static=True)
+    _out_axes: Any = field(static=True)
+    _axis_name: Any = field(static=True)
+    _axis_size: int | None = field(static=True)
+    _devices: tuple[Any, ...] = field(static=True)
+    # Whether all of the devices must have a row.
+    _exact: bool = field(static=True)
+
+    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, devices, exact):
+        super().__init__(fun)
+        self._in_axes = in_axes
+        self._out_axes = out_axes
+        self._axis_name = "<filter_pmap>" if axis_name is None else axis_name
+        self._axis_size = axis_size
+        self._devices = devices
+        self._exact = exact
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        fun, opaque, axis_name = self.__wrapped__, self._opaque, self._axis_name
+        axes = axes_of_call("filter_pmap", fun, self._in_axes, args, kwargs)
+        check_sizes("filter_pmap", fun, args, kwargs, axes, self._axis_size)
+        mesh = self._mesh(args, kwargs, axes)
+        data, rest = take_apart((args, kwargs))
+        held, held_rest = take_apart(self._tree)
+        of_data = [axes[i] for i in rest.places]
+        outputs, out_axes = Unmapped(), self._out_axes
+
+        def flat(held, data):
+            row = [
+                x if axis is None else jax.lax.index_in_dim(x, 0, axis, keepdims=False)
+                for x, axis in zip(data, of_data, strict=True)
+            ]
+            tree, (args, kwargs) = held_rest.fill(held), rest.fill(row)
+            out = (opaque if tree is None else tree)(*args, **kwargs)
+            chosen = resolve_axes(out_axes, out, "out_axes")
+            _check_outputs(out, chosen)
+            with_rows, without = outputs.split(out, chosen)
+            return [jnp.asarray(x)[None] for x in with_rows], without
+
+        with_rows, without = jax.shard_map(
+            flat,
+            mesh=mesh,
+            in_specs=(
+                PartitionSpec(),
+                [
+                    _spec(x, axis, axis_name)
+                    for x, axis in zip(data, of_data, strict=True)
+                ],
+            ),
+            out_specs=(PartitionSpec(axis_name), PartitionSpec()),
+            # It takes `jax.lax.pcast` in some functions that need none under `jax.pmap`,
+            # so it is asked for only where something may be wrong.
+            check_vma=_may_return_once(out_axes),
+        )(held, data)
+        return outputs.join(with_rows, without)
+
+    def _mesh(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], axes: Sequence[int | None]
+    ) -> Mesh:
+        size, name, fun = self._axis_size, "axis_size", self.__wrapped__
+        leaves = jtu.tree_leaves_with_path((args, kwargs))
+        for (path, x), axis in zip(leaves, axes, strict=True):
+            if axis is not None:
+                size = x.shape[axis]
+                name = argument_name(fun, args, kwargs, path)
+                break
+        if size is None:
+            raise ValueError(
+                f"`filter_pmap` of `{name_of(fun)}`: no argument is mapped. Map one, or "
+                "give `axis_size`."
+            )
+        count = len(self._devices)
+        if size > count or (self._exact and size != count):
+            raise ValueError(
+                f"`filter_pmap` of `{name_of(fun)}`: `{name}`: {size} rows cannot be split "
+                f"over {count} devices x 1. Let each device have one row, and use "
+                "`filter_vmap` for what is in it."
+            )
+        devices = np.asarray(self._devices[:size])
+        return Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
+
+    def __repr__(self) -> str:
+        return f"<filter_pmap of {name_of(self.__wrapped__)}>"
+
+
+def _spec(x: Any, axis: int | None, axis_name: Any) -> PartitionSpec:
+    if axis is None:
+        return PartitionSpec()
+    return PartitionSpec(*[None] * (axis % x.ndim), axis_name)
+
+
+def _may_return_once(out_axes: Any) -> bool:
+    leaves = jtu.tree_leaves(out_axes, is_leaf=is_none)
+    return not all(
+        isinstance(x, int) or (isinstance(x, if_array) and x.axis is not None)
+        for x in leaves
+    )
+
+
+def _check_outputs(out: Any, axes: Sequence[int | None]) -> None:
+    for (path, x), axis in zip(jtu.tree_leaves_with_path(out), axes, strict=True):
+        if axis is None and is_array(x) and varying_axes(jax.typeof(x)):
+            raise ValueError(
+                f"`{path_str(path, 'out')}` ({describe(x)}) may differ between devices, "
+                "and so cannot be returned once, as its output axis `None` says. Make it "
+                "the same by `jax.lax.psum` or `jax.lax.pmean`, or give it an axis."
+            )

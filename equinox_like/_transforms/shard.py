@@ -1,0 +1,174 @@
+"""`filter_shard` and `filter_device_put`: where the arrays of a tree are."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import PartitionSpec, SingleDeviceSharding
+
+from .._compat.trace_state import at_top_level
+from .._errors import DonationError
+from .._tree.copy import copy_array
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .donation import buffers_of, describe, is_concrete
+from .shardings import constrain, is_sharding, refuse_misfit, spread
+
+_Tree = TypeVar("_Tree")
+
+
+def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
+    """Shards the arrays of a tree, or moves them to a device.
+
+    **Arguments:**
+
+    - `x`: any pytree. NumPy arrays become JAX arrays; everything else is passed on.
+    - `device_or_shardings`: a device, a sharding, a `PartitionSpec` for the mesh in use, or
+        a prefix tree of these.
+
+    Within `jax.jit` this tells the compiler how the arrays shall be sharded there. Axes
+    of a mesh may be automatic or explicit; of the latter it is a `jax.sharding.reshard`.
+    Within `jax.shard_map` it is about the axes that are not manual.
+
+    **Returns:**
+
+    The tree with the same values.
+
+    **Raises:**
+
+    `ValueError` if there is no sharding for an array, or none that fits its shape, naming
+    its path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        from jax.sharding import PartitionSpec
+
+        mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+        model = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        with jax.set_mesh(mesh):
+            model = eqx.filter_shard(model, PartitionSpec())  # a copy on each device
+        assert model.weight.sharding.is_fully_replicated
+        ```
+    """
+
+    def shard(name: str, x: Any, spec: Any) -> Any:
+        spec = _fitting("device_or_shardings", name, x, spec)
+        if at_top_level():
+            return jax.device_put(x, spec)
+        return constrain(jnp.asarray(x), spec)
+
+    return _placed("device_or_shardings", "x", x, device_or_shardings, shard)
+
+
+def filter_device_put(
+    tree: _Tree,
+    device: Any = None,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+) -> _Tree:
+    """`jax.device_put` for any tree, which does what it says about memory.
+
+    **Arguments:**
+
+    - `tree`: any pytree. NumPy arrays become JAX arrays; everything else is passed on.
+    - `device`: a device, a sharding, a `PartitionSpec` for the mesh in use, a prefix tree
+        of these, or `None` to leave an array where it is.
+    - `donate`: whether the JAX arrays of `tree` are deleted.
+    - `may_alias`: whether the result may share memory with `tree`. By default it may if
+        nothing is donated.
+
+    **Returns:**
+
+    The tree with the same values.
+
+    **Raises:**
+
+    `ValueError` if both `donate` and `may_alias` are true, if arrays are donated while they
+    are traced, or if a sharding does not fit an array. [`equinox_like.DonationError`][] if
+    an array was deleted before. Each names the path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import numpy as np
+
+        batch = {"x": np.ones((2, 3)), "name": "first"}
+        moved = eqx.filter_device_put(batch, jax.devices()[0], may_alias=False)
+        batch["x"][:] = 0
+        assert moved["x"].sum() == 6 and moved["name"] == "first"
+        ```
+    """
+    if donate and may_alias:
+        raise ValueError(
+            "`filter_device_put`: what is donated is gone, so `donate` and `may_alias` "
+            "cannot both be true."
+        )
+    if donate and not at_top_level():
+        raise ValueError(
+            "`filter_device_put`: nothing can be donated under a transformation of JAX, "
+            "such as `jax.jit` or `jax.grad`. Leave out `donate=True`."
+        )
+    shares = not donate if may_alias is None else may_alias
+
+    def put(name: str, x: Any, spec: Any) -> Any:
+        if is_concrete(x) and x.is_deleted():
+            raise DonationError(
+                f"`filter_device_put`: `{name}` ({describe(x)}) was donated or deleted."
+            )
+        if not shares and not isinstance(x, jax.Array):
+            x = np.array(x)
+        if spec is not None:
+            spec = _fitting("device", name, x, spec)
+        out = jax.device_put(x, spec)
+        if shares or not is_concrete(x) or not is_concrete(out):
+            return out
+        overlap = not set(buffers_of(x)).isdisjoint(buffers_of(out))
+        return copy_array(out) if overlap else out
+
+    out = _placed("device", "tree", tree, device, put)
+    if donate:
+        # At the end, since one array may stand at two places. Never by JAX's own `donate`,
+        # which leaves most of them alive, and of typed keys more than it may.
+        for x in jtu.tree_leaves(tree):
+            if is_concrete(x) and not x.is_deleted():
+                x.delete()
+    return out
+
+
+def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
+    leaves, treedef = jtu.tree_flatten_with_path(tree)
+    chosen = [spec for _, spec in spread(option, name, specs, tree)]
+    return treedef.unflatten(
+        [
+            place(path_str(path, name), x, spec) if is_array(x) else x
+            for (path, x), spec in zip(leaves, chosen, strict=True)
+        ]
+    )
+
+
+def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
+    """What JAX takes for this array; raises if there is no such thing."""
+    if isinstance(spec, jax.Device):
+        return SingleDeviceSharding(spec)
+    if not is_sharding(spec):
+        raise ValueError(
+            f"`{option}` is {spec!r} for `{name}` ({describe(x)}): it must be a device, a "
+            "sharding or a `PartitionSpec`."
+        )
+    mesh = jax.sharding.get_abstract_mesh()
+    if isinstance(spec, PartitionSpec) and mesh.empty:
+        raise ValueError(
+            f"`{option}` gives {spec} for `{name}` ({describe(x)}), and there is no mesh "
+            "that it is meant for: do it under `jax.set_mesh(mesh)`, or give "
+            "`jax.sharding.NamedSharding(mesh, spec)`."
+        )
+    refuse_misfit(option, name, spec, x)
+    return spec

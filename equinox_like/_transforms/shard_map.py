@@ -1,0 +1,246 @@
+"""`filter_shard_map`: each device computes with its part of the arrays.
+
+Specs are given to JAX for flat lists of arrays. Of the output nothing is known before the
+trace: its arrays are returned in one list for each leaf of `out_specs`, as for shardings.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._compat.varying import varying_axes
+from .._module.field import field
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .base import MISSING, Transformed, by_position, name_of
+from .donation import describe
+from .jit import Jitted, filter_jit
+from .pack import Grouped, unpack
+from .parts import take_apart
+from .shardings import refuse_misfit, spread
+from .tangents import is_none
+from .vmap import argument_name, by_name
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@overload
+def filter_shard_map(
+    *,
+    mesh: Any = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Iterable[Any] | None = None,
+    check_vma: bool = True,
+    donate: Any = "none",
+) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
+@overload
+def filter_shard_map(
+    fun: Callable[_P, _T],
+    *,
+    mesh: Any = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Iterable[Any] | None = None,
+    check_vma: bool = True,
+    donate: Any = "none",
+) -> Jitted[_P, _T]: ...
+def filter_shard_map(
+    fun: Any = MISSING,
+    *,
+    mesh: Any = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Iterable[Any] | None = None,
+    check_vma: bool = True,
+    donate: Any = "none",
+) -> Any:
+    """`jax.shard_map` for functions of any pytrees, compiled as by `filter_jit`.
+
+    **Arguments:**
+
+    - `fun`: what each device does with its part. The arrays of a callable pytree are the
+        same on all of them.
+    - `mesh`: the mesh; by default that in use.
+    - `in_specs`: a prefix tree of the tuple of positional arguments, whose leaves are
+        `PartitionSpec`s, or `None` for what all devices get whole. Or a dictionary from
+        parameter names to such trees; the others are then `None`.
+    - `out_specs`: a prefix tree of the output, likewise.
+    - `axis_names`: the axes that become manual; by default all.
+    - `check_vma`: whether JAX keeps track of what differs between devices. Without it a
+        wrong `out_specs` goes unnoticed.
+    - `donate`: as for [`equinox_like.filter_jit`][].
+
+    Whatever is no array is static, in the arguments and in the output.
+
+    **Returns:**
+
+    A function of the same arguments, with `.lower` and all else that
+    [`equinox_like.filter_jit`][] gives.
+
+    **Raises:**
+
+    `ValueError` if a spec does not fit an array, or an array that differs between devices
+    is returned once, naming its path.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+        from jax.sharding import AxisType, PartitionSpec as P
+
+        mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
+
+        @eqx.filter_shard_map(mesh=mesh, in_specs={"batch": P("data")}, out_specs=P())
+        def mean(model, batch):
+            return jax.lax.pmean(jax.vmap(model)(batch).mean(), "data")
+
+        model = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+        assert mean(model, jnp.ones((8, 2))).shape == ()
+        ```
+    """
+    options = (mesh, in_specs, out_specs, axis_names, check_vma)
+    if fun is MISSING:
+        return lambda fun: filter_jit(ShardMapped(fun, *options), donate=donate)
+    return filter_jit(ShardMapped(fun, *options), donate=donate)
+
+
+class ShardMapped(Transformed[..., Any]):
+    """What is compiled: `jax.shard_map` of a function."""
+
+    _mesh: Any = field(static=True)
+    _in_specs: Any = field(static=True)
+    _out_specs: Any = field(static=True)
+    _options: dict[str, Any] = field(static=True)
+
+    def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
+        super().__init__(fun)
+        self._mesh = mesh
+        self._in_specs = in_specs
+        self._out_specs = out_specs
+        self._options = {"check_vma": check_vma}
+        if axis_names is not None:
+            self._options["axis_names"] = frozenset(axis_names)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        fun, opaque = self.__wrapped__, self._opaque
+        placed, named = by_position(fun, args, kwargs)
+        mesh = jax.sharding.get_abstract_mesh() if self._mesh is None else self._mesh
+        if mesh.empty:
+            raise ValueError(
+                f"`filter_shard_map` of `{name_of(fun)}` has no mesh: give it one, or call "
+                "it under `jax.set_mesh(mesh)`."
+            )
+        data, rest = take_apart((placed, named))
+        held, held_rest = take_apart(self._tree)
+        specs = self._specs(placed, named)
+        names = [
+            argument_name(fun, placed, named, path)
+            for path, x in jtu.tree_leaves_with_path((placed, named))
+            if is_array(x)
+        ]
+        for name, x, spec in zip(names, data, specs, strict=True):
+            self._check("in_specs", name, x, spec)
+
+        manual = frozenset(self._options.get("axis_names", mesh.axis_names))
+
+        def flat(held, data):
+            tree, (args, kwargs) = held_rest.fill(held), rest.fill(data)
+            out = (opaque if tree is None else tree)(*args, **kwargs)
+            return self._grouped(out, manual)
+
+        out_specs = [spec or PartitionSpec() for spec in self._output_leaves()]
+        mapped = jax.shard_map(
+            flat,
+            mesh=self._mesh,
+            in_specs=(PartitionSpec(), specs),
+            out_specs=Grouped(out_specs, PartitionSpec()),
+            **self._options,
+        )
+        try:
+            return unpack(mapped(held, data))
+        except ValueError as e:
+            if "does not match the specs of the input" in str(e):
+                _explain_explicit(names, data, specs, e)
+            raise
+
+    def _specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The spec of each array of the arguments."""
+        given, fun = self._in_specs, self.__wrapped__
+        if isinstance(given, dict):
+            given = by_name("in_specs", fun, given, args, kwargs, None)
+        elif isinstance(given, tuple):
+            if kwargs:
+                raise ValueError(
+                    f"`in_specs` of `{name_of(fun)}` says nothing of {list(kwargs)}, which "
+                    "have no position: let it be a dictionary from names to specs."
+                )
+            given = (given, {})
+        return [
+            spec or PartitionSpec()
+            for x, (_, spec) in zip(
+                jtu.tree_leaves((args, kwargs)),
+                spread("in_specs", "the arguments", given, (args, kwargs)),
+                strict=True,
+            )
+            if is_array(x)
+        ]
+
+    def _output_leaves(self) -> list[Any]:
+        return jtu.tree_leaves(self._out_specs, is_leaf=is_none)
+
+    def _grouped(self, out: Any, axes: frozenset[Any]) -> Grouped:
+        numbers = []
+        found = spread("out_specs", "out", self._out_specs, out)
+        for (path, x), (number, spec) in zip(
+            jtu.tree_leaves_with_path(out), found, strict=True
+        ):
+            numbers.append(number)
+            if not is_array(x):
+                continue
+            name, spec = path_str(path, "out"), spec or PartitionSpec()
+            if len(spec) > x.ndim:
+                self._check("out_specs", name, x, spec)
+            differs = varying_axes(jax.typeof(x)) & axes - set(jtu.tree_leaves([*spec]))
+            if differs and self._options["check_vma"]:
+                raise ValueError(
+                    f"`out_specs` gives {spec} for `{name}` ({describe(x)}), which may "
+                    f"differ along {sorted(map(str, differs))}: name the axis there to "
+                    "return all the parts, or make them the same by `jax.lax.psum` or "
+                    "`jax.lax.pmean`."
+                )
+        return Grouped.of(out, numbers, len(self._output_leaves()))
+
+    def _check(self, option: str, name: str, x: Any, spec: Any) -> None:
+        if not isinstance(spec, PartitionSpec):
+            raise ValueError(
+                f"`{option}` gives {spec!r} for `{name}`: it must be a `PartitionSpec`, or "
+                "`None`."
+            )
+        where = spec if self._mesh is None else NamedSharding(self._mesh, spec)
+        refuse_misfit(option, name, where, x)
+
+    def __repr__(self) -> str:
+        return f"<filter_shard_map of {name_of(self.__wrapped__)}>"
+
+
+def _explain_explicit(names, data, specs, error: ValueError) -> None:
+    """Names the argument: of explicit axes specs are assertions."""
+    for name, x, spec in zip(names, data, specs, strict=True):
+        has = jax.typeof(x).sharding.spec
+        if _padded(has, x.ndim) != _padded(spec, x.ndim):
+            raise ValueError(
+                f"`in_specs` gives {spec} for `{name}` ({describe(x)}), which is split by "
+                f"{has}. Of explicit axes a spec must say how the array is split: use "
+                "`filter_shard` on it before."
+            ) from error
+
+
+def _padded(spec: Any, ndim: int) -> tuple[Any, ...]:
+    return (*spec, *[None] * (ndim - len(spec)))

@@ -1,0 +1,143 @@
+"""filter_while_loop and filter_fori_loop: the carry may be anything."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import pytest
+from hypothesis import given, settings
+from nests import (
+    FORWARD,
+    agree,
+    in_float64,
+    mix,
+    mixed_trees,
+    nests,
+    same_statics,
+)
+
+import equinox_like as eqx
+
+few = settings(max_examples=15)
+
+
+def halved(tree):
+    out = mix(tree)
+    return jtu.tree_map(lambda x: x / 2 if eqx.is_inexact_array(x) else x, out)
+
+
+def while_loop(tree, steps, **options):
+    counted = (jnp.asarray(0), tree)
+    body = lambda state: (state[0] + 1, halved(state[1]))  # noqa: E731
+    cond = lambda state: state[0] < steps  # noqa: E731
+    return eqx.filter_while_loop(cond, body, counted, **options)[1]
+
+
+LOOPS = {
+    "while": while_loop,
+    "limited": lambda tree, steps: while_loop(tree, 10, max_steps=steps),
+    "fori": lambda tree, steps: eqx.filter_fori_loop(
+        0, steps, lambda i, tree: halved(tree), tree
+    ),
+    "unrolled": lambda tree, steps: eqx.filter_fori_loop(
+        2, 2 + steps, lambda i, tree: halved(tree), tree, unroll=2
+    ),
+}
+loops, counts = st.sampled_from(sorted(LOOPS)), st.integers(0, 3)
+
+
+def plain(f, leaves, steps):
+    for _ in range(steps):
+        leaves = [x / 2 for x in f(leaves)]
+    return leaves
+
+
+@few
+@given(mixed_trees(4), loops, counts, nests(FORWARD))
+def test_is_a_python_loop(tree, name, steps, nest):
+    out = nest(lambda tree: LOOPS[name](tree, steps))(tree)
+    assert agree(out, in_float64(lambda f, x: plain(f, x, steps), tree))
+    assert same_statics(out, tree)
+
+
+@few
+@given(mixed_trees(3), loops, counts)
+def test_forward_mode_derivative_is_that_of_the_loop(tree, name, steps):
+    tangent = jtu.tree_map(jnp.ones_like, eqx.filter(tree, eqx.is_inexact_array))
+    _, found = eqx.filter_jvp(lambda x: LOOPS[name](x, steps), (tree,), (tangent,))
+    reference = in_float64(
+        lambda f, x, t: jax.jvp(lambda x: plain(f, x, steps), (x,), (t,))[1],
+        tree,
+        tangent,
+    )
+    assert agree(found, reference)
+
+
+def test_agrees_with_jax_on_arrays():
+    body, cond = lambda x: 1.5 * x, lambda x: x < 10
+    x = jnp.asarray(1.0)
+    assert eqx.filter_while_loop(cond, body, x) == jax.lax.while_loop(cond, body, x)
+    many = jnp.asarray([1.0, 5.0, 20.0])
+    f = lambda x: eqx.filter_while_loop(cond, body, x)  # noqa: E731
+    g = lambda x: jax.lax.while_loop(cond, body, x)  # noqa: E731
+    assert eqx.tree_equal(eqx.filter_vmap(f)(many), jax.vmap(g)(many))
+
+
+def test_reverse_mode_goes_through_a_known_number_of_steps():
+    def loss(x):
+        return eqx.filter_fori_loop(0, 3, lambda i, s: (s[0] * x, s[1]), (x, "n"))[0]
+
+    assert eqx.filter_grad(loss)(jnp.asarray(2.0)) == 32
+
+
+@pytest.mark.parametrize("limit, expected", [(0, 1), (2, 4), (100, 16)])
+def test_limit_ends_the_loop(limit, expected):
+    x = jnp.asarray(1)
+    out = eqx.filter_while_loop(lambda x: x < 10, lambda x: 2 * x, x, max_steps=limit)
+    assert out == expected
+
+
+def test_works_without_jit():
+    with jax.disable_jit():
+        out = LOOPS["while"]({"x": jnp.ones(2), "n": 1}, 2)
+    assert out["n"] == 1
+
+
+class TestErrors:
+    def test_static_leaf_that_changes_is_named_before_and_after(self):
+        def body(state):
+            return {"n": state["n"] + 1}
+
+        with pytest.raises(
+            TypeError, match=r"`filter_while_loop` of `body`.*`carry\['n'\]`.* 1.* 2"
+        ):
+            eqx.filter_while_loop(lambda s: s["n"] < 3, body, {"n": 1})
+        with pytest.raises(TypeError, match=r"`filter_fori_loop` of .*`carry\['n'\]`"):
+            eqx.filter_fori_loop(0, 3, lambda i, s: body(s), {"n": 1})
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"max_steps": 3}], ids=["plain", "limited"]
+    )
+    def test_array_that_changes_its_type_is_named(self, options):
+        message = r"`carry\[0\]` was int32\[\], and is now float32\[\]"
+        body = lambda s: (s[0] + 0.5, s[1])  # noqa: E731
+        init = (jnp.asarray(1, jnp.int32), "text")
+        with pytest.raises(TypeError, match=message):
+            eqx.filter_while_loop(lambda s: s[0] < 3, body, init, **options)
+        with pytest.raises(TypeError, match=message):
+            eqx.filter_fori_loop(0, 3, lambda i, s: body(s), init)
+
+    def test_condition_that_is_no_boolean_is_jaxs_to_refuse(self):
+        with pytest.raises(TypeError, match="bool"):
+            eqx.filter_while_loop(lambda x: x, lambda x: x, jnp.asarray(1.0))
+
+    @pytest.mark.parametrize("limit", [-1, 2**31])
+    def test_limit_out_of_range_is_refused(self, limit):
+        with pytest.raises(ValueError, match="max_steps"):
+            eqx.filter_while_loop(
+                lambda x: x < 3, lambda x: x, jnp.ones(()), max_steps=limit
+            )
+
+    def test_other_kinds_are_refused(self):
+        with pytest.raises(ValueError, match=r"lax.*'bounded'"):
+            eqx.filter_while_loop(lambda x: x, lambda x: x, None, kind="bounded")

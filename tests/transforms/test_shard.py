@@ -1,0 +1,251 @@
+"""filter_shard and filter_device_put: where arrays go, and what shares memory."""
+
+import contextlib
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from strategies import same, trees
+
+import equinox_like as eqx
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+KINDS = [(AUTO, AUTO), (EXPLICIT, EXPLICIT), (AUTO, EXPLICIT), (EXPLICIT, AUTO)]
+every_mesh = pytest.mark.parametrize("kinds", KINDS, ids=lambda k: "".join(map(str, k)))
+
+
+class Model(eqx.Module):
+    weight: Any
+    name: str = eqx.field(static=True, default="model")
+    extra: Any = None
+
+
+def mesh_of(kinds):
+    return jax.make_mesh((2, 2), ("x", "y"), axis_types=kinds)
+
+
+def is_split(x, spec, mesh):
+    return x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)
+
+
+def same_trees(a, b):
+    (xs, one), (ys, other) = map(jtu.tree_flatten, (a, b))
+    return one == other and all(
+        same(jnp.asarray(x), jnp.asarray(y)) if eqx.is_array(x) else same(x, y)
+        for x, y in zip(xs, ys, strict=True)
+    )
+
+
+@settings(max_examples=30)
+@given(trees(), st.booleans())
+def test_values_are_unchanged(tree, jitted):
+    sharding = NamedSharding(mesh_of((AUTO, AUTO)), P())
+    shard = lambda tree: eqx.filter_shard(tree, sharding)  # noqa: E731
+    out = (eqx.filter_jit(shard) if jitted else shard)(tree)
+    assert same_trees(out, tree)
+    for x in jtu.tree_leaves(out):
+        if eqx.is_array(x):
+            assert isinstance(x, jax.Array) and x.sharding.is_fully_replicated
+    assert same_trees(eqx.filter_device_put(tree, sharding), tree)
+
+
+@every_mesh
+@pytest.mark.parametrize("by_name", [False, True], ids=["sharding", "spec"])
+@pytest.mark.parametrize(
+    "spec", [P("x", "y"), P(("x", "y")), P(None, "x"), P()], ids=str
+)
+def test_arrays_are_split_in_and_out_of_jit(kinds, by_name, spec):
+    if spec == P(("x", "y")) and kinds == (AUTO, EXPLICIT):
+        spec = P(("y", "x"))  # in one dimension explicit axes come first
+    mesh = mesh_of(kinds)
+    model = Model(jnp.arange(16.0).reshape(4, 4), extra="text")
+    # Arrays on one device enter a jit with explicit axes under their mesh only.
+    in_use = by_name or EXPLICIT in kinds
+    context = jax.set_mesh(mesh) if in_use else contextlib.nullcontext()
+    where = spec if by_name else NamedSharding(mesh, spec)
+    with context:
+        eager = eqx.filter_shard(model, where)
+        jitted = eqx.filter_jit(lambda model: eqx.filter_shard(model, where))(model)
+        again = eqx.filter_jit(lambda model: eqx.filter_shard(model, where))(
+            eqx.filter_shard(model, P("y") if by_name else NamedSharding(mesh, P("y")))
+        )
+        moved = eqx.filter_device_put(model, where)
+    for out in (eager, jitted, again, moved):
+        assert is_split(out.weight, spec, mesh) and out.extra == "text"
+        assert np.array_equal(out.weight, model.weight)
+
+
+# JAX itself cannot transpose a constraint of automatic axes on an array with explicit ones.
+@pytest.mark.parametrize("kinds", KINDS[:3], ids=lambda k: "".join(map(str, k)))
+def test_gradients_go_through(kinds):
+    mesh = mesh_of(kinds)
+
+    def loss(model, x):
+        sharding = NamedSharding(mesh, P("x"))
+        return (eqx.filter_shard(model, sharding).weight * x).sum()
+
+    with jax.set_mesh(mesh):
+        model, x = (
+            eqx.filter_shard(y, P("x")) for y in (Model(jnp.ones(4)), jnp.arange(4.0))
+        )
+        for gradient in (eqx.filter_grad(loss), eqx.filter_jit(eqx.filter_grad(loss))):
+            assert gradient(model, x).weight.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+def test_within_shard_map_it_is_about_the_other_axes(kind):
+    mesh = mesh_of((kind, kind))
+
+    def body(x):
+        by_spec = eqx.filter_shard({"x": x, "n": 1}, P("y"))["x"]
+        return eqx.filter_shard(by_spec, NamedSharding(mesh, P("y")))
+
+    f = jax.shard_map(
+        body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    with jax.set_mesh(mesh):
+        x = eqx.filter_shard(jnp.arange(8.0), P("x"))
+        out = jax.jit(f)(x)
+    assert is_split(out, P(("x", "y")), mesh) and np.array_equal(out, x)
+
+
+def test_devices_and_prefix_trees():
+    first, second = jax.devices()[:2]
+    tree = {"a": jnp.ones(2), "b": [np.ones(3), "text", jax.random.key(0)]}
+    for move in (eqx.filter_shard, eqx.filter_device_put):
+        out = move(tree, {"a": first, "b": second})
+        assert out["a"].devices() == {first} and out["a"].committed
+        assert out["b"][0].devices() == out["b"][2].devices() == {second}
+        assert out["b"][1] == "text"
+        assert jax.random.normal(out["b"][2]).devices() == {second}
+    on_second = eqx.filter_jit(lambda x: eqx.filter_shard(x, second))
+    assert on_second(jnp.ones(2)).devices() == {second}
+
+
+class TestErrors:
+    @pytest.mark.parametrize("move", [eqx.filter_shard, eqx.filter_device_put])
+    def test_sharding_that_does_not_fit_is_refused_by_the_path(self, move):
+        mesh = mesh_of((AUTO, AUTO))
+        model = Model(jnp.ones(3))
+        with pytest.raises(ValueError, match=r"weight` \(float32\[3\]\), whose dim"):
+            move(model, NamedSharding(mesh, P("x")))
+        with pytest.raises(
+            ValueError, match=r"weight` \(float32\[3\]\), which has 1 dim"
+        ):
+            move(model, NamedSharding(mesh, P(None, "x")))
+        with pytest.raises(ValueError, match=r"weight` .*no mesh.*set_mesh"):
+            move(model, P("x"))
+        with pytest.raises(ValueError, match="must be a prefix"):
+            move({"a": model}, {"b": mesh.devices.flat[0]})
+
+    def test_what_is_no_sharding_is_refused_by_the_path(self):
+        for bad in (None, "x", 1):
+            with pytest.raises(
+                ValueError, match=r"`x.weight` \(float32\[3\]\).*must be"
+            ):
+                eqx.filter_shard(Model(jnp.ones(3)), bad)
+        with pytest.raises(ValueError, match=r"`tree.weight`.*must be"):
+            eqx.filter_device_put(Model(jnp.ones(3)), "x")
+        assert eqx.filter_shard("text", None) == "text"
+
+
+ARRAYS = {
+    "jax": lambda: jnp.arange(8.0),
+    "numpy": lambda: np.arange(8.0, dtype=np.float32),
+    "key": lambda: jax.random.split(jax.random.key(0), 8),
+    "split": lambda: eqx.filter_shard(jnp.arange(8.0), split("x")),
+}
+
+
+def split(*axes):
+    return NamedSharding(mesh_of((AUTO, AUTO)), P(axes))
+
+
+PLACES = {
+    "nowhere": lambda: None,
+    "same": lambda: jax.devices()[0],
+    "other": lambda: jax.devices()[1],
+    "copies": lambda: NamedSharding(mesh_of((AUTO, AUTO)), P()),
+    "split": lambda: split("x"),
+    "finer": lambda: split("x", "y"),
+}
+
+
+def pointers(x):
+    if isinstance(x, np.ndarray):
+        return {x.ctypes.data}
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return {s.data.unsafe_buffer_pointer() for s in x.addressable_shards}
+
+
+def content(x):
+    is_key = not isinstance(x, np.ndarray) and jnp.issubdtype(
+        x.dtype, jax.dtypes.prng_key
+    )
+    return np.array(jax.random.key_data(x) if is_key else x)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("array", ARRAYS.values(), ids=list(ARRAYS))
+    @pytest.mark.parametrize("place", PLACES.values(), ids=list(PLACES))
+    def test_result_shares_nothing_if_it_may_not(self, array, place):
+        x, where = array(), place()
+        before, old = content(x), pointers(x)
+        out = eqx.filter_device_put({"x": x, "n": 1}, where, may_alias=False)["x"]
+        assert old.isdisjoint(pointers(out))
+        if isinstance(x, np.ndarray):
+            x[:] = -1
+        else:
+            x.delete()
+        assert np.array_equal(content(out), before)
+
+    @pytest.mark.parametrize("array", ARRAYS.values(), ids=list(ARRAYS))
+    @pytest.mark.parametrize("place", PLACES.values(), ids=list(PLACES))
+    def test_donated_arrays_are_gone(self, array, place):
+        x, where = array(), place()
+        before = content(x)
+        out = eqx.filter_device_put([x, x, "text"], where, donate=True)
+        assert isinstance(x, np.ndarray) or x.is_deleted()
+        assert out[2] == "text"
+        for y in out[:2]:
+            assert np.array_equal(content(y), before)
+            assert where is None or y.sharding.device_set == _devices(where)
+
+    def test_nothing_is_copied_without_need(self):
+        x = jnp.ones(3)
+        for options in ({}, {"may_alias": True}):
+            assert pointers(eqx.filter_device_put(x, **options)) == pointers(x)
+        assert not x.is_deleted()
+
+    def test_array_that_was_deleted_is_named(self):
+        model = Model(jnp.ones(3))
+        eqx.filter_device_put(model, donate=True)
+        with pytest.raises(
+            eqx.DonationError, match=r"`tree\[0\].weight` \(float32\[3\]\)"
+        ):
+            eqx.filter_device_put([model])
+
+    def test_donating_and_sharing_is_refused(self):
+        with pytest.raises(ValueError, match="cannot both be true"):
+            eqx.filter_device_put(jnp.ones(2), donate=True, may_alias=True)
+
+    def test_donating_under_a_trace_is_refused(self):
+        x = jnp.ones(2)
+        put = lambda x: eqx.filter_device_put(x, donate=True).sum()  # noqa: E731
+        for transformed in (jax.jit(put), jax.grad(put), jax.vmap(put)):
+            with pytest.raises(ValueError, match=r"transformation.*donate=True"):
+                transformed(x)
+        assert not x.is_deleted()
+        plain = lambda x: eqx.filter_device_put(x, jax.devices()[0]).sum()  # noqa: E731
+        assert jax.jit(jax.grad(plain))(x).tolist() == [1, 1]
+
+
+def _devices(where):
+    return {where} if isinstance(where, jax.Device) else where.device_set
