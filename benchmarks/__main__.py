@@ -5,7 +5,7 @@ import platform
 
 import jax
 
-from . import dispatch, eager, imports, modules, saving, trees
+from . import dispatch, eager, imports, layers, modules, saving, trees
 from ._models import peer
 
 SUBJECTS = {
@@ -16,6 +16,7 @@ SUBJECTS = {
     "trees": trees.run,
     "modules": modules.run,
     "eager": eager.run,
+    "layers": layers.run,
     "saving": saving.run,
     "imports": imports.run,
 }

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._transforms.base import frames_hidden
 from .._transforms.difference import tree_differences
 from .._transforms.pack import pack, unpack
 from .._transforms.parts import is_number, take_apart
@@ -18,6 +19,7 @@ from .carry import type_of
 _T = TypeVar("_T")
 
 
+@frames_hidden
 def filter_cond(
     pred: Any,
     true_fun: Callable[..., _T],
@@ -65,6 +67,7 @@ def filter_cond(
     )
 
 
+@frames_hidden
 def filter_switch(index: Any, branches: Sequence[Callable[..., _T]], *args: Any) -> _T:
     """`jax.lax.switch` for functions of any pytrees.
 

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from .._transforms.base import frames_hidden
 from .carry import Carry
 
 _C = TypeVar("_C")
 
 
+@frames_hidden
 def filter_while_loop(
     cond: Callable[[_C], Any],
     body: Callable[[_C], _C],
@@ -95,6 +97,7 @@ def _limit(max_steps: Any) -> int:
     return limit
 
 
+@frames_hidden
 def filter_fori_loop(
     lower: Any,
     upper: Any,

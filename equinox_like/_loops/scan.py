@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._transforms.base import name_of
+from .._transforms.base import frames_hidden, name_of
 from .._transforms.pack import pack, unpack
 from .._transforms.parts import take_apart
 from .._tree.filters import is_array
@@ -18,6 +18,7 @@ _X = TypeVar("_X")
 _Y = TypeVar("_Y")
 
 
+@frames_hidden
 def filter_scan(
     f: Callable[[_C, _X], tuple[_C, _Y]],
     init: _C,
@@ -98,6 +99,7 @@ def _checkpointed(flat: Callable[..., Any], checkpoint: Any) -> Callable[..., An
     return jax.checkpoint(flat, prevent_cse=False, policy=policy)
 
 
+@frames_hidden
 def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) -> _Y:
     """`jax.lax.map` for any pytrees.
 

@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 from .._compat.jaxpr import eval_jaxpr
 from .._module.field import field
 from .._tree.paths import path_str
-from .base import Transformed, by_position, name_of
+from .base import Transformed, by_position, frames_hidden, name_of
 from .custom_rules import Rules
 from .difference import tree_differences
 from .parts import Rest, is_array_or_struct, take_apart, take_apart_like
@@ -90,6 +90,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         self._rules.vmap = rule
         return rule
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, rule = self.__wrapped__, self._rules.vmap
         if rule is None:

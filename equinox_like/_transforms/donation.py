@@ -259,6 +259,11 @@ def are_any_deleted(arrays: Sequence[Any]) -> bool:
     return any(map(_is_deleted, arrays))
 
 
+def are_any_sharded(leaves: Sequence[Any]) -> bool:
+    """Whether one of these is on several devices."""
+    return any(is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves)
+
+
 # Fragments of JAX's messages.
 _GONE = ("has been deleted", "Invalid buffer passed")
 _TWICE = ("donate the same buffer twice", "previously donated in the same call")

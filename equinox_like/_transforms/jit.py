@@ -41,6 +41,7 @@ from .donation import (
     Donation,
     are_all_deleted,
     are_any_deleted,
+    are_any_sharded,
     check_mode,
     explain_failure,
     in_vain,
@@ -473,8 +474,10 @@ class Program:
         if self.looks_first and plan.donates:
             traits = traits_of(groups)
             if traits != entry.known and not jit_is_disabled():
-                if not any(map(are_any_deleted, groups)):
-                    self.buffers(entry, plan, leaves, groups, traits)
+                entry.is_sharded = are_any_sharded(leaves)
+                if any(map(are_any_deleted, groups)):
+                    refuse_gone(plan.named_leaves(leaves))
+                self.buffers(entry, plan, leaves, groups, traits)
             # Equal ones, too: those of the next call are likely to be the same objects.
             entry.known = traits
 
@@ -484,9 +487,7 @@ class Program:
         """Sees to it that what was given away is gone."""
         if muted.count:
             muted.end()
-            entry.is_sharded = any(
-                is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves
-            )
+            entry.is_sharded = are_any_sharded(leaves)
         if jit_is_disabled():
             return
         donated = groups[0]

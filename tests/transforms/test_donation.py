@@ -384,11 +384,12 @@ class TestGone:
             with pytest.raises(eqx.DonationError, match="`tree`"):
                 f(x)
 
-    def test_sharded_array_passed_again_is_an_error(self):
+    @pytest.mark.parametrize("donate", ["arrays", "warn", "strict", ("tree",)])
+    def test_sharded_array_passed_again_is_an_error(self, donate):
         mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
         sharding = jax.sharding.NamedSharding(mesh, P("d"))
         x = jax.device_put(jnp.arange(8.0), sharding)
-        f = eqx.filter_jit(double, donate="arrays")
+        f = eqx.filter_jit(double, donate=donate)
         f(x)
         for _ in range(2):
             with pytest.raises(eqx.DonationError, match="`tree`"):

@@ -247,6 +247,8 @@ def test_donated_arrays_are_gone():
     state, x = (split(jnp.ones(4), P(("x", "y")), mesh) for _ in range(2))
     assert f(state, x).tolist() == [2] * 4
     assert state.is_deleted() and not x.is_deleted()
+    with pytest.raises(eqx.DonationError, match="`state`"):
+        f(state, x)
 
 
 class TestErrors:

@@ -21,7 +21,9 @@ def files(error: BaseException) -> list[str]:
 
 
 def ours(error: BaseException) -> list[str]:
-    private = tuple(str(PACKAGE / name) for name in ("_transforms", "_module", "_tree"))
+    private = tuple(
+        str(PACKAGE / name) for name in ("_loops", "_transforms", "_module", "_tree")
+    )
     return [f for f in files(error) if f.startswith(private)]
 
 
@@ -175,6 +177,12 @@ TRANSFORMED = {
     "hessian": eqx.filter_hessian(loss),
     "checkpoint": eqx.filter_checkpoint(loss),
     "custom_jvp": custom,
+    "custom_vmap": eqx.filter_custom_vmap(loss),
+    "invertible": lambda *args: eqx.filter_invertible(loss)([args[0]], args[1]),
+    "scan": lambda w, x: eqx.filter_scan(lambda c, _: (loss(w, c), None), x, length=2),
+    "map": lambda w, x: eqx.filter_map(lambda w: loss(w, x[0]), w),
+    "cond": lambda *args: eqx.filter_cond(args[0].sum() > 0, loss, loss, *args),
+    "fori_loop": lambda w, x: eqx.filter_fori_loop(0, 2, lambda i, c: loss(w, c), x),
     "eval_shape": lambda *args: eqx.filter_eval_shape(loss, *args),
     "make_jaxpr": eqx.filter_make_jaxpr(loss),
 }
