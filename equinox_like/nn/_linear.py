@@ -9,6 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
+from .._tree import is_array
 from ._init import Init, Layout, default_dtype, first_values, output_first
 from ._shape import as_size_or_scalar, check_input, parameter_shape
 
@@ -111,7 +112,9 @@ class Linear(Module):
             x = jnp.reshape(x, (1,))
         elif weight_shape is not None:
             check_input(self, x, weight_shape[1:])
-        y = self.weight @ jnp.asarray(x)
+        x, weight = jnp.asarray(x), self.weight
+        # With `x` first: under `vmap` that is the batch, and nothing is to be transposed.
+        y = jnp.inner(x, weight) if is_array(weight) else weight @ x
         if self.bias is not None:
             y = y + self.bias
         return jnp.reshape(y, ()) if self.out_features == "scalar" else y
