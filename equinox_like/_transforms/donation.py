@@ -200,11 +200,14 @@ class _Records:
 
     def new(self, name: str) -> "Record":
         record = Record(name)
-        self._all.add(record)
+        with _lock:
+            self._all.add(record)
         return record
 
     def taker_of(self, x: Any) -> str | None:
-        for record in list(self._all):
+        with _lock:
+            found = list(self._all)
+        for record in found:
             if any(array is x for array in record.arrays):
                 return record.name or record.tree_type.__name__
         return None
