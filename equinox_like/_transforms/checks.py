@@ -6,13 +6,14 @@ caller gets the error. Whether it holds one is read off the trace, since the che
 a function that was traced before and is not run again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 
-from .donation import is_concrete
+from .base import hide_frames
+from .donation import explain_failure, is_concrete
 
 # From each primitive to what makes of JAX's error the one to raise, or nothing.
 _checks: dict[Any, Callable[[Exception], Exception | None]] = {}
@@ -67,9 +68,18 @@ def wait_for(out: Any) -> None:
         jax.effects_barrier()
 
 
-def failed_check(error: Exception) -> Exception | None:
-    """The error of a check, if it is behind `error`."""
-    for explain in _checks.values():
-        if (found := explain(error)) is not None:
-            return found
-    return None
+def explained(
+    error: Exception,
+    name_leaves: Callable[[list[Any]], Sequence[tuple[str, Any, bool]]],
+    leaves: list[Any],
+) -> Exception:
+    """What to raise for `error` of a call with these leaves.
+
+    That of a check, if one is behind it, else itself; with notes on what has become of
+    donated arrays. Raises a `DonationError` if a lost buffer is behind it.
+    """
+    found = (explain(error) for explain in _checks.values())
+    error = next((e for e in found if e is not None), error)
+    explain_failure(error, name_leaves, leaves)
+    hide_frames(error)
+    return error

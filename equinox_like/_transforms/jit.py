@@ -27,7 +27,6 @@ from .base import (
     MISSING,
     Transformed,
     function_of,
-    hide_frames,
     is_global,
     jit_is_disabled,
     name_of,
@@ -35,7 +34,7 @@ from .base import (
     require_callable,
 )
 from .caches import on_clear
-from .checks import failed_check, holds_check, there_are_checks, wait_for
+from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import (
     Donate,
     Donation,
@@ -43,7 +42,6 @@ from .donation import (
     are_any_deleted,
     are_any_sharded,
     check_mode,
-    explain_failure,
     in_vain,
     is_concrete,
     muted,
@@ -52,9 +50,10 @@ from .donation import (
     traits_of,
 )
 from .pack import Packed, pack, unpack
+from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
 from .report import DonationReport, report_on
-from .retrace import Retrace, Trace, announce, avals_of, explain, trace_of
+from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
 from .stages import Call, Lowered, Traced, platform_of
 
@@ -182,9 +181,7 @@ class Jitted(Transformed[_P, _T]):
                 program.look(compiled, plan, leaves, groups, out)
         except Exception as e:
             muted.end()
-            error = failed_check(e) or e
-            explain_failure(error, plan.named_leaves, leaves)
-            hide_frames(error)
+            error = explained(e, plan.named_leaves, leaves)
             if error is e:
                 raise
             raise error from None
@@ -244,11 +241,7 @@ class Jitted(Transformed[_P, _T]):
         program = self._program
         if program.donates and not at_top_level():
             program = program.without_donation
-        call = (self._tree, args, kwargs)
-        leaves, treedef = _flatten(call)
-        plan = program.make_plan(self.__wrapped__, call, leaves, treedef, _is_abstract)
-        data = [x for group in plan.groups(leaves) for x in group]
-        trace = trace_of(plan, plan.skeleton(leaves), avals_of(data))
+        trace = trace_to_be(*self._plan(program, args, kwargs))
         before = program.traces()
         if any(old.serves(trace) for old in before):
             return None
@@ -273,19 +266,25 @@ class Jitted(Transformed[_P, _T]):
             self._program.without_donation.clear(structure)
 
     def _prepare(self, args, kwargs) -> tuple["Entry", Plan, list[Any]]:
-        program = self._program
+        plan, leaves = self._plan(self._program, args, kwargs)
+        return self._program.entry(self.__wrapped__, plan, leaves), plan, leaves
+
+    def _plan(self, program, args, kwargs) -> tuple[Plan, list[Any]]:
+        """For a call with perhaps a `jax.ShapeDtypeStruct` in place of an array."""
         call = (self._tree, args, kwargs)
         leaves, treedef = _flatten(call)
-        plan = program.make_plan(self.__wrapped__, call, leaves, treedef, _is_abstract)
-        return program.entry(self.__wrapped__, plan, leaves), plan, leaves
+        return program.make_plan(
+            self.__wrapped__, call, leaves, treedef, is_array_or_struct
+        ), leaves
 
     def _apply(self, stage: Callable[..., Any], plan: Plan, leaves: list[Any]) -> Any:
         try:
             return stage(*plan.groups(leaves))
         except Exception as e:
-            explain_failure(e, plan.named_leaves, leaves)
-            hide_frames(e)
-            raise
+            error = explained(e, plan.named_leaves, leaves)
+            if error is e:
+                raise
+            raise error from None
         finally:
             muted.end()
 
@@ -671,10 +670,6 @@ def _abstract(x: Any) -> Any:
     return jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=sharding, weak_type=weak_type
     )
-
-
-def _is_abstract(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
 _REFUSED = {

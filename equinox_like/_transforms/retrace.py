@@ -54,9 +54,11 @@ def trace_of(plan: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
     )
 
 
-def avals_of(data: Sequence[Any]) -> list[Any]:
-    """What JAX would know of these arrays while it traces."""
-    return jax.make_jaxpr(lambda *data: ())(*data).in_avals
+def trace_to_be(plan: Any, leaves: Sequence[Any]) -> Trace:
+    """What a trace of a call with these leaves would depend on."""
+    data = [x for group in plan.groups(leaves) for x in group]
+    avals = jax.make_jaxpr(lambda *data: ())(*data).in_avals
+    return trace_of(plan, plan.skeleton(leaves), avals)
 
 
 class Retrace:

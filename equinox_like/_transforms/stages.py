@@ -14,10 +14,9 @@ import jax.tree_util as jtu
 
 from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
-from .base import hide_frames
-from .checks import failed_check, wait_for
+from .checks import explained, wait_for
 from .difference import differences
-from .donation import Donation, explain_failure, in_vain, muted
+from .donation import Donation, in_vain, muted
 from .pack import Packed, unpack
 from .plan import Plan, groups_of
 
@@ -202,9 +201,7 @@ class Compiled(_Stage[_P, _T]):
             if self._waits:
                 wait_for(out)
         except Exception as e:
-            error = failed_check(e) or e
-            explain_failure(error, plan.named_leaves, leaves)
-            hide_frames(error)
+            error = explained(e, plan.named_leaves, leaves)
             if error is e:
                 raise
             raise error from None

@@ -26,7 +26,7 @@ from .._compat.put import putter
 from .._errors import LeafError
 from .atomic import replacing, with_suffix
 from .checksum import checksum
-from .paths import path_str
+from .paths import plain_path
 from .records import are_bools
 from .tensors import Tensor, decode_tensor, encode_tensor, is_savable, what_is_wrong
 
@@ -146,7 +146,9 @@ def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> A
     file = _File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
     faults = Faults(file.path, "the file")
-    names = [_name(key_path) if _is_wanted(leaf) else None for key_path, leaf in items]
+    names = [
+        plain_path(key_path) if _is_wanted(leaf) else None for key_path, leaf in items
+    ]
     for name, (key_path, leaf) in zip(names, items, strict=True):
         if name is None:
             continue
@@ -249,7 +251,7 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
     tensors, seen = [], {_METADATA}
     for path, leaf in items:
         if is_savable(leaf):
-            name = _name(path)
+            name = plain_path(path)
             try:
                 if name in seen:
                     raise ValueError("another leaf, or the metadata, is of this name")
@@ -263,7 +265,7 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
 
 
 def _error_at(path: _Path, problem: str) -> LeafError:
-    return LeafError(f"Error at leaf with path {_name(path)}: {problem}.", path)
+    return LeafError(f"Error at leaf with path {plain_path(path)}: {problem}.", path)
 
 
 def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
@@ -317,10 +319,6 @@ def _json(value: Any) -> str:
 
 def _is_wanted(leaf: Any) -> bool:
     return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _name(path: _Path) -> str:
-    return path_str(path).removeprefix(".")
 
 
 # Reading

@@ -2,15 +2,6 @@
 
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any
-
-from .paths import path_str
-
-
-def plain_path(path: Sequence[Any]) -> str:
-    """How one writes a path after the tree's name, without the dot: `layers[0].weight`."""
-    return path_str(path).removeprefix(".")
 
 
 def matches(pattern: str, path: str) -> bool:

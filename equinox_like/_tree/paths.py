@@ -12,3 +12,8 @@ def path_str(path: Sequence[Any], name: str = "") -> str:
     Without a name, and at the root, something printable still comes back: `<root>`.
     """
     return name + jtu.keystr(tuple(path)) or "<root>"
+
+
+def plain_path(path: Sequence[Any]) -> str:
+    """How one writes a path after the tree's name, without the dot: `layers[0].weight`."""
+    return path_str(path).removeprefix(".")

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from .._module import field
 from .._transforms.base import MISSING, Transformed, name_of
 from .._transforms.plan import make_plan
-from .._transforms.retrace import Trace, avals_of, explain, trace_of
+from .._transforms.retrace import Trace, explain, trace_to_be
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -144,8 +144,7 @@ def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
         plan = make_plan(
             signature, name_of(fn), call, leaves, treedef, lambda *_: False
         )
-        data = [x for group in plan.groups(leaves) for x in group]
-        return trace_of(plan, plan.skeleton(leaves), avals_of(data))
+        return trace_to_be(plan, leaves)
     except Exception:
         # Of such a call there is nothing to compare. It fails by itself, or is an odd one.
         return None

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from .._tree.glob import matches, plain_path
+from .._tree.glob import matches
+from .._tree.paths import plain_path
 from ._init import Init, as_stored, channels_first, initialised, layout_of
 from ._places import Place, places
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._module.trainable import leaves_under, trainable_leaves
 from .._tree import is_array
-from .._tree.glob import plain_path
+from .._tree.paths import plain_path
 from ._places import Place, places
 from ._state import State, StateIndex
 
