@@ -11,7 +11,8 @@ import inspect
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
@@ -173,10 +174,15 @@ class Jitted(Transformed[_P, _T]):
         if compiled is None:
             compiled = program.entry(self.__wrapped__, plan, leaves)
         groups = [leaves] if plan.takes_all else plan.groups(leaves)
-        if compiled.is_sharded or program.looks_first:
+        if compiled.is_watched:
             program.before(compiled, plan, leaves, groups)
         try:
-            out = compiled.function(*groups)
+            try:
+                out = compiled.function(*groups)
+            except NewTrace:
+                out = _NOT_RUN
+            if out is _NOT_RUN:  # not in the `except`: it would be told as a context
+                out = program.first_call(compiled, plan, leaves, groups)
             if compiled.traces.call_for_a_look:
                 program.look(compiled, plan, leaves, groups, out)
         except Exception as e:
@@ -210,7 +216,7 @@ class Jitted(Transformed[_P, _T]):
             named,
             platform_of(leaves),
         )
-        traced = self._apply(entry.function.trace, plan, leaves)
+        traced = self._apply("trace", entry, plan, leaves)
         call.waits = holds_check(traced.jaxpr)
         return Traced(traced, call)
 
@@ -227,7 +233,7 @@ class Jitted(Transformed[_P, _T]):
         Nothing is compiled or run. A `jax.ShapeDtypeStruct` may stand for an array.
         """
         entry, plan, leaves = self._prepare(args, kwargs)
-        return unpack(self._apply(entry.function.eval_shape, plan, leaves))
+        return unpack(self._apply("eval_shape", entry, plan, leaves))
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Retrace | None:
         """Why a call would be traced anew, or `None` if it would not be.
@@ -277,9 +283,10 @@ class Jitted(Transformed[_P, _T]):
             self.__wrapped__, call, leaves, treedef, is_array_or_struct
         ), leaves
 
-    def _apply(self, stage: Callable[..., Any], plan: Plan, leaves: list[Any]) -> Any:
+    def _apply(self, stage: str, entry: "Entry", plan: Plan, leaves: list[Any]) -> Any:
+        entry.is_watched = plan.donates
         try:
-            return stage(*plan.groups(leaves))
+            return entry.stage(stage, plan.groups(leaves))
         except Exception as e:
             error = explained(e, plan.named_leaves, leaves)
             if error is e:
@@ -314,7 +321,7 @@ class Entry:
         "alive",
         "buffers",
         "function",
-        "is_sharded",
+        "is_watched",
         "known",
         "skeleton",
         "traces",
@@ -324,13 +331,20 @@ class Entry:
         self.function = function
         self.skeleton = skeleton
         self.traces = traces
-        # Where it donates: the traits of the last call, and for all traits that there were
-        # what becomes of the buffer of each argument.
+        # Where it donates: the traits of the last call that was looked at, and for all
+        # traits that there were what becomes of the buffer of each argument.
         self.known: Any = None
         self.buffers: dict[Any, Sequence[int | Buffer | None]] = {}
         # The indices of those that are right to be alive after a call.
         self.alive: tuple[int, ...] = ()
-        self.is_sharded = False
+        # Whether to look before each call, not only before one that JAX has no trace for:
+        # it may have traces that were not looked at, or got arrays on several devices.
+        self.is_watched = False
+
+    def stage(self, name: str, groups: Sequence[Any]) -> Any:
+        """`trace`, `lower` or `eval_shape` of the function."""
+        with _expected.trace_of(self.traces):
+            return getattr(self.function, name)(*groups)
 
 
 class Traces:
@@ -344,6 +358,31 @@ class Traces:
         self.are_checked: dict[Any, bool] = {}
         # There is a new one, or one holds a check.
         self.call_for_a_look = False
+
+
+class NewTrace(Exception):
+    """Of a donating function that is about to be traced, where nobody expects it.
+
+    So nothing is compared before a call to learn whether its arrays must be looked at.
+    """
+
+
+class _Expected(threading.local):
+    """The traces of the function that this thread may trace now."""
+
+    traces: Traces | None = None
+
+    @contextmanager
+    def trace_of(self, traces: Traces) -> Iterator[None]:
+        before, self.traces = self.traces, traces
+        try:
+            yield
+        finally:
+            self.traces = before
+
+
+_expected = _Expected()
+_NOT_RUN: Any = object()
 
 
 class Program:
@@ -456,9 +495,9 @@ class Program:
         checked = entry.traces.are_checked
         key = trace_context(), *traits_of(groups)
         if key not in checked:
-            abstract = plan.groups([_abstract(x) for x in leaves])
             # JAX has it already.
-            keep(checked, key, holds_check(entry.function.trace(*abstract).jaxpr))
+            traced = entry.stage("trace", plan.groups(list(map(_abstract, leaves))))
+            keep(checked, key, holds_check(traced.jaxpr))
         entry.traces.call_for_a_look = any(checked.values())
         if checked[key]:
             wait_for(out)
@@ -466,19 +505,36 @@ class Program:
     def before(
         self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
     ) -> None:
-        """What is to be known before a donating function is called."""
-        if entry.is_sharded and any(map(are_any_deleted, groups)):
+        """Looks at the arrays that are to be donated."""
+        if any(map(are_any_deleted, groups)):
             # On jax 0.10 a process does not survive that a deleted sharded array is used.
             refuse_gone(plan.named_leaves(leaves))
-        if self.looks_first and plan.donates:
-            traits = traits_of(groups)
-            if traits != entry.known and not jit_is_disabled():
-                entry.is_sharded = are_any_sharded(leaves)
-                if any(map(are_any_deleted, groups)):
-                    refuse_gone(plan.named_leaves(leaves))
+        traits = traits_of(groups)
+        if traits != entry.known and not jit_is_disabled():
+            # JAX may lower what it has a trace for, as for another sharding by `Auto` axes.
+            if self.looks_first:
                 self.buffers(entry, plan, leaves, groups, traits)
-            # Equal ones, too: those of the next call are likely to be the same objects.
-            entry.known = traits
+            else:
+                muted.begin()
+        # Equal ones, too: those of the next call are likely to be the same objects.
+        entry.known = traits
+
+    def first_call(
+        self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
+    ) -> Any:
+        """A call of a donating function that JAX has no trace for."""
+        if are_any_sharded(leaves):
+            entry.is_watched = True
+        if any(map(are_any_deleted, groups)):
+            refuse_gone(plan.named_leaves(leaves))
+        if self.looks_first:
+            try:
+                self.buffers(entry, plan, leaves, groups, traits_of(groups))
+            except Exception:
+                entry.is_watched = True
+                raise
+        with _expected.trace_of(entry.traces):
+            return entry.function(*groups)
 
     def after(
         self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
@@ -486,7 +542,6 @@ class Program:
         """Sees to it that what was given away is gone."""
         if muted.count:
             muted.end()
-            entry.is_sharded = are_any_sharded(leaves)
         if jit_is_disabled():
             return
         donated = groups[0]
@@ -522,9 +577,11 @@ class Program:
         key = tuple(traits)
         found: Sequence[int | Buffer | None] | None = entry.buffers.get(key)
         if found is None:
-            abstract = plan.groups([_abstract(x) for x in leaves])
+            muted.begin()
             try:
-                lowered = entry.function.lower(*abstract)
+                lowered = entry.stage(
+                    "lower", plan.groups(list(map(_abstract, leaves)))
+                )
             finally:
                 muted.end()
             found = buffers_of(lowered, lowered.compile())
@@ -548,6 +605,8 @@ class Program:
 
         def traced(*groups):
             if donated:
+                if not jit_is_disabled() and _expected.traces is not traces:
+                    raise NewTrace
                 muted.begin()
             if not jit_is_disabled():
                 avals = [jax.typeof(x) for group in groups for x in group]

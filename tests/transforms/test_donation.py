@@ -255,6 +255,15 @@ def test_same_buffer_twice_is_an_error_naming_both_paths_and_deletes_nothing(mod
     assert not x.is_deleted() and x.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("stage", ["trace", "lower", "eval_shape", "donation_report"])
+def test_what_was_traced_ahead_of_time_is_silent_too(stage):
+    f = eqx.filter_jit(lambda a, b: a + b.sum(), donate="arrays")
+    a, b = jnp.ones(3), jnp.ones(5)
+    getattr(f, stage)(a, b)
+    f(a, b)
+    assert a.is_deleted() and not b.is_deleted()
+
+
 class TestStrict:
     def test_runs_where_every_buffer_is_reused(self):
         traces, events = [], []
@@ -273,6 +282,17 @@ class TestStrict:
         # Looking first costs neither a trace nor a compilation more.
         assert traces == [1] and events.count("backend_compile_duration") == 1
         jax.monitoring.unregister_event_duration_listener(listen)
+
+    @pytest.mark.parametrize(
+        "stage", ["trace", "lower", "eval_shape", "donation_report"]
+    )
+    def test_refuses_what_was_traced_ahead_of_time(self, stage):
+        f = eqx.filter_jit(lambda a, b: a + b.sum(), donate="strict")
+        a, b = jnp.ones(3), jnp.ones(5)
+        getattr(f, stage)(a, b)
+        with pytest.raises(eqx.DonationError, match=r"strict.*`b` \(float32\[5\]\)"):
+            f(a, b)
+        assert not a.is_deleted() and not b.is_deleted()
 
     @pytest.mark.parametrize("times", [1, 2])
     def test_refuses_before_anything_runs(self, times):
