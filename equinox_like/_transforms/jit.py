@@ -18,8 +18,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
+from .._compat.fast_path import forget_failures
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level, trace_context
+from .._errors import DonationError, DonationWarning
 from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.split import Skeleton, merge
@@ -181,12 +183,14 @@ class Jitted(Transformed[_P, _T]):
                 out = compiled.function(*groups)
             except NewTrace:
                 out = _NOT_RUN
+                forget_failures(compiled.function)
             if out is _NOT_RUN:  # not in the `except`: it would be told as a context
                 out = program.first_call(compiled, plan, leaves, groups)
             if compiled.traces.call_for_a_look:
                 program.look(compiled, plan, leaves, groups, out)
         except Exception as e:
             muted.end()
+            forget_failures(compiled.function)
             error = explained(e, plan.named_leaves, leaves)
             if error is e:
                 raise
@@ -528,11 +532,7 @@ class Program:
         if any(map(are_any_deleted, groups)):
             refuse_gone(plan.named_leaves(leaves))
         if self.looks_first:
-            try:
-                self.buffers(entry, plan, leaves, groups, traits_of(groups))
-            except Exception:
-                entry.is_watched = True
-                raise
+            self.buffers(entry, plan, leaves, groups, traits_of(groups))
         with _expected.trace_of(entry.traces):
             return entry.function(*groups)
 
@@ -586,7 +586,12 @@ class Program:
                 muted.end()
             found = buffers_of(lowered, lowered.compile())
             if self.looks_first:
-                self.donation.object_to(in_vain(plan.named_leaves(leaves), found))
+                try:
+                    self.donation.object_to(in_vain(plan.named_leaves(leaves), found))
+                except (DonationError, DonationWarning):
+                    # There is a trace now, though the call is refused.
+                    entry.is_watched = True
+                    raise
             found = found or [None] * len(groups[0])
             keep(entry.buffers, key, found)
         return found

@@ -405,12 +405,17 @@ class TestGone:
                 f(x)
 
     @pytest.mark.parametrize("donate", ["arrays", "warn", "strict", ("tree",)])
-    def test_sharded_array_passed_again_is_an_error(self, donate):
+    @pytest.mark.parametrize("takes_it_first", [True, False])
+    def test_sharded_array_passed_again_is_an_error(self, donate, takes_it_first):
         mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
         sharding = jax.sharding.NamedSharding(mesh, P("d"))
         x = jax.device_put(jnp.arange(8.0), sharding)
         f = eqx.filter_jit(double, donate=donate)
-        f(x)
+        if takes_it_first:
+            f(x)
+        else:  # then it knows arrays on one device only
+            f(jnp.arange(8.0))
+            x.delete()
         for _ in range(2):
             with pytest.raises(eqx.DonationError, match="`tree`"):
                 f(x)

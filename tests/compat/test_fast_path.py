@@ -1,0 +1,72 @@
+"""A call that failed once is quick again, with JAX's private name or without it right."""
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import equinox_like as eqx
+from equinox_like._compat.fast_path import forget_failures
+
+
+class Failing:
+    """Raises as often as it is told while it is traced."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def __call__(self, x):
+        if self.times:
+            self.times -= 1
+            raise ValueError("not yet")
+        return x + 1
+
+
+def calls_within_jax(function, *args):
+    """The functions of JAX, in Python, that run in a second call."""
+    found = []
+
+    def look(frame, event, _):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("jax."):
+            found.append(frame.f_code.co_name)
+
+    function(*args)
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_jax_takes_the_slow_path_after_a_failure_and_can_be_made_to_forget():
+    f = jax.jit(Failing(1))
+    x = jnp.ones(3)
+    with pytest.raises(ValueError, match="not yet"):
+        f(x)
+    assert calls_within_jax(f, x), "JAX has been repaired: the shim may go"
+    forget_failures(f)
+    assert not calls_within_jax(f, x)
+    assert f(x).tolist() == [2, 2, 2]
+
+
+def test_without_the_private_name_nothing_happens():
+    forget_failures(types.SimpleNamespace())
+
+
+@pytest.mark.parametrize("donate", ["none", "arrays", "warn", "strict", ("x",)])
+def test_calls_of_filter_jit_are_quick_after_a_failure(donate):
+    def calls(times):
+        f = eqx.filter_jit(Failing(times), donate=donate)
+        for _ in range(times):
+            with pytest.raises(ValueError, match="not yet"):
+                f(jnp.ones(3))
+        xs = [jnp.ones(3) + i for i in range(3)]
+        assert f(xs.pop()).tolist() == [4, 4, 4]
+        return calls_within_jax(lambda: f(xs.pop()))
+
+    assert calls(1) == calls(0)
+    assert len(calls(0)) < 10
