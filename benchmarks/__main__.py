@@ -10,6 +10,7 @@ from ._models import peer
 
 SUBJECTS = {
     "dispatch": dispatch.run,
+    "modes": dispatch.run_modes,
     "stages": dispatch.run_stages,
     "methods": dispatch.run_methods,
     "asynchrony": dispatch.run_asynchrony,

@@ -64,6 +64,25 @@ def run(rounds: int) -> None:
     show("Dispatch: time of a call, until it returns", rows)
 
 
+def run_modes(rounds: int) -> None:
+    """All ways to donate, beside `jax.jit` which donates the same arrays."""
+    rows: list[Row] = []
+    for size in SIZES:
+        for kind, state in (
+            ("dicts", nested_dict(size)),
+            ("Modules", net("ours", nested_dict(size))),
+        ):
+            plain = jax.jit(step, donate_argnums=0)
+            contenders = {"jax.jit": Loop(plain, fresh(nested_dict(size)))}
+            for mode in ("arrays", "warn", "strict", ("tree",)):
+                jitted = eqx.filter_jit(lambda tree: step(tree), donate=mode)
+                contenders[str(mode)] = Loop(jitted, fresh(state))
+            goal = "1.5x" if size == SIZES[0] else "1.3x"
+            name = f"{kind}, {size} leaves"
+            rows.append(compare(name, contenders, goal=goal, rounds=rounds))
+    show("Modes of donation: time of a call, until it returns", rows)
+
+
 def run_stages(rounds: int) -> None:
     """What was compiled ahead of time, beside what JAX compiled ahead of time."""
     rows: list[Row] = []
