@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
@@ -295,6 +295,24 @@ def _set_spec(cls: Any, spec: ModuleSpec) -> None:
         cls.__class__ = _constructing(type(cls))
 
 
+class _OfCallables:
+    """An attribute of those instances alone that can be called."""
+
+    def __init__(self, read: Callable[[Any], Any]):
+        self.read = read
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        # Without `__set__`: what wraps a function has the name of that in its dictionary.
+        if instance is not None and callable(instance):
+            return self.read(owner)
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self.name!r}"
+        )
+
+
 class Module(_Frozen, Hashable, metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is also a JAX pytree.
 
@@ -336,6 +354,11 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
         assert jnp.allclose(doubled(jnp.ones(2)), 4.0)
         ```
     """
+
+    # Told of instances that can be called, since JAX asks each function that it transforms
+    # for them. It prints the whole model, and shows none of it, if there are none.
+    __name__ = _OfCallables(lambda cls: cls.__name__)  # pyright: ignore[reportAssignmentType]
+    __code__ = _OfCallables(lambda cls: inspect.unwrap(cls.__call__).__code__)
 
     def __eq__(self, other: object) -> Any:
         return type(self) is type(other) and tree_equal(self, other)

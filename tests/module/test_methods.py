@@ -454,3 +454,46 @@ class TestPartial:
     def test_any_keyword_may_be_used(self):
         partial = eqx.Partial(dict, func=1)
         assert partial(self=2) == {"func": 1, "self": 2}
+
+
+printed = []
+
+
+class Weighted(eqx.Module):
+    weight: Any
+
+    def __call__(self, x):
+        return (self.weight * x).sum()
+
+    def __repr__(self):
+        printed.append(self.weight)
+        return "Weighted"
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        jax.vmap,
+        jax.grad,
+        jax.make_jaxpr,
+        lambda f: lambda x: jax.vjp(f, x)[0],
+        lambda f: lambda x: jax.linearize(f, x)[0],
+    ],
+    ids=["vmap", "grad", "make_jaxpr", "vjp", "linearize"],
+)
+def test_jax_does_not_print_a_model_to_name_it(transform):
+    printed.clear()
+    transform(Weighted(jnp.ones(3)))(jnp.ones(3))
+    assert not printed
+
+
+def test_programs_of_a_model_bear_its_name():
+    f = jax.jit(Weighted(2.0))
+    assert "jit_Weighted" in f.lower(jnp.ones(3)).as_text()
+
+
+def test_what_cannot_be_called_has_no_name():
+    class Config(eqx.Module):
+        x: int = 1
+
+    assert not hasattr(Config(), "__name__") and not hasattr(Config(), "__code__")
