@@ -261,14 +261,13 @@ class MultiheadAttention(Module):
             if process_heads is not None:
                 q, k, v = _processed(process_heads, q, k, v)
             new_cache = None
-            places = jnp.arange(len(q)), jnp.arange(len(k))
+            lengths = len(q), len(k)
             if cache is not None:
-                places = _places(cache, len(q), len(k))
                 k, v, new_cache = extended(cache, k, v)
             mask_array = _checked_mask(self, "mask", mask, (len(q), len(k)))
             bias_array = _checked_mask(self, "bias", bias, (len(q), len(k)))
             visible = _visible(
-                mask_array, places, is_causal, _window(window, cache), cache
+                mask_array, lengths, is_causal, _window(window, cache), cache
             )
 
             name = implementation or self.implementation
@@ -409,8 +408,10 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     )
 
 
-def _places(cache: KVCache, queries: int, keys: int) -> tuple[Array, Array]:
+def _places(cache: KVCache | None, queries: int, keys: int) -> tuple[Array, Array]:
     """The places in the sequence of the queries; of all keys, -1 where there is none."""
+    if cache is None:
+        return jnp.arange(queries), jnp.arange(keys)
     new = new_positions(cache, keys)
     return new_positions(cache, queries), jnp.concatenate([cache.position, new])
 
@@ -427,20 +428,24 @@ def _window(window: int | None, cache: KVCache | None) -> int | None:
 
 def _visible(
     mask: Array | None,
-    places: tuple[Array, Array],
+    lengths: tuple[int, int],
     is_causal: bool,
     window: int | None,
     cache: KVCache | None,
 ) -> Array | None:
     """Which keys each query sees: shape `(q, kv)` or `(heads, q, kv)`; `None` is all."""
-    queries, keys = places[0][:, None], places[1][None, :]
     conditions = [] if mask is None else [mask.astype(bool)]
-    if is_causal:
-        conditions.append(keys <= queries)
-    if window is not None:
-        conditions.append(keys > queries - window)
-    if cache is not None:
-        conditions.append(jnp.broadcast_to(keys >= 0, (len(queries), keys.shape[1])))
+    if is_causal or window is not None or cache is not None:
+        queries, keys = _places(cache, *lengths)
+        queries, keys = queries[:, None], keys[None, :]
+        if is_causal:
+            conditions.append(keys <= queries)
+        if window is not None:
+            conditions.append(keys > queries - window)
+        if cache is not None:
+            conditions.append(
+                jnp.broadcast_to(keys >= 0, (len(queries), keys.shape[1]))
+            )
     if not conditions:
         return None
     visible = conditions[0]
@@ -490,30 +495,30 @@ def _own_kernel(
         weights = attention.dropout(weights, key=key, inference=inference)
         return jnp.einsum("sS,Sd->sd", weights, v), weights
 
-    shared = k.shape[1]
-    q = q.reshape(len(q), shared, attention.num_heads // shared, q.shape[2])
-    visible, bias = _in_groups(visible, shared), _in_groups(bias, shared)
-    keys = None if keys is None else keys.reshape(*q.shape[1:3], *keys.shape[1:])
-    axes = [0 if x is not None and x.ndim == 4 else None for x in (visible, bias)]
+    number, shared = attention.num_heads, k.shape[1]
+    if bias is not None and bias.ndim == 3 and len(bias) == 1:  # one for all heads
+        bias = bias[0]
+    axes = [0 if x is not None and x.ndim == 3 else None for x in (visible, bias)]
     axes.append(None if keys is None else 0)
-    # Those of one group share keys and values, which are not repeated for it.
-    group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
-    groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
-    heads, weights = groups(q, k, v, visible, bias, keys)
-    number = attention.num_heads
-    return (
-        heads.reshape(len(q), number * v.shape[2]),
-        weights.reshape(number, *weights.shape[2:]),
-    )
+    if shared == number:
+        all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+        heads, weights = all_heads(q, k, v, visible, bias, keys)
+    else:
+        # Those of one group share keys and values, which are not repeated for it.
+        group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
+        groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+        rest = [
+            x if axis is None else _in_groups(x, 0, shared)
+            for x, axis in zip((visible, bias, keys), axes, strict=True)
+        ]
+        heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
+        weights = weights.reshape(number, *weights.shape[2:])
+    return heads.reshape(len(q), number * v.shape[2]), weights
 
 
-def _in_groups(x: Any, shared: int) -> Any:
-    """`(heads, q, kv)` as `(groups, heads of a group, q, kv)`; others as they are."""
-    if x is None or x.ndim == 2:
-        return x
-    if len(x) == 1:  # one for all heads
-        return x[0]
-    return x.reshape(shared, len(x) // shared, *x.shape[1:])
+def _in_groups(x: Any, axis: int, number: int) -> Any:
+    """The axis of the heads as two: one of groups, and one within a group."""
+    return x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :])
 
 
 def _jax_kernel(
