@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, Partial, field
-from .._transforms import filter_jit, filter_vmap
+from .._transforms import filter_jit
 from .._tree import combine, is_array, partition
 from ._init import Init, default_dtype
 from ._linear import Linear
@@ -174,9 +174,9 @@ def _slice(activation: Any, index: int | slice) -> Any:
     return combine(jax.tree.map(lambda a: a[index], arrays), rest)
 
 
-@filter_vmap
 def _each_neuron(activation: Any, x: Any) -> Any:
-    return activation(x)
+    arrays, rest = partition(activation, is_array)
+    return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
 
 
 def _loop_hidden(mlp: MLP, x: Any) -> Any:
