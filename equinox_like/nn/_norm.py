@@ -327,13 +327,13 @@ def _normalised(
 ) -> Array:
     x = jnp.asarray(x)
     accumulate = _accumulation_dtype(x)
-    y = normalise(x.astype(accumulate), norm.eps)
+    y = normalise(_cast(x, accumulate), norm.eps)
     # The flags decide, and not whether there are parameters.
     if norm.use_weight:
         y = _cast(norm.weight, accumulate) * y
     if norm.use_bias:
         y = y + _cast(norm.bias, accumulate)
-    return y.astype(x.dtype)
+    return _cast(y, x.dtype)
 
 
 def _accumulation_dtype(x: Array) -> Any:
@@ -359,5 +359,6 @@ def _per_channel(parameter: Any, y: Array) -> Any:
     return _cast(parameter, y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
 
 
-def _cast(parameter: Any, dtype: DTypeLike) -> Any:
-    return parameter.astype(dtype)
+def _cast(x: Any, dtype: DTypeLike) -> Any:
+    # Asked first: also a cast that changes nothing takes time while it is traced.
+    return x if x.dtype == dtype else x.astype(dtype)
