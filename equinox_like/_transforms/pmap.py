@@ -93,7 +93,9 @@ def filter_pmap(
     **Raises:**
 
     `ValueError` as by [`equinox_like.filter_vmap`][]; if there are more rows than devices;
-    or if an output with the axis `None` may differ between devices. Each names the path.
+    if an output with the axis `None` may differ between devices, or an argument is on
+    a mesh with explicit axes. Each names the path. `ValueError` also under
+    `jax.set_mesh`.
 
     !!! example
 
@@ -204,10 +206,40 @@ class Pmapped(Transformed[..., Any]):
                 "`filter_vmap` for what is in it."
             )
         devices = np.asarray(self._devices[:size])
-        return Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
+        mesh = Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
+        _refuse_other_meshes(fun, args, kwargs, axes, mesh)
+        return mesh
 
     def __repr__(self) -> str:
         return f"<filter_pmap of {name_of(self.__wrapped__)}>"
+
+
+def _refuse_other_meshes(
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    axes: Sequence[int | None],
+    mesh: Mesh,
+) -> None:
+    """A mesh in use is that of everything, and explicit axes do not leave theirs."""
+    here = jax.sharding.get_abstract_mesh()
+    if not here.empty and here != mesh.abstract_mesh:
+        raise ValueError(
+            f"`filter_pmap` of `{name_of(fun)}` has a mesh of its own, and cannot be "
+            f"called while one with the axes {here.axis_names} is in use. Call it outside "
+            "of `jax.set_mesh`, or take `filter_shard_map` or `filter_vmap` instead."
+        )
+    leaves = jtu.tree_leaves_with_path((args, kwargs))
+    for (path, x), axis in zip(leaves, axes, strict=True):
+        sharding: Any = jax.typeof(x).sharding if is_array(x) else None
+        if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+            continue
+        if axis is not None or any(sharding.spec):
+            raise ValueError(
+                f"`filter_pmap` of `{name_of(fun)}`: "
+                f"`{argument_name(fun, args, kwargs, path)}` ({describe(x)}) is on another "
+                "mesh, one with explicit axes. Take it off by `jax.device_get`."
+            )
 
 
 def _spec(x: Any, axis: int | None, axis_name: Any) -> PartitionSpec:

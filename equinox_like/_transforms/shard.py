@@ -60,7 +60,7 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
         spec = _fitting("device_or_shardings", name, x, spec)
         if at_top_level():
             return jax.device_put(x, spec)
-        return constrain(jnp.asarray(x), spec)
+        return constrain("device_or_shardings", name, jnp.asarray(x), spec)
 
     return _placed("device_or_shardings", "x", x, device_or_shardings, shard)
 

@@ -83,7 +83,7 @@ class Shardings:
             if chosen is not None:
                 refuse_misfit("out_shardings", name, chosen, leaves[i])
             if chosen is not None and _is_function(spec):
-                leaves[i] = constrain(leaves[i], chosen)
+                leaves[i] = constrain("out_shardings", name, leaves[i], chosen)
         out = treedef.unflatten(leaves)
         if _is_leaf(self._of_outputs):
             return pack(out)
@@ -349,11 +349,11 @@ def refuse_misfit(
             ) from cause
 
 
-def constrain(x: Any, spec: Any) -> Any:
+def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     """`x` sharded so, within a trace, whatever the types of the mesh's axes.
 
     Of explicit axes `with_sharding_constraint` asserts what `reshard` brings about; for the
-    others it is the only one.
+    others it is the only one. It has a gradient only where no axis is explicit.
     """
     mesh, parts = jax.sharding.get_abstract_mesh(), getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
@@ -365,10 +365,33 @@ def constrain(x: Any, spec: Any) -> Any:
     if AxisType.Explicit not in mesh.axis_types:
         return jax.lax.with_sharding_constraint(x, spec)
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    x = jax.sharding.reshard(x, _of_kind(spec, kinds, AxisType.Explicit))
-    if AxisType.Auto in kinds.values():
-        x = jax.lax.with_sharding_constraint(x, _of_kind(spec, kinds, AxisType.Auto))
-    return x
+    typed = _of_kind(spec, kinds, AxisType.Explicit)
+    if AxisType.Auto not in kinds.values():
+        return jax.sharding.reshard(x, typed)
+    _refuse_order(option, name, parts, x, kinds)
+    explicit = tuple(axis for axis, kind in kinds.items() if kind == AxisType.Explicit)
+    all_automatic: Any = jax.sharding.auto_axes(
+        lambda x: jax.lax.with_sharding_constraint(x, parts),
+        axes=explicit,
+        out_sharding=typed,
+    )
+    return all_automatic(x)
+
+
+def _refuse_order(
+    option: str, name: str, spec: PartitionSpec, x: Any, kinds: dict[Any, AxisType]
+) -> None:
+    """Raises `ValueError` where JAX would put the axes of a dimension in its own order."""
+    for i, part in enumerate(spec):
+        axes = part if isinstance(part, tuple) else (part,)
+        # A stable sort: `False` comes first.
+        ordered = sorted(axes, key=lambda axis: kinds.get(axis) != AxisType.Explicit)
+        if ordered != list(axes):
+            raise ValueError(
+                f"`{option}` gives {spec} for `{name}` ({describe(x)}): while traced, "
+                f"explicit axes come before automatic ones in one dimension. Write "
+                f"{tuple(ordered)} for dimension {i}."
+            )
 
 
 def _of_kind(spec: Any, kinds: dict[Any, AxisType], kind: AxisType) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.sharding import AxisType
 
 from .._module.field import field
 from .._tree.filters import is_array
@@ -178,6 +179,7 @@ class Vmapped(Transformed[..., Any]):
                 )
             return out
         check_sizes("filter_vmap", fun, args, kwargs, axes, self._axis_size)
+        _check_splits(fun, args, kwargs, axes)
         with_batch, without = jax.vmap(
             flat,
             in_axes=([axes[i] for i in mapped],),
@@ -329,6 +331,39 @@ def check_sizes(
             f"`{where}` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
             f"{listing}{wanted}."
         )
+
+
+def _check_splits(
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    axes: Sequence[int | None],
+) -> None:
+    """Raises what `jax.vmap` would raise under explicit axes, with the arguments' names."""
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        return
+    splits = []
+    for (path, x), axis in zip(
+        jtu.tree_leaves_with_path((args, kwargs)), axes, strict=True
+    ):
+        if axis is not None and is_array(x):
+            splits.append((path, jax.typeof(x).sharding.spec[axis]))
+    for path, split in splits[1:]:
+        if split != splits[0][1]:
+            (one, first), (other, second) = (
+                (f"`{argument_name(fun, args, kwargs, p)}`", s)
+                for p, s in (splits[0], (path, split))
+            )
+            raise ValueError(
+                f"`filter_vmap` of `{name_of(fun)}`: the mapped axes must be split alike "
+                f"over the explicit axes of the mesh, but {_as_split(one, first)} and "
+                f"{_as_split(other, second)}. Split both alike, as by "
+                "`jax.sharding.reshard`; random keys, too."
+            )
+
+
+def _as_split(name: str, by: Any) -> str:
+    return f"{name} is not split" if by is None else f"{name} is split by {by!r}"
 
 
 def argument_name(

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from ._shape import as_size, check_input
+from ._sharding import whole_along
 
 
 class AdaptivePool(Module):
@@ -209,7 +210,7 @@ def _reduced(pool: AdaptivePool, x: Array, axis: int, target: int) -> Array:
         )
     small, number_of_large = divmod(size, target)
     split = number_of_large * (small + 1)
-    x = jnp.moveaxis(x, axis, -1)
+    x = jnp.moveaxis(whole_along(x, axis), axis, -1)
     bins = [
         each.reshape(*x.shape[:-1], -1, width)
         for each, width in ((x[..., :split], small + 1), (x[..., split:], small))

@@ -12,17 +12,19 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
-from .._tree import is_array
+from .._tree import combine, is_array, partition
 from ._dropout import Dropout, resolve_inference
 from ._init import Init
 from ._kv_cache import KVCache, empty_cache, extended, is_overfull, new_positions
 from ._linear import Linear
 from ._shape import as_size, check_input, parameter_shape, within
+from ._sharding import explicit_mesh, parts, placed, whole_along
 
 Implementation = Literal["xla", "cudnn", "auto"] | None
 _HeadsFunction = Callable[[Any, Any, Any], Any]
@@ -212,6 +214,7 @@ class MultiheadAttention(Module):
         cache: KVCache | None = None,
         implementation: Implementation = None,
         return_weights: bool = False,
+        out_sharding: PartitionSpec | None = None,
     ) -> Any:
         """**Arguments:**
 
@@ -237,6 +240,9 @@ class MultiheadAttention(Module):
             and the new ones, in this order, which `mask` and `bias` must have too.
         - `implementation`: takes the place of the layer's own, unless it is `None`.
         - `return_weights`: return the weights of the heads, too.
+        - `out_sharding`: how the output of one example is to be split over the explicit
+            axes of a mesh; by default its rows as those of `query`, and its columns as
+            the rows of the weight of `output_proj`.
 
         **Returns:**
 
@@ -264,6 +270,8 @@ class MultiheadAttention(Module):
             lengths = len(q), len(k)
             if cache is not None:
                 k, v, new_cache = extended(cache, k, v)
+            # A query sees keys of all devices.
+            k, v = whole_along(k, 0), whole_along(v, 0)
             mask_array = _checked_mask(self, "mask", mask, (len(q), len(k)))
             bias_array = _checked_mask(self, "bias", bias, (len(q), len(k)))
             visible = _visible(
@@ -283,7 +291,7 @@ class MultiheadAttention(Module):
             else:
                 heads, weights = _jax_kernel(name, q, k, v, visible, bias_array), None
             with within("output_proj"):
-                out = jax.vmap(self.output_proj)(heads)
+                out = _joined(self.output_proj, heads, out_sharding)
             if new_cache is not None:
                 out = jnp.where(is_overfull(new_cache), jnp.nan, out)
         more = () if new_cache is None else (new_cache,)
@@ -533,7 +541,21 @@ def _jax_kernel(
         mask=with_batch(visible),
         implementation=name,
     )
-    return out.reshape(len(q), q.shape[1] * v.shape[2])
+    shape = len(q), q.shape[1] * v.shape[2]
+    split = None if explicit_mesh(out) is None else PartitionSpec(*parts(out)[1:3])
+    return placed(lambda out: out.reshape(shape), split, out)
+
+
+def _joined(projection: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
+    if out_sharding is None:
+        return jax.vmap(projection)(heads)
+    arrays, rest = partition(projection, is_array)
+    return placed(
+        lambda heads, arrays: jax.vmap(combine(arrays, rest))(heads),
+        out_sharding,
+        heads,
+        arrays,
+    )
 
 
 def _chosen(

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -14,6 +15,7 @@ from .._module import field
 from .._warn import warn
 from ._init import default_dtype
 from ._shape import as_size, check_channels_first, check_input, parameter_shape
+from ._sharding import explicit_mesh, like, parts, placed
 from ._state import State, StateIndex
 from ._stateful import StatefulLayer
 
@@ -217,14 +219,14 @@ class BatchNorm(StatefulLayer):
                 used = _where(batch.count > 0, used, _for_inference(self, running))
                 new = _where(batch.count > 0, new, running)
             state = _stored(self, state, new, stored)
-        y = (x - layout.spread(used.mean)) / jnp.sqrt(
-            layout.spread(used.variance) + jnp.asarray(self.eps, work)
+        y = (x - layout.spread(used.mean, x)) / jnp.sqrt(
+            layout.spread(used.variance, x) + jnp.asarray(self.eps, work)
         )
         if self.channelwise_affine:
             # The flag decides, and not whether there are parameters.
             weight, bias = jnp.asarray(self.weight), jnp.asarray(self.bias)
-            y = layout.spread(weight.astype(work)) * y
-            y = y + layout.spread(bias.astype(work))
+            y = layout.spread(weight.astype(work), y) * y
+            y = y + layout.spread(bias.astype(work), y)
         return y.astype(out_dtype), state
 
 
@@ -240,10 +242,10 @@ class _Layout(NamedTuple):
     def others(self) -> tuple[int, ...]:
         return tuple(i for i in range(self.ndim) if i != self.channel_axis)
 
-    def spread(self, per_channel: Array) -> Array:
+    def spread(self, per_channel: Array, x: Array) -> Array:
         shape = [1] * self.ndim
         shape[self.channel_axis] = -1
-        return per_channel.reshape(shape)
+        return like(per_channel.reshape(shape), x)
 
 
 class _Running(NamedTuple):
@@ -376,7 +378,7 @@ def _batch_moments(norm: BatchNorm, x: Array, layout: _Layout) -> _Moments:
         of_each = size // layout.mask.size
         count = _over_names(jax.lax.psum, layout.mask.sum() * of_each, norm)
     center = mean(x)
-    off = x - layout.spread(center)
+    off = x - layout.spread(center, x)
     square = off * off.conj() if jnp.iscomplexobj(off) else off * off
     variance = jnp.maximum(mean(square).real, 0).astype(x.dtype)
     return _Moments(center, variance, count)
@@ -386,7 +388,11 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
     names = norm.axis_name
     if names is None:
         return x
-    return reduce(x, tuple(names) if isinstance(names, list) else names)
+    names = tuple(names) if isinstance(names, list) else names
+    if explicit_mesh(x) is None:
+        return reduce(x, names)
+    # JAX itself gives the result the layout of a whole batch, and finds it too long.
+    return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
 
 
 def _blend(

@@ -4,12 +4,13 @@ The readings of the arguments, at the end, serve `ConvTranspose` as well.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -23,6 +24,7 @@ from ._shape import (
     parameter_shape,
     per_axis,
 )
+from ._sharding import parts, placed
 
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
@@ -144,11 +146,20 @@ class Conv(Module):
         )
 
     @jax.named_scope("eqx.nn.Conv")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array:
         """**Arguments:**
 
         - `x`: shape `(in_channels, size_1, ..., size_n)`, of the dtype of the parameters.
         - `key`: ignored.
+        - `out_sharding`: how the result of one example is to be split over the explicit
+            axes of a mesh; by default its channels as those of the weight, and its space
+            as that of `x`.
 
         **Returns:**
 
@@ -158,12 +169,7 @@ class Conv(Module):
 
         [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
         """
-        check_channels(self, x)
-        y = _convolve(self, jnp.asarray(x))
-        if self.use_bias:
-            # The flag decides, and not whether there is a bias.
-            y = y + self.bias  # pyright: ignore[reportOperatorIssue]
-        return y
+        return convolved(self, x, _convolve, out_sharding)
 
 
 class Conv1d(Conv):
@@ -348,22 +354,51 @@ def conv_parameters(
     )
 
 
-def check_channels(conv: Any, x: Any) -> None:
+def convolved(
+    conv: Any,
+    x: ArrayLike,
+    convolve: Callable[[Any, Array, Array], Array],
+    out_sharding: PartitionSpec | None,
+) -> Array:
+    """What the call of a layer returns that does `convolve` with input and weight."""
+    _check_channels(conv, x)
+    x, weight = jnp.asarray(x), jnp.asarray(conv.weight)
+
+    def apply(x: Array, weight: Array, bias: Any) -> Array:
+        y = convolve(conv, x, weight)
+        # The flag decides, and not whether there is a bias.
+        return y + bias if conv.use_bias else y
+
+    if out_sharding is None:
+        out_sharding = _split_channels(x, weight)
+    return placed(apply, out_sharding, x, weight, conv.bias)
+
+
+def _split_channels(x: Array, weight: Array) -> PartitionSpec | None:
+    """How the result is split, if that is for us to say: where channels are."""
+    channels, *space = parts(x)
+    of_weight = parts(weight)
+    if channels is None and not any(of_weight):
+        return None
+    return PartitionSpec(None if of_weight[0] in space else of_weight[0], *space)
+
+
+def _check_channels(conv: Any, x: Any) -> None:
     n = conv.num_spatial_dims
     shape = parameter_shape(conv, "weight", n + 2)
     channels = None if shape is None else shape[1] * conv.groups
     check_input(conv, x, (channels,) + (None,) * n)
 
 
-def _convolve(conv: Conv, x: Array) -> Array:
-    padding = _resolved_padding(conv, x.shape[1:])
+def _convolve(conv: Conv, x: Array, weight: Array) -> Array:
+    padding = _resolved_padding(conv, x.shape[1:], weight.shape[2:])
     if conv.padding_mode != "ZEROS":
         added = [(max(low, 0), max(high, 0)) for low, high in padding]
         x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
         padding = [(min(low, 0), min(high, 0)) for low, high in padding]
     y = jax.lax.conv_general_dilated(
         x[None],
-        jnp.asarray(conv.weight),
+        weight,
         window_strides=conv.stride,
         padding=padding,
         rhs_dilation=conv.dilation,
@@ -373,10 +408,11 @@ def _convolve(conv: Conv, x: Array) -> Array:
     return y[0].astype(x.dtype)
 
 
-def _resolved_padding(conv: Conv, sizes: Sequence[int]) -> Sequence[tuple[int, int]]:
+def _resolved_padding(
+    conv: Conv, sizes: Sequence[int], kernel: Sequence[int]
+) -> Sequence[tuple[int, int]]:
     if not isinstance(conv.padding, str):
         return conv.padding
-    kernel = conv.weight.shape[2:]
     dilated = [d * (k - 1) + 1 for k, d in zip(kernel, conv.dilation, strict=True)]
     return jax.lax.padtype_to_pads(sizes, dilated, conv.stride, conv.padding)
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -13,11 +14,11 @@ from .._module import Module, field
 from ._conv import (
     PADDING_MODES,
     Padding,
-    check_channels,
     conv_groups,
     conv_padding,
     conv_parameters,
     conv_per_axis,
+    convolved,
     one_of,
 )
 from ._init import Init, Layout, channels_first, default_dtype
@@ -142,11 +143,18 @@ class ConvTranspose(Module):
         )
 
     @jax.named_scope("eqx.nn.ConvTranspose")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array:
         """**Arguments:**
 
         - `x`: shape `(in_channels, size_1, ..., size_n)`, of the dtype of the parameters.
         - `key`: ignored.
+        - `out_sharding`: as for [`equinox_like.nn.Conv`][].
 
         **Returns:**
 
@@ -156,12 +164,7 @@ class ConvTranspose(Module):
 
         [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
         """
-        check_channels(self, x)
-        y = _convolve(self, jnp.asarray(x))
-        if self.use_bias:
-            # The flag decides, and not whether there is a bias.
-            y = y + self.bias  # pyright: ignore[reportOperatorIssue]
-        return y
+        return convolved(self, x, _convolve, out_sharding)
 
 
 class ConvTranspose1d(ConvTranspose):
@@ -356,8 +359,7 @@ def _check_padding_mode(conv: ConvTranspose) -> None:
         )
 
 
-def _convolve(conv: ConvTranspose, x: Array) -> Array:
-    weight = jnp.asarray(conv.weight)
+def _convolve(conv: ConvTranspose, x: Array, weight: Array) -> Array:
     padding = _added(conv, weight.shape[2:])
     if conv.padding_mode == "CIRCULAR":
         axes = list(zip(padding, conv.stride, strict=True))

@@ -85,7 +85,9 @@ class Dropout(Module):
         """**Arguments:**
 
         - `x`: an array of any shape.
-        - `key`: decides which elements are dropped. Needed unless at inference.
+        - `key`: decides which elements are dropped. Needed unless at inference. Under a
+            `jax.vmap` over examples that are split over the explicit axes of a mesh, the
+            keys must be split alike: `jax.sharding.reshard(keys, PartitionSpec("data"))`.
         - `inference`: takes the place of the layer's own, unless it is `None`.
         - `deterministic`: the old name of `inference`. Deprecated.
 

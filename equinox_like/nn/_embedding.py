@@ -5,6 +5,7 @@ from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -12,6 +13,7 @@ from .._module import Module, field
 from .._tree import is_array
 from ._init import Init, default_dtype, initialised, layout_of
 from ._shape import as_size, check_input, parameter_shape
+from ._sharding import explicit_mesh, matvec, parts, placed
 
 
 class Embedding(Module):
@@ -70,12 +72,20 @@ class Embedding(Module):
         self.weight = weight
 
     @jax.named_scope("eqx.nn.Embedding")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array:
         """**Arguments:**
 
         - `x`: an integer, of shape `()`. A negative one counts from the end. An array out
             of range is taken for the nearest end, as JAX does.
         - `key`: ignored.
+        - `out_sharding`: how the result for one index is to be split over the explicit axes
+            of a mesh; by default as the rows of the weight are.
 
         **Returns:**
 
@@ -90,7 +100,13 @@ class Embedding(Module):
         # An object that stands for the table need not be more than can be indexed, but a
         # NumPy array cannot be, by a tracer.
         table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
-        return table[jnp.asarray(x)]
+        x = jnp.asarray(x)
+        if out_sharding is None and is_array(table) and explicit_mesh(table, x):
+            # Also where nothing is split: a batch of indices may be.
+            out_sharding = PartitionSpec(parts(table)[1])
+        if out_sharding is None:
+            return table[x]
+        return placed(_row, out_sharding, table, x)
 
     def attend(self, x: ArrayLike) -> Array:
         """The product of the table with a vector: an output layer with tied weights.
@@ -106,7 +122,7 @@ class Embedding(Module):
         shape = parameter_shape(self, "weight", 2)
         if shape is not None:
             check_input(self, x, shape[1:])
-        return self.weight @ jnp.asarray(x)
+        return matvec(self.weight, jnp.asarray(x))
 
 
 def _draw(
@@ -147,6 +163,11 @@ def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
                 f"Embedding was given {name}={wanted} and a `weight` of shape {shape}. "
                 "Leave the sizes out, or make them those of the weight."
             )
+
+
+def _row(table: Any, index: Array) -> Array:
+    # By a single index XLA would slice, and gather the table whole for it.
+    return table[index[None]][0]
 
 
 def _check_index(embedding: Embedding, x: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -12,6 +13,7 @@ from .._module import Module, field
 from .._tree import is_array
 from ._init import Init, Layout, default_dtype, first_values, output_first
 from ._shape import as_size_or_scalar, check_input, parameter_shape
+from ._sharding import like, product
 
 _T = TypeVar("_T")
 
@@ -91,11 +93,19 @@ class Linear(Module):
         self.use_bias = use_bias
 
     @jax.named_scope("eqx.nn.Linear")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array:
         """**Arguments:**
 
         - `x`: shape `(in_features,)`, or `()` if that is `"scalar"`.
         - `key`: ignored.
+        - `out_sharding`: how the result of one example is to be split over the explicit
+            axes of a mesh; by default as the rows of the weight are.
 
         **Returns:**
 
@@ -112,11 +122,9 @@ class Linear(Module):
             x = jnp.reshape(x, (1,))
         elif weight_shape is not None:
             check_input(self, x, weight_shape[1:])
-        x, weight = jnp.asarray(x), self.weight
-        # With `x` first: under `vmap` that is the batch, and nothing is to be transposed.
-        y = jnp.inner(x, weight) if is_array(weight) else weight @ x
+        y = product(_product, jnp.asarray(x), self.weight, out_sharding)
         if self.bias is not None:
-            y = y + self.bias
+            y = y + (self.bias if out_sharding is None else like(self.bias, y))
         return jnp.reshape(y, ()) if self.out_features == "scalar" else y
 
 
@@ -142,6 +150,11 @@ class Identity(Module):
     def __call__(self, x: _T, *, key: PRNGKeyArray | None = None) -> _T:
         """**Returns:** `x`, of any type. `key` is ignored."""
         return x
+
+
+def _product(x: Array, weight: Any) -> Array:
+    # With `x` first: under `vmap` that is the batch, and nothing is to be transposed.
+    return jnp.inner(x, weight) if is_array(weight) else weight @ x
 
 
 def _count(size: int | Literal["scalar"]) -> int:

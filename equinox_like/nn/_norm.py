@@ -17,6 +17,7 @@ from .._module import Module, field
 from .._warn import warn
 from ._init import default_dtype
 from ._shape import as_size, check_channels_first, check_input, parameter_shape
+from ._sharding import like
 from ._stateful import ABSENT
 
 
@@ -330,9 +331,9 @@ def _normalised(
     y = normalise(_cast(x, accumulate), norm.eps)
     # The flags decide, and not whether there are parameters.
     if norm.use_weight:
-        y = _cast(norm.weight, accumulate) * y
+        y = like(_cast(norm.weight, accumulate), y) * y
     if norm.use_bias:
-        y = y + _cast(norm.bias, accumulate)
+        y = y + like(_cast(norm.bias, accumulate), y)
     return _cast(y, x.dtype)
 
 
@@ -356,7 +357,8 @@ def _squared(x: Array) -> Array:
 
 
 def _per_channel(parameter: Any, y: Array) -> Any:
-    return _cast(parameter, y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
+    spread = _cast(parameter, y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
+    return like(spread, y)
 
 
 def _cast(x: Any, dtype: DTypeLike) -> Any:

@@ -4,11 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._tree import tree_at
+from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex
 from ._stateful import StatefulLayer
 
@@ -119,7 +121,9 @@ class SpectralNorm(StatefulLayer):
             u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
             state = state.set(self.uv_index, (u, v))
         u, v = jax.lax.stop_gradient((u, v))
-        sigma = jnp.vdot(u, matrix @ v)
+        projected = matvec(matrix, v)
+        whole = None if explicit_mesh(projected) is None else PartitionSpec()
+        sigma = placed(jnp.vdot, whole, u, projected)
         return _with_weight(self, weight / sigma)(x), state
 
 
@@ -202,8 +206,8 @@ def _iterate(
     matrix: Array, u: Array, v: Array, number: int, eps: float
 ) -> tuple[Array, Array]:
     for _ in range(number):
-        u = _normalised(matrix @ v, eps)
-        v = _normalised(matrix.T.conj() @ u, eps)
+        u = _normalised(matvec(matrix, v), eps)
+        v = _normalised(matvec(matrix.T.conj(), u), eps)
     return u, v
 
 

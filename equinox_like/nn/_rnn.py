@@ -13,6 +13,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from ._init import Init, Layout, default_dtype, first_values, gates
 from ._shape import as_size, check_input, parameter_shape
+from ._sharding import matvec
 
 
 class GRUCell(Module):
@@ -122,12 +123,12 @@ class GRUCell(Module):
         _check_input(self, input)
         _check_hidden(self, hidden, "hidden")
         hidden = jnp.asarray(hidden)
-        from_input = self.weight_ih @ jnp.asarray(input)
+        from_input = matvec(self.weight_ih, jnp.asarray(input))
         # The flag decides, and not whether there is a bias.
         if self.use_bias:
             from_input = from_input + self.bias  # pyright: ignore[reportOperatorIssue]
         reset_i, update_i, new_i = jnp.split(from_input, 3)
-        reset_h, update_h, new_h = jnp.split(self.weight_hh @ hidden, 3)
+        reset_h, update_h, new_h = jnp.split(matvec(self.weight_hh, hidden), 3)
         if self.use_bias:
             new_h = new_h + self.bias_n  # pyright: ignore[reportOperatorIssue]
         reset = jax.nn.sigmoid(reset_i + reset_h)
@@ -237,7 +238,9 @@ class LSTMCell(Module):
         _check_input(self, input)
         _check_hidden(self, h, "hidden[0]")
         _check_hidden(self, c, "hidden[1]")
-        total = self.weight_ih @ jnp.asarray(input) + self.weight_hh @ jnp.asarray(h)
+        total = matvec(self.weight_ih, jnp.asarray(input)) + matvec(
+            self.weight_hh, jnp.asarray(h)
+        )
         # The flag decides, and not whether there is a bias.
         if self.use_bias:
             total = total + self.bias  # pyright: ignore[reportOperatorIssue]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from nests import agree, inexact, mix, mixed_trees, same_statics
 
 import equinox_like as eqx
@@ -166,3 +167,27 @@ class TestErrors:
             eqx.filter_pmap(lambda x: x, other=0)
         with pytest.raises(ValueError, match="donate"):
             eqx.filter_pmap(lambda x: x, donate="some")
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_another_mesh_in_use_is_refused(kind):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
+    double = eqx.filter_pmap(lambda x: 2 * x)
+    with jax.set_mesh(mesh):
+        with pytest.raises(ValueError, match=r"one with the axes \('x',\) is in use"):
+            double(jnp.arange(4.0))
+        with pytest.raises(ValueError, match=r"one with the axes \('x',\) is in use"):
+            jax.jit(double)(jnp.arange(4.0))
+    assert double(jnp.arange(4.0)).tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec()], ids=str)
+def test_arrays_on_an_explicit_mesh_are_refused_by_path(spec):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    first = eqx.filter_pmap(lambda tree: tree["a"])
+    tree = {"a": jax.device_put(jnp.arange(4.0), NamedSharding(mesh, spec))}
+    with pytest.raises(
+        ValueError, match=r"`tree\['a'\]` \(float32\[4\]\) is on another"
+    ):
+        first(tree)
+    assert first(jax.device_get(tree)).tolist() == [0, 1, 2, 3]

@@ -81,8 +81,7 @@ def test_arrays_are_split_in_and_out_of_jit(kinds, by_name, spec):
         assert np.array_equal(out.weight, model.weight)
 
 
-# JAX itself cannot transpose a constraint of automatic axes on an array with explicit ones.
-@pytest.mark.parametrize("kinds", KINDS[:3], ids=lambda k: "".join(map(str, k)))
+@every_mesh
 def test_gradients_go_through(kinds):
     mesh = mesh_of(kinds)
 
@@ -96,6 +95,25 @@ def test_gradients_go_through(kinds):
         )
         for gradient in (eqx.filter_grad(loss), eqx.filter_jit(eqx.filter_grad(loss))):
             assert gradient(model, x).weight.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("given", ["spec", "sharding"])
+def test_an_order_of_axes_that_jax_would_not_keep_is_refused_by_path(given):
+    mesh = mesh_of((AUTO, EXPLICIT))
+    spec = P(None, ("x", "y"))
+    spec = spec if given == "spec" else NamedSharding(mesh, spec)
+    model = Model(jnp.ones((2, 4)))
+    message = r"`x.weight` \(float32\[2,4\]\).*Write \('y', 'x'\) for dimension 1"
+    with jax.set_mesh(mesh):
+        with pytest.raises(ValueError, match=message):
+            eqx.filter_jit(lambda model: eqx.filter_shard(model, spec))(model)
+        # At top level it is kept.
+        out = eqx.filter_shard(model, spec).weight
+        assert is_split(out, P(None, ("x", "y")), mesh)
+        with pytest.raises(
+            ValueError, match=r"`out_shardings` gives .* for `out.weight`"
+        ):
+            eqx.filter_jit(lambda x: x, out_shardings=lambda x: spec)(model)
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)

@@ -1,0 +1,108 @@
+"""Where results go on a mesh with explicit axes, where JAX asks and does not guess.
+
+There the type of an array tells how it is split, and what JAX cannot tell of a result (a
+sum over what is split, a convolution of split channels, a gather) the layers say here.
+Without explicit axes nothing of this is in the program, and a call costs a look at types.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from .._tree import is_array
+
+
+def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
+    """The first mesh with explicit axes that one of the arrays is on."""
+    for x in arrays:
+        if is_array(x):
+            mesh = jax.typeof(x).sharding.mesh
+            if AxisType.Explicit in mesh.axis_types:
+                return mesh
+    return None
+
+
+def parts(x: Any) -> tuple[Any, ...]:
+    """By which explicit axes of a mesh each axis of an array is split."""
+    return tuple(jax.typeof(x).sharding.spec)
+
+
+def like(x: Any, y: Any) -> Any:
+    """`x`, split as `y` is with which it is about to be broadcast."""
+    before = parts(x)
+    if not any(before):
+        return x
+    after = parts(y)[len(parts(y)) - len(before) :]
+    after = tuple(
+        None if n == 1 else part for n, part in zip(x.shape, after, strict=True)
+    )
+    return x if after == before else _resharded(x, after)
+
+
+def whole_along(x: Array, axis: int) -> Array:
+    """`x`, not split along this axis."""
+    before = parts(x)
+    if before[axis] is None:
+        return x
+    return _resharded(x, (*before[:axis], None, *before[axis + 1 :]))
+
+
+def matvec(weight: Any, x: Any) -> Array:
+    """`weight @ x`. Where both are split along what is summed, no device has the sum."""
+    return product(_weight_first, x, weight)
+
+
+def product(
+    plain: Callable[[Any, Any], Array],
+    x: Any,
+    weight: Any,
+    out_sharding: PartitionSpec | None = None,
+) -> Array:
+    """`plain(x, weight)`, which is `weight @ x`, split by `out_sharding`."""
+    if not is_array(weight) or weight.ndim != 2:
+        return placed(plain, out_sharding, x, weight)
+    (features,) = parts(x)
+    if features is not None:
+        rows, columns = parts(weight)
+        if columns is not None:
+            x = x if columns == features else _resharded(x, (columns,))
+            out_sharding = PartitionSpec(rows) if out_sharding is None else out_sharding
+    if out_sharding is None:
+        return plain(x, weight)
+    where = _on_mesh(out_sharding, x, weight)
+    return jnp.einsum("i,oi->o", x, weight, out_sharding=where)
+
+
+def placed(
+    f: Callable[..., Array], out_sharding: PartitionSpec | None, *args: Any
+) -> Array:
+    """`f(*args)`, split by `out_sharding`. Within `f` the compiler decides on all else."""
+    if out_sharding is None:
+        return f(*args)
+    mesh = explicit_mesh(*args)
+    if mesh is None:
+        return jax.sharding.reshard(f(*args), out_sharding)  # says what is amiss
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    # By default it would take the manual axes of a `shard_map`, too, and fail.
+    axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+    where = NamedSharding(mesh, out_sharding)
+    decided: Any = jax.sharding.auto_axes(f, axes=axes, out_sharding=where)
+    return decided(*args)
+
+
+def _weight_first(x: Any, weight: Any) -> Array:
+    return weight @ x
+
+
+def _resharded(x: Any, to: tuple[Any, ...]) -> Any:
+    return jax.sharding.reshard(x, _on_mesh(PartitionSpec(*to), x))
+
+
+def _on_mesh(spec: PartitionSpec, *arrays: Any) -> PartitionSpec | NamedSharding:
+    """The spec for the mesh of the arrays, which need not be the one in use."""
+    mesh = explicit_mesh(*arrays)
+    return spec if mesh is None else NamedSharding(mesh, spec)

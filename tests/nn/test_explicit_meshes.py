@@ -1,0 +1,577 @@
+"""Layers on meshes whose axes are explicit, and the same layers on other meshes."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import equinox_like as eqx
+from equinox_like import nn
+
+EXPLICIT, AUTO = (
+    jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind, kind))
+    for kind in (AxisType.Explicit, AxisType.Auto)
+)
+KEY = jax.random.key(0)
+
+
+def over_batch(model, *xs, **options):
+    return jax.vmap(lambda *xs: model(*xs, **options))(*xs)
+
+
+def attend_to_itself(model, x, **options):
+    return jax.vmap(lambda x: model(x, x, x, **options))(x)
+
+
+def with_state(model, x):
+    return model[0](x, model[1])
+
+
+def with_state_over_batch(model, x):
+    apply = jax.vmap(model[0], axis_name="b", in_axes=(0, None), out_axes=(0, None))
+    return apply(x, model[1])
+
+
+class Case(NamedTuple):
+    """A layer, how its parameters and its batches are split, and so its output."""
+
+    build: Callable[[Any], Any]
+    shapes: Sequence[tuple[int, ...]]
+    given: P
+    wanted: P
+    # By the names of the parameters; the others are not split.
+    split: dict[str, P] = {}  # noqa: RUF012
+    out_sharding: P | None = None
+    call: Callable[..., Any] = over_batch
+
+    def options(self):
+        given = self.out_sharding is not None
+        return {"out_sharding": self.out_sharding} if given else {}
+
+
+def linear(key):
+    return nn.Linear(8, 4, key=key)
+
+
+def mlp(key):
+    return nn.MLP(8, 4, 8, 1, jnp.tanh, key=key)
+
+
+def gru(key):
+    return nn.GRUCell(8, 4, key=key)
+
+
+def lstm(key):
+    cell = nn.LSTMCell(8, 4, key=key)
+    return eqx.Partial(lambda cell, x, h: cell(x, (h, h)), cell)
+
+
+def conv(key, **options):
+    return nn.Conv2d(4, 8, 3, padding=1, key=key, **options)
+
+
+def transposed(key, **options):
+    return nn.ConvTranspose2d(4, 8, 2, stride=2, key=key, **options)
+
+
+def embedding(key):
+    return nn.Embedding(8, 6, key=key)
+
+
+def attention(key, **options):
+    return nn.MultiheadAttention(4, 8, key=key, **options)
+
+
+def batch_norm(**options):
+    return lambda key: nn.make_with_state(nn.BatchNorm)(4, **options)
+
+
+def spectral(key):
+    return nn.make_with_state(
+        lambda: nn.SpectralNorm(nn.Linear(8, 4, key=key), "weight", key=key)
+    )()
+
+
+def weight_norm(key):
+    return nn.WeightNorm(nn.Linear(8, 4, key=key))
+
+
+def without(build):
+    return lambda key: build
+
+
+VECTORS, IMAGES, TEXT = [(4, 8)], [(4, 4, 8, 8)], [(4, 6, 8)]
+STEPS = [(4, 8), (4, 4)]
+# A batch of integers, in all of these cases.
+INDICES = [(4,)]
+BY_ROW = {"weight": P("y"), "bias": P("y")}
+BY_COLUMN = {"weight": P(None, "y")}
+HEADS = {f"{name}_proj.weight": P("y") for name in ("query", "key", "value")}
+ALL_HEADS = HEADS | {"output_proj.weight": P(None, "y")}
+X, XY = P("x"), P("x", "y")
+
+CASES = {
+    # What JAX does by itself.
+    "Linear": Case(linear, VECTORS, X, X),
+    "Linear by row": Case(linear, VECTORS, X, XY, BY_ROW),
+    "Linear by column": Case(linear, VECTORS, X, X, BY_COLUMN),
+    "Linear by column, as the batch": Case(
+        linear, VECTORS, X, X, {"weight": P(None, "x")}
+    ),
+    "Linear of split features": Case(linear, VECTORS, XY, X),
+    "Linear by row of split features": Case(linear, VECTORS, XY, XY, BY_ROW),
+    "MLP": Case(mlp, VECTORS, X, X),
+    "GRUCell": Case(gru, STEPS, X, X),
+    "GRUCell by row": Case(
+        gru, STEPS, X, XY, {"weight_ih": P("y"), "weight_hh": P("y")}
+    ),
+    "LSTMCell": Case(lstm, STEPS, X, X),
+    "LayerNorm of split features": Case(
+        without(nn.LayerNorm(8)), VECTORS, XY, XY, BY_ROW
+    ),
+    "RMSNorm of split features": Case(without(nn.RMSNorm(8)), VECTORS, XY, XY),
+    "GroupNorm": Case(without(nn.GroupNorm(2, 4)), IMAGES, X, X),
+    "GroupNorm by channel": Case(without(nn.GroupNorm(2, 4)), IMAGES, XY, XY, BY_ROW),
+    "MaxPool2d": Case(without(nn.MaxPool2d(2, 2)), IMAGES, XY, XY),
+    "AvgPool2d": Case(without(nn.AvgPool2d(2, 2)), IMAGES, XY, XY),
+    "rotary embedding": Case(without(nn.RotaryPositionalEmbedding(8)), TEXT, XY, XY),
+    "attention": Case(attention, TEXT, X, X, call=attend_to_itself),
+    "attention by head": Case(attention, TEXT, X, X, HEADS, call=attend_to_itself),
+    "WeightNorm": Case(
+        weight_norm, VECTORS, X, XY, {f"layer.{k}": v for k, v in BY_ROW.items()}
+    ),
+    "PReLU": Case(without(nn.PReLU()), VECTORS, XY, XY),
+    "Conv2d": Case(conv, IMAGES, X, X),
+    "Conv2d of split space": Case(conv, IMAGES, P("x", None, "y"), P("x", None, "y")),
+    "ConvTranspose2d": Case(transposed, IMAGES, X, X),
+    "Embedding": Case(embedding, INDICES, P(), P()),
+    # A sum over what is split.
+    "Linear along the sum": Case(linear, VECTORS, XY, X, BY_COLUMN),
+    "Linear along the sum, unlike x": Case(
+        linear,
+        VECTORS,
+        P(None, "x"),
+        P(),
+        BY_COLUMN,
+    ),
+    "Linear along the sum, to rows": Case(
+        linear, VECTORS, XY, XY, BY_COLUMN, out_sharding=P("y")
+    ),
+    "Linear by row, as the batch": Case(
+        linear, VECTORS, X, X, {"weight": X, "bias": X}, out_sharding=P()
+    ),
+    "Linear by row, to whole": Case(linear, VECTORS, X, X, BY_ROW, out_sharding=P()),
+    "Linear of one number": Case(
+        lambda key: nn.Linear(8, "scalar", key=key), VECTORS, XY, X, BY_COLUMN
+    ),
+    "MLP by row and column": Case(
+        mlp,
+        VECTORS,
+        X,
+        X,
+        {
+            "layers[0].weight": P("y"),
+            "layers[0].bias": P("y"),
+            "layers[1].weight": P(None, "y"),
+        },
+    ),
+    "GRUCell along the sum": Case(
+        gru, STEPS, XY, XY, {"weight_ih": P(None, "y"), "weight_hh": P(None, "y")}
+    ),
+    "attend of Embedding along the sum": Case(
+        lambda key: nn.Embedding(4, 8, key=key),
+        VECTORS,
+        XY,
+        X,
+        BY_COLUMN,
+        call=lambda model, x: jax.vmap(model.attend)(x),
+    ),
+    "attention, all by head": Case(
+        attention, TEXT, X, X, ALL_HEADS, call=attend_to_itself
+    ),
+    "attention, all by head, to columns": Case(
+        attention,
+        TEXT,
+        X,
+        P("x", None, "y"),
+        ALL_HEADS,
+        out_sharding=P(None, "y"),
+        call=attend_to_itself,
+    ),
+    "attention, all by head, to rows": Case(
+        attention, TEXT, X, XY, ALL_HEADS, out_sharding=P("y"), call=attend_to_itself
+    ),
+    "attention of shared heads": Case(
+        functools.partial(attention, num_kv_heads=2),
+        TEXT,
+        X,
+        X,
+        ALL_HEADS,
+        call=attend_to_itself,
+    ),
+    "attention by JAX's kernel": Case(
+        functools.partial(attention, implementation="xla"),
+        TEXT,
+        X,
+        X,
+        ALL_HEADS,
+        call=attend_to_itself,
+    ),
+    "attention along a split text": Case(
+        attention, TEXT, XY, XY, call=attend_to_itself
+    ),
+    "SpectralNorm by row": Case(
+        spectral,
+        VECTORS,
+        X,
+        XY,
+        {"[0].layer.weight": P("y"), "[0].layer.bias": P("y")},
+        call=with_state_over_batch,
+    ),
+    "SpectralNorm by column": Case(
+        spectral,
+        VECTORS,
+        X,
+        X,
+        {"[0].layer.weight": P(None, "y")},
+        call=with_state_over_batch,
+    ),
+    # A gather.
+    "Embedding of a split batch": Case(embedding, INDICES, X, X),
+    "Embedding by feature": Case(embedding, INDICES, X, XY, BY_COLUMN),
+    "Embedding by index": Case(embedding, INDICES, X, X, {"weight": P("y")}),
+    "Embedding by index, as the batch": Case(embedding, INDICES, X, X, {"weight": X}),
+    "Embedding by both": Case(embedding, INDICES, X, XY, {"weight": XY}),
+    "Embedding by feature, as the batch": Case(
+        embedding, INDICES, X, XY, {"weight": P(None, "x")}, out_sharding=P("y")
+    ),
+    # Convolutions whose channels are split.
+    "Conv2d to split channels": Case(conv, IMAGES, X, XY, BY_ROW),
+    "Conv2d from split channels": Case(conv, IMAGES, XY, X, BY_COLUMN),
+    "Conv2d of split channels": Case(conv, IMAGES, XY, X),
+    "Conv2d from and to split channels": Case(conv, IMAGES, XY, XY, BY_ROW),
+    "Conv2d to split channels, in split space": Case(
+        conv, IMAGES, P("x", None, "y"), P("x", None, "y"), BY_ROW
+    ),
+    "Conv2d, to the channels wanted": Case(
+        conv, IMAGES, XY, XY, {"weight": X, "bias": X}, out_sharding=P("y")
+    ),
+    "Conv2d in groups": Case(functools.partial(conv, groups=4), IMAGES, XY, XY, BY_ROW),
+    "padded Conv2d": Case(
+        functools.partial(conv, padding_mode="REFLECT"),
+        IMAGES,
+        P("x", None, "y"),
+        P("x", None, "y"),
+        out_sharding=P(None, "y"),
+    ),
+    "ConvTranspose2d to split channels": Case(transposed, IMAGES, X, XY, BY_ROW),
+    "ConvTranspose2d from split channels": Case(transposed, IMAGES, XY, X, BY_COLUMN),
+    "ConvTranspose2d, to the channels wanted": Case(
+        transposed, IMAGES, XY, XY, BY_COLUMN, out_sharding=P("y")
+    ),
+    # Parameters that are split unlike the input.
+    "LayerNorm, as the batch": Case(
+        without(nn.LayerNorm(8)), VECTORS, X, X, {"weight": X, "bias": X}
+    ),
+    "GroupNorm of split space": Case(
+        without(nn.GroupNorm(2, 4)),
+        IMAGES,
+        P("x", None, "y"),
+        P("x", None, "y"),
+        BY_ROW,
+    ),
+    "BatchNorm": Case(batch_norm(), IMAGES, X, X, call=with_state),
+    "BatchNorm by channel": Case(
+        batch_norm(),
+        IMAGES,
+        XY,
+        XY,
+        {f"[0].{k}": v for k, v in BY_ROW.items()},
+        call=with_state,
+    ),
+    "BatchNorm of split space": Case(
+        batch_norm(),
+        IMAGES,
+        P("x", None, "y"),
+        P("x", None, "y"),
+        {f"[0].{k}": v for k, v in BY_ROW.items()},
+        call=with_state,
+    ),
+    "named BatchNorm": Case(
+        batch_norm(axis_name="b", mode="batch"),
+        IMAGES,
+        X,
+        X,
+        call=with_state_over_batch,
+    ),
+    "named BatchNorm by channel": Case(
+        batch_norm(axis_name="b", mode="ema"),
+        IMAGES,
+        XY,
+        XY,
+        {f"[0].{k}": v for k, v in BY_ROW.items()},
+        call=with_state_over_batch,
+    ),
+    # Bins, each of which may be on two devices.
+    "AdaptivePool of split channels": Case(
+        without(nn.AdaptiveAvgPool2d(3)), IMAGES, XY, XY
+    ),
+    "AdaptivePool of split space": Case(
+        without(nn.AdaptiveMaxPool2d(3)), IMAGES, P("x", None, "y"), X
+    ),
+}
+# One of each kind.
+SOME = [
+    "Linear by row",
+    "LSTMCell",
+    "GroupNorm by channel",
+    "Conv2d from split channels",
+    "ConvTranspose2d to split channels",
+    "Embedding by both",
+    "attention, all by head",
+    "SpectralNorm by row",
+    "AdaptivePool of split channels",
+]
+
+
+def made(case):
+    """The model and its batches, drawn in NumPy."""
+    rng = np.random.default_rng(0)
+
+    def drawn(x):
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        return jnp.asarray(np.abs(rng.normal(size=x.shape)) + 0.1, x.dtype)
+
+    model = jax.tree.map(drawn, eqx.filter_eval_shape(case.build, KEY))
+    if case.shapes is INDICES:
+        return model, [jnp.array([0, 3, 5, 3])]
+    return model, [jnp.asarray(rng.normal(size=s), jnp.float32) for s in case.shapes]
+
+
+def placed(case, mesh):
+    model, xs = made(case)
+
+    def put(path, x):
+        name = jtu.keystr(path).lstrip(".")
+        spec = case.split.get(name, P())
+        return jax.device_put(x, NamedSharding(mesh, spec)) if eqx.is_array(x) else x
+
+    assert set(case.split) <= {
+        jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(model)
+    }
+    model = jtu.tree_map_with_path(put, model)
+    return model, [jax.device_put(x, NamedSharding(mesh, case.given)) for x in xs]
+
+
+@eqx.filter_jit
+def results(case, model, xs, **options):
+    """What the case returns, and the gradients of model and batches."""
+
+    def loss(both):
+        out = case.call(both[0], *both[1], **options)
+        inexact = jax.tree.leaves(eqx.filter(out, eqx.is_inexact_array))
+        return sum(jnp.sum(jnp.sin(y)) for y in inexact), out
+
+    grads, out = eqx.filter_grad(loss, has_aux=True)((model, xs))
+    return out, grads
+
+
+_one_device: dict[Any, Any] = {}
+
+
+def on_one_device(case):
+    # Many cases differ in nothing but how arrays are split.
+    same = (case.build, tuple(case.shapes), case.call)
+    if same not in _one_device:
+        _one_device[same] = results(case, *made(case))
+    return _one_device[same]
+
+
+def assert_close(got, wanted):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, np.abs(b).max()))
+
+
+def is_split(x, spec, mesh=EXPLICIT):
+    return x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients_are_those_of_one_device_and_split_as_wanted(name):
+    case = CASES[name]
+    with jax.set_mesh(EXPLICIT):
+        both = placed(case, EXPLICIT)
+        out, grads = results(case, *both, **case.options())
+    assert_close((out, grads), on_one_device(case))
+    first = jax.tree.leaves(out)[0]
+    assert is_split(first, case.wanted), first.sharding
+    inputs = dict(jtu.tree_leaves_with_path(both))
+    for path, x in jtu.tree_leaves_with_path(grads):
+        wanted = inputs[path].sharding
+        assert x.sharding.is_equivalent_to(wanted, x.ndim), (path, x.sharding)
+
+
+@pytest.mark.parametrize("name", [*SOME, "BatchNorm by channel"])
+def test_automatic_axes_need_no_other_model(name):
+    case = CASES[name]
+    with jax.set_mesh(AUTO):
+        got = results(case, *placed(case, AUTO))
+    assert_close(got, on_one_device(case))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_manual_axes_need_no_other_model(name):
+    case = CASES[name]
+    model, xs = made(case)
+    arrays, rest = eqx.partition(model, eqx.is_array)
+
+    def per_device(arrays, xs):
+        return jax.tree.leaves(case.call(eqx.combine(arrays, rest), *xs))[0]
+
+    mapped = jax.shard_map(per_device, mesh=EXPLICIT, in_specs=(P(), X), out_specs=X)
+    with jax.set_mesh(EXPLICIT):
+        out = jax.jit(mapped)(jax.device_put(arrays, P()), jax.device_put(xs, X))
+    assert_close(out, jax.tree.leaves(on_one_device(case)[0])[0])
+    assert is_split(out, X)
+
+
+@pytest.mark.parametrize("names", [{"x", "y"}, {"x"}], ids=["all manual", "one manual"])
+def test_batch_norm_has_statistics_over_a_manual_axis(names):
+    norm, state = nn.make_with_state(nn.BatchNorm)(4, "x", mode="batch", batch_axis=0)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4, 3)))
+    with jax.set_mesh(EXPLICIT):
+        mapped = jax.shard_map(
+            lambda x, state: norm(x, state),
+            in_specs=(X, P()),
+            out_specs=(X, P()),
+            axis_names=names,
+        )
+        spec = X if "y" in names else XY
+        out, new = jax.jit(mapped)(jax.device_put(x, spec), state)
+    whole, state = nn.make_with_state(nn.BatchNorm)(4)
+    wanted, wanted_state = whole(x, state)
+    assert is_split(out, spec)
+    assert_close((out, new), (wanted, wanted_state))
+
+
+def test_arrays_on_an_explicit_mesh_need_it_not_be_in_use():
+    case = CASES["MLP by row and column"]
+    model, xs = placed(case, EXPLICIT)
+    out = over_batch(model, *xs)
+    assert_close(out, on_one_device(case)[0])
+    assert is_split(out, case.wanted)
+    table, indices = placed(CASES["Embedding by both"], EXPLICIT)
+    assert is_split(over_batch(table, *indices), XY)
+
+
+def test_mixed_meshes_split_by_both_kinds_of_axes():
+    mesh = jax.make_mesh(
+        (2, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Explicit)
+    )
+    for name in (
+        "Linear along the sum",
+        "Conv2d from split channels",
+        "Embedding by both",
+    ):
+        case = CASES[name]
+        with jax.set_mesh(mesh):
+            got = results(case, *placed(case, mesh))
+        assert_close(got, on_one_device(case))
+
+
+SPLIT_TABLES = {
+    "by feature": P(None, "y"),
+    "by index": P("y"),
+    "by index, as the batch": X,
+    "by both": XY,
+    "by index, by all": P(("x", "y")),
+}
+
+
+@pytest.mark.parametrize("spec", SPLIT_TABLES.values(), ids=list(SPLIT_TABLES))
+@pytest.mark.parametrize("batched", [True, False], ids=["batch", "one"])
+def test_no_device_has_all_of_a_split_table(spec, batched):
+    table = nn.Embedding(64, 6, weight=jnp.ones((64, 6)))
+    index = jnp.arange(8) if batched else jnp.array(3)
+
+    def loss(table, index):
+        return jnp.sin(jax.vmap(table)(index) if batched else table(index)).sum()
+
+    with jax.set_mesh(EXPLICIT):
+        table, index = jax.device_put((table, index), (spec, X if batched else P()))
+        program = jax.jit(jax.value_and_grad(loss)).lower(table, index).compile()
+    assert "f32[64,6]" not in program.as_text()
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_state_takes_the_split_of_the_channels(mode):
+    norm, state = nn.make_with_state(nn.BatchNorm)(4, mode=mode)
+    x = jnp.ones((4, 4, 8))
+    with jax.set_mesh(EXPLICIT):
+        for _ in range(2):
+            _, state = eqx.filter_jit(norm)(jax.device_put(x, XY), state)
+        index = norm.ema_state_index if mode == "ema" else norm.batch_state_index
+        assert all(is_split(average, P("y")) for average in state.get(index))
+        y, _ = norm(jax.device_put(x, P("x", None, "y")), state, inference=True)
+    assert is_split(y, P("x", None, "y"))
+
+
+CALLABLE = {
+    "Linear": (nn.Linear(8, 4, key=KEY), [(8,)]),
+    "Conv": (nn.Conv1d(2, 4, 3, key=KEY), [(2, 5)]),
+    "ConvTranspose": (nn.ConvTranspose1d(2, 4, 3, key=KEY), [(2, 5)]),
+    "Embedding": (nn.Embedding(4, 4, key=KEY), None),
+    "MultiheadAttention": (attention(KEY), [(6, 8)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_a_wrong_out_sharding_is_refused_as_jax_refuses_it(name):
+    layer, shapes = CALLABLE[name]
+
+    def call(spec, mesh):
+        xs = [2] if shapes is None else [jnp.ones(shape) for shape in shapes]
+        if mesh is None:
+            return layer(*xs, out_sharding=spec)
+        with jax.set_mesh(mesh):
+            model, xs = eqx.filter_shard((layer, xs), P())
+            return model(*xs, out_sharding=spec)
+
+    assert is_split(call(P("y"), EXPLICIT), P("y"))
+    with pytest.raises(ValueError, match="under a mesh context"):
+        call(P(), None)
+    with pytest.raises(ValueError, match="axis name: x of type"):
+        call(P("x"), AUTO)
+    with pytest.raises(ValueError, match=r"z of P.* is not found in mesh"):
+        call(P("z"), EXPLICIT)
+
+
+def test_layers_ask_nothing_of_a_mesh_without_explicit_axes():
+    for name in SOME:
+        model, xs = made(CASES[name])
+        with jax.set_mesh(AUTO):
+            program = str(eqx.filter_make_jaxpr(CASES[name].call)(model, *xs)[0])
+        for primitive in ("reshard", "mesh_cast", "sharding_constraint"):
+            assert primitive not in program
+
+
+def test_dropout_over_a_split_batch_asks_for_keys_that_are_split_alike():
+    dropout = nn.Dropout(0.5)
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(jnp.ones((4, 8)), XY)
+        keys = jax.random.split(KEY, 4)
+        apply = eqx.filter_vmap(lambda x, keys: dropout(x, key=keys))
+        message = r"`x` is split by 'x' and `keys` is not split.*random keys, too"
+        with pytest.raises(ValueError, match=message):
+            apply(x, keys)
+        out = apply(x, jax.sharding.reshard(keys, X))
+    assert is_split(out, XY)
+    wanted = jax.vmap(lambda x, key: dropout(x, key=key))(jnp.ones((4, 8)), keys)
+    assert_close(out, wanted)
