@@ -9,6 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
+from .._runtime.error_if import error_if
 from .._tree import is_array
 from ._init import Init, default_dtype, initialised, layout_of
 from ._shape import as_size, check_input, parameter_shape
@@ -35,6 +36,7 @@ class Embedding(Module):
     num_embeddings: int = field(static=True)
     embedding_size: int = field(static=True)
     weight: Any
+    check_bounds: bool = field(static=True, default=False)
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Embedding(Module):
         *,
         key: PRNGKeyArray | None = None,
         weight_init: Init | None = None,
+        check_bounds: bool = False,
     ):
         """**Arguments:**
 
@@ -55,6 +58,8 @@ class Embedding(Module):
             `jax_enable_x64` is on.
         - `key`: for the first values of the weight.
         - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the table.
+        - `check_bounds`: whether an array out of range is an error, found at run time by
+            [`equinox_like.error_if`][].
 
         **Raises:**
 
@@ -68,13 +73,14 @@ class Embedding(Module):
         _check_sizes(weight, num_embeddings, embedding_size)
         self.num_embeddings, self.embedding_size = weight.shape
         self.weight = weight
+        self.check_bounds = check_bounds
 
     @jax.named_scope("eqx.nn.Embedding")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
         - `x`: an integer, of shape `()`. A negative one counts from the end. An array out
-            of range is taken for the nearest end, as JAX does.
+            of range is taken for the nearest end, as JAX does, but for `check_bounds`.
         - `key`: ignored.
 
         **Returns:**
@@ -84,9 +90,12 @@ class Embedding(Module):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `x` is no scalar. `TypeError` for floats and bools.
-        `IndexError` for a Python int out of range.
+        `IndexError` for a Python int out of range. With `check_bounds`
+        [`equinox_like.EquinoxRuntimeError`][] for an array out of range.
         """
         _check_index(self, x)
+        if self.check_bounds:
+            x = _within_bounds(self, jnp.asarray(x))
         # An object that stands for the table need not be more than can be indexed, but a
         # NumPy array cannot be, by a tracer.
         table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
@@ -167,3 +176,17 @@ def _check_index(embedding: Embedding, x: Any) -> None:
             raise IndexError(
                 f"Embedding has {rows[0]} rows, and was asked for number {x}."
             )
+
+
+def _within_bounds(embedding: Embedding, x: Array) -> Array:
+    """`x`, with an error at run time if there is no such row."""
+    shape = parameter_shape(embedding, "weight", 2)
+    rows = embedding.num_embeddings if shape is None else shape[0]
+    # As numbers that its dtype has.
+    info = jnp.iinfo(x.dtype)
+    lowest, highest = max(-rows, info.min), min(rows - 1, info.max)
+    return error_if(
+        x,
+        (x < lowest) | (x > highest),
+        f"Embedding has {rows} rows, and was asked for another one.",
+    )

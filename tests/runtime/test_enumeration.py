@@ -350,3 +350,32 @@ def test_items_of_another_class_are_refused():
     for a, b in [(Results.slow, More.slow), (More.slow, Results.slow), (1, 2)]:
         with pytest.raises(ValueError, match=r"`Results\.where` takes items of"):
             Results.where(True, a, b)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
+@given(enumerations, st.booleans(), st.data())
+def test_item_raises_its_message(wrap, enumeration, pred, data):
+    item, _ = pair(data, enumeration)
+    token, pred = jnp.ones(2), jnp.asarray(pred)
+    for f in (item.error_if, lambda token, pred: item.error_if(token, pred)):
+        if pred:
+            with pytest.raises(eqx.EquinoxRuntimeError) as info:
+                wrap(f)(token, pred)
+            assert f"\nEquinoxRuntimeError: {enumeration[item]}\n" in str(info.value)
+        else:
+            assert (wrap(f)(token, pred) == token).all()
+
+
+def test_items_of_a_batch_raise_each_its_own():
+    def f(x):
+        item = Results.where(x < 0, Results.slow, Results.success)
+        return item.error_if(x, jnp.abs(x) > 1)
+
+    assert eqx.filter_jit(jax.vmap(f))(jnp.array([1.0, -1.0])).tolist() == [1, -1]
+    with pytest.raises(eqx.EquinoxRuntimeError) as info:
+        eqx.filter_jit(jax.vmap(f))(jnp.array([-2.0, 1.0, 2.0]))
+    expected = "Batch element 0: Too many steps.\nBatch element 2: All is well.\n"
+    assert expected in str(info.value)
