@@ -1,4 +1,4 @@
-"""Primitives whose result is one for a whole batch, and one that calls the host.
+"""Primitives whose result is one for a whole batch, and calling the host from a program.
 
 JAX has no public way to define a primitive, nor to see a whole batch under `jax.vmap`.
 Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core` (of `jax.extend.core`, which is slow
@@ -38,25 +38,29 @@ Primitive: Any = find("jax._src.core", "jax.extend.core")
 def for_whole_batch(
     name: str,
     function: Callable[..., Any],
-    like: Callable[[Any], Any],
+    like: Callable[..., Any],
     eager: Callable[..., Any] | None = None,
 ) -> Any:
-    """A primitive of one array, which is `function`, outside of any `jax.vmap`.
+    """A primitive of arrays, which is `function`, outside of any `jax.vmap`.
 
     The axes of batches come first in what `function` gets, outermost first, and what it
-    returns belongs to all of the batch. `like` is a simpler function with results of the
+    returns belongs to all of the batch. `like` is a simpler function with a result of the
     same type. `eager` is called in place of `function` with arrays whose values are known.
     All may have static parameters, but for `like`.
     """
     primitive = Primitive(name)
 
     def batch(args: Any, axes: Any, **params: Any) -> tuple[Any, None]:
-        (x,), (axis,) = args, axes
-        return primitive.bind(jnp.moveaxis(x, axis, 0), **params), None
+        pairs = list(zip(args, axes, strict=True))
+        size = next(x.shape[i] for x, i in pairs if i is not None)
+        whole = [
+            _repeated(x, size) if i is None else jnp.moveaxis(x, i, 0) for x, i in pairs
+        ]
+        return primitive.bind(*whole, **params), None
 
-    def type_of_result(x: Any, **_: Any) -> Any:
+    def type_of_result(*args: Any, **_: Any) -> Any:
         # JAX itself knows best what becomes of shardings and manual axes.
-        (result,) = jax.make_jaxpr(like)(x).out_avals
+        (result,) = jax.make_jaxpr(like)(*args).out_avals
         return result
 
     primitive.def_impl(eager or function)
@@ -67,20 +71,27 @@ def for_whole_batch(
     return primitive
 
 
-def call_host(x: Any, function: Callable[[Any], None], on_tpu: Callable[[Any], None]):
-    """Calls `function(x)` in Python when a compiled program gets there; is `True` then.
+def _repeated(x: Any, size: int) -> jax.Array:
+    x = jnp.asarray(x, jax.typeof(x).dtype)  # JAX's literals are no arrays
+    return jnp.broadcast_to(x, (size, *x.shape))
+
+
+def call_host(
+    *args: Any, function: Callable[..., None], on_tpu: Callable[..., None]
+) -> Any:
+    """Calls `function(*args)` in Python when a compiled program gets there; is `True` then.
 
     What it raises ends the program, unlogged. A TPU cannot be ended: `on_tpu` is for it.
     To be used in a `function` of `for_whole_batch` only: it has no rules.
     """
-    return _host_p.bind(x, function=function, on_tpu=on_tpu)
+    return _host_p.bind(*args, function=function, on_tpu=on_tpu)
 
 
 _host_p = Primitive("call_host")
 
 
 @_host_p.def_abstract_eval
-def _(x: Any, **_: Any) -> Any:
+def _(*args: Any, **_: Any) -> Any:
     return jax.make_jaxpr(lambda: np.asarray(True))().out_avals[0]
 
 
@@ -89,27 +100,27 @@ def find_emit(interpreter: Any) -> Callable[..., Any] | None:
 
 
 def lower_host_call(
-    context: Any, x: Any, *, function: Any, on_tpu: Any, emit: Any
+    context: Any, *args: Any, function: Any, on_tpu: Any, emit: Any
 ) -> Any:
     """The lowering of a host call: by `emit`, or without one by public means."""
     if emit is None:
         by_jax = functools.partial(_by_jax, function=function)
-        return mlir.lower_fun(by_jax, multiple_results=False)(context, x)
+        return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
 
-    def call(x: Any) -> tuple[()]:
-        function(np.asarray(x))
+    def call(*args: Any) -> tuple[()]:
+        function(*map(np.asarray, args))
         return ()
 
     # Every device calls, and each fails. They would all call with a shard of their own.
     whole = functools.partial(_whole, number=number_of_devices(context.module_context))
-    (x,) = mlir.lower_fun(whole, multiple_results=False)(
-        context.replace(avals_out=context.avals_in), x
+    args = mlir.lower_fun(whole, multiple_results=True)(
+        context.replace(avals_out=context.avals_in), *args
     )
     emit(
         context.replace(avals_out=[]),
         call,
         None,
-        [x],
+        [*args],
         context.avals_in,
         [],
         has_side_effect=True,
@@ -125,9 +136,11 @@ def number_of_devices(module_context: Any) -> int:
     return getattr(axis_context, "num_devices", 1)
 
 
-def _whole(x: Any, number: int) -> Any:
-    if x.ndim == 0 or number == 1:
-        return x
+def _whole(*args: Any, number: int) -> list[Any]:
+    return [_replicated(x, number) if x.ndim and number > 1 else x for x in args]
+
+
+def _replicated(x: Any, number: int) -> Any:
     nothing = jax.sharding.PartitionSpec()
     explicit = jax.typeof(x).sharding
     if any(explicit.spec):
@@ -138,16 +151,16 @@ def _whole(x: Any, number: int) -> Any:
     return jax.lax.with_sharding_constraint(x, replicated)
 
 
-def _by_jax(x: Any, *, function: Any) -> Any:
-    def call(x: Any) -> Any:
-        function(np.asarray(x))
+def _by_jax(*args: Any, function: Any) -> Any:
+    def call(*args: Any) -> Any:
+        function(*map(np.asarray, args))
         return np.asarray(True)
 
-    return jax.pure_callback(call, jax.ShapeDtypeStruct((), bool), x)
+    return jax.pure_callback(call, jax.ShapeDtypeStruct((), bool), *args)
 
 
-def _lower_on_tpu(context: Any, x: Any, *, function: Any, on_tpu: Any) -> Any:
-    return lower_host_call(context, x, function=on_tpu, on_tpu=on_tpu, emit=None)
+def _lower_on_tpu(context: Any, *args: Any, function: Any, on_tpu: Any) -> Any:
+    return lower_host_call(context, *args, function=on_tpu, on_tpu=on_tpu, emit=None)
 
 
 mlir.register_lowering(

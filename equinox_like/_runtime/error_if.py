@@ -1,9 +1,9 @@
 """`error_if`: errors that depend on values, from within compiled programs.
 
-A check is a primitive from the codes of what failed to one bool, on which the returned
-arrays then depend. Where it fails, the program calls Python, which raises. All that is
-known of the failure travels in the text of that error, through JAX's, to the call of
-`filter_jit` that waits for the program (`_transforms/checks.py`): nothing is kept beside
+A check is a primitive from what failed, and which message that has, to one bool, on which
+the returned arrays then depend. Where it fails, the program calls Python, which raises. All
+that is known of the failure travels in the text of that error, through JAX's, to the call
+of `filter_jit` that waits for the program (`_transforms/checks.py`): nothing is kept beside
 it, so failures in other threads cannot be confused with it.
 """
 
@@ -26,6 +26,7 @@ from .._compat.frames import Frame, traced_frames
 from .._compat.primitive import call_host, for_whole_batch
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
+from .._compat.varying import varying_axes
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
 from .._errors import EquinoxRuntimeError
 from .._transforms.base import frames_hidden
@@ -155,7 +156,7 @@ def branched_error_if(
         )
     arrays = [jnp.asarray(array) for array in arrays]
     if not _is_known_false(pred):
-        failed = _failed(_codes(pred, index), messages, mode)
+        failed = _failed(*_by_element(pred, index), messages, mode)
         if isinstance(failed, Tracer) or failed:
             arrays = [_spoilt_if(failed, array, mode) for array in arrays]
     return rest.fill(arrays)
@@ -203,37 +204,47 @@ def _is_known_false(pred: Any) -> bool:
     return not np.any(pred)
 
 
-def _codes(pred: Any, index: Any) -> jax.Array:
-    """For each element the index of its message, or `_FINE`."""
-    index = jnp.asarray(index)
+def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
+    """Two arrays of one shape, which is `()` if there is only one index."""
+    pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
     if not jnp.issubdtype(index.dtype, np.integer):
         raise TypeError(
             f"The index of `branched_error_if` is an integer; got one of {index.dtype}."
         )
-    pred = jnp.asarray(pred).astype(bool)
     if index.ndim == 0:
-        pred = pred.any()
-    else:
-        shape = jnp.broadcast_shapes(pred.shape, index.shape)
-        pred, index = jnp.broadcast_to(pred, shape), jnp.broadcast_to(index, shape)
-    dtype = np.dtype(np.int64 if index.dtype.itemsize > 4 else np.int32)
-    return jnp.where(pred, index.astype(dtype), np.asarray(_fine(dtype), dtype))
+        return pred.any(), index
+    shape = jnp.broadcast_shapes(pred.shape, index.shape)
+    return jnp.broadcast_to(pred, shape), jnp.broadcast_to(index, shape)
 
 
-def _fine(dtype: Any) -> int:
-    """What stands for no failure: the index that is least likely to be one."""
-    return np.iinfo(dtype).min
-
-
-def _failed(codes: jax.Array, messages: tuple[str, ...], mode: str) -> Any:
+def _failed(
+    pred: jax.Array, index: jax.Array, messages: tuple[str, ...], mode: str
+) -> Any:
     """One bool for all: whether an element of the batch has failed."""
     if mode == "nan":
-        return any_failed_p.bind(codes)
-    check = Check(messages, traced_frames(_PASSED_OVER), mode == "breakpoint")
-    failed = error_if_p.bind(codes, check=check)
-    if mode == "breakpoint":
-        failed = _stopping_if(failed)
-    return failed
+        return any_p.bind(pred)
+    frames, in_shard_map = traced_frames(_PASSED_OVER)
+    if in_shard_map:
+        pred, index = _of_all_devices(pred, index)
+    check = Check(messages, frames, mode == "breakpoint")
+    failed = error_if_p.bind(pred, index, check=check)
+    return _stopping_if(failed) if mode == "breakpoint" else failed
+
+
+def _of_all_devices(pred: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Makes all devices of a `shard_map` fail with one of them.
+
+    Else they would wait for it for ever at their next `psum`.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if varying_axes(jax.typeof(lax.axis_index(axes))):
+        # Types tell along which axes it differs. (With `check_vma=False` they do not.)
+        axes = tuple(varying_axes(jax.typeof(pred)) | varying_axes(jax.typeof(index)))
+    if not axes:
+        return pred, index
+    least = np.asarray(np.iinfo(index.dtype).min, index.dtype)
+    index = lax.pmax(jnp.where(pred, index, least), axes)
+    return lax.psum(pred.astype(np.int32), axes) > 0, index
 
 
 def _stopping_if(failed: Any) -> Any:
@@ -270,58 +281,58 @@ class Check:
     frames: tuple[Frame, ...]
     goes_on: bool
 
-    def fail(self, codes: np.ndarray) -> None:
+    def fail(self, pred: np.ndarray, index: np.ndarray) -> None:
         """Called by a compiled program."""
-        text = self._describe(codes)
+        text = self._describe(pred, index)
         if self.goes_on:
             print(text, file=sys.stderr)
         else:
             raise EquinoxRuntimeError(f"\n{_BEGIN}\n{text}\n{_END}\n")
 
-    def fail_on_tpu(self, codes: np.ndarray) -> None:
-        print(self._describe(codes), file=sys.stderr)
+    def fail_on_tpu(self, pred: np.ndarray, index: np.ndarray) -> None:
+        print(self._describe(pred, index), file=sys.stderr)
         if not self.goes_on:
             input("Press enter to go on with NaN in place of the values checked.")
 
-    def fail_eagerly(self, codes: Any) -> np.ndarray:
+    def fail_eagerly_if(self, pred: Any, index: Any) -> np.ndarray:
         """Called with known values, not by a compiled program."""
-        codes = np.asarray(codes)
-        failed = np.asarray((codes != _fine(codes.dtype)).any())
-        if failed and self.goes_on:
-            print(self._describe(codes), file=sys.stderr)
-        elif failed:
-            raise EquinoxRuntimeError(_report(self._describe(codes)))
-        return failed
+        pred = np.asarray(pred)
+        if pred.any():
+            text = self._describe(pred, np.asarray(index))
+            if not self.goes_on:
+                raise EquinoxRuntimeError(_report(text))
+            print(text, file=sys.stderr)
+        return np.asarray(pred.any())
 
-    def _describe(self, codes: np.ndarray) -> str:
+    def _describe(self, pred: np.ndarray, index: np.ndarray) -> str:
         lines = traceback.format_list(
             [traceback.FrameSummary(*f, lookup_line=False) for f in self.frames]
         )
         name = EquinoxRuntimeError.__name__
-        text = "".join(lines) + f"\n{name}: " + "\n".join(self._failures(codes))
+        text = "".join(lines) + f"\n{name}: " + "\n".join(self._failures(pred, index))
         # On its way through C++ a NUL would end it, and a lone surrogate the process.
         return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
-    def _failures(self, codes: np.ndarray) -> Iterator[str]:
-        if codes.ndim == 0:
-            yield self._message(int(codes))
+    def _failures(self, pred: np.ndarray, index: np.ndarray) -> Iterator[str]:
+        if pred.ndim == 0:
+            yield self._message(int(index))
             return
-        places = np.argwhere(codes != _fine(codes.dtype)).tolist()
+        places = np.argwhere(pred).tolist()
         if not places:
             yield f"An element of a batch failed on another device: {self!r}"
             return
-        yield f"{len(places)} of {codes.size} elements of a batch failed."
+        yield f"{len(places)} of {pred.size} elements of a batch failed."
         for place in places[:_MAX_LISTED]:
             shown = place[0] if len(place) == 1 else tuple(place)
-            yield f"Batch element {shown}: {self._message(int(codes[tuple(place)]))}"
+            yield f"Batch element {shown}: {self._message(int(index[tuple(place)]))}"
         if len(places) > _MAX_LISTED:
             yield f"... and {len(places) - _MAX_LISTED} more."
 
-    def _message(self, code: int) -> str:
-        if 0 <= code < len(self.messages):
-            return self.messages[code]
+    def _message(self, index: int) -> str:
+        if 0 <= index < len(self.messages):
+            return self.messages[index]
         return (
-            f"A check failed whose index {code} is invalid: `branched_error_if` was given "
+            f"A check failed whose index {index} is invalid: `branched_error_if` was given "
             f"{len(self.messages)} messages."
         )
 
@@ -329,22 +340,18 @@ class Check:
         return ", ".join(map(repr, self.messages))
 
 
-def _run_check(codes: jax.Array, check: Check) -> jax.Array:
-    call = functools.partial(call_host, function=check.fail, on_tpu=check.fail_on_tpu)
-    return lax.cond(_any_failed(codes), call, lambda codes: np.False_, codes)
-
-
-def _any_failed(codes: jax.Array) -> jax.Array:
-    return (codes != _fine(codes.dtype)).any()
+def _run_check(pred: jax.Array, index: jax.Array, check: Check) -> jax.Array:
+    fail = functools.partial(call_host, function=check.fail, on_tpu=check.fail_on_tpu)
+    return lax.cond(pred.any(), fail, lambda *_: np.False_, pred, index)
 
 
 error_if_p = for_whole_batch(
     "error_if",
     _run_check,
-    like=_any_failed,
-    eager=lambda codes, check: check.fail_eagerly(codes),
+    like=lambda pred, index: pred.any(),
+    eager=lambda pred, index, check: check.fail_eagerly_if(pred, index),
 )
-any_failed_p = for_whole_batch("any_failed", _any_failed, like=_any_failed)
+any_p = for_whole_batch("any", jnp.any, like=jnp.any)
 
 
 def _explain(error: Exception) -> Exception | None:

@@ -355,18 +355,30 @@ def test_items_of_another_class_are_refused():
 # Errors
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
+def raise_if(item, token, pred):
+    return item.error_if(token, pred)
+
+
+@pytest.mark.parametrize(
+    "f", [raise_if, eqx.filter_jit(raise_if)], ids=["eager", "jit"]
+)
 @given(enumerations, st.booleans(), st.data())
-def test_item_raises_its_message(wrap, enumeration, pred, data):
+def test_item_raises_its_message(f, enumeration, pred, data):
     item, _ = pair(data, enumeration)
-    token, pred = jnp.ones(2), jnp.asarray(pred)
-    for f in (item.error_if, lambda token, pred: item.error_if(token, pred)):
-        if pred:
-            with pytest.raises(eqx.EquinoxRuntimeError) as info:
-                wrap(f)(token, pred)
-            assert f"\nEquinoxRuntimeError: {enumeration[item]}\n" in str(info.value)
-        else:
-            assert (wrap(f)(token, pred) == token).all()
+    token = jnp.ones(2)
+    if pred:
+        with pytest.raises(eqx.EquinoxRuntimeError) as info:
+            f(item, token, jnp.asarray(True))
+        assert f"\nEquinoxRuntimeError: {enumeration[item]}\n" in str(info.value)
+    else:
+        assert (f(item, token, jnp.asarray(False)) == token).all()
+
+
+def test_method_of_an_item_can_be_compiled():
+    f = eqx.filter_jit(Results.slow.error_if)
+    assert f(jnp.ones(2), jnp.asarray(False)).tolist() == [1, 1]
+    with pytest.raises(eqx.EquinoxRuntimeError, match="Too many steps"):
+        f(jnp.ones(2), jnp.asarray(True))
 
 
 def test_items_of_a_batch_raise_each_its_own():

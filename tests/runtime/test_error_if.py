@@ -22,6 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from strategies import static_leaves, trees
 
 import equinox_like as eqx
+from equinox_like._runtime import error_if
 
 MESSAGE = "`x` must not be negative"
 GOOD, BAD = jnp.asarray(1.0), jnp.asarray(-1.0)
@@ -32,6 +33,7 @@ def twice(x):
 
 
 PATTERN = re.escape(MESSAGE)
+MESSAGES = ("one", "two", "three")
 
 
 def raises(message=PATTERN):
@@ -424,17 +426,19 @@ def test_characters_that_no_error_can_carry_are_escaped(message):
         eqx.filter_jit(lambda x: eqx.error_if(x, x < 0, message))(BAD)
 
 
-MESSAGES = ("one", "two", "three")
+check_batch = jax.vmap(
+    lambda x, pred, index: eqx.branched_error_if(x, pred, index, MESSAGES),
+    in_axes=(None, 0, 0),
+    out_axes=None,
+)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
-@given(st.lists(st.tuples(st.booleans(), st.integers(-2, 4)), min_size=1, max_size=6))
-def test_each_failing_element_of_a_batch_is_listed_with_its_message(wrap, elements):
-    def f(x, pred, index):
-        return eqx.branched_error_if(x, pred, index, MESSAGES)
-
+@pytest.mark.parametrize(
+    "f", [check_batch, eqx.filter_jit(check_batch)], ids=["eager", "jit"]
+)
+@given(st.lists(st.tuples(st.booleans(), st.integers(-2, 4)), min_size=4, max_size=5))
+def test_each_failing_element_of_a_batch_is_listed_with_its_message(f, elements):
     preds, indices = map(jnp.asarray, zip(*elements, strict=True))
-    f = wrap(jax.vmap(f, in_axes=(None, 0, 0), out_axes=None))
     if not preds.any():
         assert f(GOOD, preds, indices) == 1
         return
@@ -627,6 +631,15 @@ def test_breakpoint_mode_prints_opens_the_debugger_and_goes_on(
     assert MESSAGE in capsys.readouterr().err
 
 
+def test_on_tpu_the_message_is_shown_and_the_user_asked(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    check = error_if.Check((MESSAGE,), (), goes_on=False)
+    check.fail_on_tpu(np.asarray(True), np.asarray(0))
+    assert f"EquinoxRuntimeError: {MESSAGE}" in capsys.readouterr().err
+    assert len(asked) == 1 and "Press enter" in asked[0]
+
+
 # Wrong use
 
 
@@ -692,9 +705,36 @@ def test_check_within_shard_map(check_vma):
         f(jnp.arange(8.0) + 99, GOOD)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("map_over", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
+def test_devices_do_not_wait_for_one_that_has_failed(check_vma, map_over):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+    def f(x, pred):
+        x = map_over(
+            lambda x: eqx.branched_error_if(x, pred | (x > 6), 2, MESSAGES) * 2
+        )(x)
+        return lax.psum(x, ("a", "b"))
+
+    f = eqx.filter_jit(
+        jax.shard_map(
+            f,
+            mesh=mesh,
+            in_specs=(PartitionSpec(("a", "b")), PartitionSpec()),
+            out_specs=PartitionSpec(),
+            check_vma=check_vma,
+        )
+    )
+    assert f(jnp.arange(4.0), jnp.asarray(False)) == 12
+    with raises("three"):
+        f(jnp.arange(4.0) + 4, jnp.asarray(False))
+    with raises("three"):
+        f(jnp.arange(4.0), jnp.asarray(True))
+
+
 def test_check_within_pmap():
-    f = eqx.filter_pmap(lambda x: twice(x))
-    assert f(jnp.arange(4.0)).tolist() == [0, 2, 4, 6]
+    f = eqx.filter_pmap(lambda x: lax.psum(twice(x), "d"), axis_name="d")
+    assert f(jnp.arange(4.0)).tolist() == [12] * 4
     with raises():
         f(jnp.arange(4.0) - 1)
 
