@@ -147,7 +147,7 @@ def branched_error_if(
     messages = _check_messages(msgs)
     if mode == "off" or _is_plainly_false(pred):
         return x
-    arrays, rest = take_apart(x)
+    arrays, rest = take_apart(x, _may_depend)
     if not arrays:
         raise ValueError(
             "No arrays are in the `x` of `error_if`, so there is nothing that the check "
@@ -160,6 +160,10 @@ def branched_error_if(
         if isinstance(failed, Tracer) or failed:
             arrays = [_spoilt_if(failed, array, mode) for array in arrays]
     return rest.fill(arrays)
+
+
+def _may_depend(x: Any) -> bool:
+    return is_array(x) and x.dtype != jax.dtypes.float0
 
 
 def _mode(on_error: str) -> str:

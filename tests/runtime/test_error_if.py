@@ -129,6 +129,12 @@ def test_tree_comes_back_with_its_other_leaves_as_they_were(tree, under_jit):
     (jax.jit(check) if under_jit else check)(jnp.asarray(False))
 
 
+def test_gradient_of_integers_passes_through():
+    gradient = np.zeros(2, jax.dtypes.float0)
+    out, _ = eqx.error_if((gradient, GOOD), jnp.asarray(False), "never")
+    assert out is gradient
+
+
 @pytest.mark.parametrize("false", [False, 0, 0.0])
 @pytest.mark.parametrize("mode", ["raise", "nan", "breakpoint", "off"])
 def test_nothing_is_inserted_for_a_false_python_value(false, mode):
