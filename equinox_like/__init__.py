@@ -3,9 +3,12 @@
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
+from . import _environment as _environment
 from ._errors import (
     DonationError as DonationError,
     DonationWarning as DonationWarning,
+    EquinoxRuntimeError as EquinoxRuntimeError,
+    EquinoxTracetimeError as EquinoxTracetimeError,
     LeafError as LeafError,
     NotInvertibleError as NotInvertibleError,
     ShapeError as ShapeError,

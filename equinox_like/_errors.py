@@ -2,6 +2,8 @@
 
     RuntimeError
     ├── DonationError      a buffer was donated and is used again, or cannot be donated
+    ├── EquinoxRuntimeError    a check of values failed while a program ran
+    ├── EquinoxTracetimeError  the same while a program was traced; no longer raised
     └── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
     ValueError
     ├── NotInvertibleError  no inverse of a function can be found, or it is none
@@ -28,6 +30,29 @@ class DonationWarning(UserWarning):
     """A donated buffer was not reused by any output; its array stays alive.
 
     Issued once for each new trace under `donate="warn"`.
+    """
+
+
+class EquinoxRuntimeError(RuntimeError):
+    """A check of values by [`equinox_like.error_if`][] failed while a program ran."""
+
+    def __reduce__(self):
+        return _runtime_error, self.args
+
+
+# So that tracebacks show the bare name.
+EquinoxRuntimeError.__module__ = "builtins"
+
+
+def _runtime_error(*args: Any) -> EquinoxRuntimeError:
+    return EquinoxRuntimeError(*args)
+
+
+class EquinoxTracetimeError(RuntimeError):
+    """A check that is known to fail while a program is traced.
+
+    Never raised: such a check may be in a branch that is not taken, so it fails when it
+    runs. The class is here for code that catches it.
     """
 
 

@@ -12,6 +12,10 @@ from ._loops import (
     filter_while_loop as filter_while_loop,
 )
 from ._runtime.enumeration import Enumeration as Enumeration
+from ._runtime.error_if import (
+    branched_error_if as branched_error_if,
+    error_if as error_if,
+)
 from ._transforms.callback import (
     filter_io_callback as filter_io_callback,
     filter_pure_callback as filter_pure_callback,

@@ -28,3 +28,9 @@ hypothesis.settings.load_profile("tests")
 @pytest.fixture
 def key():
     return jax.random.key(0)
+
+
+@pytest.fixture
+def without_type_checks(monkeypatch):
+    """As users run it: a wrong type meets the function's own check, not its annotation."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,9 +1,9 @@
 """Which files JAX passes over when it looks for the user's line.
 
-Serves jax 0.10 to 0.12: `jax._src.source_info_util.register_exclusion`. Needed because an
-error may say where an array was computed, or a function traced, by the innermost frame that
-is not JAX's own; that frame would be this library's. Without it the messages are the same
-but for that line.
+Serves jax 0.10 to 0.12: `register_exclusion` of `jax._src.source_info_util` and of
+`jax._src.traceback_util`. The first is asked where an array was computed, or a function
+traced, the second where a debugger opens: by the innermost frame that is not JAX's own,
+which would be this library's. Without them messages are the same but for that line.
 """
 
 import importlib
@@ -11,20 +11,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def find(source_info: Any) -> Callable[[str], Any]:
-    """What takes the beginning of a path, from `jax._src.source_info_util`; or nothing."""
-    return getattr(source_info, "register_exclusion", lambda path: None)
+def find(registry: Any) -> Callable[[str], Any]:
+    """What takes the beginning of a path, from one of these files; or nothing."""
+    return getattr(registry, "register_exclusion", lambda path: None)
 
 
 def pass_over(paths: Iterable[str]) -> None:
     """Files whose paths begin so are not the user's."""
-    exclude = find(_source_info())
+    registries = [find(_private(name)) for name in _REGISTRIES]
     for path in paths:
-        exclude(path)
+        for exclude in registries:
+            exclude(path)
 
 
-def _source_info() -> Any:
+_REGISTRIES = "source_info_util", "traceback_util"
+
+
+def _private(name: str) -> Any:
     try:
-        return importlib.import_module("jax._src.source_info_util")
+        return importlib.import_module(f"jax._src.{name}")
     except ImportError:
         return None

@@ -16,6 +16,7 @@ from .._compat.tracer import Tracer
 from .._module import Module, field
 from .._tree import is_array, tree_pformat
 from .._warn import warn
+from .error_if import branched_error_if
 
 # The enumeration. (beartype would check `Self` and a bound by another `isinstance`.)
 _E = TypeVar("_E")
@@ -30,6 +31,14 @@ class EnumerationItem(Module):
     def is_traced(self) -> bool:
         """Whether it is only known at run time which item this is."""
         return isinstance(self._index, Tracer)
+
+    def error_if(self, token: Any, pred: Any) -> Any:
+        """`token`, with an error at run time if `pred` is true: the message of this item.
+
+        It is [`equinox_like.error_if`][]. Which item this is may be known only then.
+        """
+        messages = tuple(self._enumeration.__messages__.values())
+        return branched_error_if(token, pred, self._index, messages)
 
     def __eq__(self, other: object) -> Any:
         return self._compare(jnp.equal, other)
@@ -178,6 +187,7 @@ class Enumeration(metaclass=EnumerationMeta):
     if TYPE_CHECKING:
         # An item poses as an instance of its class.
         def is_traced(self) -> bool: ...
+        def error_if(self, token: Any, pred: Any) -> Any: ...
 
     @classmethod
     def promote(cls: type[_E], item: Any) -> _E:

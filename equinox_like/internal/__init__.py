@@ -8,4 +8,9 @@ from .._module import (
     AbstractVar as AbstractVar,
     Static as Static,
 )
+from .._runtime.enumeration import Enumeration as Enumeration
+from .._runtime.error_if import (
+    branched_error_if as branched_error_if,
+    error_if as error_if,
+)
 from .._tree.format import TreeWLCustom as TreeWLCustom

@@ -21,7 +21,13 @@ from .._module import Module, field
 from .._tree import combine, is_array, partition
 from ._dropout import Dropout, resolve_inference
 from ._init import Init
-from ._kv_cache import KVCache, empty_cache, extended, is_overfull, new_positions
+from ._kv_cache import (
+    KVCache,
+    empty_cache,
+    extended,
+    new_positions,
+    refuse_overfull,
+)
 from ._linear import Linear
 from ._shape import as_size, check_input, parameter_shape, within
 from ._sharding import explicit_mesh, parts, placed, whole_along
@@ -254,8 +260,8 @@ class MultiheadAttention(Module):
 
         [`equinox_like.ShapeError`][] if one of the arrays has another shape. `RuntimeError`
         if the dropout is active and there is no `key`, or if a cache overflows; within a
-        compiled function the output is NaN instead of the latter. `ValueError` if the
-        implementation cannot serve the call.
+        compiled function the latter is found by [`equinox_like.error_if`][]. `ValueError`
+        if the implementation cannot serve the call.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # Not around the whole call, so that a warning points at the caller.
@@ -293,7 +299,7 @@ class MultiheadAttention(Module):
             with within("output_proj"):
                 out = _joined(self.output_proj, heads, out_sharding)
             if new_cache is not None:
-                out = jnp.where(is_overfull(new_cache), jnp.nan, out)
+                out = refuse_overfull(new_cache, out)
         more = () if new_cache is None else (new_cache,)
         more += (weights,) if return_weights else ()
         return (out, *more) if more else out

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
+from .._runtime.error_if import error_if
 from .._tree import is_array
 from ._init import Init, default_dtype, initialised, layout_of
 from ._shape import as_size, check_input, parameter_shape
@@ -37,6 +38,7 @@ class Embedding(Module):
     num_embeddings: int = field(static=True)
     embedding_size: int = field(static=True)
     weight: Any
+    check_bounds: bool = field(static=True, default=False)
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Embedding(Module):
         *,
         key: PRNGKeyArray | None = None,
         weight_init: Init | None = None,
+        check_bounds: bool = False,
     ):
         """**Arguments:**
 
@@ -57,6 +60,8 @@ class Embedding(Module):
             `jax_enable_x64` is on.
         - `key`: for the first values of the weight.
         - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the table.
+        - `check_bounds`: whether an array out of range is an error, found at run time by
+            [`equinox_like.error_if`][].
 
         **Raises:**
 
@@ -70,6 +75,7 @@ class Embedding(Module):
         _check_sizes(weight, num_embeddings, embedding_size)
         self.num_embeddings, self.embedding_size = weight.shape
         self.weight = weight
+        self.check_bounds = check_bounds
 
     @jax.named_scope("eqx.nn.Embedding")
     def __call__(
@@ -82,7 +88,7 @@ class Embedding(Module):
         """**Arguments:**
 
         - `x`: an integer, of shape `()`. A negative one counts from the end. An array out
-            of range is taken for the nearest end, as JAX does.
+            of range is taken for the nearest end, as JAX does, but for `check_bounds`.
         - `key`: ignored.
         - `out_sharding`: how the result for one index is to be split over the explicit axes
             of a mesh; by default as the rows of the weight are.
@@ -94,9 +100,12 @@ class Embedding(Module):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `x` is no scalar. `TypeError` for floats and bools.
-        `IndexError` for a Python int out of range.
+        `IndexError` for a Python int out of range. With `check_bounds`
+        [`equinox_like.EquinoxRuntimeError`][] for an array out of range.
         """
         _check_index(self, x)
+        if self.check_bounds:
+            x = _within_bounds(self, jnp.asarray(x))
         # An object that stands for the table need not be more than can be indexed, but a
         # NumPy array cannot be, by a tracer.
         table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
@@ -188,3 +197,17 @@ def _check_index(embedding: Embedding, x: Any) -> None:
             raise IndexError(
                 f"Embedding has {rows[0]} rows, and was asked for number {x}."
             )
+
+
+def _within_bounds(embedding: Embedding, x: Array) -> Array:
+    """`x`, with an error at run time if there is no such row."""
+    shape = parameter_shape(embedding, "weight", 2)
+    rows = embedding.num_embeddings if shape is None else shape[0]
+    # As numbers that its dtype has.
+    info = jnp.iinfo(x.dtype)
+    lowest, highest = max(-rows, info.min), min(rows - 1, info.max)
+    return error_if(
+        x,
+        (x < lowest) | (x > highest),
+        f"Embedding has {rows} rows, and was asked for another one.",
+    )

@@ -9,6 +9,7 @@ from jaxtyping import Array
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._module import Module, field
+from .._runtime.error_if import error_if
 
 
 class KVCache(Module):
@@ -118,6 +119,15 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, Tracer)
 
 
-def is_overfull(cache: KVCache) -> Any:
-    """Whether tokens were lost that were not to be."""
-    return cache.overflow == "error" and cache.length > len(cache.key)
+def refuse_overfull(cache: KVCache, out: Array) -> Array:
+    """`out`, with an error at run time if tokens were lost that were not to be.
+
+    A cache stays overfull, so the error comes at the latest when it is attended to.
+    """
+    slots = len(cache.key)
+    return error_if(
+        out,
+        cache.overflow == "error" and cache.length > slots,
+        f"The KVCache has slots for {slots} tokens, and was given more. Make a longer one "
+        "by `init_cache`, or one with `overflow='ring'`.",
+    )

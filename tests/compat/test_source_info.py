@@ -1,17 +1,20 @@
-"""Which frame JAX takes for the user's: with the private registry and without it."""
+"""Which frame JAX takes for the user's: with the private registries and without them."""
 
 import types
+
+import pytest
 
 from equinox_like._compat import source_info
 
 
-def test_jax_has_what_is_asked_for():
-    registry = source_info._source_info()
+@pytest.mark.parametrize("name", source_info._REGISTRIES)
+def test_jax_has_what_is_asked_for(name):
+    registry = source_info._private(name)
     assert source_info.find(registry) is registry.register_exclusion
 
 
-def test_without_it_nothing_is_excluded_and_nothing_fails(monkeypatch):
-    monkeypatch.setattr(source_info, "_source_info", lambda: types.SimpleNamespace())
-    source_info.pass_over(["/nowhere/"])
-    monkeypatch.setattr(source_info, "_source_info", lambda: None)
-    source_info.pass_over(["/nowhere/"])
+def test_without_them_nothing_is_excluded_and_nothing_fails(monkeypatch):
+    for registry in (types.SimpleNamespace(), None):
+        monkeypatch.setattr(source_info, "_private", lambda name, r=registry: r)
+        source_info.pass_over(["/nowhere/"])
+    assert source_info._private("no_such_file") is None

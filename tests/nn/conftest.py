@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -13,12 +12,6 @@ import equinox_like as eqx
 def k0():
     """The key of the contract's check values."""
     return jax.random.PRNGKey(0)
-
-
-@pytest.fixture
-def without_type_checks(monkeypatch):
-    """As users run it: a wrong type meets the layer's own check, not its annotation."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

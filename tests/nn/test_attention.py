@@ -409,17 +409,37 @@ def test_mask_with_a_cache_has_the_slots_first(build, draw) -> None:
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-def test_overflow_is_an_error_where_it_can_be_seen(build) -> None:
+def test_overflow_is_an_error(build) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
     _, cache = attention(x, x, x, cache=attention.init_cache(4))
     with pytest.raises(RuntimeError, match="slots for 4 tokens, holds 3 and was given"):
         attention(x, x, x, cache=cache)
     with pytest.raises(eqx.ShapeError, match="4 tokens, and was given 5 at once"):
         attention(*[jnp.ones((5, 8))] * 3, cache=cache)
-    out, _ = eqx.filter_jit(attention)(x, x, x, cache=cache)
-    assert jnp.isnan(out).all()
+    message = "slots for 4 tokens, and was given more.*`overflow='ring'`"
+    with pytest.raises(eqx.EquinoxRuntimeError, match=message):
+        eqx.filter_jit(attention)(x, x, x, cache=cache)
     out, _ = eqx.filter_jit(attention)(x[:1], x[:1], x[:1], cache=cache)
     assert jnp.isfinite(out).all()
+
+
+def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8)
+
+    @eqx.filter_jit
+    def run(cache, tokens):
+        def step(cache, token):
+            out, cache = attention(*[token[None]] * 3, cache=cache)
+            return cache, out[0]
+
+        return jax.lax.scan(step, cache, tokens)
+
+    cache, outs = run(attention.init_cache(4), jnp.ones((4, 8)))
+    assert cache.length == 4 and jnp.isfinite(outs).all()
+    with pytest.raises(eqx.EquinoxRuntimeError, match="slots for 4 tokens"):
+        run(attention.init_cache(4), jnp.ones((5, 8)))
+    ring = attention.init_cache(4, overflow="ring")
+    assert jnp.isfinite(run(ring, jnp.ones((5, 8)))[1]).all()
 
 
 def test_wrong_cache_is_an_error(build) -> None:

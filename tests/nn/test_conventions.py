@@ -254,7 +254,7 @@ def test_layer_is_frozen(name) -> None:
         (nn.RMSNorm, "weight bias", "shape eps use_weight use_bias"),
         (nn.GroupNorm, "weight bias", "groups channels eps channelwise_affine"),
         (nn.PReLU, "negative_slope", ""),
-        (nn.Embedding, "weight", "num_embeddings embedding_size"),
+        (nn.Embedding, "weight", "num_embeddings embedding_size check_bounds"),
         (nn.RotaryPositionalEmbedding, "", "embedding_size theta dtype interleaved"),
         (
             nn.MultiheadAttention,

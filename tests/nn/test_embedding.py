@@ -27,6 +27,35 @@ def test_array_out_of_range_is_taken_for_the_nearest_end(key) -> None:
     assert (embedding(jnp.array(-9)) == embedding.weight[0]).all()
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int32, jnp.uint32])
+@pytest.mark.parametrize("rows", [4, 300])
+def test_array_out_of_range_is_an_error_if_bounds_are_checked(
+    wrap, dtype, rows, key
+) -> None:
+    embedding = nn.Embedding(rows, 3, check_bounds=True, key=key)
+    info = jnp.iinfo(dtype)
+    for index in (0, 3, -4, rows - 1, -rows, rows, -rows - 1, info.min, info.max):
+        if not info.min <= index <= info.max:
+            continue
+        array = jnp.asarray(index, dtype)
+        if -rows <= index < rows:
+            assert (wrap(embedding)(array) == embedding.weight[index]).all()
+        else:
+            with pytest.raises(eqx.EquinoxRuntimeError, match=f"has {rows} rows, and"):
+                wrap(embedding)(array)
+
+
+def test_bounds_are_checked_for_each_element_of_a_batch(key) -> None:
+    embedding = nn.Embedding(4, 3, check_bounds=True, key=key)
+    look_up = eqx.filter_jit(jax.vmap(embedding))
+    assert look_up(jnp.arange(4)).shape == (4, 3)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="Batch element 2: Embedding has"):
+        look_up(jnp.array([0, 1, 9]))
+    with pytest.raises(IndexError, match="has 4 rows"):
+        embedding(4)
+
+
 @pytest.mark.parametrize("index", [4, -5])
 def test_python_int_out_of_range_is_an_error(index, key) -> None:
     with pytest.raises(IndexError, match=f"has 4 rows, and was asked for .*{index}"):

@@ -350,3 +350,44 @@ def test_items_of_another_class_are_refused():
     for a, b in [(Results.slow, More.slow), (More.slow, Results.slow), (1, 2)]:
         with pytest.raises(ValueError, match=r"`Results\.where` takes items of"):
             Results.where(True, a, b)
+
+
+# Errors
+
+
+def raise_if(item, token, pred):
+    return item.error_if(token, pred)
+
+
+@pytest.mark.parametrize(
+    "f", [raise_if, eqx.filter_jit(raise_if)], ids=["eager", "jit"]
+)
+@given(enumerations, st.booleans(), st.data())
+def test_item_raises_its_message(f, enumeration, pred, data):
+    item, _ = pair(data, enumeration)
+    token = jnp.ones(2)
+    if pred:
+        with pytest.raises(eqx.EquinoxRuntimeError) as info:
+            f(item, token, jnp.asarray(True))
+        assert f"\nEquinoxRuntimeError: {enumeration[item]}\n" in str(info.value)
+    else:
+        assert (f(item, token, jnp.asarray(False)) == token).all()
+
+
+def test_method_of_an_item_can_be_compiled():
+    f = eqx.filter_jit(Results.slow.error_if)
+    assert f(jnp.ones(2), jnp.asarray(False)).tolist() == [1, 1]
+    with pytest.raises(eqx.EquinoxRuntimeError, match="Too many steps"):
+        f(jnp.ones(2), jnp.asarray(True))
+
+
+def test_items_of_a_batch_raise_each_its_own():
+    def f(x):
+        item = Results.where(x < 0, Results.slow, Results.success)
+        return item.error_if(x, jnp.abs(x) > 1)
+
+    assert eqx.filter_jit(jax.vmap(f))(jnp.array([1.0, -1.0])).tolist() == [1, -1]
+    with pytest.raises(eqx.EquinoxRuntimeError) as info:
+        eqx.filter_jit(jax.vmap(f))(jnp.array([-2.0, 1.0, 2.0]))
+    expected = "Batch element 0: Too many steps.\nBatch element 2: All is well.\n"
+    assert expected in str(info.value)

@@ -197,6 +197,12 @@ Converted(1.0, 4)  # pyright: ignore[reportCallIssue]
 T = TypeVar("T")
 
 
+assert_type(eqx.error_if(model, jnp.ones(2) > 3, "too large"), Affine)
+assert_type(eqx.branched_error_if(jnp.ones(2), False, 0, ["a", "b"]), jax.Array)
+eqx.error_if(model, False, 3)  # pyright: ignore[reportArgumentType]
+eqx.error_if(model, False, "a", on_error=1)  # pyright: ignore[reportArgumentType]
+
+
 class Box(eqx.Module, Generic[T]):
     content: T
 

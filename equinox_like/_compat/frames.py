@@ -1,0 +1,44 @@
+"""The user's lines in the function that is being traced, and whether `shard_map` traces it.
+
+Serves jax 0.10 to 0.12. JAX keeps what it has traced, and a function within another one may
+have been traced for an earlier call of somebody else. So only the frames of the innermost
+one are sure to belong to a value. It begins below the last frame of
+`jax/_src/interpreters/partial_eval.py`, which makes all programs. If a frame of
+`jax/_src/shard_map.py` comes first it is the body of a `shard_map`: all devices get there.
+Should these files be gone there are no frames, and no body of a `shard_map` is known.
+"""
+
+import os
+import sys
+
+import jax
+
+# File, line and function.
+Frame = tuple[str, int, str]
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+_JAXTYPING = os.path.join(os.sep, "jaxtyping", "")
+_TRACER = os.path.join(_JAX, "_src", "interpreters", "partial_eval.py")
+_SHARD_MAP = os.path.join(_JAX, "_src", "shard_map.py")
+
+
+def traced_frames(passed_over: tuple[str, ...]) -> tuple[tuple[Frame, ...], bool]:
+    """Frames, outermost first, without JAX's and those in files that are passed over;
+    and whether they are directly in the body of a `shard_map`.
+    """
+    found: list[Frame] = []
+    in_shard_map = False
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        filename = code.co_filename
+        if filename == _TRACER:
+            return tuple(reversed(found)), in_shard_map
+        in_shard_map |= filename == _SHARD_MAP
+        if not (
+            filename.startswith((_JAX, "<@beartype", *passed_over))
+            or _JAXTYPING in filename
+        ):
+            found.append((filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return (), False

@@ -1,0 +1,169 @@
+"""Primitives whose result is one for a whole batch, and calling the host from a program.
+
+JAX has no public way to define a primitive, nor to see a whole batch under `jax.vmap`.
+Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core` (of `jax.extend.core`, which is slow
+to import, should that be gone) and the tables of rules in `jax.interpreters`.
+
+A host call of JAX's own writes each exception to the log before it passes it on. On several
+devices it runs on one alone, for whose failure the others then wait for ever. If it is pure
+it may be moved out of a loop that takes no step. `emit_python_callback` of
+`jax.interpreters.mlir` lets us do without all that. On TPU, and should it be gone,
+`jax.pure_callback` serves.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import batching, mlir
+
+
+def find(*cores: str) -> Any:
+    """The class `Primitive` of the first of these modules that has it."""
+    for core in cores:
+        try:
+            return importlib.import_module(core).Primitive
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError("This version of JAX has no `Primitive` where it was.")
+
+
+Primitive: Any = find("jax._src.core", "jax.extend.core")
+
+
+def for_whole_batch(
+    name: str,
+    function: Callable[..., Any],
+    like: Callable[..., Any],
+    eager: Callable[..., Any] | None = None,
+) -> Any:
+    """A primitive of arrays, which is `function`, outside of any `jax.vmap`.
+
+    The axes of batches come first in what `function` gets, outermost first, and what it
+    returns belongs to all of the batch. `like` is a simpler function with a result of the
+    same type. `eager` is called in place of `function` with arrays whose values are known.
+    All may have static parameters, but for `like`.
+    """
+    primitive = Primitive(name)
+
+    def batch(args: Any, axes: Any, **params: Any) -> tuple[Any, None]:
+        pairs = list(zip(args, axes, strict=True))
+        size = next(x.shape[i] for x, i in pairs if i is not None)
+        whole = [
+            _repeated(x, size) if i is None else jnp.moveaxis(x, i, 0) for x, i in pairs
+        ]
+        return primitive.bind(*whole, **params), None
+
+    def type_of_result(*args: Any, **_: Any) -> Any:
+        # JAX itself knows best what becomes of shardings and manual axes.
+        (result,) = jax.make_jaxpr(like)(*args).out_avals
+        return result
+
+    primitive.def_impl(eager or function)
+    primitive.def_abstract_eval(type_of_result)
+    batching.primitive_batchers[primitive] = batch
+    lower = mlir.lower_fun(function, multiple_results=False)
+    mlir.register_lowering(primitive, lower, cacheable=False)
+    return primitive
+
+
+def _repeated(x: Any, size: int) -> jax.Array:
+    x = jnp.asarray(x, jax.typeof(x).dtype)  # JAX's literals are no arrays
+    return jnp.broadcast_to(x, (size, *x.shape))
+
+
+def call_host(
+    *args: Any, function: Callable[..., None], on_tpu: Callable[..., None]
+) -> Any:
+    """Calls `function(*args)` in Python when a compiled program gets there; is `True` then.
+
+    What it raises ends the program, unlogged. A TPU cannot be ended: `on_tpu` is for it.
+    To be used in a `function` of `for_whole_batch` only: it has no rules.
+    """
+    return _host_p.bind(*args, function=function, on_tpu=on_tpu)
+
+
+_host_p = Primitive("call_host")
+
+
+@_host_p.def_abstract_eval
+def _(*args: Any, **_: Any) -> Any:
+    return jax.make_jaxpr(lambda: np.asarray(True))().out_avals[0]
+
+
+def find_emit(interpreter: Any) -> Callable[..., Any] | None:
+    return getattr(interpreter, "emit_python_callback", None)
+
+
+def lower_host_call(
+    context: Any, *args: Any, function: Any, on_tpu: Any, emit: Any
+) -> Any:
+    """The lowering of a host call: by `emit`, or without one by public means."""
+    if emit is None:
+        by_jax = functools.partial(_by_jax, function=function)
+        return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
+
+    def call(*args: Any) -> tuple[()]:
+        function(*map(np.asarray, args))
+        return ()
+
+    # Every device calls, and each fails. They would all call with a shard of their own.
+    whole = functools.partial(_whole, number=number_of_devices(context.module_context))
+    args = mlir.lower_fun(whole, multiple_results=True)(
+        context.replace(avals_out=context.avals_in), *args
+    )
+    emit(
+        context.replace(avals_out=[]),
+        call,
+        None,
+        [*args],
+        context.avals_in,
+        [],
+        has_side_effect=True,
+        returns_token=False,
+        partitioned=True,
+    )
+    return [mlir.ir_constant(np.asarray(True))]
+
+
+def number_of_devices(module_context: Any) -> int:
+    """How many share arrays as JAX likes; 1 where the user says how, as in `shard_map`."""
+    axis_context = getattr(module_context, "axis_context", None)
+    return getattr(axis_context, "num_devices", 1)
+
+
+def _whole(*args: Any, number: int) -> list[Any]:
+    return [_replicated(x, number) if x.ndim and number > 1 else x for x in args]
+
+
+def _replicated(x: Any, number: int) -> Any:
+    nothing = jax.sharding.PartitionSpec()
+    explicit = jax.typeof(x).sharding
+    if any(explicit.spec):
+        replicated = jax.sharding.NamedSharding(explicit.mesh, nothing)
+        return jax.sharding.reshard(x, replicated)
+    mesh = jax.sharding.AbstractMesh((number,), ("all",))
+    replicated = jax.sharding.NamedSharding(mesh, nothing)
+    return jax.lax.with_sharding_constraint(x, replicated)
+
+
+def _by_jax(*args: Any, function: Any) -> Any:
+    def call(*args: Any) -> Any:
+        function(*map(np.asarray, args))
+        return np.asarray(True)
+
+    return jax.pure_callback(call, jax.ShapeDtypeStruct((), bool), *args)
+
+
+def _lower_on_tpu(context: Any, *args: Any, function: Any, on_tpu: Any) -> Any:
+    return lower_host_call(context, *args, function=on_tpu, on_tpu=on_tpu, emit=None)
+
+
+mlir.register_lowering(
+    _host_p, functools.partial(lower_host_call, emit=find_emit(mlir)), cacheable=False
+)
+mlir.register_lowering(_host_p, _lower_on_tpu, platform="tpu", cacheable=False)

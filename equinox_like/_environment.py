@@ -1,0 +1,42 @@
+"""What the environment says, read once, when the library is imported.
+
+EQX_ON_ERROR                    what a failed check does: raise, nan, breakpoint or off
+EQX_ON_ERROR_BREAKPOINT_FRAMES  how many frames JAX's debugger then shows
+"""
+
+import os
+from typing import Final
+
+from ._warn import warn
+
+MODES: Final = ("raise", "nan", "breakpoint", "off")
+
+
+def read_mode(value: str) -> str:
+    if value not in MODES:
+        raise ValueError(
+            f"The environment variable EQX_ON_ERROR is one of {', '.join(MODES)}; got "
+            f"{value!r}."
+        )
+    if value == "breakpoint":
+        warn(
+            "EQX_ON_ERROR=breakpoint opens a debugger where a check of `error_if` fails: "
+            "nobody should wait for this program to end by itself."
+        )
+    return value
+
+
+def read_frames(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(
+            "The environment variable EQX_ON_ERROR_BREAKPOINT_FRAMES is an integer; got "
+            f"{value!r}."
+        ) from None
+
+
+ON_ERROR: Final = read_mode(os.environ.get("EQX_ON_ERROR", "raise"))
+BREAKPOINT_FRAMES: Final = read_frames(
+    os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
+)

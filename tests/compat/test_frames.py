@@ -1,0 +1,66 @@
+"""The user's lines within the innermost function that JAX traces as a whole."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+
+from equinox_like._compat import frames
+
+
+def names(found):
+    return [name for _, _, name in found]
+
+
+def test_frames_are_those_of_the_innermost_trace(monkeypatch):
+    found = []
+
+    def look(x):
+        found.append(frames.traced_frames(())[0])
+        return x
+
+    def inner(x):
+        return jax.vmap(look)(x)
+
+    def outer(x):
+        look(x)
+        return jax.jit(inner)(x)
+
+    jax.jit(outer)(jnp.ones(2))
+    assert list(map(names, found)) == [["outer", "look"], ["inner", "look"]]
+    (filename, line, _), *_ = found[0]
+    assert filename == __file__
+    assert line == outer.__code__.co_firstlineno + 1
+    look(1)
+    assert found[-1] == ()
+
+    monkeypatch.setattr(frames, "_TRACER", "gone")
+    jax.jit(lambda x: outer(x))(jnp.ones(2))
+    assert found[-1] == ()
+
+
+def test_files_are_passed_over():
+    found = []
+    jax.jit(lambda x: found.append(frames.traced_frames((__file__,))))(1)
+    assert found == [((), False)]
+
+
+def test_body_of_a_shard_map_is_told_from_what_is_traced_within():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    found = []
+
+    def look(x):
+        found.append(frames.traced_frames(())[1])
+        return x
+
+    for body, directly in (
+        (look, True),
+        (jax.vmap(look), True),
+        (lambda x: jax.grad(lambda x: look(x).sum())(x), True),
+        (jax.jit(look), False),
+        (lambda x: jax.lax.cond(x.sum() > 0, look, lambda x: x, x), False),
+    ):
+        found.clear()
+        spec = PartitionSpec("d")
+        f = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+        jax.jit(f)(jnp.ones(2))
+        assert set(found) == {directly}

@@ -1,0 +1,27 @@
+"""What the environment may say, and what it may not."""
+
+import pytest
+
+from equinox_like import _environment
+
+
+@pytest.mark.parametrize("mode", ["raise", "nan", "off"])
+def test_modes_are_taken(mode):
+    assert _environment.read_mode(mode) == mode
+
+
+def test_breakpoint_mode_is_warned_of():
+    with pytest.warns(UserWarning, match="EQX_ON_ERROR=breakpoint opens a debugger"):
+        assert _environment.read_mode("breakpoint") == "breakpoint"
+
+
+@pytest.mark.parametrize("mode", ["", "Raise", "foo"])
+def test_unknown_mode_is_an_error(mode):
+    with pytest.raises(ValueError, match=f"EQX_ON_ERROR is one of .* got {mode!r}"):
+        _environment.read_mode(mode)
+
+
+def test_number_of_frames_is_an_integer():
+    assert _environment.read_frames("3") == 3
+    with pytest.raises(ValueError, match=r"EQX_ON_ERROR_BREAKPOINT_FRAMES.* got 'x'"):
+        _environment.read_frames("x")
