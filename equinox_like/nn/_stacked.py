@@ -182,10 +182,10 @@ class Stacked(StatefulLayer):
                 else:
                     out = layer(*args, **kwargs)
             out, y = (out, None) if xs is ABSENT else out
-            _check_kept(x, out)
+            check_kept("A layer of Stacked", x, out)
             return out, (y, new_state)
 
-        x = jax.tree.map(_strongly_typed, x)
+        x = jax.tree.map(strongly_typed, x)
         ys, new_state = None, inputs["state"]
         if self.depth > 0:
             step = _checkpointed(step, self.checkpoint)
@@ -225,14 +225,23 @@ def _checked_policy(checkpoint: Any) -> Any:
     return checkpoint
 
 
+def policy_of(checkpoint: Any) -> Any:
+    """What `checkpoint` stands for: `None`, `True`, or a policy."""
+    if checkpoint is False or checkpoint == "full":
+        return checkpoint == "full" or None
+    if isinstance(checkpoint, str):
+        return getattr(jax.checkpoint_policies, checkpoint)
+    return checkpoint
+
+
 def _checkpointed(step: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
-    if checkpoint is None or checkpoint is False:
+    policy = policy_of(checkpoint)
+    if policy is None:
         return step
-    policy = None if checkpoint is True or checkpoint == "full" else checkpoint
-    if isinstance(policy, str):
-        policy = getattr(jax.checkpoint_policies, policy)
     # A scan keeps the compiler from merging the two computations anyhow.
-    return jax.checkpoint(step, policy=policy, prevent_cse=False)
+    return jax.checkpoint(
+        step, policy=None if policy is True else policy, prevent_cse=False
+    )
 
 
 def _check_rows(stacked: Stacked, xs: Any) -> None:
@@ -244,12 +253,13 @@ def _check_rows(stacked: Stacked, xs: Any) -> None:
             )
 
 
-def _check_kept(before: Any, after: Any) -> None:
-    one, other = (jtu.tree_map(_shape_and_dtype, tree) for tree in (before, after))
+def check_kept(what: str, before: Any, after: Any) -> None:
+    """Raises `ShapeError` unless `after` is a tree like `before`, by shapes and dtypes."""
+    one, other = (jtu.tree_map(shape_and_dtype, tree) for tree in (before, after))
     if one != other:
         raise ShapeError(
-            "A layer of Stacked must return an array of the shape and dtype that it was "
-            f"given. It was given {_described(before)}, and returned {_described(after)}."
+            f"{what} must return an array of the shape and dtype that it was given. It was "
+            f"given {described(before)}, and returned {described(after)}."
         )
 
 
@@ -257,18 +267,18 @@ class _Leaf(tuple):
     """Shape and dtype of a leaf: a leaf itself."""
 
 
-def _shape_and_dtype(leaf: Any) -> _Leaf:
+def shape_and_dtype(leaf: Any) -> _Leaf:
     return _Leaf((jnp.shape(leaf), jnp.result_type(leaf)))
 
 
-def _described(tree: Any) -> str:
+def described(tree: Any) -> str:
     shown = jtu.tree_map(
         lambda x: f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}", tree
     )
     return shown if isinstance(shown, str) else str(shown)
 
 
-def _strongly_typed(x: Any) -> Any:
+def strongly_typed(x: Any) -> Any:
     x = jnp.asarray(x)
     return jnp.asarray(x, x.dtype)
 
@@ -298,9 +308,9 @@ def _refuse_difference(first: Any, layer: Any, index: int) -> None:
         )
     leaves = zip(jtu.tree_leaves_with_path(first), jax.tree.leaves(layer), strict=True)
     for (path, one), other in leaves:
-        if is_array(one) and _shape_and_dtype(one) != _shape_and_dtype(other):
+        if is_array(one) and shape_and_dtype(one) != shape_and_dtype(other):
             raise ValueError(
                 "`Stacked.from_layers` takes layers with equal shapes and dtypes. "
-                f"`{path_str(path, 'layer')}` has {_described(one)} in layer 0, and "
-                f"{_described(other)} in layer {index}."
+                f"`{path_str(path, 'layer')}` has {described(one)} in layer 0, and "
+                f"{described(other)} in layer {index}."
             )

@@ -174,6 +174,11 @@ def test_forward_mode_is_refused():
 
 # Inverses
 
+own_jvp = jax.custom_jvp(lambda x: 2 * x)
+own_vjp = jax.custom_vjp(lambda x: jnp.exp(x))
+own_jvp.defjvp(lambda primals, tangents: (own_jvp(*primals), tangents[0]))
+own_vjp.defvjp(lambda x: (jnp.exp(x), None), lambda _, c: (c,))
+
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "add": lambda b, x: b + x,
     "subtract": lambda b, x: x - b,
@@ -200,6 +205,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "jit": lambda b, x: jax.jit(lambda x: x + b)(x),
     "checkpoint": lambda b, x: jax.checkpoint(lambda x: x * jnp.sin(b))(x),
     "custom": lambda b, x: x + jax.nn.relu(b) + jax.nn.silu(b),
+    "custom rules": lambda b, x: own_jvp(own_vjp(x)),
     "astype": lambda b, x: x.astype(jnp.float32) + b,
     "flip": lambda b, x: jnp.flip(x),
     "roll": lambda b, x: jnp.roll(x, 1),
