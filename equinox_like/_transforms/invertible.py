@@ -5,7 +5,7 @@ Gomez et al., "The Reversible Residual Network", 2017, https://arxiv.org/abs/170
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,21 @@ from .custom_rules import filter_custom_vjp
 from .inverse import derived_inverse
 from .vjp import filter_vjp
 
+_B = TypeVar("_B")
+_X = TypeVar("_X")
 
+
+@overload
+def filter_invertible(
+    *, inverse: Callable[[Any, Any], Any] | None = None, check: bool = False
+) -> Callable[[Callable[[_B, _X], _X]], "Invertible[_B, _X]"]: ...
+@overload
+def filter_invertible(
+    fun: Callable[[_B, _X], _X],
+    *,
+    inverse: Callable[[_B, _X], _X] | None = None,
+    check: bool = False,
+) -> "Invertible[_B, _X]": ...
 def filter_invertible(
     fun: Any = MISSING,
     *,
@@ -88,7 +102,7 @@ def filter_invertible(
     return Invertible(fun, inverse, check)
 
 
-class Invertible(Transformed[..., Any]):
+class Invertible(Transformed[..., _X], Generic[_B, _X]):
     """What [`equinox_like.filter_invertible`][] returns."""
 
     _inverse: Callable[[Any, Any], Any] | None = field(static=True)
@@ -102,7 +116,7 @@ class Invertible(Transformed[..., Any]):
         self._check = check
 
     @frames_hidden
-    def __call__(self, blocks: Any, x: Any, /) -> Any:
+    def __call__(self, blocks: _B | Sequence[_B], x: _X, /) -> _X:
         fun = self.__wrapped__
         if self._check:
             _verify(fun, self._inverse, blocks, x)

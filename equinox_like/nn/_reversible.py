@@ -2,7 +2,7 @@
 outputs, so that the backward pass has no need to store them."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from ._stacked import (
     strongly_typed,
 )
 from ._stateful import is_stateful, takes_key
+
+_X = TypeVar("_X")
 
 
 class ReversibleBlock(Module):
@@ -74,7 +76,7 @@ class ReversibleBlock(Module):
         self.split_axis = split_axis
 
     @jax.named_scope("eqx.nn.ReversibleBlock")
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, x: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Arguments:**
 
         - `x`: an array with an even size along `split_axis`; or a pair `(x1, x2)`.
@@ -96,7 +98,7 @@ class ReversibleBlock(Module):
         return self._like(x, y1, y2)
 
     @jax.named_scope("eqx.nn.ReversibleBlock.inverse")
-    def inverse(self, y: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Returns:** the `x` of which the call with the same `key` makes `y`."""
         y1, y2 = self._halves("y", y)
         f_key, g_key = _split(key, 2)
@@ -178,7 +180,7 @@ class ReversibleSequential(Module):
     memory_efficient: bool = field(static=True)
 
     def __init__(
-        self, blocks: Iterable[Any] | Stacked, *, memory_efficient: bool = True
+        self, blocks: Iterable[Any] | Stacked[Any], *, memory_efficient: bool = True
     ):
         """**Arguments:**
 
@@ -206,7 +208,7 @@ class ReversibleSequential(Module):
                 )
 
     @jax.named_scope("eqx.nn.ReversibleSequential")
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, x: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Arguments:**
 
         - `x`: passed to the first block; the result of each one is passed to the next.
@@ -223,7 +225,7 @@ class ReversibleSequential(Module):
         return self._run(x, key, reverse=False)
 
     @jax.named_scope("eqx.nn.ReversibleSequential.inverse")
-    def inverse(self, y: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Returns:** the `x` of which the call with the same `key` makes `y`."""
         return self._run(y, key, reverse=True)
 

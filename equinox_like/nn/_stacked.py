@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,11 @@ from ._stack import build_stacked
 from ._state import StateIndex, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
 
+_L = TypeVar("_L")
+_M = TypeVar("_M")
 
-class Stacked(StatefulLayer):
+
+class Stacked(StatefulLayer, Generic[_L]):
     """A run of layers of equal structure, whose arrays carry a leading axis.
 
     It does what [`equinox_like.nn.Sequential`][] does of the same layers, in one
@@ -52,14 +55,14 @@ class Stacked(StatefulLayer):
         ```
     """
 
-    layers: Any
+    layers: _L
     depth: int = field(static=True)
     checkpoint: Any = field(static=True)
     unroll: int | bool = field(static=True)
 
     def __init__(
         self,
-        make_layer: Callable[[Any], Any],
+        make_layer: Callable[[Any], _L],
         depth: int,
         *,
         key: PRNGKeyArray,
@@ -88,11 +91,11 @@ class Stacked(StatefulLayer):
     @classmethod
     def from_layers(
         cls,
-        layers: Sequence[Any],
+        layers: Sequence[_M],
         *,
         checkpoint: Any = None,
         unroll: int | bool = 1,
-    ) -> "Stacked":
+    ) -> "Stacked[_M]":
         """Stacks layers that there are.
 
         **Arguments:**
@@ -201,11 +204,11 @@ class Stacked(StatefulLayer):
         """Whether the layers are."""
         return is_stateful(self.layers)
 
-    def unstack(self) -> tuple[Any, ...]:
+    def unstack(self) -> tuple[_L, ...]:
         """The layers, one by one."""
         return tuple(self[i] for i in range(self.depth))
 
-    def __getitem__(self, index: SupportsIndex) -> Any:
+    def __getitem__(self, index: SupportsIndex) -> _L:
         i = operator.index(index)
         if not -self.depth <= i < self.depth:
             raise IndexError(f"There is no layer {i}: the depth is {self.depth}.")
@@ -244,7 +247,7 @@ def _checkpointed(step: Callable[..., Any], checkpoint: Any) -> Callable[..., An
     )
 
 
-def _check_rows(stacked: Stacked, xs: Any) -> None:
+def _check_rows(stacked: Stacked[Any], xs: Any) -> None:
     for path, leaf in jtu.tree_leaves_with_path(xs):
         if np.shape(leaf)[:1] != (stacked.depth,):
             raise ShapeError(
