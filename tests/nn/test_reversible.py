@@ -108,6 +108,22 @@ def test_inverse_undoes_the_call_with_the_same_key(kind, memory_efficient, key) 
 
 
 @each_kind
+def test_gradient_for_a_batch_with_a_key_for_each_is_that_of_plain_autodiff(
+    kind, key
+) -> None:
+    xs, keys = jnp.stack([X, 2 * X, -X]), jax.random.split(key, 3)
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(blocks, memory_efficient):
+        model = nn.ReversibleSequential(blocks, memory_efficient=memory_efficient)
+        return (jax.vmap(lambda x, k: model(x, key=k))(xs, keys) ** 2).sum()
+
+    blocks = blocks_of(kind, 2, 0.5)
+    assert_close(gradient(blocks, True), gradient(blocks, False))
+
+
+@each_kind
 def test_gradient_of_the_inverse_is_that_of_plain_autodiff(kind, key) -> None:
     @eqx.filter_jit
     @eqx.filter_grad
@@ -158,34 +174,18 @@ def test_halves_of_a_pair_may_differ() -> None:
 
 
 def temporary_bytes(kind, depth, memory_efficient=True):
-    """Of the gradient, where the batch is within the blocks."""
-    x = jnp.ones((128, 2 * WIDTH))
-
-    def batched(key):
-        kf, kg = jax.random.split(key)
-        return nn.ReversibleBlock(Batched(kf), Batched(kg), split_axis=1)
-
-    stacked = nn.Stacked(batched, depth, key=jax.random.key(0))
-    blocks = stacked if kind == "stacked" else stacked.unstack()
-    return temporary_bytes_of(
-        nn.ReversibleSequential(blocks, memory_efficient=memory_efficient), x
+    """Of the gradient for a batch."""
+    model = nn.ReversibleSequential(
+        blocks_of(kind, depth), memory_efficient=memory_efficient
     )
 
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(model, xs):
+        return (jax.vmap(model)(xs) ** 2).sum()
 
-def temporary_bytes_of(model, x):
-    gradient = eqx.filter_jit(eqx.filter_grad(lambda model, x: (model(x) ** 2).sum()))
-    compiled = gradient.lower(model, x).compile()
+    compiled = gradient.lower(model, jnp.ones((128, 2 * WIDTH))).compile()
     return compiled.memory_analysis().temp_size_in_bytes
-
-
-class Batched(eqx.Module):
-    layer: nn.Linear
-
-    def __init__(self, key):
-        self.layer = nn.Linear(WIDTH, WIDTH, key=key)
-
-    def __call__(self, x):
-        return jnp.tanh(jax.vmap(self.layer)(x))
 
 
 @each_kind
