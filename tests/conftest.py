@@ -4,6 +4,7 @@ This file is read before anything imports JAX or the library.
 """
 
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -17,12 +18,24 @@ jaxtyping.install_import_hook("equinox_like", "beartype.beartype")
 
 import hypothesis
 import jax
+import jax_flags
 import pytest
 
 hypothesis.settings.register_profile(
     "tests", deadline=None, max_examples=60, derandomize=True
 )
 hypothesis.settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(items):
+    """Expects to fail what JAX makes fail under the flags that are set."""
+    for item in items:
+        file = item.path.relative_to(Path(__file__).parent).as_posix()
+        name = "::".join([file, *item.nodeid.split("::")[1:]])
+        fault = jax_flags.expected_fault(name)
+        if fault is not None:
+            reason = f"JAX's: {fault.reproduce.__name__}"
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=fault.sure))
 
 
 @pytest.fixture

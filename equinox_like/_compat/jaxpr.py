@@ -1,9 +1,12 @@
-"""Running a jaxpr, or one equation of it. JAX has no public way to do it with other
-constants.
+"""Running a jaxpr, or one equation of it, and what an equation is of. JAX has no public way
+to run one with other constants.
 
 Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` should the
 first be gone, as names of `jax.core` go. The fallback is `jax.extend.core.jaxpr_as_fun`,
 which needs a closed jaxpr to be made, and whose module is slow to import.
+
+Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3` of jax 0.12 there is
+one primitive for many things, which it has as a parameter.
 """
 
 import importlib
@@ -46,6 +49,18 @@ def run_equation(jaxpr: Any, equation: Any, values: Sequence[Any]) -> Sequence[A
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return eval_jaxpr(alone, [], *inputs.values())
+
+
+def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
+    """Of what an equation is, and with which parameters."""
+    name, params = equation.primitive.name, equation.params
+    inner = params.get("_prim") if name == "call_hi_primitive" else None
+    if inner is None:
+        return name, params
+    params = dict(inner.params)
+    if "traced" in params:
+        params["jaxpr"] = params["traced"].jaxpr
+    return type(inner).__name__, params
 
 
 def is_literal(atom: Any) -> bool:

@@ -1,7 +1,7 @@
 """`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,15 @@ from .._tree.strict import strictly_same
 from .carry import type_of
 
 _T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 
 @frames_hidden
 def filter_cond(
     pred: Any,
-    true_fun: Callable[..., _T],
-    false_fun: Callable[..., _T],
-    *args: Any,
+    true_fun: Callable[[*_Args], _T],
+    false_fun: Callable[[*_Args], _T],
+    *args: *_Args,
 ) -> _T:
     """`jax.lax.cond` for functions of any pytrees.
 
@@ -68,7 +69,9 @@ def filter_cond(
 
 
 @frames_hidden
-def filter_switch(index: Any, branches: Sequence[Callable[..., _T]], *args: Any) -> _T:
+def filter_switch(
+    index: Any, branches: Sequence[Callable[[*_Args], _T]], *args: *_Args
+) -> _T:
     """`jax.lax.switch` for functions of any pytrees.
 
     **Arguments:**

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compat.jaxpr import is_literal, run_equation
+from .._compat.jaxpr import is_literal, name_and_params, run_equation
 from .._errors import NotInvertibleError
 from .base import name_of
 from .parts import take_apart
@@ -59,8 +59,7 @@ class _Equation:
         self.equation = equation
         self.ins = ins
         self.outs = outs
-        self.primitive: str = equation.primitive.name
-        self.params: dict[str, Any] = equation.params
+        self.primitive, self.params = name_and_params(equation)
 
     def spread(self, known: dict[int, Any]) -> bool:
         """Makes more known, if this can; whether it has nothing more to give."""
@@ -150,10 +149,11 @@ def _slice_key(equation: Any, ins: list[Any]) -> Any:
 
 def _called(equation: Any) -> Any:
     """The jaxpr that an equation calls once, with its own inputs."""
-    if equation.primitive.name in _CALLS:
+    name, params = name_and_params(equation)
+    if name in _CALLS:
         for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-            if key in equation.params:
-                return equation.params[key]
+            if key in params:
+                return params[key]
     return None
 
 
@@ -168,6 +168,10 @@ _CALLS: Final = (
     "custom_jvp_call",
     "custom_vjp_call",
     "custom_vjp_call_jaxpr",
+    # The same under `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3`.
+    "RematTraced",
+    "CustomJVPTraced",
+    "CustomVJPTraced",
 )
 
 

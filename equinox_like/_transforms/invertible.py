@@ -5,13 +5,15 @@ Gomez et al., "The Reversible Residual Network", 2017, https://arxiv.org/abs/170
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.custom_batching import custom_vmap
 
+from .._compat.batching import mapped_at_once
 from .._compat.tracer import Tracer
 from .._errors import NotInvertibleError
 from .._module.field import field
@@ -22,9 +24,25 @@ from .base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .callback import filter_io_callback
 from .custom_rules import filter_custom_vjp
 from .inverse import derived_inverse
+from .parts import take_apart
 from .vjp import filter_vjp
+from .vmap import filter_vmap, if_array
+
+_B = TypeVar("_B")
+_X = TypeVar("_X")
 
 
+@overload
+def filter_invertible(
+    *, inverse: Callable[[Any, Any], Any] | None = None, check: bool = False
+) -> Callable[[Callable[[_B, _X], _X]], "Invertible[_B, _X]"]: ...
+@overload
+def filter_invertible(
+    fun: Callable[[_B, _X], _X],
+    *,
+    inverse: Callable[[_B, _X], _X] | None = None,
+    check: bool = False,
+) -> "Invertible[_B, _X]": ...
 def filter_invertible(
     fun: Any = MISSING,
     *,
@@ -40,9 +58,10 @@ def filter_invertible(
     **Arguments:**
 
     - `fun`: `fun(block, x) -> y`, which can be solved for `x`, and where `y` has the
-        structure, shapes and dtypes of `x`, any pytree. A batch belongs into it:
-        with `vmap` around the chain, each element of the batch has gradients of the blocks
-        of its own, until they are added up.
+        structure, shapes and dtypes of `x`, any pytree. A batch belongs into it, or
+        directly around the chain, by `vmap`. If there is a `jit` between the two, or the
+        axis has a name, each element of the batch has gradients of the blocks of its own
+        until they are added up.
     - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`, if
         that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums, products,
         many functions of one number, reshaping, splitting and joining can be undone.
@@ -88,7 +107,7 @@ def filter_invertible(
     return Invertible(fun, inverse, check)
 
 
-class Invertible(Transformed[..., Any]):
+class Invertible(Transformed[..., _X], Generic[_B, _X]):
     """What [`equinox_like.filter_invertible`][] returns."""
 
     _inverse: Callable[[Any, Any], Any] | None = field(static=True)
@@ -102,14 +121,86 @@ class Invertible(Transformed[..., Any]):
         self._check = check
 
     @frames_hidden
-    def __call__(self, blocks: Any, x: Any, /) -> Any:
+    def __call__(self, blocks: _B | Sequence[_B], x: _X, /) -> _X:
         fun = self.__wrapped__
         if self._check:
             _verify(fun, self._inverse, blocks, x)
-        return _chain((blocks, x), fun, self._inverse)
+        return _run(fun, self._inverse, blocks, x)
 
     def __repr__(self) -> str:
         return f"<filter_invertible of {name_of(self.__wrapped__)}>"
+
+
+def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
+    """The chain; that of a batch where `vmap` is around it.
+
+    JAX would compute gradients of the blocks for each element of the batch, and keep those
+    of all stacked blocks until it adds them up.
+    """
+    data, rest = take_apart((blocks, x))
+
+    def per_example(data):
+        blocks, x = rest.fill(data)
+        return take_apart(_chain((blocks, x), fun, inverse))[0]
+
+    if not mapped_at_once(data) or _has_arrays(fun, inverse, per_example, data):
+        return _chain((blocks, x), fun, inverse)
+
+    @custom_vmap
+    def flat(data):
+        # All that is asked of it is the form of the result, which is that of `x`.
+        return take_apart(rest.fill(data)[1])[0]
+
+    @flat.def_vmap
+    def rule(size, in_batched, data):
+        (flags,) = in_batched
+        batched = rest.fill(flags, lambda _: False)
+        out = _run_batch(fun, inverse, size, rest.fill(data), batched)
+        leaves = take_apart(out)[0]
+        return leaves, [True] * len(leaves)
+
+    return take_apart(x)[1].fill(flat(data))
+
+
+def _run_batch(fun: Any, inverse: Any, size: int, arguments: Any, batched: Any) -> Any:
+    """The chain with steps for a batch, which is axis 0 of what is `batched`."""
+    blocks, x = arguments
+    of_blocks, of_x = batched
+
+    def of_batch(fun):
+        def call(block, x):
+            axes = jtu.tree_map(lambda b: 0 if b else None, block["batched"])
+            mapped = filter_vmap(fun, in_axes=(axes, if_array(0)), axis_size=size)
+            return mapped(block["block"], x)
+
+        return call
+
+    if isinstance(blocks, list | tuple):
+        blocks = [
+            {"block": block, "batched": b}
+            for block, b in zip(blocks, of_blocks, strict=True)
+        ]
+    else:
+        rows_first = jtu.tree_map(
+            lambda a, b: jnp.moveaxis(a, 0, 1) if b else a, blocks, of_blocks
+        )
+        blocks = {"block": rows_first, "batched": of_blocks}
+    x = jtu.tree_map(
+        lambda a, b: (
+            a if b or not is_array(a) else jnp.broadcast_to(a, (size, *a.shape))
+        ),
+        x,
+        of_x,
+    )
+    undo = inverse or derived_inverse(fun)
+    return _run(of_batch(fun), of_batch(undo), blocks, x)
+
+
+def _has_arrays(fun: Any, inverse: Any, traced: Any, data: Any) -> bool:
+    """Whether the functions hold arrays, or close over traced ones: JAX must map those."""
+    if any(map(is_array, jtu.tree_leaves((fun, inverse)))):
+        return True
+    return any(isinstance(c, Tracer) for c in jax.make_jaxpr(traced)(data).consts)
 
 
 @filter_custom_vjp

@@ -54,6 +54,10 @@ from ._pool import (
 from ._prelu import PReLU as PReLU
 from ._reinit import reinit as reinit
 from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
+from ._reversible import (
+    ReversibleBlock as ReversibleBlock,
+    ReversibleSequential as ReversibleSequential,
+)
 from ._rnn import (
     GRUCell as GRUCell,
     LSTMCell as LSTMCell,

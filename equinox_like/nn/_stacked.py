@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,11 @@ from ._stack import build_stacked
 from ._state import StateIndex, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
 
+_L = TypeVar("_L")
+_M = TypeVar("_M")
 
-class Stacked(StatefulLayer):
+
+class Stacked(StatefulLayer, Generic[_L]):
     """A run of layers of equal structure, whose arrays carry a leading axis.
 
     It does what [`equinox_like.nn.Sequential`][] does of the same layers, in one
@@ -52,14 +55,14 @@ class Stacked(StatefulLayer):
         ```
     """
 
-    layers: Any
+    layers: _L
     depth: int = field(static=True)
     checkpoint: Any = field(static=True)
     unroll: int | bool = field(static=True)
 
     def __init__(
         self,
-        make_layer: Callable[[Any], Any],
+        make_layer: Callable[[Any], _L],
         depth: int,
         *,
         key: PRNGKeyArray,
@@ -88,11 +91,11 @@ class Stacked(StatefulLayer):
     @classmethod
     def from_layers(
         cls,
-        layers: Sequence[Any],
+        layers: Sequence[_M],
         *,
         checkpoint: Any = None,
         unroll: int | bool = 1,
-    ) -> "Stacked":
+    ) -> "Stacked[_M]":
         """Stacks layers that there are.
 
         **Arguments:**
@@ -182,10 +185,10 @@ class Stacked(StatefulLayer):
                 else:
                     out = layer(*args, **kwargs)
             out, y = (out, None) if xs is ABSENT else out
-            _check_kept(x, out)
+            check_kept("A layer of Stacked", x, out)
             return out, (y, new_state)
 
-        x = jax.tree.map(_strongly_typed, x)
+        x = jax.tree.map(strongly_typed, x)
         ys, new_state = None, inputs["state"]
         if self.depth > 0:
             step = _checkpointed(step, self.checkpoint)
@@ -201,11 +204,11 @@ class Stacked(StatefulLayer):
         """Whether the layers are."""
         return is_stateful(self.layers)
 
-    def unstack(self) -> tuple[Any, ...]:
+    def unstack(self) -> tuple[_L, ...]:
         """The layers, one by one."""
         return tuple(self[i] for i in range(self.depth))
 
-    def __getitem__(self, index: SupportsIndex) -> Any:
+    def __getitem__(self, index: SupportsIndex) -> _L:
         i = operator.index(index)
         if not -self.depth <= i < self.depth:
             raise IndexError(f"There is no layer {i}: the depth is {self.depth}.")
@@ -225,17 +228,26 @@ def _checked_policy(checkpoint: Any) -> Any:
     return checkpoint
 
 
+def policy_of(checkpoint: Any) -> Any:
+    """What `checkpoint` stands for: `None`, `True`, or a policy."""
+    if checkpoint is False or checkpoint == "full":
+        return checkpoint == "full" or None
+    if isinstance(checkpoint, str):
+        return getattr(jax.checkpoint_policies, checkpoint)
+    return checkpoint
+
+
 def _checkpointed(step: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
-    if checkpoint is None or checkpoint is False:
+    policy = policy_of(checkpoint)
+    if policy is None:
         return step
-    policy = None if checkpoint is True or checkpoint == "full" else checkpoint
-    if isinstance(policy, str):
-        policy = getattr(jax.checkpoint_policies, policy)
     # A scan keeps the compiler from merging the two computations anyhow.
-    return jax.checkpoint(step, policy=policy, prevent_cse=False)
+    return jax.checkpoint(
+        step, policy=None if policy is True else policy, prevent_cse=False
+    )
 
 
-def _check_rows(stacked: Stacked, xs: Any) -> None:
+def _check_rows(stacked: Stacked[Any], xs: Any) -> None:
     for path, leaf in jtu.tree_leaves_with_path(xs):
         if np.shape(leaf)[:1] != (stacked.depth,):
             raise ShapeError(
@@ -244,12 +256,13 @@ def _check_rows(stacked: Stacked, xs: Any) -> None:
             )
 
 
-def _check_kept(before: Any, after: Any) -> None:
-    one, other = (jtu.tree_map(_shape_and_dtype, tree) for tree in (before, after))
+def check_kept(what: str, before: Any, after: Any) -> None:
+    """Raises `ShapeError` unless `after` is a tree like `before`, by shapes and dtypes."""
+    one, other = (jtu.tree_map(shape_and_dtype, tree) for tree in (before, after))
     if one != other:
         raise ShapeError(
-            "A layer of Stacked must return an array of the shape and dtype that it was "
-            f"given. It was given {_described(before)}, and returned {_described(after)}."
+            f"{what} must return an array of the shape and dtype that it was given. It was "
+            f"given {described(before)}, and returned {described(after)}."
         )
 
 
@@ -257,18 +270,18 @@ class _Leaf(tuple):
     """Shape and dtype of a leaf: a leaf itself."""
 
 
-def _shape_and_dtype(leaf: Any) -> _Leaf:
+def shape_and_dtype(leaf: Any) -> _Leaf:
     return _Leaf((jnp.shape(leaf), jnp.result_type(leaf)))
 
 
-def _described(tree: Any) -> str:
+def described(tree: Any) -> str:
     shown = jtu.tree_map(
         lambda x: f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}", tree
     )
     return shown if isinstance(shown, str) else str(shown)
 
 
-def _strongly_typed(x: Any) -> Any:
+def strongly_typed(x: Any) -> Any:
     x = jnp.asarray(x)
     return jnp.asarray(x, x.dtype)
 
@@ -298,9 +311,9 @@ def _refuse_difference(first: Any, layer: Any, index: int) -> None:
         )
     leaves = zip(jtu.tree_leaves_with_path(first), jax.tree.leaves(layer), strict=True)
     for (path, one), other in leaves:
-        if is_array(one) and _shape_and_dtype(one) != _shape_and_dtype(other):
+        if is_array(one) and shape_and_dtype(one) != shape_and_dtype(other):
             raise ValueError(
                 "`Stacked.from_layers` takes layers with equal shapes and dtypes. "
-                f"`{path_str(path, 'layer')}` has {_described(one)} in layer 0, and "
-                f"{_described(other)} in layer {index}."
+                f"`{path_str(path, 'layer')}` has {described(one)} in layer 0, and "
+                f"{described(other)} in layer {index}."
             )

@@ -38,3 +38,18 @@ def test_one_equation_runs_alone():
         ins = [x.val if compat.is_literal(x) else known[x] for x in e.invars]
         known.update(zip(e.outvars, compat.run_equation(jaxpr, e, ins), strict=True))
     assert jnp.allclose(known[jaxpr.outvars[0]], f(jnp.ones(2), jnp.arange(2.0)))
+
+
+def test_equation_is_of_a_primitive_or_of_what_that_holds():
+    """By flags of JAX: see `tests/jax_flags.py`."""
+
+    def names(f):
+        equations = jax.make_jaxpr(f)(1.0).jaxpr.eqns
+        return {compat.name_and_params(e)[0] for e in equations}
+
+    assert names(jnp.sin) == {"sin"}
+    assert names(jax.checkpoint(jnp.sin)) <= {"checkpoint", "remat2", "RematTraced"}
+    assert names(jax.nn.relu) <= {"custom_jvp_call", "CustomJVPTraced"}
+    for f in (jax.checkpoint(jnp.sin), jax.jit(jnp.sin)):
+        (e,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
+        assert "jaxpr" in compat.name_and_params(e)[1]

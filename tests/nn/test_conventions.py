@@ -66,6 +66,17 @@ LAYERS = {
     ),
     "GRUCell": (lambda dt, k: nn.GRUCell(3, 2, dtype=dt, key=k), (3,)),
     "LSTMCell": (lambda dt, k: nn.LSTMCell(3, 2, dtype=dt, key=k), (3,)),
+    "ReversibleBlock": (
+        lambda dt, k: nn.ReversibleBlock(nn.Linear(2, 2, dtype=dt, key=k), jnp.tanh),
+        (4,),
+    ),
+    "plain ReversibleSequential": (  # which has a forward mode
+        lambda dt, k: nn.ReversibleSequential(
+            [nn.ReversibleBlock(nn.Linear(2, 2, dtype=dt, key=k), jnp.tanh)],
+            memory_efficient=False,
+        ),
+        (4,),
+    ),
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 KEY = jax.random.key(0)
@@ -290,6 +301,8 @@ def test_layer_is_frozen(name) -> None:
         (nn.Dropout, "p inference", "broadcast_axes"),
         (nn.Sequential, "layers", ""),
         (nn.Lambda, "fn", ""),
+        (nn.ReversibleBlock, "f g", "split_axis"),
+        (nn.ReversibleSequential, "blocks", "memory_efficient"),
     ],
 )
 def test_fields_are_those_of_the_contract_in_order(cls, dynamic, static) -> None:

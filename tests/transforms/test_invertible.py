@@ -113,6 +113,15 @@ def test_memory_of_the_gradient_does_not_grow(stacked):
     assert max(few, more, many) <= 1.05 * min(few, more, many)
 
 
+@pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
+def test_nor_if_the_batch_is_around_the_chain(stacked):
+    def batched(blocks, xs):
+        return eqx.filter_vmap(chain, in_axes=(None, 0))(blocks, xs)
+
+    few, many = (temporary_bytes(batched, blocks_of(n, stacked)) for n in (4, 16))
+    assert many <= 1.05 * few
+
+
 def test_that_of_the_plain_chain_does():
     def batched(blocks, x):
         return jax.vmap(lambda x: plain(blocks, x))(x)
@@ -167,12 +176,96 @@ def test_it_works_under_vmap_and_twice_under_grad():
     assert_close(curvature(chain), curvature(plain), 1e-4)
 
 
+ROWS = jnp.stack([X, 2 * X, -X])
+AROUND = {
+    "x": lambda f: lambda b, x: jax.vmap(lambda x: f(b, x))(ROWS + x),
+    "x twice": lambda f: lambda b, x: jax.vmap(
+        lambda y: jax.vmap(lambda x: f(b, x + y))(ROWS)
+    )(x),
+    "other axis": lambda f: lambda b, x: jax.vmap(
+        lambda x: f(b, x), in_axes=1, out_axes=1
+    )(jnp.outer(x, X)),
+    "blocks": lambda f: lambda b, x: jax.vmap(
+        lambda s: f(jtu.tree_map(lambda w: w * s if eqx.is_inexact_array(w) else w, b), x)
+    )(X),
+    "gradient inside": lambda f: lambda b, x: jax.vmap(
+        jax.grad(lambda x: (f(b, x) ** 2).sum())
+    )(ROWS + x),
+    "name": lambda f: lambda b, x: jax.vmap(lambda x: f(b, x), axis_name="i")(ROWS + x),
+    "jit between": lambda f: lambda b, x: jax.vmap(jax.jit(lambda x: f(b, x)))(ROWS + x),
+}  # fmt: skip
+
+
+each_way = pytest.mark.parametrize("around", AROUND)
+
+
+@each_way
+def test_gradient_is_the_same_wherever_the_batch_is(around):
+    assert_same_gradients(AROUND[around], blocks_of(2, stacked=False), plain)
+
+
+@each_way
+def test_so_is_that_of_stacked_blocks(around):
+    assert_same_gradients(AROUND[around], blocks_of(2, stacked=True), plain_stacked)
+
+
+def assert_same_gradients(around, blocks, plain):
+    def of(f):
+        return eqx.filter_jit(eqx.filter_value_and_grad(loss(around(f))))((blocks, X))
+
+    value, grads = of(chain)
+    expected, plain_grads = of(plain)
+    assert abs(value - expected) < 1e-5 * expected
+    assert_close(grads, plain_grads, 1e-5)
+
+
+def plain_stacked(blocks, x):
+    return eqx.filter_scan(lambda x, block: (rev(block, x), None), x, blocks)[0]
+
+
+def test_step_may_use_the_name_of_the_axis():
+    g = eqx.filter_invertible(lambda b, x: x + b * jax.lax.axis_index("i"))
+    out = jax.vmap(lambda x: g([X, X], x), axis_name="i")(ROWS)
+    assert jnp.allclose(out, ROWS + 2 * X * jnp.arange(3)[:, None])
+
+
+def test_step_may_close_over_what_is_mapped_or_hold_it():
+    class Fun(eqx.Module):
+        weight: Any
+
+        def __call__(self, block, x):
+            return x + self.weight * block
+
+    for make in (Fun, lambda y: lambda block, x: x + y * block):
+        out = jax.vmap(lambda x, y, make=make: eqx.filter_invertible(make(y))([X], x))(
+            ROWS, ROWS
+        )
+        assert jnp.allclose(out, ROWS + ROWS * X)
+
+
+def test_integers_and_labels_go_through_a_batch():
+    def fun(block, x):
+        return {"x": x["x"] + block["b"], "n": x["n"] + 1, "label": x["label"]}
+
+    g = eqx.filter_invertible(fun)
+    x = {"x": X, "n": jnp.arange(2), "label": "text"}
+    blocks = [{"b": X, "label": "one"}] * 2
+    out = eqx.filter_vmap(lambda r: g(blocks, {**x, "x": r}))(ROWS)
+    assert out["n"].tolist() == [[2, 3]] * 3 and out["label"] == "text"
+    assert jnp.allclose(out["x"], ROWS + 2 * X)
+
+
 def test_forward_mode_is_refused():
     with pytest.raises(TypeError, match="forward-mode"):
         eqx.filter_jvp(lambda x: chain(blocks_of(2, False), x), (X,), (X,))
 
 
 # Inverses
+
+own_jvp = jax.custom_jvp(lambda x: 2 * x)
+own_vjp = jax.custom_vjp(lambda x: jnp.exp(x))
+own_jvp.defjvp(lambda primals, tangents: (own_jvp(*primals), tangents[0]))
+own_vjp.defvjp(lambda x: (jnp.exp(x), None), lambda _, c: (c,))
 
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "add": lambda b, x: b + x,
@@ -200,6 +293,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "jit": lambda b, x: jax.jit(lambda x: x + b)(x),
     "checkpoint": lambda b, x: jax.checkpoint(lambda x: x * jnp.sin(b))(x),
     "custom": lambda b, x: x + jax.nn.relu(b) + jax.nn.silu(b),
+    "custom rules": lambda b, x: own_jvp(own_vjp(x)),
     "astype": lambda b, x: x.astype(jnp.float32) + b,
     "flip": lambda b, x: jnp.flip(x),
     "roll": lambda b, x: jnp.roll(x, 1),

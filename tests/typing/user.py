@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, assert_type
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 import equinox_like as eqx
 
@@ -73,6 +74,10 @@ exported = eqx.filter_export(plain, platforms=("cpu",))(model, shape)
 assert_type(exported(model, jnp.ones(2)), jax.Array)
 exported(model, "x")  # pyright: ignore[reportArgumentType]
 assert_type(exported.serialize(), bytes)
+assert_type(plain.donation_report(model, shape).rows[0].path, str)
+retrace = plain.explain(model, shape)
+assert_type(str(retrace) if retrace else None, str | None)
+plain.explane()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def loss(model: Affine, x: jax.Array) -> jax.Array:
@@ -143,6 +148,86 @@ jacobian(model)  # pyright: ignore[reportCallIssue]
 jac, name = eqx.filter_jacrev(saving_block, has_aux=True)(jnp.ones(2))
 assert_type(name, str)
 eqx.filter_make_jaxpr(loss)(model)  # pyright: ignore[reportCallIssue]
+linear_out, tangent_of = eqx.filter_linearize(saving_block, jnp.ones(2))
+assert_type(linear_out, tuple[jax.Array, str])
+tangent_of(jnp.ones(2))
+
+
+@eqx.filter_custom_vmap
+def own_vmap(model: Affine, x: jax.Array) -> jax.Array:
+    return model(x)
+
+
+@own_vmap.def_vmap
+def own_rule(size: int, batched: Any, model: Affine, x: jax.Array) -> Any:
+    return x, True
+
+
+assert_type(own_vmap(model, x=jnp.ones(2)), jax.Array)
+own_vmap(model)  # pyright: ignore[reportCallIssue]
+
+
+@eqx.filter_invertible
+def chain(block: Affine, x: tuple[jax.Array, str]) -> tuple[jax.Array, str]:
+    return block(x[0]), x[1]
+
+
+@eqx.filter_invertible(inverse=lambda block, y: y - block, check=True)
+def shifts(block: jax.Array, x: jax.Array) -> jax.Array:
+    return x + block
+
+
+assert_type(chain([model, model], (jnp.ones(2), "")), tuple[jax.Array, str])
+assert_type(chain(model, (jnp.ones(2), "")), tuple[jax.Array, str])
+chain([model], jnp.ones(2))  # pyright: ignore[reportArgumentType]
+assert_type(shifts((jnp.ones(2),), jnp.ones(2)), jax.Array)
+
+
+# Control flow: a carry keeps its type, and branches get the arguments.
+def step(model: Affine, x: jax.Array) -> tuple[Affine, str]:
+    return model, "name"
+
+
+assert_type(eqx.filter_scan(step, model, jnp.ones((3, 2))), tuple[Affine, str])
+last, rows = eqx.filter_scan(lambda m, x: (m, m(x)), model, jnp.ones((3, 2)))
+assert_type(last, Affine)
+assert_type(rows, jax.Array)
+eqx.filter_scan(step, 0, jnp.ones(3))  # pyright: ignore[reportArgumentType]
+assert_type(eqx.filter_map(lambda x: (x, model), jnp.ones(3)), tuple[jax.Array, Affine])
+assert_type(eqx.filter_while_loop(lambda m: m.weight.any(), lambda m: m, model), Affine)
+assert_type(eqx.filter_fori_loop(0, 3, lambda i, m: m, model), Affine)
+eqx.filter_fori_loop(0, 3, lambda i, m: m.missing, model)  # pyright: ignore[reportAttributeAccessIssue]
+assert_type(eqx.filter_cond(True, double, lambda x: x, jnp.ones(2)), jax.Array)
+assert_type(eqx.filter_cond(True, lambda m: m.name, lambda m: "", model), str)
+eqx.filter_cond(True, double, double, "x")  # pyright: ignore[reportArgumentType]
+assert_type(eqx.filter_switch(0, [model, double], jnp.ones(2)), jax.Array)
+eqx.filter_switch(0, [model, double])  # pyright: ignore[reportArgumentType]
+
+
+# Many devices.
+@eqx.filter_shard_map(in_specs=(None, PartitionSpec("x")), out_specs=PartitionSpec("x"))
+def sharded(model: Affine, x: jax.Array) -> jax.Array:
+    return model(x)
+
+
+assert_type(sharded(model, x=jnp.ones(2)), jax.Array)
+sharded(model)  # pyright: ignore[reportCallIssue]
+assert_type(eqx.filter_shard(model, PartitionSpec("x")), Affine)
+assert_type(eqx.filter_device_put(model, donate=True), Affine)
+
+# Layers in layers.
+stacked = eqx.nn.Stacked(lambda key: Box(model), 3, key=jax.random.key(0))
+assert_type(stacked[0].content, Affine)
+assert_type(stacked.layers.content, Affine)
+assert_type(stacked.unstack(), "tuple[Box[Affine], ...]")
+assert_type(eqx.nn.Stacked.from_layers([model])[-1], Affine)
+reversible = eqx.nn.ReversibleSequential(
+    [eqx.nn.ReversibleBlock(double, model, split_axis=1)], memory_efficient=False
+)
+assert_type(reversible(jnp.ones(2), key=jax.random.key(0)), jax.Array)
+assert_type(reversible.inverse((jnp.ones(2), jnp.ones(2))), tuple[jax.Array, jax.Array])
+eqx.nn.ReversibleSequential(stacked)
+eqx.nn.ReversibleSequential(3)  # pyright: ignore[reportArgumentType]
 
 # Trees keep their type where the value does.
 assert_type(eqx.apply_updates(model, gradient), Affine)

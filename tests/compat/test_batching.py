@@ -1,0 +1,59 @@
+"""Whether arrays are mapped right now, and that no is said where nothing is known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from equinox_like._compat import batching
+
+X = jnp.arange(4.0)
+
+
+def asked(transform):
+    found = []
+
+    def f(x):
+        found.append(batching.mapped_at_once([1.0, x]))
+        return 2 * x
+
+    transform(f)
+    return found
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.vmap(f)(X),
+        lambda f: jax.jit(jax.vmap(f))(X),
+        lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum())(X),
+        lambda f: jax.vmap(lambda y: jax.vmap(f)(y))(X[None]),
+    ],
+)
+def test_vmap_within_all_else_is_seen(transform):
+    assert all(asked(transform))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: f(X),
+        lambda f: jax.jit(f)(X),
+        lambda f: jax.vmap(jax.grad(f))(X),
+        lambda f: jax.vmap(jax.jit(f))(X),
+        lambda f: jax.vmap(lambda y: f(X))(X),
+        lambda f: jax.vmap(lambda y: jax.vmap(lambda _: f(y))(X))(X),
+        lambda f: jax.vmap(f, axis_name="name")(X),
+        lambda f: jax.vmap(f, spmd_axis_name="x")(X),
+    ],
+)
+def test_anything_else_is_not(transform):
+    assert not any(asked(transform))
+
+
+def test_no_is_said_where_nothing_is_known():
+    assert batching.find("jax.no_such_module") is None
+    assert batching.find("jax.typing") is None
+    assert asked(lambda f: jax.vmap(f)(X)) == [True]
+    found = []
+    jax.vmap(lambda x: found.append(batching.mapped_at_once([x], None)) or x)(X)
+    assert found == [False]

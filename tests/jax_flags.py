@@ -1,0 +1,216 @@
+"""Flags by which JAX takes new implementations of its own, and what fails under them by no
+fault of this library.
+
+Each fault has a reproduction in plain JAX. `test_jax_flags.py` runs it: it must fail under
+the flag, so that a fault which JAX has repaired is noticed, and must pass without it.
+`conftest.py` marks the tests that a fault makes fail; they must fail, too. What no
+reproduction explains is a fault of ours. The flags are those of jax 0.12.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+# The folders whose tests run under each flag, as the flag can change their programs.
+FOLDERS = ("transforms", "loops", "nn", "runtime", "debug")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that JAX gets wrong, and the tests that fail by it.
+
+    A test is written without its parameters if all of them fail. `sure` tells whether it
+    fails each time.
+    """
+
+    reproduce: Callable[[], None]
+    tests: Sequence[str]
+    sure: bool = True
+
+
+def power(x):
+    return lax.scan(lambda c, _: (c * x, None), x, None, 2)[0]
+
+
+def loop_has_a_reverse_mode():
+    assert jax.grad(power)(1.0) == 3
+
+
+def loop_can_be_mapped():
+    assert jax.vmap(power)(jnp.arange(2.0)).tolist() == [0, 1]
+
+
+def compiled_loop_with_nothing_but_a_carry_runs():
+    assert jax.jit(power)(2.0) == 8
+
+
+def loop_runs_backwards():
+    step = lambda c, x: (2 * c + x, c)  # noqa: E731
+    assert lax.scan(step, 0.0, jnp.arange(3.0), reverse=True)[0] == 4 + 2 * 1 + 4
+
+
+def carry_of_another_type_is_a_type_error():
+    try:
+        lax.scan(lambda c, _: (c.astype(int), None), jnp.ones(2), None, 2)
+    except TypeError:
+        return
+    raise AssertionError
+
+
+def integer_in_the_carry_has_a_forward_mode():
+    loop = lambda x: lax.fori_loop(0, 2, lambda i, c: c * x, x)  # noqa: E731
+    assert jax.jvp(loop, (2.0,), (1.0,))[1] == 12
+
+
+def constant_result_is_an_array():
+    f = jax.custom_jvp(lambda x: jnp.zeros(()))
+    f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
+    assert isinstance(jax.vmap(f, out_axes=None)(jnp.arange(3.0)), jax.Array)
+
+
+def rule_may_close_over_a_traced_value():
+    @jax.jit
+    def outer(x, y):
+        batching = custom_vmap(lambda x: x)
+        batching.def_vmap(lambda n, batched, x: (x * y, True))
+        f = jax.custom_jvp(batching)
+        f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
+        return jax.vmap(f)(x)
+
+    assert outer(jnp.arange(3.0), 2.0).tolist() == [0, 2, 4]
+
+
+FAULTS: dict[str, list[Fault]] = {
+    "jax_scan3": [
+        Fault(
+            loop_has_a_reverse_mode,
+            [
+                "loops/test_loop.py::test_reverse_mode_goes_through_a_known_number_of_steps",
+                "loops/test_scan.py::test_agrees_with_jax_on_arrays",
+                "loops/test_scan.py::test_checkpoint_keeps_nothing_of_a_step_but_its_carry",
+                "loops/test_scan.py::test_gradient_of_a_scan_is_that_of_the_loop",
+                "nn/test_conventions.py::test_gradient_has_an_entry_for_each_parameter"
+                "[scan MLP]",
+                "nn/test_conventions.py::test_gradients_are_those_of_finite_differences"
+                "[scan MLP]",
+                "nn/test_mlp.py::test_activation_with_arrays_is_copied_for_each_neuron"
+                "[True]",
+                "nn/test_mlp.py::test_result_is_that_of_the_formula[3-True]",
+                "nn/test_reversible.py"
+                "::test_forward_mode_and_second_derivatives_need_plain_autodiff",
+                "nn/test_reversible.py::test_that_of_plain_autodiff_does[stacked]",
+                "nn/test_reversible.py"
+                "::test_value_and_gradients_are_those_of_plain_autodiff"
+                "[stacked-3-0.5-False]",
+                "nn/test_stacked.py::test_checkpoint_keeps_less_for_the_backward_pass",
+                "nn/test_stacked.py::test_values_and_gradients_are_those_of_the_loop",
+                "transforms/test_invertible.py::test_check_lets_a_true_inverse_pass",
+            ],
+        ),
+        Fault(
+            loop_can_be_mapped,
+            [
+                "loops/test_loop.py::test_is_a_python_loop",
+                "loops/test_scan.py::test_map_is_vmap_and_a_python_loop",
+                "loops/test_scan.py::test_scan_is_a_python_loop",
+                "nn/test_attention.py"
+                "::test_cache_is_a_carry_of_scan_and_vmaps_with_lengths_of_its_own",
+                "nn/test_mlp.py::test_ensemble_agrees_with_its_members[True]",
+                "nn/test_peer_models.py::test_model_of_the_peer_trains_alike[lstm]",
+                "nn/test_reversible.py"
+                "::test_gradient_for_a_batch_with_a_key_for_each_is_that_of_plain_autodiff"
+                "[stacked]",
+                "nn/test_shape.py::test_ensemble_is_called_under_filter_vmap[MLP-shape2]",
+                "nn/test_stacked.py::test_state_has_a_row_for_each_layer",
+                "transforms/test_invertible.py::test_so_is_that_of_stacked_blocks",
+            ],
+        ),
+        Fault(
+            compiled_loop_with_nothing_but_a_carry_runs,
+            [
+                "nn/test_conventions.py::test_jit_and_vmap_agree_with_the_plain_call"
+                "[scan MLP]",
+                "nn/test_reversible.py"
+                "::test_gradient_of_the_inverse_is_that_of_plain_autodiff[stacked]",
+                "nn/test_reversible.py"
+                "::test_value_and_gradients_are_those_of_plain_autodiff"
+                "[stacked-16-0.1-True]",
+                "nn/test_reversible.py::test_what_is_frozen_is_not_trained[blocks-stacked]",
+                "nn/test_reversible.py::test_what_is_frozen_is_not_trained[first-stacked]",
+                "nn/test_reversible.py::test_what_is_frozen_is_not_trained[weight-stacked]",
+                "transforms/test_checks.py"
+                "::test_check_is_found_in_what_was_traced_before[scan]",
+                "transforms/test_invertible.py::test_inverse_is_derived[scan inside]",
+                "transforms/test_invertible.py"
+                "::test_value_and_gradient_are_those_of_the_plain_chain[jit-stacked]",
+                "transforms/test_pmap.py::test_loops_need_no_more_than_under_jax",
+                "transforms/test_shard_map.py::test_sum_within_a_loop",
+            ],
+        ),
+        Fault(
+            compiled_loop_with_nothing_but_a_carry_runs,
+            ["transforms/test_jit.py::test_call_returns_before_the_computation_ends"],
+            sure=False,
+        ),
+        Fault(
+            loop_runs_backwards,
+            [
+                "nn/test_reversible.py"
+                "::test_inverse_undoes_the_call_with_the_same_key[False-stacked]",
+                "nn/test_rnn.py::test_scan_cell_is_the_loop[True-GRUCell]",
+                "nn/test_rnn.py::test_scan_cell_is_the_loop[True-LSTMCell]",
+                "transforms/test_invertible.py"
+                "::test_value_and_gradient_are_those_of_the_plain_chain[eager-stacked]",
+            ],
+        ),
+        Fault(
+            carry_of_another_type_is_a_type_error,
+            [
+                "loops/test_loop.py"
+                "::TestErrors::test_array_that_changes_its_type_is_named[limited]",
+                "loops/test_loop.py"
+                "::TestErrors::test_array_that_changes_its_type_is_named[plain]",
+                "loops/test_scan.py::TestScanErrors"
+                "::test_array_that_changes_its_type_is_named_before_and_after",
+            ],
+        ),
+        Fault(
+            integer_in_the_carry_has_a_forward_mode,
+            [
+                "loops/test_loop.py::test_forward_mode_derivative_is_that_of_the_loop",
+            ],
+        ),
+    ],
+    "jax_remat3": [],
+    "jax_custom_jvp3": [
+        Fault(
+            constant_result_is_an_array,
+            ["transforms/test_custom_vmap.py::test_rule_decides"],
+        ),
+        Fault(
+            rule_may_close_over_a_traced_value,
+            [
+                "transforms/test_custom_vmap.py::TestClosures"
+                "::test_rule_is_asked_if_what_is_closed_over_has_no_batch"
+            ],
+        ),
+    ],
+    "jax_custom_vjp3": [],
+}
+
+
+def flags_that_are_set() -> list[str]:
+    return [flag for flag in FAULTS if getattr(jax.config, flag, False)]
+
+
+def expected_fault(name: str) -> Fault | None:
+    """What makes a test fail under the flags that are set, by its path below `tests/`."""
+    for flag in flags_that_are_set():
+        for fault in FAULTS[flag]:
+            if name in fault.tests or name.split("[")[0] in fault.tests:
+                return fault
+    return None
