@@ -89,6 +89,13 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             loop_has_a_reverse_mode,
             [
+                "runtime/test_error_if.py"
+                "::test_check_is_the_identity_to_derivatives[filter_scan]",
+                "runtime/test_error_if.py"
+                "::test_check_is_the_identity_to_derivatives[scan]",
+                "runtime/test_error_if.py"
+                "::test_gradient_alone_keeps_the_check[filter_scan]",
+                "runtime/test_error_if.py::test_gradient_alone_keeps_the_check[scan]",
                 "loops/test_loop.py::test_reverse_mode_goes_through_a_known_number_of_steps",
                 "loops/test_scan.py::test_agrees_with_jax_on_arrays",
                 "loops/test_scan.py::test_checkpoint_keeps_nothing_of_a_step_but_its_carry",
@@ -114,6 +121,15 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             loop_can_be_mapped,
             [
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[vmap of nothing-filter_scan]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[vmap of nothing-while]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests"
+                "[vmap of nothing-filter_scan]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests[vmap of nothing-while]",
                 "loops/test_loop.py::test_is_a_python_loop",
                 "loops/test_scan.py::test_map_is_vmap_and_a_python_loop",
                 "loops/test_scan.py::test_scan_is_a_python_loop",
@@ -132,6 +148,50 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             compiled_loop_with_nothing_but_a_carry_runs,
             [
+                "runtime/test_error_if.py"
+                "::test_breakpoint_mode_prints_opens_the_debugger_and_goes_on"
+                "[jit of scan]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_from_the_outermost_filter_jit"
+                "[filter_scan]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_from_the_outermost_filter_jit[while]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[custom_jvp-filter_scan]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[filter_scan-jit]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[filter_scan-jvp]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[filter_scan-while]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[while-cond]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[while-jit]",
+                "runtime/test_error_if.py"
+                "::test_failing_check_raises_in_nests[while-jvp]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value[filter_scan]",
+                "runtime/test_error_if.py::test_passing_check_changes_no_value[while]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests"
+                "[custom_jvp-filter_scan]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests[filter_scan-jit]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests[filter_scan-jvp]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests[filter_scan-while]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests[while-cond]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests[while-jit]",
+                "runtime/test_error_if.py"
+                "::test_passing_check_changes_no_value_in_nests[while-jvp]",
+                "runtime/test_error_if.py"
+                "::test_sharded_arrays_are_checked_on_all_devices[AxisType.Auto]",
+                "runtime/test_error_if.py"
+                "::test_sharded_arrays_are_checked_on_all_devices[AxisType.Explicit]",
                 "nn/test_conventions.py::test_jit_and_vmap_agree_with_the_plain_call"
                 "[scan MLP]",
                 "nn/test_reversible.py"

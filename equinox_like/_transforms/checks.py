@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from .._compat.jaxpr import name_and_params
 from .base import hide_frames
 from .donation import explain_failure, is_concrete
 
@@ -46,7 +47,7 @@ def holds_check(jaxpr: Any) -> bool:
         for equation in jaxpr.eqns:
             if equation.primitive in _checks:
                 return True
-            todo += _jaxprs_in(equation.params)
+            todo += _jaxprs_in(name_and_params(equation)[1])
     return False
 
 
