@@ -223,8 +223,11 @@ def run_depth(rounds: int) -> None:
         if key == "ours":
             programs["jax.numpy"] = _program(blocks, plain_block, library), x
             programs["with vmap"] = _program(blocks, mapped_block, library), x
-    stacked = eqx.nn.Stacked(make_block_class(eqx), depth=24, key=KEY)
-    programs["Stacked"] = _program([stacked], lambda m, x: m(x), eqx), x
+    for name, checkpoint in (("Stacked", None), ("Stacked, remat", True)):
+        make = make_block_class(eqx)
+        stacked = eqx.nn.Stacked(make, depth=24, key=KEY, checkpoint=checkpoint)
+        programs[name] = _program([stacked], lambda m, x: m(x), eqx), x
+    programs["lax.scan"] = _program([stacked], _plain_scan, eqx), x
     order = sorted(programs, key=lambda key: key != "jax.numpy")
     lowering: dict[str, list[float]] = {key: [] for key in order}
     compiling: dict[str, list[float]] = {key: [] for key in order}
@@ -257,6 +260,12 @@ def run_depth(rounds: int) -> None:
             )
         ],
     )
+
+
+def _plain_scan(stacked: Any, x: jax.Array) -> jax.Array:
+    arrays, rest = eqx.partition(stacked.layers, eqx.is_array)
+    step = lambda x, arrays: (plain_block(eqx.combine(arrays, rest), x), None)  # noqa: E731
+    return jax.lax.scan(step, x, arrays)[0]
 
 
 def _program(blocks: Any, function: Any, library: Any) -> tuple[Any, Any]:
