@@ -808,3 +808,18 @@ def test_debugger_opens_at_the_users_line():
     assert "(jdb)" in done.stdout
     assert "Array(-1., dtype=float32)" in done.stdout
     assert done.stdout.endswith("nan\n")
+
+
+def test_values_are_not_computed_anew_for_each_check():
+    def f(x, check):
+        for _ in range(20):
+            x = jnp.sin(x)
+            x = eqx.error_if(x, x > 50, MESSAGE) if check else x
+        return x
+
+    def sines(check):
+        compiled = jax.jit(f, static_argnums=1).lower(jnp.ones(8), check).compile()
+        return compiled.cost_analysis()["transcendentals"]
+
+    # A check may share its fusion with the step that it looks at, but with no other.
+    assert sines(True) <= 2 * sines(False)
