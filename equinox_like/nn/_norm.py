@@ -14,6 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._tree import is_array
 from .._warn import warn
 from ._init import default_dtype
 from ._shape import as_size, check_channels_first, check_input, parameter_shape
@@ -362,5 +363,6 @@ def _per_channel(parameter: Any, y: Array) -> Any:
 
 
 def _cast(x: Any, dtype: DTypeLike) -> Any:
-    # Asked first: also a cast that changes nothing takes time while it is traced.
-    return x if x.dtype == dtype else x.astype(dtype)
+    # Asked first: also a cast that changes nothing takes time while it is traced. What
+    # only stands for an array, as `Frozen` does, becomes one by it.
+    return x if is_array(x) and x.dtype == dtype else x.astype(dtype)
