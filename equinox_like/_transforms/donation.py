@@ -120,6 +120,10 @@ class _Muted(threading.local):
             if _MUTE not in warnings.filters:
                 warnings.filters.insert(0, _MUTE)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def is_about(self, error: Exception) -> bool:
+        """Whether it is JAX's warning, made an error, and came unmuted."""
+        return _MUTE[1].match(str(error)) is not None
+
     def end(self) -> None:
         global _users
         if not self.count:

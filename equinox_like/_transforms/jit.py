@@ -181,7 +181,9 @@ class Jitted(Transformed[_P, _T]):
         try:
             try:
                 out = compiled.function(*groups)
-            except NewTrace:
+            except (NewTrace, UserWarning) as e:
+                if not (isinstance(e, NewTrace) or muted.is_about(e)):
+                    raise
                 out = _NOT_RUN
                 forget_failures(compiled.function)
             if out is _NOT_RUN:  # not in the `except`: it would be told as a context
@@ -533,6 +535,8 @@ class Program:
             refuse_gone(plan.named_leaves(leaves))
         if self.looks_first:
             self.buffers(entry, plan, leaves, groups, traits_of(groups))
+        else:
+            muted.begin()  # another thread may have traced it, and this one lowers it
         with _expected.trace_of(entry.traces):
             return entry.function(*groups)
 
