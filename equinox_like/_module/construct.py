@@ -10,7 +10,13 @@ from .._warn import warn
 from .abstract import refuse_abstract_class, refuse_open
 from .flatten import IRREGULAR, OPEN, OPEN_NAMED, REGULAR, STATE, WRAPPER_ATTRIBUTES
 from .spec import ModuleSpec
-from .values import HOLD_NO_ARRAY, HOLD_NOTHING, look_at_statics, look_at_values
+from .values import (
+    HOLD_NO_ARRAY,
+    HOLD_NOTHING,
+    look_at_statics,
+    look_at_values,
+    type_name,
+)
 
 _new = object.__new__
 _set = object.__setattr__
@@ -98,7 +104,7 @@ def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
     for name in spec.names:
         if not hasattr(self, name):
             raise TypeError(
-                f"Field '{name}' of {_name(self)} was not initialized. Assign "
+                f"Field '{name}' of {type_name(self)} was not initialized. Assign "
                 f"`self.{name}` in `__init__`, or give the field a default."
             ) from None
 
@@ -116,7 +122,7 @@ def _look_at_cached_values(self: Any, spec: ModuleSpec) -> None:
         leaves = jtu.tree_leaves(self.__dict__.get(name))
         if any(map(is_inexact_array_like, leaves)):
             warn(
-                f"`field(init=False)`: '{name}' of {_name(self)} holds floating-point "
+                f"`field(init=False)`: '{name}' of {type_name(self)} holds floating-point "
                 "values. They are leaves of their own, at which gradients stop: they do "
                 "not reach what the values were computed from. Compute them in a property "
                 "instead.",
@@ -127,18 +133,14 @@ def refuse_assignment(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
     if self._module_state_ is OPEN or self._module_state_ is OPEN_NAMED:
         raise dataclasses.FrozenInstanceError(
-            f"Cannot set '{name}' on {_name(self)}: it is not a field. Declare it, as in "
-            f"`{name}: SomeType`, in the body of the class."
+            f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
+            f"as in `{name}: SomeType`, in the body of the class."
         )
     if name in spec.dynamic:
         fix = f"`tree_at(lambda m: m.{name}, module, new_value)`"
     else:
         fix = "`dataclasses.replace(module, field=new_value)`"
     raise dataclasses.FrozenInstanceError(
-        f"Cannot set or delete '{name}' on {_name(self)}: Modules are immutable once "
+        f"Cannot set or delete '{name}' on {type_name(self)}: Modules are immutable once "
         f"constructed. Make a changed copy instead, for example by {fix}."
     )
-
-
-def _name(self: Any) -> str:
-    return f"{type(self).__module__}.{type(self).__qualname__}"

@@ -50,7 +50,7 @@ def look_at_statics(self: Any, fields: Fields) -> None:
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             warn(
                 "A JAX array is being set as static: field "
-                f"'{name}' of {_name(self)}. Static fields are compared whenever a "
+                f"'{name}' of {type_name(self)}. Static fields are compared whenever a "
                 "transformed function is called, which its values may not be: remove "
                 "`static=True`, or make a constant of it by `numpy.asarray`.",
             )
@@ -70,7 +70,7 @@ def look_at_callables(self: Any, fields: Fields) -> None:
             ):
                 warn(
                     f"A JAX-transformed callable is being set as field '{name}' of "
-                    f"{_name(self)}. JAX does not look inside `jax.vmap(layer)`, "
+                    f"{type_name(self)}. JAX does not look inside `jax.vmap(layer)`, "
                     "`jax.jit(layer)` and the like: the arrays of the layer become "
                     "constants, which get no gradients and no updates. Store the layer "
                     "itself, and transform it where it is called; or use this library's "
@@ -102,7 +102,7 @@ def _look_into_opaque(self: Any, name: str, leaves: Iterable[Any]) -> None:
             _refuse_itself(self, name)
         if any(_is_of(part, self) for part in _inside(leaf)):
             warn(
-                f"Field '{name}' of {_name(self)} holds a callable that refers to the "
+                f"Field '{name}' of {type_name(self)} holds a callable that refers to the "
                 f"{type(self).__qualname__} itself, where JAX does not see it. It keeps "
                 "the arrays of this very instance, also in changed copies. Define a "
                 "method instead."
@@ -112,8 +112,8 @@ def _look_into_opaque(self: Any, name: str, leaves: Iterable[Any]) -> None:
 def _refuse_itself(self: Any, name: str) -> NoReturn:
     raise ValueError(
         "Cannot assign methods of a Module, or the Module itself, to one of its fields: "
-        f"`self.{name}` of {_name(self)} contains the Module, which no tree can. Define a "
-        f"method `{name}` that calls the other one."
+        f"`self.{name}` of {type_name(self)} contains the Module, which no tree can. "
+        f"Define a method `{name}` that calls the other one."
     ) from None
 
 
@@ -168,5 +168,5 @@ def _is_of(inner: Any, self: Any) -> bool:
     return inner is self or getattr(inner, "__self__", None) is self
 
 
-def _name(self: Any) -> str:
+def type_name(self: Any) -> str:
     return f"{type(self).__module__}.{type(self).__qualname__}"

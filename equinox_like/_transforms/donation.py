@@ -102,10 +102,9 @@ _users = 0
 
 
 class _Muted(threading.local):
-    """Mutes JAX's warning from when a donating function is traced until it has run.
+    """Mutes JAX's warning where a donating function is lowered, from `begin` to `end`.
 
-    `begin` is called by the function itself, so it costs nothing where nothing is traced;
-    `end`, by whoever called it. `warnings.catch_warnings` would put back the filters that
+    `warnings.catch_warnings` would put back the filters that
     it found, and so lose those that another thread has set meanwhile; here one filter
     comes, and goes with the last that needs it.
     """

@@ -23,6 +23,7 @@ from .._tree.paths import path_str
 from .base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .callback import filter_io_callback
 from .custom_rules import filter_custom_vjp
+from .donation import describe
 from .inverse import derived_inverse
 from .parts import take_apart
 from .vjp import filter_vjp
@@ -327,7 +328,7 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
 def _text(leaf: Any) -> str:
     if not is_array(leaf):
         return f"a {type(leaf).__name__}"
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return describe(leaf)
 
 
 def _verify(fun: Any, inverse: Any, blocks: Any, x: Any) -> None:

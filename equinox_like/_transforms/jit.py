@@ -182,7 +182,7 @@ class Jitted(Transformed[_P, _T]):
             try:
                 out = compiled.function(*groups)
             except (NewTrace, UserWarning) as e:
-                if not (isinstance(e, NewTrace) or muted.is_about(e)):
+                if not (plan.donates and is_of_new_trace(e)):
                     raise
                 out = _NOT_RUN
                 forget_failures(compiled.function)
@@ -212,7 +212,7 @@ class Jitted(Transformed[_P, _T]):
         """
         entry, plan, leaves = self._prepare(args, kwargs)
         # What is known of the leaves, but not their data: a stage may live long.
-        named = plan.named_leaves([_abstract(x) for x in leaves])
+        named = plan.named_leaves(_abstract(leaves))
         call = Call(
             self,
             self._arrange,
@@ -298,8 +298,6 @@ class Jitted(Transformed[_P, _T]):
             if error is e:
                 raise
             raise error from None
-        finally:
-            muted.end()
 
     def _arrange(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -371,6 +369,12 @@ class NewTrace(Exception):
 
     So nothing is compared before a call to learn whether its arrays must be looked at.
     """
+
+
+def is_of_new_trace(error: Exception) -> bool:
+    """Whether a donating function ends so that JAX must first trace, or lower, it."""
+    # The warning: this thread lowers what another has traced, and warnings are errors.
+    return isinstance(error, NewTrace) or muted.is_about(error)
 
 
 class _Expected(threading.local):
@@ -502,41 +506,40 @@ class Program:
         key = trace_context(), *traits_of(groups)
         if key not in checked:
             # JAX has it already.
-            traced = entry.stage("trace", plan.groups(list(map(_abstract, leaves))))
+            traced = entry.stage("trace", plan.groups(_abstract(leaves)))
             keep(checked, key, holds_check(traced.jaxpr))
         entry.traces.call_for_a_look = any(checked.values())
         if checked[key]:
             wait_for(out)
 
     def before(
-        self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
+        self,
+        entry: Entry,
+        plan: Plan,
+        leaves: list[Any],
+        groups: list[Any],
+        is_first: bool = False,
     ) -> None:
-        """Looks at the arrays that are to be donated."""
+        """Looks at the arrays that are to be donated, unless they are as the last ones."""
         if any(map(are_any_deleted, groups)):
             # On jax 0.10 a process does not survive that a deleted sharded array is used.
             refuse_gone(plan.named_leaves(leaves))
         traits = traits_of(groups)
-        if traits != entry.known and not jit_is_disabled():
-            # JAX may lower what it has a trace for, as for another sharding by `Auto` axes.
+        # JAX may lower what it has a trace for, as for another sharding by `Auto` axes.
+        if (is_first or traits != entry.known) and not jit_is_disabled():
             if self.looks_first:
                 self.buffers(entry, plan, leaves, groups, traits)
-            else:
-                muted.begin()
+            muted.begin()
         # Equal ones, too: those of the next call are likely to be the same objects.
         entry.known = traits
 
     def first_call(
         self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
     ) -> Any:
-        """A call of a donating function that JAX has no trace for."""
+        """A call of a donating function that JAX has no trace for, or has not lowered."""
         if are_any_sharded(leaves):
             entry.is_watched = True
-        if any(map(are_any_deleted, groups)):
-            refuse_gone(plan.named_leaves(leaves))
-        if self.looks_first:
-            self.buffers(entry, plan, leaves, groups, traits_of(groups))
-        else:
-            muted.begin()  # another thread may have traced it, and this one lowers it
+        self.before(entry, plan, leaves, groups, is_first=True)
         with _expected.trace_of(entry.traces):
             return entry.function(*groups)
 
@@ -583,9 +586,7 @@ class Program:
         if found is None:
             muted.begin()
             try:
-                lowered = entry.stage(
-                    "lower", plan.groups(list(map(_abstract, leaves)))
-                )
+                lowered = entry.stage("lower", plan.groups(_abstract(leaves)))
             finally:
                 muted.end()
             found = buffers_of(lowered, lowered.compile())
@@ -613,11 +614,9 @@ class Program:
         program = weakref.ref(self)
 
         def traced(*groups):
-            if donated:
-                if not jit_is_disabled() and _expected.traces is not traces:
-                    raise NewTrace
-                muted.begin()
             if not jit_is_disabled():
+                if donated and _expected.traces is not traces:
+                    raise NewTrace
                 avals = [jax.typeof(x) for group in groups for x in group]
                 trace = trace_of(plan, skeleton, avals)
                 announce(program(), trace)
@@ -729,9 +728,11 @@ def _speak_of(traced: Any, fun: Any, plan: Plan) -> None:
         traced.__wrapped__ = types.FunctionType(code, {}, traced.__name__, None, cells)
 
 
-def _abstract(x: Any) -> Any:
-    if not isinstance(x, jax.Array):
-        return x
+def _abstract(leaves: list[Any]) -> list[Any]:
+    return [_struct_of(x) if isinstance(x, jax.Array) else x for x in leaves]
+
+
+def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:
     # A typed key has no weak type.
     weak_type = getattr(x, "weak_type", False)
     sharding = x.sharding if x.committed else None
