@@ -2,6 +2,8 @@
 
 EQX_ON_ERROR                    what a failed check does: raise, nan, breakpoint or off
 EQX_ON_ERROR_BREAKPOINT_FRAMES  how many frames JAX's debugger then shows
+EQX_DISPATCH                    how `filter_jit` finds its program: in C++ of `jax` where
+                                that works, or in Python with what is `public`
 """
 
 import os
@@ -36,7 +38,16 @@ def read_frames(value: str) -> int:
         ) from None
 
 
+def read_dispatch(value: str) -> str:
+    if value not in ("jax", "public"):
+        raise ValueError(
+            f"The environment variable EQX_DISPATCH is jax or public; got {value!r}."
+        )
+    return value
+
+
 ON_ERROR: Final = read_mode(os.environ.get("EQX_ON_ERROR", "raise"))
 BREAKPOINT_FRAMES: Final = read_frames(
     os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
 )
+DISPATCH: Final = read_dispatch(os.environ.get("EQX_DISPATCH", "jax"))

@@ -9,8 +9,8 @@ be found again at their next call. Without it such calls stay slow, and right.
 from typing import Any
 
 
-def forget_failures(function: Any) -> None:
-    """Lets all calls of this function take the quick path again."""
+def forget_calls(function: Any) -> None:
+    """Has JAX look up the program anew for all kinds of call of this function."""
     clear = getattr(function, "_clear_cache", None)
     if clear is not None:
         clear()

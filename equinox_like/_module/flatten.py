@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .._compat.dispatch import nodes
 from .._tree.strict import strict_key
 
 WRAPPER_ATTRIBUTES: Final = (
@@ -146,11 +147,13 @@ def register(
         cls._module_state_ = sole_aux
     make_unflatten = _unflattener(len(dynamic), sole_aux is not None)
     unflatten = make_unflatten(cls, dynamic, sole_aux, unflatten_anew)
+    flatten_quickly = flatten if static else flatten_without_statics
+    nodes[cls] = flatten_quickly, dynamic
     jtu.register_pytree_with_keys(
         cls,
         flatten_with_keys,
         unflatten,
-        flatten if static else flatten_without_statics,
+        flatten_quickly,
     )
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.jaxpr import name_and_params
+from .._compat.tokens import forget_failed, runtime_tokens
 from .base import hide_frames
 from .donation import explain_failure, is_concrete
 
@@ -80,7 +81,10 @@ def explained(
     donated arrays. Raises a `DonationError` if a lost buffer is behind it.
     """
     found = (explain(error) for explain in _checks.values())
-    error = next((e for e in found if e is not None), error)
+    failed = next((e for e in found if e is not None), None)
+    if failed is not None:
+        forget_failed(runtime_tokens)
+        error = failed
     explain_failure(error, name_leaves, leaves)
     hide_frames(error)
     return error

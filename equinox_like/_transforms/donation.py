@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._compat.dispatch import dispatch
 from .._compat.lowered import Buffer
 from .._compat.tracer import Tracer
 from .._errors import DonationError, DonationWarning
@@ -41,6 +42,7 @@ class Donation:
         self.is_strict = donate == "strict"
         self.warns = self.names is not None or str(donate).startswith("warn")
         self.spares_first = str(donate).endswith("-except-first")
+        self.takes_all = self.names is None and not self.spares_first
         # Whether it must be known what becomes of each array before anything runs.
         self.looks_first = self.is_any and (self.is_strict or self.warns)
 
@@ -210,8 +212,11 @@ class _Records:
     def taker_of(self, x: Any) -> str | None:
         with _lock:
             found = list(self._all)
+        # For JAX's dispatch a typed key is a node with an array.
+        known = dispatch()
+        ids = {id(x), *map(id, known.flatten(x)[0] if known else ())}
         for record in found:
-            if any(array is x for array in record.arrays):
+            if any(id(array) in ids for array in record.arrays):
                 return record.name or record.tree_type.__name__
         return None
 
@@ -272,7 +277,11 @@ def are_any_sharded(leaves: Sequence[Any]) -> bool:
 
 # Fragments of JAX's messages.
 _GONE = ("has been deleted", "Invalid buffer passed")
-_TWICE = ("donate the same buffer twice", "previously donated in the same call")
+_TWICE = (
+    "donate the same buffer twice",
+    "previously donated in the same call",
+    "donate a buffer which is also used by the same call",
+)
 
 
 def describe(x: Any) -> str:
@@ -312,11 +321,10 @@ def in_vain(
     named: Sequence[tuple[str, Any, bool]], buffers: Sequence[Any] | None
 ) -> list[tuple[str, Any]]:
     """The donated leaves that the program uses, and whose buffer no output takes."""
-    # The flat arguments are the groups one after the other: the donated come first.
-    donated = [(name, x) for name, x, is_donated in named if is_donated]
     return [
         (name, x)
-        for (name, x), buffer in zip(donated, buffers or (), strict=False)
-        if buffer in (Buffer.DONOR, Buffer.UNTAKEN)
+        for (name, x, is_donated), buffer in zip(named, buffers or (), strict=False)
+        if is_donated
+        and buffer in (Buffer.DONOR, Buffer.UNTAKEN)
         and not isinstance(x, np.ndarray | np.generic)
     ]

@@ -7,6 +7,7 @@ nothing that is process-wide is touched.
 """
 
 import collections
+import functools
 import inspect
 import threading
 import types
@@ -18,18 +19,22 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
-from .._compat.fast_path import forget_failures
+from .._compat.dispatch import Dispatch, Fixed, dispatch
+from .._compat.fast_path import forget_calls
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level, trace_context
+from .._compat.tracer import Tracer
 from .._errors import DonationError, DonationWarning
 from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.split import Skeleton, merge
-from .._tree.strict import strict_key
+from .._tree.strict import Strict, strict_key
 from .base import (
     MISSING,
     Transformed,
+    frames_hidden,
     function_of,
+    hide_frames,
     is_global,
     jit_is_disabled,
     name_of,
@@ -54,7 +59,7 @@ from .donation import (
 )
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
-from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
+from .plan import DONATE, MAX_KEPT, WRAPPED, Plan, groups_of, keep, make_plan
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -164,46 +169,22 @@ class Jitted(Transformed[_P, _T]):
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         program = self._program
-        call = (self._tree, args, kwargs)
-        leaves, treedef = _flatten(call)
-        if program.donates and not at_top_level():
-            program = program.without_donation
-        leaf_types = tuple(map(type, leaves))
-        plan = program.last_plan
-        if leaf_types != plan.leaf_types or treedef != plan.call_treedef:
-            plan = program.plan(self.__wrapped__, call, leaves, treedef)
-        compiled = plan.entry or plan.find(leaves)
-        if compiled is None:
-            compiled = program.entry(self.__wrapped__, plan, leaves)
-        groups = [leaves] if plan.takes_all else plan.groups(leaves)
-        if compiled.is_watched:
-            program.before(compiled, plan, leaves, groups)
+        quick = program.quick
+        if quick is None:
+            quick = program.make_quick()
         try:
-            try:
-                out = compiled.function(*groups)
-            except (NewTrace, UserWarning) as e:
-                if not (plan.donates and is_of_new_trace(e)):
-                    raise
-                out = _NOT_RUN
-                forget_failures(compiled.function)
-            if out is _NOT_RUN:  # not in the `except`: it would be told as a context
-                out = program.first_call(compiled, plan, leaves, groups)
-            if compiled.traces.call_for_a_look:
-                program.look(compiled, plan, leaves, groups, out)
+            out: Any = quick(self._tree, args, kwargs)
         except Exception as e:
-            muted.end()
-            forget_failures(compiled.function)
-            error = explained(e, plan.named_leaves, leaves)
-            if error is e:
+            forget_calls(quick)
+            if program.has_run(e, (self._tree, args, kwargs)):
+                hide_frames(e)
                 raise
-            raise error from None
-        if plan.donates:
-            if muted.count or not are_all_deleted(groups[0]):
-                program.after(compiled, plan, leaves, groups)
-            else:
-                program.record.arrays = groups[0]
-            program.record.tree_type = type(self._tree)
-        return out.unpack() if isinstance(out, Packed) else out
+            out = _NOT_RUN
+        if out is _NOT_RUN:  # not in the `except`: it would be told as a context
+            return frames_hidden(program.call)(self._tree, args, kwargs)
+        if program.donates_quickly:
+            program.after_quick(self._tree, args, kwargs)
+        return out
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
         """Traces for these arguments, without compiling or running.
@@ -328,6 +309,7 @@ class Entry:
         "is_watched",
         "known",
         "skeleton",
+        "stays_slow",
         "traces",
     )
 
@@ -344,6 +326,8 @@ class Entry:
         # Whether to look before each call, not only before one that JAX has no trace for:
         # it may have traces that were not looked at, or got arrays on several devices.
         self.is_watched = False
+        # Whether JAX's dispatch cannot have it.
+        self.stays_slow = False
 
     def stage(self, name: str, groups: Sequence[Any]) -> Any:
         """`trace`, `lower` or `eval_shape` of the function."""
@@ -422,8 +406,105 @@ class Program:
         self.looks_first = self.donation.looks_first
         self.record = records.new(self.name)
         self.last_plan: Any = _NO_PLAN
+        # JAX's dispatch, and whether donated arrays are still to be looked at after it.
+        self.quick: Any = None
+        self.donates_quickly = False
+        # By the structure of a call that it knows what picks the donated arrays.
+        self.takers: dict[Any, Callable[[list[Any]], Sequence[Any]]] = {}
         self._plans: dict[tuple[Any, tuple[type, ...]], Plan] = {}
         self._entries: dict[Skeleton, Entry] = {}
+
+    def call(
+        self, tree: Any, args: Any, kwargs: Any, miss: "Miss | None" = None
+    ) -> Any:
+        """Calls it with these arguments: what JAX's own dispatch does in C++, in Python."""
+        fun = self.opaque() if tree is None else tree
+        program = self
+        if program.donates and not at_top_level():
+            program = program.without_donation
+        call = (tree, args, kwargs)
+        leaves, treedef = _flatten(call)
+        leaf_types = tuple(map(type, leaves))
+        plan = program.last_plan
+        if leaf_types != plan.leaf_types or treedef != plan.call_treedef:
+            plan = program.plan(fun, call, leaves, treedef)
+        compiled = plan.entry or plan.find(leaves)
+        if compiled is None:
+            compiled = program.entry(fun, plan, leaves)
+        groups = [leaves] if plan.takes_all else plan.groups(leaves)
+        if compiled.is_watched:
+            program.before(compiled, plan, leaves, groups)
+        run = compiled.function if miss is None else miss.way(compiled, plan, leaves)
+        try:
+            try:
+                out = run(*groups)
+            except (NewTrace, UserWarning) as e:
+                if not (plan.donates and is_of_new_trace(e)):
+                    raise
+                out = _NOT_RUN
+                forget_calls(compiled.function)
+            if out is _NOT_RUN:  # not in the `except`: it would be told as a context
+                out = program.first_call(compiled, plan, leaves, groups, run)
+            if compiled.traces.call_for_a_look:
+                program.look(compiled, plan, leaves, groups, out)
+        except Exception as e:
+            muted.end()
+            forget_calls(compiled.function)
+            error = explained(e, plan.named_leaves, leaves)
+            if error is e:
+                raise
+            raise error from None
+        if plan.donates:
+            donated = groups[0] if plan.donates_all else plan.take_donated(leaves)
+            if muted.count or not are_all_deleted(donated):
+                program.after(compiled, plan, leaves, groups)
+            else:
+                program.record.arrays = donated
+            program.record.tree_type = type(tree)
+        if miss is not None:
+            miss.out = out
+        return out.unpack() if isinstance(out, Packed) else out
+
+    def make_quick(self) -> Any:
+        """The same as a function of JAX's dispatch, if there is one, else `call` itself."""
+        # It must not keep the program alive, which keeps it.
+        itself = weakref.ref(self)
+        slow = functools.partial(_call, itself)
+        # Shardings are chosen in Python, and outputs of them come in groups. JAX compares
+        # a call with one kind after the other where only static values differ.
+        is_for_python = self.shardings is not None or len(self._entries) > _MANY
+        found = None if is_for_python else dispatch()
+        if found is None:
+            self.donates_quickly = False
+            self.quick = slow
+        else:
+            miss = functools.partial(_miss, itself, found)
+            self.donates_quickly = self.donates
+            self.data_of = found.data
+            self.quick = found.function(self.name, slow, miss, MAX_KEPT)
+        return self.quick
+
+    def has_run(self, error: Exception, call: tuple[Any, Any, Any]) -> bool:
+        """Whether `error` is that of the call, and not of JAX's dispatch about it.
+
+        The former, if it comes from there, is explained as `call` does.
+        """
+        entry = error.__traceback__ and error.__traceback__.tb_next
+        if entry is not None and entry.tb_frame.f_code in _ENTRIES:
+            return True
+        found = dispatch()
+        try:
+            if found is not None:
+                found.flatten(call)
+        except Exception:
+            return False
+        leaves, treedef = _flatten(call)
+        fun = self.opaque() if call[0] is None else call[0]
+        plan = self.plan(fun, call, leaves, treedef)
+        better = explained(error, plan.named_leaves, leaves)
+        if better is not error:
+            raise better from None
+        return True
 
     @property
     def without_donation(self) -> "Program":
@@ -479,6 +560,8 @@ class Program:
             self.last_plan = _NO_PLAN
 
     def _forget(self, entries: list["Entry"]) -> None:
+        if entries:
+            forget_calls(self.quick)
         # So that the table of a plan does not keep what had to go.
         for entry in entries:
             for plan in list(self._plans.values()):
@@ -534,14 +617,19 @@ class Program:
         entry.known = traits
 
     def first_call(
-        self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
+        self,
+        entry: Entry,
+        plan: Plan,
+        leaves: list[Any],
+        groups: list[Any],
+        run: Callable[..., Any],
     ) -> Any:
         """A call of a donating function that JAX has no trace for, or has not lowered."""
         if are_any_sharded(leaves):
             entry.is_watched = True
         self.before(entry, plan, leaves, groups, is_first=True)
         with _expected.trace_of(entry.traces):
-            return entry.function(*groups)
+            return run(*groups)
 
     def after(
         self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
@@ -551,7 +639,7 @@ class Program:
             muted.end()
         if jit_is_disabled():
             return
-        donated = groups[0]
+        donated = plan.take_donated(leaves)
         alive = tuple(
             i for i, x in enumerate(donated) if is_concrete(x) and not x.is_deleted()
         )
@@ -559,7 +647,9 @@ class Program:
             for i in alive:
                 donated[i].delete()
         elif alive != entry.alive or len(entry.buffers) > 1:
-            buffers = self.buffers(entry, plan, leaves, groups, traits_of(groups))
+            buffers = plan.donated(
+                self.buffers(entry, plan, leaves, groups, traits_of(groups))
+            )
             # JAX leaves alive what it could not overwrite, as somebody looks at it.
             for i in alive:
                 if isinstance(buffers[i], int):
@@ -567,6 +657,31 @@ class Program:
             entry.alive = tuple(i for i in alive if not isinstance(buffers[i], int))
         # It must keep nothing that still has memory.
         self.record.arrays = [x for x in donated if is_concrete(x) and x.is_deleted()]
+
+    def after_quick(self, tree: Any, args: Any, kwargs: Any) -> None:
+        """`after`, for a call of JAX's dispatch, which has looked at no array."""
+        call = (tree, args, kwargs)
+        try:
+            donated, treedef = self.data_of(call)
+        except AttributeError:
+            return  # it was called in Python, and looked at there, as below
+        if tree is not None or not self.donation.takes_all:
+            take = self.takers.get(treedef)
+            if take is None:
+                return
+            donated = take(donated)
+        try:
+            are_gone = not donated or are_all_deleted(donated)
+        except jax.errors.ConcretizationTypeError:
+            return  # a tracer, of which nothing is donated
+        if are_gone:
+            self.record.arrays = donated
+            self.record.tree_type = type(tree)
+        elif at_top_level():
+            fun = self.opaque() if tree is None else tree
+            leaves, treedef = _flatten(call)
+            plan = self.plan(fun, call, leaves, treedef)
+            self.after(self.entry(fun, plan, leaves), plan, leaves, plan.groups(leaves))
 
     def buffers(
         self,
@@ -576,7 +691,7 @@ class Program:
         groups: list[Any],
         traits: Any,
     ) -> Sequence[int | Buffer | None]:
-        """For each donated array what becomes of its buffer; `None` if JAX does not tell.
+        """For each array what becomes of its buffer; `None` if JAX does not tell.
 
         The arrays may be gone by now, but not what is known of them. JAX keeps what it
         lowers and compiles here for the call, or has kept it.
@@ -597,7 +712,7 @@ class Program:
                     # There is a trace now, though the call is refused.
                     entry.is_watched = True
                     raise
-            found = found or [None] * len(groups[0])
+            found = found or [None] * len(plan.data_names)
             keep(entry.buffers, key, found)
         return found
 
@@ -606,8 +721,8 @@ class Program:
     ) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
         opaque = self.opaque
-        groups_there = groups_of(skeleton)
-        donated = DONATE in groups_there
+        labels = [label for label, _ in groups_of(skeleton.labels, lambda x: x)]
+        donated = DONATE in labels
         shardings = self.shardings
         packed = pack if shardings is None else shardings.pack
         # It must not keep the program alive, which keeps it.
@@ -622,19 +737,110 @@ class Program:
                 announce(program(), trace)
                 traces.all.append(trace)
                 traces.call_for_a_look = True
-            parts: dict[Hashable, Any] = dict(zip(groups_there, groups, strict=True))
+            parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
+            for label, group in zip(labels, groups, strict=True):
+                parts[label] += group
             tree, args, kwargs = merge(parts, skeleton)
             fun = opaque() if tree is None else tree
             out = fun(*args, **kwargs)
             return out if jit_is_disabled() else packed(out)
 
         _speak_of(traced, fun, plan)
-        donate_argnums = (0,) if donated else ()
+        donate_argnums = [i for i, label in enumerate(labels) if label == DONATE]
         if shardings is None:
             return jax.jit(traced, donate_argnums=donate_argnums, **self.options)
         return shardings.jit(
             traced, plan, skeleton, donate_argnums=donate_argnums, **self.options
         )
+
+
+class NewTypes(Exception):
+    """Of a call that JAX's dispatch may know now that it has learned of some types."""
+
+
+class Miss:
+    """A call that JAX's dispatch does not know: what makes it known."""
+
+    def __init__(self, dispatch: Dispatch, call: Any):
+        self._dispatch = dispatch
+        self._call = call
+        self._is_tried = False
+        self._quick: Any = None
+        self.must_compile_again = False
+        self.out: Any = None
+
+    def way(self, entry: Entry, plan: Plan, leaves: list[Any]) -> Callable[..., Any]:
+        """How to run the compiled function."""
+        self._entry, self._plan = entry, plan
+        # On jax 0.10 a process does not survive that a deleted sharded array is used.
+        must_be_looked_at = plan.donates and are_any_sharded(leaves)
+        if entry.stays_slow or not plan.is_in_order or must_be_looked_at:
+            return entry.function
+        if not self._dispatch.learn(self._call, _is_data, _key_of):
+            raise NewTypes
+        self._is_tried = True
+        return self._run
+
+    def _run(self, *groups: Any) -> Any:
+        out, self._quick, self.must_compile_again = self._dispatch.run(
+            self._entry.function, groups
+        )
+        return out
+
+    def answer(self, program: "Program", out: Any) -> Any:
+        """What makes further calls of this kind quick, or `None`."""
+        entry, plan = self._entry, self._plan
+        if not self._is_tried or jit_is_disabled() or not at_top_level():
+            return None
+        if len(program._entries) > _MANY:
+            program.make_quick()
+        # JAX runs it in Python, or it is to be waited for.
+        if (self._quick is None and not self.must_compile_again) or (
+            entry.traces.call_for_a_look
+        ):
+            entry.stays_slow = True
+            return None
+        if plan.donates:
+            try:
+                data, structure = self._dispatch.data(self._call)
+            except AttributeError:  # of a Module that lacks a field
+                return None
+            if len(data) != len(plan.data_names):
+                return None
+            keep(program.takers, structure, plan.take_donated_data)
+        if isinstance(self.out, Packed):
+            fixed = jtu.tree_map(lambda x: x if is_array(x) else Fixed(x), out)
+            return self._dispatch.returning(self._quick, fixed)
+        return self._quick
+
+
+def _call(program: Any, tree: Any, args: Any, kwargs: Any) -> Any:
+    return program().call(tree, args, kwargs)
+
+
+def _miss(program: Any, found: Dispatch, tree: Any, args: Any, kwargs: Any) -> Any:
+    miss = Miss(found, (tree, args, kwargs))
+    try:
+        out = program().call(tree, args, kwargs, miss)
+    except NewTypes:
+        pass
+    else:
+        return out, miss.answer(program(), out), miss.must_compile_again
+    return program().quick(tree, args, kwargs), None, False
+
+
+# More kinds of call, and Python, which looks them up by their static values, is quicker.
+_MANY = 128
+# Where Python goes on below JAX's dispatch.
+_ENTRIES = _call.__code__, _miss.__code__
+
+
+def _is_data(x: Any) -> bool:
+    return is_array(x) or isinstance(x, Tracer)
+
+
+def _key_of(kind: type) -> Any:
+    return Strict if issubclass(kind, WRAPPED) else None
 
 
 def program_for(

@@ -1,14 +1,18 @@
 """From the arguments of a call to groups of arrays, by a plan made once per kind of call.
 
+A group is a run of neighbours that are all donated, or all kept. So the groups one after
+the other are the data in canonical order, and JAX is told of each whether to donate it.
+
 Flattening is done by JAX in C++; which leaf then goes where depends on the structure of
 the arguments and the types of the leaves alone, so it is looked up, not computed. A plan
 also puts the leaves in canonical order: that of the signature, however they were passed.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, Final
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import jax.tree_util as jtu
 
@@ -24,10 +28,10 @@ from .._tree.split import (
 )
 from .._tree.strict import strict_key
 
+_T = TypeVar("_T")
+
 DONATE: Final = "donate"
 KEEP: Final = "keep"
-# The order in which groups are passed to the compiled function.
-GROUPS: Final = (DONATE, KEEP)
 
 
 class Plan:
@@ -51,21 +55,28 @@ class Plan:
         self.donates = DONATE in self.labels
         self.arguments = arguments
         self.order = tuple(order)
-        members = [
-            [i for i, label in zip(order, labels, strict=True) if label == name]
-            for name in GROUPS
-        ]
-        self.takes = [_taker(indices) for indices in members if indices]
-        if len(self.order) in map(len, members):
+        placed = list(zip(labels, order, strict=True))
+        runs = [[i for _, i in run] for _, run in groups_of(placed, lambda x: x[0])]
+        self.takes = list(map(_taker, runs))
+        if len(self.order) in map(len, runs):
             # The same leaves in another order may come as they are, in a list.
             self.takes = [_as_list(take) for take in self.takes]
         # All leaves, in the order in which they come: nothing is to be picked.
-        self.takes_all = [list(range(len(self.order)))] == [m for m in members if m]
-        static = [i for i, label in zip(order, labels, strict=True) if label is STATIC]
+        self.takes_all = [list(range(len(self.order)))] == runs
+        self.take_donated = _taker([i for label, i in placed if label == DONATE])
+        data = [label for label, _ in placed if label is not STATIC]
+        donated = [i for i, label in enumerate(data) if label == DONATE]
+        data_order = list(itertools.chain.from_iterable(runs))
+        # The same among nothing but data.
+        self.take_donated_data = _taker(donated)
+        self.is_in_order = all(map(operator.lt, data_order, data_order[1:]))
+        # Whether all arrays are: they are the sole group.
+        self.donates_all = self.donates and KEEP not in self.labels
+        static = [i for label, i in placed if label is STATIC]
         self.take_statics = _taker(static)
         self.has_statics = bool(static)
         # Values of other types are compared as they are: their types are known.
-        self.must_wrap = any(issubclass(leaf_types[i], _WRAPPED) for i in static)
+        self.must_wrap = any(issubclass(leaf_types[i], WRAPPED) for i in static)
         # The compiled function, if no static leaf decides; else by the static leaves.
         self.entry: Any = None
         self.entries: dict[Any, Any] = {}
@@ -132,9 +143,14 @@ class Plan:
 
     @property
     def data_names(self) -> list[str]:
-        """The names of the leaves that are data, in the order of the groups."""
-        named = list(zip(self.names, self.labels, strict=True))
-        return [name for group in GROUPS for name, label in named if label == group]
+        """The names of the leaves that are data."""
+        named = zip(self.names, self.labels, strict=True)
+        return [name for name, label in named if label is not STATIC]
+
+    def donated(self, values: Sequence[Any]) -> list[Any]:
+        """Of a value for each leaf that is data those for the leaves that are donated."""
+        data = [label for label in self.labels if label is not STATIC]
+        return [v for v, label in zip(values, data, strict=True) if label == DONATE]
 
     def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
         """Name, value, and whether it is donated, of each leaf that is data."""
@@ -145,12 +161,16 @@ class Plan:
         ]
 
 
-def groups_of(skeleton: Skeleton) -> list[str]:
-    """Which groups the compiled function takes, in its order."""
-    return [name for name in GROUPS if name in skeleton.labels]
+def groups_of(
+    leaves: Iterable[_T], label_of: Callable[[_T], Any]
+) -> Iterator[tuple[Any, Iterator[_T]]]:
+    """The label of each group, and what belongs to it, in canonical order."""
+    data = (leaf for leaf in leaves if label_of(leaf) is not STATIC)
+    return itertools.groupby(data, label_of)
 
 
-_WRAPPED = (float, complex, tuple, list, dict, set, frozenset)
+# Static leaves of these types are not compared as they are.
+WRAPPED: Final = (float, complex, tuple, list, dict, set, frozenset)
 
 
 def make_plan(
@@ -272,4 +292,4 @@ def _taker(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
     if len(indices) == 1:
         (index,) = indices
         return lambda leaves: (leaves[index],)
-    return itemgetter(*indices) if indices else lambda leaves: ()
+    return operator.itemgetter(*indices) if indices else lambda leaves: ()

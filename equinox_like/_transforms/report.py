@@ -90,11 +90,9 @@ def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
     compiled = lowered.lowered.compile()
     buffers = buffers_of(lowered.lowered, compiled) or [None] * len(named)
     outputs = _outputs(lowered.lowered.out_info, compiled.output_shardings)
-    # The flat arguments are the groups one after the other: the donated come first.
-    fates = iter(buffers)
     rows = [
-        _row(name, x, outputs, is_donated, next(fates) if is_donated else None)
-        for name, x, is_donated in named
+        _row(name, x, outputs, is_donated, fate)
+        for (name, x, is_donated), fate in zip(named, buffers, strict=True)
     ]
     return DonationReport(function, rows, compiled.memory_analysis())
 

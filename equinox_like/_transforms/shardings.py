@@ -61,8 +61,8 @@ class Shardings:
             options["out_shardings"] = specs[0] if one_for_all else Grouped(specs, None)
         if self._of_inputs is None:
             return jax.jit(traced, **options)
-        found = list(zip(skeleton.labels, self._inputs(plan, skeleton), strict=True))
-        groups = [[s for n, s in found if n == name] for name in groups_of(skeleton)]
+        found = zip(skeleton.labels, self._inputs(plan, skeleton), strict=True)
+        groups = [[s for _, s in run] for _, run in groups_of(found, lambda x: x[0])]
         # As plans give them: prefix trees tell lists from tuples.
         kind = list if len(groups) == 1 and STATIC not in skeleton.labels else tuple
         return _Sharded(traced, options, list(map(kind, groups)), plan)

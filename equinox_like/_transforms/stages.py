@@ -6,6 +6,7 @@ static ones baked in, is called with the same ones or not at all.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -18,7 +19,7 @@ from .checks import explained, wait_for
 from .difference import differences
 from .donation import Donation, in_vain, muted
 from .pack import Packed, unpack
-from .plan import Plan, groups_of
+from .plan import Plan
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -47,11 +48,9 @@ class Call:
         """`args` and `kwargs` with what JAX tells of each array in its place."""
         groups, _ = info
         skeleton = self.skeleton
-        parts: dict[Any, Any] = dict(
-            zip(groups_of(skeleton), map(iter, groups), strict=True)
-        )
-        parts[STATIC] = map(static, skeleton.statics)
-        leaves = [next(parts[label]) for label in skeleton.labels]
+        data = itertools.chain.from_iterable(groups)
+        statics = map(static, skeleton.statics)
+        leaves = [next(statics if x is STATIC else data) for x in skeleton.labels]
         _, args, kwargs = skeleton.treedef.unflatten(leaves)
         return args, kwargs
 

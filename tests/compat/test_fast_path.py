@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import equinox_like as eqx
-from equinox_like._compat.fast_path import forget_failures
+from equinox_like._compat.fast_path import forget_calls
 
 
 class Failing:
@@ -48,13 +48,13 @@ def test_jax_takes_the_slow_path_after_a_failure_and_can_be_made_to_forget():
     with pytest.raises(ValueError, match="not yet"):
         f(x)
     assert calls_within_jax(f, x), "JAX has been repaired: the shim may go"
-    forget_failures(f)
+    forget_calls(f)
     assert not calls_within_jax(f, x)
     assert f(x).tolist() == [2, 2, 2]
 
 
 def test_without_the_private_name_nothing_happens():
-    forget_failures(types.SimpleNamespace())
+    forget_calls(types.SimpleNamespace())
 
 
 @pytest.mark.parametrize("donate", ["none", "arrays", "warn", "strict", ("x",)])

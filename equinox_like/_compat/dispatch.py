@@ -1,0 +1,211 @@
+"""JAX's C++ dispatch, for calls that hold static values.
+
+What `jax.jit` returns flattens its arguments, finds the program for that kind of call, runs
+it and builds the output, all in C++; but it takes arrays only. Here the same C++ object is
+made with another registry of pytree nodes, in which a static value is a node without
+children, whose structure is the value itself.
+
+Serves jax 0.10 to 0.12. Private are the C++ `pjit`, what a jitted function tells of itself
+for pickling, and the data with which it takes its quick path. They are tried at first use
+(`works`). Without them there is no `Dispatch`, and callers do the same in Python with what
+is public; `EQX_DISPATCH=public` asks for that.
+"""
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._environment import DISPATCH
+
+# Of types that JAX takes apart in Python: how, and which attributes that gives.
+nodes: Final[dict[type, tuple[Callable[[Any], Any], Sequence[str]]]] = {}
+
+
+class Dispatch:
+    """Makes functions that JAX calls in C++, and knows the nodes that they take apart."""
+
+    def __init__(self, state: dict[str, Any], pjit: Any):
+        """Of what `jax.jit(...).__getstate__()` returned, and `jaxlib._jax.pjit`."""
+        self._pjit = pjit
+        self._key = state["global_cache_key"]
+        self._put = state["shard_arg_fallback"]
+        self._nodes_of_jax = state["pytree_registry"]
+        self._new_cache = type(state["cache"])
+        self._registry, self._blind = (
+            type(self._nodes_of_jax)(
+                enable_none=True,
+                enable_tuple=True,
+                enable_namedtuple=True,
+                enable_list=True,
+                enable_dict=True,
+            )
+            for _ in range(2)
+        )
+        self._registered: set[type] = set()
+        self._lock = threading.Lock()
+
+    def function(
+        self,
+        name: str,
+        slow: Callable[..., Any],
+        miss: Callable[..., tuple[Any, Any, bool]],
+        capacity: int,
+    ) -> Any:
+        """Like `slow`, which is called where `jax.disable_jit` says so.
+
+        For a call of a new kind `miss` is called, and returns the output, what makes
+        further calls quick (see `run`) or `None`, and whether JAX will compile it again. Of
+        a kind for which the second was `None` JAX asks `miss` each time. No more than `capacity` kinds are known at once.
+        """
+        cache = self._new_cache(capacity=capacity)
+        function = self._pjit(
+            name, slow, miss, (), (), self._key, self._registry, self._put, cache
+        )
+        # What JAX runs again to tell where a NaN comes from.
+        function._fun = slow
+        return function
+
+    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+        """As JAX flattens the arguments of `function`: no static value is a leaf."""
+        return self._registry.flatten(tree)
+
+    def data(self, tree: Any) -> tuple[list[Any], Any]:
+        """The same data, and a structure that is blind to what is static; quicker.
+
+        **Raises:**
+
+        `AttributeError` if a node lacks an attribute.
+        """
+        return self._blind.flatten(tree)
+
+    def learn(
+        self,
+        tree: Any,
+        is_data: Callable[[Any], bool],
+        key_of: Callable[[type], Callable[[Any], Any] | None],
+    ) -> bool:
+        """Whether all types of nodes and static values in a tree were known; now they are.
+
+        `key_of(type)` says by what static values of a type are compared, if not themselves.
+        """
+        was_known = True
+        while True:
+            leaves, _ = self._registry.flatten(tree)
+            new = {type(x): x for x in leaves if not is_data(x) or self._is_node(x)}
+            if not new:
+                return was_known
+            was_known = False
+            with self._lock:
+                for kind, example in new.items():
+                    if kind not in self._registered:
+                        self._register(kind, self._is_node(example), key_of)
+                        self._registered.add(kind)
+
+    def _is_node(self, x: Any) -> bool:
+        return self._nodes_of_jax.flatten_one_level(x) is not None
+
+    def _register(self, kind: type, is_node: bool, key_of: Any) -> None:
+        flatten, fields = nodes.get(
+            kind, (self._nodes_of_jax.flatten_one_level, None if is_node else ())
+        )
+        if not is_node:
+            key = key_of(kind)
+            flatten = (
+                (lambda value: ((), value))
+                if key is None
+                else (lambda value: ((), key(value)))
+            )
+        self._registry.register_node(kind, flatten, _not_to_be_built)
+        if fields is None:
+            self._blind.register_node(kind, flatten, _not_to_be_built)
+        else:  # without a step of Python
+            self._blind.register_dataclass_node(kind, list(fields), [])
+
+    def run(self, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
+        """A call of what `jax.jit` returned: as `miss` of `function` returns it."""
+        return function.__getstate__()["cache_miss"](*args)
+
+    def returning(self, quick: Any, tree: Any) -> Any:
+        """The same with the structure of `tree` for the output."""
+        _, treedef = self._nodes_of_jax.flatten(tree)
+        if treedef.num_leaves != quick.out_pytree_def.num_leaves:
+            return None
+        return quick._replace(out_pytree_def=treedef)
+
+
+class Fixed:
+    """A node that unflattens to a value, whatever the data are."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+jtu.register_pytree_node(Fixed, lambda fixed: ((), fixed.value), lambda value, _: value)
+
+
+def _not_to_be_built(structure: Hashable, children: Any) -> Any:
+    raise TypeError("The arguments of a call are taken apart, not built.")
+
+
+def find(pjit: Any) -> Dispatch | None:
+    """What `jax` and this `pjit` allow; `None` if they have changed."""
+    try:
+        state: Any = jax.jit(_add_one).__getstate__()
+        dispatch = Dispatch(state, pjit)
+        return dispatch if works(dispatch) else None
+    except Exception:
+        return None
+
+
+def _add_one(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+def works(dispatch: Dispatch) -> bool:
+    """Whether kinds of call become quick, are told apart, and return what they should."""
+    jitted, asked = jax.jit(_add_one), []
+
+    def miss(x, name):
+        asked.append(name)
+        out, quick, again = dispatch.run(jitted, (x,))
+        quick = dispatch.returning(quick, {"out": out, "name": Fixed(name)})
+        return {"out": out, "name": name}, quick, again
+
+    x = jnp.zeros(3)
+    dispatch.learn(
+        (x, "name", 1, True), lambda x: isinstance(x, jax.Array), lambda kind: None
+    )
+    function = dispatch.function("equinox_like", _add_one, miss, 8)
+    names = ["a", "a", "b", 1, True, "a", "b", 1, True]
+    outs = [function(x, name) for name in names]
+    return (
+        asked == ["a", "b", 1, True]
+        and [type(n) for n in asked] == [str, str, int, bool]
+        and all(out["name"] is name for out, name in zip(outs, names, strict=True))
+        and all(out["out"].tolist() == [1, 1, 1] for out in outs)
+    )
+
+
+@functools.cache
+def dispatch() -> Dispatch | None:
+    """That of the JAX that is installed, unless the environment asks for what is public."""
+    if DISPATCH == "public":
+        return None
+    found: list[Dispatch | None] = []
+
+    def look():
+        found.append(find(importlib.import_module("jaxlib._jax").pjit))
+
+    # In a thread of its own, which is under no trace and in no context.
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found[0] if found else None

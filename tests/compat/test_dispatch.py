@@ -1,0 +1,384 @@
+"""Calls of `filter_jit` that JAX knows come to Python in no way, and are right."""
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import _environment
+from equinox_like._compat import dispatch as module
+from equinox_like._transforms import jit
+
+PJIT = importlib.import_module("jaxlib._jax").pjit
+
+needs_dispatch = pytest.mark.skipif(
+    _environment.DISPATCH == "public", reason="EQX_DISPATCH=public asks for none"
+)
+
+
+class Layer(eqx.Module):
+    weight: jax.Array
+    size: int = eqx.field(static=True)
+    activation: Any = jax.nn.relu
+
+    @eqx.filter_jit
+    def method(self, x):
+        return self.activation(self.weight * x), self.size
+
+
+class Point(NamedTuple):
+    x: Any
+    name: str
+
+
+class Foreign:
+    def __init__(self, x, unit):
+        self.x = x
+        self.unit = unit
+
+
+jtu.register_pytree_node(
+    Foreign, lambda f: ((f.x,), f.unit), lambda unit, xs: Foreign(xs[0], unit)
+)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls that are made in Python."""
+    found = []
+
+    def call(self, tree, args, kwargs, miss=None):
+        found.append(args)
+        return original(self, tree, args, kwargs, miss)
+
+    original = jit.Program.call
+    monkeypatch.setattr(jit.Program, "call", call)
+    return found
+
+
+def calls_of_third(calls, f, make):
+    """How often Python is come to by a third call of the same kind; and its output."""
+    for _ in range(2):
+        f(*make())
+    args = make()
+    calls.clear()
+    out = f(*args)
+    return len(calls), out
+
+
+ONE = jnp.ones(2)
+
+
+@needs_dispatch
+@pytest.mark.parametrize("donate", ["none", "arrays", "warn", "strict", ("tree",)])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a": ONE, "b": [ONE]},
+        Layer(ONE, 3),
+        [Layer(ONE, 3), Layer(ONE, 4), "name", None],
+        Point(ONE, "unit"),
+        Foreign(ONE, "m"),
+        (jax.random.key(0), 1.5, frozenset({1}), len),
+    ],
+    ids=["dict", "Module", "Modules", "NamedTuple", "foreign", "key and statics"],
+)
+def test_known_calls_do_not_come_to_python(calls, tree, donate):
+    def change(x):
+        if not eqx.is_array(x):
+            return x
+        return jax.random.fold_in(x, 1) if x.ndim == 0 else x + 1
+
+    f = eqx.filter_jit(lambda tree: (jtu.tree_map(change, tree), 7), donate=donate)
+    copies = [
+        jtu.tree_map(lambda x: x.copy() if eqx.is_array(x) else x, tree)
+        for _ in range(3)
+    ]
+    todo = list(copies)
+    count, out = calls_of_third(calls, f, lambda: (todo.pop(),))
+    assert count == 0
+    assert eqx.tree_equal(out, (jtu.tree_map(change, tree), 7), typematch=True)
+    for x in filter(eqx.is_array, jtu.tree_leaves(copies)):
+        assert x.is_deleted() == (donate != "none")
+
+
+@needs_dispatch
+def test_methods_keywords_and_callable_modules(calls):
+    layer = Layer(ONE, 3)
+    assert calls_of_third(calls, layer.method, lambda: (ONE,))[0] == 0
+    f = eqx.filter_jit(lambda model, a, z: model.weight * a - z)
+    for _ in range(2):
+        f(layer, a=ONE, z=ONE)
+    calls.clear()
+    assert f(layer, a=ONE, z=ONE).tolist() == [0, 0]
+    assert not calls
+    bound = eqx.filter_jit(layer.method, donate="arrays")
+    count, (out, size) = calls_of_third(calls, bound, lambda: (ONE + 1,))
+    assert (count, out.tolist(), size) == (0, [2, 2], 3)
+    assert not layer.weight.is_deleted()
+
+
+@needs_dispatch
+@pytest.mark.parametrize("donate", ["all-except-first", ("b",), ("a", "c")])
+def test_only_what_is_to_be_donated_is(calls, donate):
+    f = eqx.filter_jit(lambda a, b, c: (c + 1, b + 1, a + 1), donate=donate)
+    donated = {"all-except-first": "bc"}.get(donate) or "".join(donate)
+    for _ in range(3):
+        args = dict(zip("abc", (ONE * i for i in range(3)), strict=True))
+        calls.clear()
+        out = f(*args.values())
+        assert [x.tolist() for x in out] == [[3, 3], [2, 2], [1, 1]]
+        assert "".join(n for n, x in args.items() if x.is_deleted()) == donated
+    assert not calls
+
+
+@needs_dispatch
+def test_keywords_in_another_order_than_the_parameters_are_called_in_python(calls):
+    f = eqx.filter_jit(lambda z, a: z - a)
+    for _ in range(3):
+        calls.clear()
+        assert f(z=ONE, a=2 * ONE).tolist() == [-1, -1]
+    assert len(calls) == 1
+
+
+@needs_dispatch
+def test_programs_with_checks_or_callbacks_are_called_in_python(calls):
+    f = eqx.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
+    seen = []
+    g = eqx.filter_jit(lambda x: jax.debug.callback(seen.append, x))
+    assert calls_of_third(calls, f, lambda: (ONE,))[0] == 1
+    with pytest.raises(eqx.EquinoxRuntimeError, match="negative"):
+        f(-ONE)
+    assert calls_of_third(calls, g, lambda: (ONE,))[0] == 1
+    jax.effects_barrier()
+    assert len(seen) == 3
+
+
+def test_static_values_are_told_apart_strictly():
+    counted = eqx.debug.assert_max_traces(max_traces=None)(lambda x, v: (x, repr(v)))
+    f = eqx.filter_jit(counted)
+    values = [1, 1.0, True, 0.0, -0.0, 1j, "1", (1,), (1.0,), frozenset({1})]
+    values += [frozenset({True}), float("nan")]
+    for _ in range(3):
+        assert [f(ONE, v)[1] for v in values] == list(map(repr, values))
+    assert eqx.debug.get_num_traces(f) == len(values)
+
+
+def test_static_field_that_was_changed_behind_our_back_is_seen():
+    f = eqx.filter_jit(lambda layer: layer.weight * layer.size)
+    layer = Layer(ONE, 3)
+    for _ in range(3):
+        assert f(layer).tolist() == [3, 3]
+    object.__setattr__(layer, "size", 4)
+    assert f(layer).tolist() == [4, 4]
+
+
+def test_module_that_lacks_a_field():
+    class Lazy(eqx.Module):
+        a: Any
+        b: Any = eqx.field(init=False)
+
+    layer = Lazy.__new__(Lazy)
+    f = eqx.filter_jit(lambda layer, x: x * len(jtu.tree_leaves(layer)), donate=("x",))
+    for _ in range(3):
+        x = ONE + 1
+        assert f(layer, x).tolist() == [0, 0] and x.is_deleted()
+    object.__setattr__(layer, "a", ONE)
+    for _ in range(3):
+        x = ONE + 1
+        assert f(layer, x).tolist() == [2, 2] and x.is_deleted()
+
+
+def test_calls_without_arrays():
+    f = eqx.filter_jit(lambda n: n + 1, donate="arrays")
+    assert [f(1), f(1), f(2)] == [2, 2, 3]
+
+
+def test_arrays_that_no_output_can_take_stay_alive():
+    f = eqx.filter_jit(lambda x, y: x + 1, donate="arrays")
+    for _ in range(3):
+        x, y = ONE + 1, jnp.ones(5)
+        f(x, y)
+        assert x.is_deleted() and not y.is_deleted()
+
+
+def test_view_that_somebody_holds():
+    f = eqx.filter_jit(lambda x: x + 1, donate="arrays")
+    for _ in range(3):
+        x = jnp.arange(8.0)
+        view = np.asarray(x)
+        f(x)
+        assert x.is_deleted() and view.tolist() == list(range(8))
+
+
+def test_nothing_is_donated_under_transformations():
+    f = eqx.filter_jit(lambda x, y: x * y, donate="arrays")
+    x, y = ONE + 1, ONE + 2
+    for _ in range(3):
+        assert f(x.copy(), y.copy()).tolist() == [6, 6]
+    for _ in range(3):
+        assert jax.vmap(lambda i: f(x, y) * i)(ONE).tolist() == [[6, 6]] * 2
+        assert jax.grad(lambda x: f(x, y).sum())(x).tolist() == [3, 3]
+        assert jax.grad(lambda z: (f(x, y) * z).sum())(ONE).tolist() == [6, 6]
+        assert jax.jit(lambda: f(x, y))().tolist() == [6, 6]
+    assert not x.is_deleted() and not y.is_deleted()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_use_after_donation_names_leaf_and_function(times):
+    def take(state):
+        return {"key": jax.random.fold_in(state["key"], 1), "x": state["x"] + 1}
+
+    take_quickly = eqx.filter_jit(take, donate="arrays")
+    for _ in range(times):
+        state = {"key": jax.random.key(0), "x": ONE + 1}
+        take_quickly(state)
+    for name in ("key", "x"):
+        f = eqx.filter_jit(lambda state: state)
+        for _ in range(2):
+            with pytest.raises(eqx.DonationError, match="donated to `take`") as info:
+                f({name: state[name]})
+            assert f"`state[{name!r}]`" in str(info.value)
+
+
+def test_error_of_a_known_call_is_explained():
+    f = eqx.filter_jit(lambda state: jtu.tree_map(lambda x: x + 1, state), donate="all")
+    for _ in range(3):
+        f({"a": ONE + 1, "b": ONE + 2})
+    x = ONE + 1
+    with pytest.raises(eqx.DonationError, match=r"`state\['a'\]` and `state\['b'\]`"):
+        f({"a": x, "b": x})
+    assert not x.is_deleted()
+    f({"a": x, "b": ONE + 2})
+    with pytest.raises(eqx.DonationError, match=r"`state\['b'\]`.*has been deleted"):
+        f({"a": ONE + 1, "b": x})
+
+
+@needs_dispatch
+def test_node_that_fails_to_flatten_is_told_of_by_itself():
+    class Failing:
+        fails = False
+
+    def flatten(node):
+        if node.fails:
+            raise AttributeError("cannot")
+        return (), None
+
+    jtu.register_pytree_node(Failing, flatten, lambda *_: Failing())
+    f = eqx.filter_jit(lambda x, node: x)
+    node = Failing()
+    for _ in range(3):
+        f(ONE, node)
+    node.fails = True
+    with pytest.raises(AttributeError, match="cannot"):
+        f(ONE, node)
+
+
+def test_clearing_makes_a_new_trace():
+    f = eqx.filter_jit(eqx.debug.assert_max_traces(max_traces=None)(lambda x: x + 1))
+    for clear in (jax.clear_caches, f.clear_cache):
+        for _ in range(3):
+            f(ONE)
+        before = eqx.debug.get_num_traces(f)
+        clear()
+        f(ONE)
+        assert eqx.debug.get_num_traces(f) == before + 1, clear
+
+
+def test_settings_of_jax_are_respected():
+    traces = []
+    f = eqx.filter_jit(lambda x, name: (traces.append(name), jnp.sin(x) / x)[1])
+    for _ in range(3):
+        f(ONE, "a")
+    assert len(traces) == 1
+    with jax.disable_jit():
+        f(ONE, "a")
+    assert len(traces) == 2
+    with jax.no_tracing():
+        f(ONE, "a")
+        with pytest.raises(RuntimeError, match="no_tracing"):
+            f(ONE, "b")
+    with jax.enable_x64(True):
+        assert f(jnp.ones(2, "float64"), "a").dtype == "float64"
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        f(0 * ONE, "a")
+
+
+@needs_dispatch
+def test_first_call_of_new_types_is_the_only_one_in_python(calls):
+    class New:
+        pass
+
+    f = eqx.filter_jit(lambda x, new: x)
+    new = New()
+    for _ in range(2):
+        f(ONE, new)
+    assert len(calls) == 2  # that one is begun anew, once the type is known
+
+
+@needs_dispatch
+def test_very_many_static_values_are_looked_up_in_python(calls, monkeypatch):
+    monkeypatch.setattr(jit, "_MANY", 4)
+    f = eqx.filter_jit(lambda x, n: (x + 1, n), donate="arrays")
+    for expected in (0, 1):
+        for n in range(4):
+            count, (x, m) = calls_of_third(calls, f, lambda n=n: (ONE + 1, n))
+            assert (count, x.tolist(), m) == (expected, [3, 3], n)
+        f(ONE + 1, 4)
+
+
+# Without the private names
+
+
+def test_what_has_changed_is_not_used():
+    assert isinstance(module.find(PJIT), module.Dispatch)
+    assert module.find(None) is None
+    assert module.find(lambda *args: lambda *args: None) is None
+
+
+@pytest.mark.parametrize("name", ["run", "returning", "function"])
+def test_what_does_not_work_is_not_used(monkeypatch, name):
+    monkeypatch.setattr(module.Dispatch, name, lambda *_: None)
+    assert module.find(PJIT) is None
+
+
+def test_static_values_must_be_told_apart(monkeypatch):
+    def blind(self, kind, is_node, key_of):
+        self._registry.register_node(kind, lambda x: ((), None), None)
+
+    monkeypatch.setattr(module.Dispatch, "_register", blind)
+    assert module.find(PJIT) is None
+
+
+def test_without_it_calls_are_right(monkeypatch):
+    monkeypatch.setattr(jit, "dispatch", lambda: None)
+    for donate in ("none", "arrays"):
+        f = eqx.filter_jit(lambda tree, n: (tree, n), donate=donate)
+        for n in (1, 1.0, True):
+            for _ in range(3):
+                out = f(Layer(ONE + 1, 3), n)
+                assert eqx.tree_equal(out, (Layer(ONE + 1, 3), n), typematch=True)
+
+
+def test_environment_chooses():
+    code = (
+        "from equinox_like._compat.dispatch import dispatch\nprint(dispatch() is None)"
+    )
+    for value, expected in (("public", "True"), ("jax", "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "EQX_DISPATCH": value},
+        )
+        assert done.stdout.strip() == expected, done.stderr
+    with pytest.raises(ValueError, match="EQX_DISPATCH is jax or public; got 'x'"):
+        _environment.read_dispatch("x")
