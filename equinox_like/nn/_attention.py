@@ -28,7 +28,7 @@ from ._kv_cache import (
     new_positions,
     refuse_overfull,
 )
-from ._linear import Linear
+from ._linear import Linear, mapped
 from ._shape import as_size, check_input, parameter_shape, within
 from ._sharding import explicit_mesh, parts, placed, whole_along
 
@@ -376,7 +376,7 @@ def _checked_inputs(
 
 def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
     with within(name):
-        rows = jax.vmap(getattr(attention, name))(x)
+        rows = mapped(getattr(attention, name), x)
     return rows.reshape(len(x), num_heads, rows.shape[-1] // num_heads)
 
 
@@ -554,7 +554,7 @@ def _jax_kernel(
 
 def _joined(projection: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
     if out_sharding is None:
-        return jax.vmap(projection)(heads)
+        return mapped(projection, heads)
     arrays, rest = partition(projection, is_array)
     return placed(
         lambda heads, arrays: jax.vmap(combine(arrays, rest))(heads),

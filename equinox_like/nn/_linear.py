@@ -13,7 +13,7 @@ from .._module import Module, field
 from .._tree import is_array
 from ._init import Init, Layout, default_dtype, first_values, output_first
 from ._shape import as_size_or_scalar, check_input, parameter_shape
-from ._sharding import like, product
+from ._sharding import explicit_mesh, like, product
 
 _T = TypeVar("_T")
 
@@ -150,6 +150,21 @@ class Identity(Module):
     def __call__(self, x: _T, *, key: PRNGKeyArray | None = None) -> _T:
         """**Returns:** `x`, of any type. `key` is ignored."""
         return x
+
+
+def mapped(layer: Any, x: Array) -> Array:
+    """`jax.vmap(layer)(x)`: if it is a `Linear`, by one product, with no map to trace."""
+    if (
+        type(layer) is not Linear
+        or not is_array(layer.weight)
+        or layer.weight.shape[1:] != x.shape[1:]
+        or "scalar" in (layer.in_features, layer.out_features)
+        or explicit_mesh(x, layer.weight) is not None
+    ):
+        return jax.vmap(layer)(x)
+    with jax.named_scope("eqx.nn.Linear"):
+        y = _product(x, layer.weight)
+        return y if layer.bias is None else y + layer.bias
 
 
 def _product(x: Array, weight: Any) -> Array:
