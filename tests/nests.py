@@ -4,11 +4,14 @@ Whatever stands between a derivative and a function that it does not change, the
 must be the same: each law on derivatives is tested through nests of transformations.
 """
 
+from typing import Any
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from hypothesis import settings
 from strategies import same, static_leaves, trees
 
 import equinox_like as eqx
@@ -22,6 +25,15 @@ FLOATS = (
 )
 OTHERS = (jnp.arange(2), np.arange(2), jax.random.key(0), jnp.asarray(True))
 floats = st.sampled_from(FLOATS)
+few = settings(max_examples=15)
+
+
+class Scale(eqx.Module):
+    factor: Any
+    name: str = eqx.field(static=True, default="scale")
+
+    def __call__(self, x):
+        return self.factor * x
 
 
 def mixed_trees(max_leaves=5):

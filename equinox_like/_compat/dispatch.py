@@ -61,7 +61,8 @@ class Dispatch:
 
         For a call of a new kind `miss` is called, and returns the output, what makes
         further calls quick (see `run`) or `None`, and whether JAX will compile it again. Of
-        a kind for which the second was `None` JAX asks `miss` each time. No more than `capacity` kinds are known at once.
+        a kind for which the second was `None` JAX asks `miss` each time. No more than
+        `capacity` kinds are known at once.
         """
         cache = self._new_cache(capacity=capacity)
         function = self._pjit(

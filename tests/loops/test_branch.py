@@ -1,18 +1,18 @@
 """filter_cond and filter_switch: what is returned, and what two functions must agree on."""
 
-from typing import Any
-
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from nests import (
     FORWARD,
     REVERSE,
+    Scale,
     agree,
+    few,
     in_float64,
     inexact,
     mix,
@@ -22,16 +22,6 @@ from nests import (
 )
 
 import equinox_like as eqx
-
-few = settings(max_examples=15)
-
-
-class Scale(eqx.Module):
-    factor: Any
-    name: str = eqx.field(static=True, default="scale")
-
-    def __call__(self, x):
-        return self.factor * x
 
 
 def double(tree):

@@ -5,20 +5,10 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
-from hypothesis import given, settings
-from nests import (
-    FORWARD,
-    agree,
-    in_float64,
-    mix,
-    mixed_trees,
-    nests,
-    same_statics,
-)
+from hypothesis import given
+from nests import FORWARD, agree, few, in_float64, mix, mixed_trees, nests, same_statics
 
 import equinox_like as eqx
-
-few = settings(max_examples=15)
 
 
 def halved(tree):

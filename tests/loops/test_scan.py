@@ -1,7 +1,6 @@
 """filter_scan and filter_map: any trees, gone through along axis 0."""
 
 from functools import partial
-from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -9,11 +8,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from nests import (
     FORWARD,
     REVERSE,
+    Scale,
     agree,
+    few,
     in_float64,
     inexact,
     mix,
@@ -24,16 +25,7 @@ from nests import (
 
 import equinox_like as eqx
 
-few = settings(max_examples=15)
 STEPS = 3
-
-
-class Scale(eqx.Module):
-    factor: Any
-    name: str = eqx.field(static=True, default="scale")
-
-    def __call__(self, x):
-        return self.factor * x
 
 
 def stacked(tree):

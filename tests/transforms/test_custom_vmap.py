@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from nests import (
     FORWARD,
     REVERSE,
+    Scale,
     agree,
+    few,
     in_float64,
     inexact,
     mix,
@@ -21,16 +23,6 @@ from nests import (
 )
 
 import equinox_like as eqx
-
-few = settings(max_examples=15)
-
-
-class Scale(eqx.Module):
-    factor: Any
-    name: str = eqx.field(static=True, default="scale")
-
-    def __call__(self, x):
-        return self.factor * x
 
 
 def with_rule(f):

@@ -1,25 +1,17 @@
 """filter_jvp and filter_linearize: what has a tangent, and what has none."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from nests import Scale
 
 import equinox_like as eqx
 
 ONE = jnp.asarray(1.0)
-
-
-class Scale(eqx.Module):
-    factor: Any
-    name: str = eqx.field(static=True, default="scale")
-
-    def __call__(self, x):
-        return self.factor * x
 
 
 def test_agrees_with_jax_on_plain_arrays():

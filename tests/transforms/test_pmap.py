@@ -1,7 +1,5 @@
 """filter_pmap: a row for each of the four devices."""
 
-from typing import Any
-
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -11,17 +9,9 @@ import pytest
 from hypothesis import given, settings
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from nests import agree, inexact, mix, mixed_trees, same_statics
+from nests import Scale, agree, inexact, mix, mixed_trees, same_statics
 
 import equinox_like as eqx
-
-
-class Scale(eqx.Module):
-    factor: Any
-    name: str = eqx.field(static=True, default="scale")
-
-    def __call__(self, x):
-        return self.factor * x
 
 
 def stacked(tree, n=4):

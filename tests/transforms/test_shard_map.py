@@ -10,20 +10,12 @@ import pytest
 from hypothesis import given, settings
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from nests import agree, in_float64, inexact, mix, mixed_trees, same_statics
+from nests import Scale, agree, in_float64, inexact, mix, mixed_trees, same_statics
 
 import equinox_like as eqx
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 every_kind = pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
-
-
-class Scale(eqx.Module):
-    factor: Any
-    name: str = eqx.field(static=True, default="scale")
-
-    def __call__(self, x):
-        return self.factor * x
 
 
 def mesh_of(kind=AUTO):

@@ -1,7 +1,6 @@
 """filter_eval_shape, filter_make_jaxpr and the cached form of the first."""
 
 import inspect
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +8,11 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from nests import Scale
 from strategies import trees
 
 import equinox_like as eqx
 from equinox_like._transforms.trace import cached_filter_eval_shape
-
-
-class Scale(eqx.Module):
-    factor: Any
-    name: str = eqx.field(static=True, default="scale")
-
-    def __call__(self, x):
-        return self.factor * x
 
 
 def struct(x):
