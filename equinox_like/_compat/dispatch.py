@@ -132,6 +132,13 @@ class Dispatch:
         """A call of what `jax.jit` returned: as `miss` of `function` returns it."""
         return function.__getstate__()["cache_miss"](*args)
 
+    def function_of(self, compiled: Any) -> Any:
+        """What to give to `run` for what `.compile()` returned, or `None`."""
+        try:
+            return compiled._executable.create_cpp_call(compiled._params)
+        except AttributeError:
+            return None
+
     def returning(self, quick: Any, tree: Any) -> Any:
         """The same with the structure of `tree` for the output."""
         _, treedef = self._nodes_of_jax.flatten(tree)
@@ -159,20 +166,20 @@ def _not_to_be_built(structure: Hashable, children: Any) -> Any:
 def find(pjit: Any) -> Dispatch | None:
     """What `jax` and this `pjit` allow; `None` if they have changed."""
     try:
-        state: Any = jax.jit(_add_one).__getstate__()
+        state: Any = jax.jit(self_test_of_equinox_like).__getstate__()
         dispatch = Dispatch(state, pjit)
         return dispatch if works(dispatch) else None
     except Exception:
         return None
 
 
-def _add_one(x: jax.Array) -> jax.Array:
+def self_test_of_equinox_like(x: jax.Array) -> jax.Array:
     return x + 1
 
 
 def works(dispatch: Dispatch) -> bool:
     """Whether kinds of call become quick, are told apart, and return what they should."""
-    jitted, asked = jax.jit(_add_one), []
+    jitted, asked = jax.jit(self_test_of_equinox_like), []
 
     def miss(x, name):
         asked.append(name)
@@ -184,7 +191,7 @@ def works(dispatch: Dispatch) -> bool:
     dispatch.learn(
         (x, "name", 1, True), lambda x: isinstance(x, jax.Array), lambda kind: None
     )
-    function = dispatch.function("equinox_like", _add_one, miss, 8)
+    function = dispatch.function("equinox_like", self_test_of_equinox_like, miss, 8)
     names = ["a", "a", "b", 1, True, "a", "b", 1, True]
     outs = [function(x, name) for name in names]
     return (

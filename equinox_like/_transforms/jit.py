@@ -19,16 +19,15 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
-from .._compat.dispatch import Dispatch, Fixed, dispatch
+from .._compat.dispatch import dispatch
 from .._compat.fast_path import forget_calls
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level, trace_context
-from .._compat.tracer import Tracer
 from .._errors import DonationError, DonationWarning
 from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.split import Skeleton, merge
-from .._tree.strict import Strict, strict_key
+from .._tree.strict import strict_key
 from .base import (
     MISSING,
     Transformed,
@@ -59,7 +58,8 @@ from .donation import (
 )
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
-from .plan import DONATE, MAX_KEPT, WRAPPED, Plan, groups_of, keep, make_plan
+from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
+from .quick import Miss, has_run, in_python, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -171,20 +171,19 @@ class Jitted(Transformed[_P, _T]):
         program = self._program
         quick = program.quick
         if quick is None:
-            quick = program.make_quick()
+            quick = program.choose()
         try:
             out: Any = quick(self._tree, args, kwargs)
         except Exception as e:
-            forget_calls(quick)
-            if program.has_run(e, (self._tree, args, kwargs)):
+            if has_run(e, program, (self._tree, args, kwargs)):
                 hide_frames(e)
                 raise
-            out = _NOT_RUN
-        if out is _NOT_RUN:  # not in the `except`: it would be told as a context
-            return frames_hidden(program.call)(self._tree, args, kwargs)
-        if program.donates_quickly:
-            program.after_quick(self._tree, args, kwargs)
-        return out
+        else:
+            if program.donates_quickly:
+                program.after_quick(self._tree, args, kwargs)
+            return out
+        # Not in the `except`: it would be told as a context.
+        return frames_hidden(program.call)(self._tree, args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
         """Traces for these arguments, without compiling or running.
@@ -434,7 +433,9 @@ class Program:
         groups = [leaves] if plan.takes_all else plan.groups(leaves)
         if compiled.is_watched:
             program.before(compiled, plan, leaves, groups)
-        run = compiled.function if miss is None else miss.way(compiled, plan, leaves)
+        run = compiled.function
+        if miss is not None and program._may_be_quick(compiled, plan, leaves):
+            run = miss.way(run)
         try:
             try:
                 out = run(*groups)
@@ -461,50 +462,58 @@ class Program:
             else:
                 program.record.arrays = donated
             program.record.tree_type = type(tree)
-        if miss is not None:
-            miss.out = out
-        return out.unpack() if isinstance(out, Packed) else out
+        if miss is None:
+            return out.unpack() if isinstance(out, Packed) else out
+        program._judge(miss, compiled, plan)
+        return miss.unpack(out)
 
-    def make_quick(self) -> Any:
-        """The same as a function of JAX's dispatch, if there is one, else `call` itself."""
-        # It must not keep the program alive, which keeps it.
-        itself = weakref.ref(self)
-        slow = functools.partial(_call, itself)
+    def choose(self) -> Any:
+        """Chooses how it is called from now on: by JAX's dispatch, or in Python."""
         # Shardings are chosen in Python, and outputs of them come in groups. JAX compares
         # a call with one kind after the other where only static values differ.
-        is_for_python = self.shardings is not None or len(self._entries) > _MANY
-        found = None if is_for_python else dispatch()
-        if found is None:
-            self.donates_quickly = False
-            self.quick = slow
+        if self.shardings is not None or len(self._entries) > _MANY:
+            quick = in_python(self)
         else:
-            miss = functools.partial(_miss, itself, found)
-            self.donates_quickly = self.donates
-            self.data_of = found.data
-            self.quick = found.function(self.name, slow, miss, MAX_KEPT)
-        return self.quick
-
-    def has_run(self, error: Exception, call: tuple[Any, Any, Any]) -> bool:
-        """Whether `error` is that of the call, and not of JAX's dispatch about it.
-
-        The former, if it comes from there, is explained as `call` does.
-        """
-        entry = error.__traceback__ and error.__traceback__.tb_next
-        if entry is not None and entry.tb_frame.f_code in _ENTRIES:
-            return True
+            quick = make_quick(self, self.name)
         found = dispatch()
-        try:
-            if found is not None:
-                found.flatten(call)
-        except Exception:
-            return False
+        if found is not None:
+            self.data_of = found.data
+        self.donates_quickly = self.donates and not isinstance(quick, functools.partial)
+        self.quick = quick
+        return quick
+
+    def explained(self, error: Exception, call: Any) -> Exception:
+        """What to raise for an error of running the program."""
         leaves, treedef = _flatten(call)
         fun = self.opaque() if call[0] is None else call[0]
         plan = self.plan(fun, call, leaves, treedef)
-        better = explained(error, plan.named_leaves, leaves)
-        if better is not error:
-            raise better from None
-        return True
+        return explained(error, plan.named_leaves, leaves)
+
+    def _may_be_quick(self, entry: Entry, plan: Plan, leaves: list[Any]) -> bool:
+        # On jax 0.10 a process does not survive that a deleted sharded array is used.
+        must_be_looked_at = plan.donates and are_any_sharded(leaves)
+        return plan.is_in_order and not entry.stays_slow and not must_be_looked_at
+
+    def _judge(self, miss: Miss, entry: Entry, plan: Plan) -> None:
+        """Sees after a call, made for `miss`, whether its like are to be quick."""
+        if not miss.tells:
+            miss.quick = None
+            return
+        if len(self._entries) > _MANY:
+            self.choose()
+        # JAX runs it in Python, or it is to be waited for.
+        if miss.quick is None or entry.traces.call_for_a_look:
+            entry.stays_slow = True
+            miss.quick = None
+        elif plan.donates:
+            try:
+                data, structure = miss.dispatch.data(miss.call)
+            except AttributeError:  # of a Module that lacks a field
+                data, structure = (), None
+            if len(data) == len(plan.data_names):
+                keep(self.takers, structure, plan.take_donated_data)
+            else:
+                miss.quick = None
 
     @property
     def without_donation(self) -> "Program":
@@ -754,95 +763,6 @@ class Program:
         )
 
 
-class NewTypes(Exception):
-    """Of a call that JAX's dispatch may know now that it has learned of some types."""
-
-
-class Miss:
-    """A call that JAX's dispatch does not know: what makes it known."""
-
-    def __init__(self, dispatch: Dispatch, call: Any):
-        self._dispatch = dispatch
-        self._call = call
-        self._is_tried = False
-        self._quick: Any = None
-        self.must_compile_again = False
-        self.out: Any = None
-
-    def way(self, entry: Entry, plan: Plan, leaves: list[Any]) -> Callable[..., Any]:
-        """How to run the compiled function."""
-        self._entry, self._plan = entry, plan
-        # On jax 0.10 a process does not survive that a deleted sharded array is used.
-        must_be_looked_at = plan.donates and are_any_sharded(leaves)
-        if entry.stays_slow or not plan.is_in_order or must_be_looked_at:
-            return entry.function
-        if not self._dispatch.learn(self._call, _is_data, _key_of):
-            raise NewTypes
-        self._is_tried = True
-        return self._run
-
-    def _run(self, *groups: Any) -> Any:
-        out, self._quick, self.must_compile_again = self._dispatch.run(
-            self._entry.function, groups
-        )
-        return out
-
-    def answer(self, program: "Program", out: Any) -> Any:
-        """What makes further calls of this kind quick, or `None`."""
-        entry, plan = self._entry, self._plan
-        if not self._is_tried or jit_is_disabled() or not at_top_level():
-            return None
-        if len(program._entries) > _MANY:
-            program.make_quick()
-        # JAX runs it in Python, or it is to be waited for.
-        if (self._quick is None and not self.must_compile_again) or (
-            entry.traces.call_for_a_look
-        ):
-            entry.stays_slow = True
-            return None
-        if plan.donates:
-            try:
-                data, structure = self._dispatch.data(self._call)
-            except AttributeError:  # of a Module that lacks a field
-                return None
-            if len(data) != len(plan.data_names):
-                return None
-            keep(program.takers, structure, plan.take_donated_data)
-        if isinstance(self.out, Packed):
-            fixed = jtu.tree_map(lambda x: x if is_array(x) else Fixed(x), out)
-            return self._dispatch.returning(self._quick, fixed)
-        return self._quick
-
-
-def _call(program: Any, tree: Any, args: Any, kwargs: Any) -> Any:
-    return program().call(tree, args, kwargs)
-
-
-def _miss(program: Any, found: Dispatch, tree: Any, args: Any, kwargs: Any) -> Any:
-    miss = Miss(found, (tree, args, kwargs))
-    try:
-        out = program().call(tree, args, kwargs, miss)
-    except NewTypes:
-        pass
-    else:
-        return out, miss.answer(program(), out), miss.must_compile_again
-    return program().quick(tree, args, kwargs), None, False
-
-
-# More kinds of call, and Python, which looks them up by their static values, is quicker.
-_MANY = 128
-# Where Python goes on below JAX's dispatch.
-_ENTRIES = _call.__code__, _miss.__code__
-
-
-def _is_data(x: Any) -> bool:
-    return is_array(x) or isinstance(x, Tracer)
-
-
-def _key_of(kind: type) -> Any:
-    return Strict if issubclass(kind, WRAPPED) else None
-
-
 def program_for(
     opaque: Any,
     signature: inspect.Signature,
@@ -879,6 +799,9 @@ def program_for(
         # Options that have no hash, or a callable that cannot be referred to weakly.
         return Program(lambda: opaque, signature, donate, jitkwargs, shardings)
 
+
+# More kinds of call, and Python, which looks them up by their static values, is quicker.
+_MANY = 128
 
 _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
 _programs = weakref.WeakKeyDictionary()

@@ -15,11 +15,13 @@ import jax.tree_util as jtu
 
 from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
+from .base import frames_hidden, hide_frames
 from .checks import explained, wait_for
 from .difference import differences
 from .donation import Donation, in_vain, muted
-from .pack import Packed, unpack
+from .pack import unpack
 from .plan import Plan
+from .quick import Miss, has_run, make_quick
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -185,9 +187,21 @@ class Compiled(_Stage[_P, _T]):
         self._waits = call.waits
         # The last call that was found to fit: its plan, and what was static in it.
         self._fitting: tuple[Plan, Any] = call.plan, _NOTHING
+        self.quick = make_quick(self, repr(self))
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        leaves, treedef = jtu.tree_flatten((self._tree, args, kwargs))
+        try:
+            return self.quick(self._tree, args, kwargs)
+        except Exception as e:
+            if has_run(e, self, (self._tree, args, kwargs)):
+                hide_frames(e)
+                raise
+        # Not in the `except`: it would be told as a context.
+        return frames_hidden(self.call)(self._tree, args, kwargs)
+
+    def call(self, tree: Any, args: Any, kwargs: Any, miss: Miss | None = None) -> Any:
+        """What JAX's dispatch does in C++, in Python."""
+        leaves, treedef = jtu.tree_flatten((tree, args, kwargs))
         plan, statics = self._fitting
         if (
             tuple(map(type, leaves)) != plan.leaf_types
@@ -195,8 +209,12 @@ class Compiled(_Stage[_P, _T]):
             or plan.static_key(leaves) != statics
         ):
             plan = self._fit(args, kwargs)
+        run = self.compiled
+        if miss is not None and plan.is_in_order and not self._waits:
+            function = miss.dispatch.function_of(run)
+            run = run if function is None else miss.way(function)
         try:
-            out: Any = self.compiled(*plan.groups(leaves))
+            out: Any = run(*plan.groups(leaves))
             if self._waits:
                 wait_for(out)
         except Exception as e:
@@ -204,7 +222,12 @@ class Compiled(_Stage[_P, _T]):
             if error is e:
                 raise
             raise error from None
-        return out.unpack() if isinstance(out, Packed) else out
+        return unpack(out) if miss is None else miss.unpack(out)
+
+    def explained(self, error: Exception, call: Any) -> Exception:
+        """What to raise for an error of running the program."""
+        plan, leaves = self._call.arrange(*call[1:])
+        return explained(error, plan.named_leaves, leaves)
 
     def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """The plan for a call of another form, if its static side is the same."""

@@ -15,7 +15,7 @@ import pytest
 import equinox_like as eqx
 from equinox_like import _environment
 from equinox_like._compat import dispatch as module
-from equinox_like._transforms import jit
+from equinox_like._transforms import jit, quick, stages
 
 PJIT = importlib.import_module("jaxlib._jax").pjit
 
@@ -325,6 +325,40 @@ def test_first_call_of_new_types_is_the_only_one_in_python(calls):
 
 
 @needs_dispatch
+def test_what_was_compiled_ahead_of_time(monkeypatch):
+    calls = []
+
+    def call(self, *args):
+        calls.append(args)
+        return original(self, *args)
+
+    original = stages.Compiled.call
+    monkeypatch.setattr(stages.Compiled, "call", call)
+    f = eqx.filter_jit(lambda layer, n: (layer.weight * n, layer.activation))
+    compiled = f.lower(Layer(ONE, 3), 2).compile()
+    count, out = calls_of_third(calls, compiled, lambda: (Layer(ONE + 1, 3), 2))
+    assert (count, out[0].tolist(), out[1]) == (0, [4, 4], jax.nn.relu)
+    for args, path in (
+        ((Layer(ONE, 4), 2), "`layer.size`"),
+        ((Layer(ONE, 3), 2.0), "`n`"),
+        ((Layer(jnp.ones(5), 3), 2), "layer.weight"),
+    ):
+        for _ in range(3):
+            with pytest.raises(TypeError, match=path):
+                compiled(*args)
+    out, _ = compiled(Layer(ONE + 2, 3), n=2)
+    assert out.tolist() == [6, 6]
+
+
+@needs_dispatch
+def test_what_was_compiled_ahead_of_time_by_public_names(monkeypatch):
+    monkeypatch.setattr(module.Dispatch, "function_of", lambda *_: None)
+    compiled = eqx.filter_jit(lambda x, n: (x * n, n)).lower(ONE, 2).compile()
+    for _ in range(3):
+        assert eqx.tree_equal(compiled(ONE, 2), (2 * ONE, 2), typematch=True)
+
+
+@needs_dispatch
 def test_very_many_static_values_are_looked_up_in_python(calls, monkeypatch):
     monkeypatch.setattr(jit, "_MANY", 4)
     f = eqx.filter_jit(lambda x, n: (x + 1, n), donate="arrays")
@@ -359,7 +393,8 @@ def test_static_values_must_be_told_apart(monkeypatch):
 
 
 def test_without_it_calls_are_right(monkeypatch):
-    monkeypatch.setattr(jit, "dispatch", lambda: None)
+    for user in (jit, quick):
+        monkeypatch.setattr(user, "dispatch", lambda: None)
     for donate in ("none", "arrays"):
         f = eqx.filter_jit(lambda tree, n: (tree, n), donate=donate)
         for n in (1, 1.0, True):

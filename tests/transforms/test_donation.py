@@ -272,10 +272,11 @@ class TestStrict:
             traces.append(1)
             return double(tree)
 
+        x, y = jnp.ones(2), {"w": jnp.ones(3)}
+        eqx.filter_jit(lambda: None)()  # the self-test of _compat/dispatch.py compiles
         listen = lambda name, *_, **__: events.append(name.split("/")[-1])  # noqa: E731
         jax.monitoring.register_event_duration_secs_listener(listen)
         f = eqx.filter_jit(f, donate="strict")
-        x, y = jnp.ones(2), {"w": jnp.ones(3)}
         out = f([x, y])
         assert x.is_deleted() and out[0].tolist() == [2, 2]
         f(out)
