@@ -11,7 +11,6 @@ for pickling, and the data with which it takes its quick path. They are tried at
 is public; `EQX_DISPATCH=public` asks for that.
 """
 
-import functools
 import importlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -99,14 +98,15 @@ class Dispatch:
         while True:
             leaves, _ = self._registry.flatten(tree)
             new = {type(x): x for x in leaves if not is_data(x) or self._is_node(x)}
+            with self._lock:
+                for kind in self._registered.intersection(new):
+                    del new[kind]  # by another thread, just now
+                for kind, example in new.items():
+                    self._register(kind, self._is_node(example), key_of)
+                    self._registered.add(kind)
             if not new:
                 return was_known
             was_known = False
-            with self._lock:
-                for kind, example in new.items():
-                    if kind not in self._registered:
-                        self._register(kind, self._is_node(example), key_of)
-                        self._registered.add(kind)
 
     def _is_node(self, x: Any) -> bool:
         return self._nodes_of_jax.flatten_one_level(x) is not None
@@ -167,8 +167,7 @@ def find(pjit: Any) -> Dispatch | None:
     """What `jax` and this `pjit` allow; `None` if they have changed."""
     try:
         state: Any = jax.jit(self_test_of_equinox_like).__getstate__()
-        dispatch = Dispatch(state, pjit)
-        return dispatch if works(dispatch) else None
+        return Dispatch(state, pjit) if works(Dispatch(state, pjit)) else None
     except Exception:
         return None
 
@@ -198,22 +197,29 @@ def works(dispatch: Dispatch) -> bool:
         asked == ["a", "b", 1, True]
         and [type(n) for n in asked] == [str, str, int, bool]
         and all(out["name"] is name for out, name in zip(outs, names, strict=True))
-        and all(out["out"].tolist() == [1, 1, 1] for out in outs)
+        and all(jax.device_get(out["out"]).tolist() == [1, 1, 1] for out in outs)
     )
 
 
-@functools.cache
 def dispatch() -> Dispatch | None:
     """That of the JAX that is installed, unless the environment asks for what is public."""
-    if DISPATCH == "public":
-        return None
-    found: list[Dispatch | None] = []
+    if not _found:
+        with _lock:
+            if not _found:
+                # In a thread of its own, which is under no trace and in no context.
+                thread = threading.Thread(target=_look)
+                thread.start()
+                thread.join()
+    return _found[0]
 
-    def look():
-        found.append(find(importlib.import_module("jaxlib._jax").pjit))
 
-    # In a thread of its own, which is under no trace and in no context.
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    return found[0] if found else None
+def _look() -> None:
+    try:
+        pjit = importlib.import_module("jaxlib._jax").pjit
+    except (ImportError, AttributeError):
+        pjit = None
+    _found.append(None if DISPATCH == "public" else find(pjit))
+
+
+_found: list[Dispatch | None] = []
+_lock = threading.Lock()

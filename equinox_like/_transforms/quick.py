@@ -80,6 +80,8 @@ def make_quick(owner: Any, name: str) -> Callable[[Any, Any, Any], Any]:
     found = dispatch()
     if found is None:
         return slow
+    # Before a call has them: JAX can take numbers of Python for arrays.
+    found.learn((0, 0.0, 0j, False), _is_data, _key_of)
     miss = functools.partial(_miss, itself, found)
     return found.function(name, slow, miss, MAX_KEPT)
 
