@@ -3,7 +3,7 @@
 An owner has `owner.quick = make_quick(owner, name)`, to be called with `(tree, args,
 kwargs)`, and two methods:
 
-    owner.call(tree, args, kwargs, miss=None)  # in Python; for a `Miss` it is to become quick
+    owner.call(tree, args, kwargs, miss=None)  # in Python; a `Miss` is to become quick
     owner.explained(error, call)               # what to raise for an error of the program
 """
 
