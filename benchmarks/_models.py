@@ -60,6 +60,11 @@ def net(name: str, tree: dict[str, Any], sizes: bool = True) -> Any:
     return net_class([layer_class(**layer) for layer in tree.values()])
 
 
+def bare(net: Any) -> Any:
+    """The net without its activation function: one that `jax.jit` takes as it is."""
+    return eqx.tree_at(lambda net: net.activation, net, None)
+
+
 def fresh(tree: Any) -> Any:
     """The same with arrays of its own, for donation."""
     return jax.tree.map(lambda x: jnp.array(x) if eqx.is_array(x) else x, tree)

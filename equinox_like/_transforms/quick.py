@@ -20,7 +20,6 @@ from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._tree.filters import is_array
 from .._tree.strict import Strict
-from .base import jit_is_disabled
 from .pack import Packed
 from .plan import MAX_KEPT, WRAPPED
 
@@ -58,8 +57,7 @@ class Miss:
     @property
     def tells(self) -> bool:
         """Whether it shows now if calls of this kind can be quick."""
-        is_tried = self.function is not None and not self.must_compile_again
-        return is_tried and not jit_is_disabled() and at_top_level()
+        return self.function is not None and not self.must_compile_again
 
     def unpack(self, out: Any) -> Any:
         """`out.unpack()`, where it is packed; the same for quick calls."""
@@ -96,6 +94,8 @@ def _call(owner: Any, tree: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _miss(owner: Any, found: Dispatch, tree: Any, args: Any, kwargs: Any) -> Any:
+    if not at_top_level():  # where no call is quick
+        return owner().call(tree, args, kwargs), None, False
     miss = Miss(found, (tree, args, kwargs))
     try:
         out = owner().call(tree, args, kwargs, miss)
