@@ -137,4 +137,36 @@ def _is_data(x: Any) -> bool:
 
 
 def _key_of(kind: type) -> Any:
-    return Strict if issubclass(kind, WRAPPED) else None
+    if kind in _PLAIN or kind.__eq__ is object.__eq__:
+        return None
+    return _StrictKey if issubclass(kind, WRAPPED) else _Key
+
+
+_PLAIN = (bool, int, str, bytes)
+
+
+class _Key:
+    """Compared by `==` if the hashes are equal, as the keys of a dictionary are.
+
+    JAX compares structures by `==` alone, which not all values can that have a hash.
+    """
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.hash = hash(value)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Key)
+            and self.hash == other.hash
+            and (self.value is other.value or self.value == other.value)
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # JAX does not ask for it
+
+
+class _StrictKey(_Key):
+    def __init__(self, value: Any):
+        super().__init__(Strict(value))

@@ -172,6 +172,32 @@ def test_static_values_are_told_apart_strictly():
     assert eqx.debug.get_num_traces(f) == len(values)
 
 
+def test_static_values_whose_comparison_is_no_bool():
+    class Vector:
+        def __init__(self, *numbers):
+            self.numbers = numbers
+
+        def __eq__(self, other):
+            return np.asarray(self.numbers) == np.asarray(other.numbers)
+
+        __hash__ = object.__hash__
+
+    f = eqx.filter_jit(lambda x, vector: x + sum(vector.numbers))
+    vectors = Vector(1, 2), Vector(3, 4)
+    for _ in range(3):
+        assert [f(ONE, v).tolist() for v in vectors] == [[4, 4], [8, 8]]
+
+
+def test_static_value_without_a_hash_is_named():
+    class Unhashable(list):
+        pass
+
+    f = eqx.filter_jit(lambda x, value: x)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="static leaf `value` is a Unhashable"):
+            f(ONE, Unhashable())
+
+
 def test_static_field_that_was_changed_behind_our_back_is_seen():
     f = eqx.filter_jit(lambda layer: layer.weight * layer.size)
     layer = Layer(ONE, 3)
