@@ -1,7 +1,7 @@
 """What a call of filter_jit costs beside jax.jit on the same arrays in nested dicts.
 
-`jax.jit` takes Modules, too, if all their leaves are arrays: what it then takes longer is what
-flattening and building them in Python costs, which no function of ours can be without.
+`jax.jit` takes Modules, too, if all their leaves are arrays. What it then takes longer is
+what flattening and building them in Python costs, which no function of ours can be without.
 """
 
 from functools import partial

@@ -1,9 +1,9 @@
 """JAX's C++ dispatch, for calls that hold static values.
 
 What `jax.jit` returns flattens its arguments, finds the program for that kind of call, runs
-it and builds the output, all in C++; but it takes arrays only. Here the same C++ object is
-made with another registry of pytree nodes, in which a static value is a node without
-children, whose structure is the value itself.
+it and builds the output, all in C++ but for nodes that are registered with functions of
+Python; but it takes arrays only. Here the same C++ object is made with another registry of
+nodes, in which a static value is a node without children, whose structure is the value.
 
 Serves jax 0.10 to 0.12. Private are the C++ `pjit`, what a jitted function tells of itself
 for pickling, and the data with which it takes its quick path. They are tried at first use
@@ -11,9 +11,11 @@ for pickling, and the data with which it takes its quick path. They are tried at
 is public; `EQX_DISPATCH=public` asks for that.
 """
 
+import contextlib
 import importlib
+import operator
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -40,7 +42,8 @@ class Dispatch:
             type(self._nodes_of_jax)(
                 enable_none=True,
                 enable_tuple=True,
-                enable_namedtuple=True,
+                # One may be registered, as another node than JAX makes of it unasked.
+                enable_namedtuple=False,
                 enable_list=True,
                 enable_dict=True,
             )
@@ -89,10 +92,12 @@ class Dispatch:
         tree: Any,
         is_data: Callable[[Any], bool],
         key_of: Callable[[type], Callable[[Any], Any] | None],
-    ) -> bool:
-        """Whether all types of nodes and static values in a tree were known; now they are.
+    ) -> bool | None:
+        """Whether all types in a tree were known; now they are. `None` if they cannot be.
 
         `key_of(type)` says by what static values of a type are compared, if not themselves.
+        Types of users are not made static values, as they may become nodes some day, and
+        would never be let go of.
         """
         was_known = True
         while True:
@@ -102,11 +107,23 @@ class Dispatch:
                 for kind in self._registered.intersection(new):
                     del new[kind]  # by another thread, just now
                 for kind, example in new.items():
-                    self._register(kind, self._is_node(example), key_of)
+                    is_node = self._is_node(example)
+                    if not is_node and kind.__module__.split(".")[0] not in _LASTING:
+                        return None
+                    self._register(kind, is_node, key_of)
                     self._registered.add(kind)
             if not new:
                 return was_known
             was_known = False
+
+    def agrees(self, tree: Any, is_data: Callable[[Any], bool]) -> bool:
+        """Whether JAX finds the same data in the same order, so that programs fit."""
+        data = [x for x in self._nodes_of_jax.flatten(tree)[0] if is_data(x)]
+        found = (self._registry.flatten(tree)[0], self._blind.flatten(tree)[0])
+        return all(
+            len(leaves) == len(data) and all(map(operator.is_, leaves, data))
+            for leaves in found
+        )
 
     def _is_node(self, x: Any) -> bool:
         return self._nodes_of_jax.flatten_one_level(x) is not None
@@ -136,15 +153,40 @@ class Dispatch:
         """What to give to `run` for what `.compile()` returned, or `None`."""
         try:
             return compiled._executable.create_cpp_call(compiled._params)
-        except AttributeError:
+        except Exception:
             return None
 
-    def returning(self, quick: Any, tree: Any) -> Any:
-        """The same with the structure of `tree` for the output."""
-        _, treedef = self._nodes_of_jax.flatten(tree)
+    def returning(self, quick: Any, tree: Any, is_data: Callable[[Any], bool]) -> Any:
+        """The same with the structure of `tree`, of as many data, for the output."""
+        leaves, before = self._nodes_of_jax.flatten(tree)
+        treedef = self._with_fixed(before, iter(leaves), is_data)
         if treedef.num_leaves != quick.out_pytree_def.num_leaves:
             return None
-        return quick._replace(out_pytree_def=treedef)
+        try:  # Some nodes are not built as they were taken apart.
+            built = treedef.unflatten(list(filter(is_data, leaves)))
+            others, after = self._nodes_of_jax.flatten(built)
+            fits = after == before and all(map(operator.is_, others, leaves))
+        except Exception:
+            return None
+        return quick._replace(out_pytree_def=treedef) if fits else None
+
+    def _with_fixed(self, treedef: Any, leaves: Iterator[Any], is_data: Any) -> Any:
+        """With a node for each leaf that is no datum. No node of a user is built for it."""
+        node = treedef.node_data()
+        if node is None:  # a leaf, or `None`
+            leaf = next(leaves) if treedef.num_leaves else None
+            if leaf is None or is_data(leaf):
+                return treedef
+            return self._nodes_of_jax.flatten(Fixed(leaf))[1]
+        return treedef.from_node_data_and_children(
+            self._nodes_of_jax,
+            node,
+            [self._with_fixed(c, leaves, is_data) for c in treedef.children()],
+        )
+
+
+# The packages whose types are what they are for good.
+_LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
 
 
 class Fixed:
@@ -183,13 +225,14 @@ def works(dispatch: Dispatch) -> bool:
     def miss(x, name):
         asked.append(name)
         out, quick, again = dispatch.run(jitted, (x,))
-        quick = dispatch.returning(quick, {"out": out, "name": Fixed(name)})
-        return {"out": out, "name": name}, quick, again
+        out = {"out": out, "name": name}
+        return out, dispatch.returning(quick, out, is_data), again
+
+    def is_data(x):
+        return isinstance(x, jax.Array)
 
     x = jax.device_put(np.ones(3))  # transfers may have to be explicit
-    dispatch.learn(
-        (x, "name", 1, True), lambda x: isinstance(x, jax.Array), lambda kind: None
-    )
+    dispatch.learn((x, "name", 1, True), is_data, lambda kind: None)
     function = dispatch.function("equinox_like", self_test_of_equinox_like, miss, 8)
     names = ["a", "a", "b", 1, True, "a", "b", 1, True]
     outs = [function(x, name) for name in names]
@@ -203,6 +246,8 @@ def works(dispatch: Dispatch) -> bool:
 
 def dispatch() -> Dispatch | None:
     """That of the JAX that is installed, unless the environment asks for what is public."""
+    if DISPATCH == "public":
+        return None
     if not _found:
         with _lock:
             if not _found:
@@ -214,11 +259,20 @@ def dispatch() -> Dispatch | None:
 
 
 def _look() -> None:
-    try:
-        pjit = importlib.import_module("jaxlib._jax").pjit
-    except (ImportError, AttributeError):
-        pjit = None
-    _found.append(None if DISPATCH == "public" else find(pjit))
+    with contextlib.ExitStack() as stack:
+        try:
+            pjit = importlib.import_module("jaxlib._jax").pjit
+            # These may be set for the whole process.
+            for name in (
+                "disable_jit",
+                "no_tracing",
+                "no_execution",
+                "debug_key_reuse",
+            ):
+                stack.enter_context(getattr(jax, name)(False))
+        except (ImportError, AttributeError):
+            pjit = None
+        _found.append(find(pjit))
 
 
 _found: list[Dispatch | None] = []

@@ -42,7 +42,7 @@ class Donation:
         self.is_strict = donate == "strict"
         self.warns = self.names is not None or str(donate).startswith("warn")
         self.spares_first = str(donate).endswith("-except-first")
-        self.takes_all = self.names is None and not self.spares_first
+        self.takes_all = self.is_any and self.names is None and not self.spares_first
         # Whether it must be known what becomes of each array before anything runs.
         self.looks_first = self.is_any and (self.is_strict or self.warns)
 
@@ -106,9 +106,9 @@ _users = 0
 class _Muted(threading.local):
     """Mutes JAX's warning where a donating function is lowered, from `begin` to `end`.
 
-    `warnings.catch_warnings` would put back the filters that
-    it found, and so lose those that another thread has set meanwhile; here one filter
-    comes, and goes with the last that needs it.
+    `warnings.catch_warnings` would put back the filters that it found, and so lose those
+    that another thread has set meanwhile; here one filter comes, and goes with the last that
+    needs it.
     """
 
     count = 0

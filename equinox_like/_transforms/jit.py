@@ -1,13 +1,13 @@
 """`filter_jit`: `jax.jit` for any arguments, at its speed.
 
-A call flattens its arguments once, looks up the plan for that kind of call (`plan.py`),
-and hands flat arrays to one `jax.jit`-ed function per skeleton. What comes back from
+A call that JAX knows is made by its own dispatch (`quick.py`). Any other flattens its
+arguments once, looks up the plan for that kind of call (`plan.py`), and hands flat arrays
+to one `jax.jit`-ed function per skeleton. What comes back from
 JAX's C++ path is the user's output already (`pack.py`). Nothing is waited for, and
 nothing that is process-wide is touched.
 """
 
 import collections
-import functools
 import inspect
 import threading
 import types
@@ -33,7 +33,6 @@ from .base import (
     Transformed,
     frames_hidden,
     function_of,
-    hide_frames,
     is_global,
     jit_is_disabled,
     name_of,
@@ -59,7 +58,7 @@ from .donation import (
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
-from .quick import Miss, has_run, in_python, make_quick
+from .quick import Miss, failure, in_python, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -172,18 +171,23 @@ class Jitted(Transformed[_P, _T]):
         quick = program.quick
         if quick is None:
             quick = program.choose()
+        tree, donated = self._tree, None
+        if program.data_of is not None:
+            donated = program.donated(tree, args, kwargs)
         try:
-            out: Any = quick(self._tree, args, kwargs)
+            out: Any = quick(tree, args, kwargs)
         except Exception as e:
-            if has_run(e, program, (self._tree, args, kwargs)):
-                hide_frames(e)
+            error = failure(e, program, (tree, args, kwargs))
+            if error is e:
                 raise
+            if error is not None:
+                raise error from None
         else:
-            if program.donates_quickly:
-                program.after_quick(self._tree, args, kwargs)
+            if donated is not None:
+                program.after_quick(donated, tree, args, kwargs)
             return out
         # Not in the `except`: it would be told as a context.
-        return frames_hidden(program.call)(self._tree, args, kwargs)
+        return frames_hidden(program.call)(tree, args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
         """Traces for these arguments, without compiling or running.
@@ -405,10 +409,12 @@ class Program:
         self.looks_first = self.donation.looks_first
         self.record = records.new(self.name)
         self.last_plan: Any = _NO_PLAN
-        # JAX's dispatch, and whether donated arrays are still to be looked at after it.
+        # How it is called: see `choose`.
         self.quick: Any = None
-        self.donates_quickly = False
-        # By the structure of a call that it knows what picks the donated arrays.
+        self.has_many = False
+        # What takes the arguments apart for JAX's dispatch, if that may donate them; and by
+        # the structure of a call that it knows, what picks the donated arrays.
+        self.data_of: Callable[[Any], tuple[list[Any], Any]] | None = None
         self.takers: dict[Any, Callable[[list[Any]], Sequence[Any]]] = {}
         self._plans: dict[tuple[Any, tuple[type, ...]], Plan] = {}
         self._entries: dict[Skeleton, Entry] = {}
@@ -446,8 +452,9 @@ class Program:
                 forget_calls(compiled.function)
             if out is _NOT_RUN:  # not in the `except`: it would be told as a context
                 out = program.first_call(compiled, plan, leaves, groups, run)
-            if compiled.traces.call_for_a_look:
-                program.look(compiled, plan, leaves, groups, out)
+            is_checked = compiled.traces.call_for_a_look and program.look(
+                compiled, plan, leaves, groups, out
+            )
         except Exception as e:
             muted.end()
             forget_calls(compiled.function)
@@ -464,56 +471,55 @@ class Program:
             program.record.tree_type = type(tree)
         if miss is None:
             return out.unpack() if isinstance(out, Packed) else out
-        program._judge(miss, compiled, plan)
+        program._judge(miss, compiled, plan, is_checked)
         return miss.unpack(out)
 
     def choose(self) -> Any:
         """Chooses how it is called from now on: by JAX's dispatch, or in Python."""
-        # Shardings are chosen in Python, and outputs of them come in groups. JAX compares
-        # a call with one kind after the other where only static values differ.
-        if self.shardings is not None or len(self._entries) > _MANY:
-            quick = in_python(self)
-        else:
-            quick = make_quick(self, self.name)
+        if not at_top_level():  # where a backend may not be wanted yet
+            return in_python(self)
+        # Shardings are chosen in Python, and outputs of them come in groups.
+        if self.shardings is not None or self.has_many:
+            self.quick = in_python(self)
+            return self.quick
         found = dispatch()
-        if found is not None:
+        if found is not None and self.donates:
             self.data_of = found.data
-        self.donates_quickly = self.donates and not isinstance(quick, functools.partial)
-        self.quick = quick
-        return quick
+        self.quick = make_quick(self, self.name)
+        return self.quick
 
     def explained(self, error: Exception, call: Any) -> Exception:
         """What to raise for an error of running the program."""
+        plan, leaves = self._planned(call)
+        return explained(error, plan.named_leaves, leaves)
+
+    def _planned(self, call: Any) -> tuple[Plan, list[Any]]:
         leaves, treedef = _flatten(call)
         fun = self.opaque() if call[0] is None else call[0]
-        plan = self.plan(fun, call, leaves, treedef)
-        return explained(error, plan.named_leaves, leaves)
+        return self.plan(fun, call, leaves, treedef), leaves
 
     def _may_be_quick(self, entry: Entry, plan: Plan, leaves: list[Any]) -> bool:
         # On jax 0.10 a process does not survive that a deleted sharded array is used.
         must_be_looked_at = plan.donates and are_any_sharded(leaves)
         return plan.is_in_order and not entry.stays_slow and not must_be_looked_at
 
-    def _judge(self, miss: Miss, entry: Entry, plan: Plan) -> None:
+    def _judge(self, miss: Miss, entry: Entry, plan: Plan, is_checked: bool) -> None:
         """Sees after a call, made for `miss`, whether its like are to be quick."""
         if not miss.tells:
             miss.quick = None
             return
-        if len(self._entries) > _MANY:
+        # JAX compares a call with one kind after the other where static values differ.
+        kind = hash(entry.skeleton.treedef)
+        alike = (s for s in list(self._entries) if hash(s.treedef) == kind)
+        if sum(1 for _ in alike) > _MANY:
+            self.has_many = True
             self.choose()
         # JAX runs it in Python, or it is to be waited for.
-        if miss.quick is None or entry.traces.call_for_a_look:
+        if miss.quick is None or is_checked:
             entry.stays_slow = True
             miss.quick = None
         elif plan.donates:
-            try:
-                data, structure = miss.dispatch.data(miss.call)
-            except AttributeError:  # of a Module that lacks a field
-                data, structure = (), None
-            if len(data) == len(plan.data_names):
-                keep(self.takers, structure, plan.take_donated_data)
-            else:
-                miss.quick = None
+            keep(self.takers, miss.structure, plan.take_donated_data)
 
     @property
     def without_donation(self) -> "Program":
@@ -567,6 +573,8 @@ class Program:
             keys = [s for s in self._entries if s.treedef.children()[0] == structure]
             self._forget([self._entries.pop(key) for key in keys])
             self.last_plan = _NO_PLAN
+            self.quick, self.has_many = None, False
+            self.takers.clear()
 
     def _forget(self, entries: list["Entry"]) -> None:
         if entries:
@@ -587,13 +595,13 @@ class Program:
         leaves: list[Any],
         groups: list[Any],
         out: Any,
-    ) -> None:
-        """Sees after a call whether it is to be waited for."""
+    ) -> bool:
+        """Sees after a call whether it is to be waited for, and does."""
         if jit_is_disabled() or not at_top_level():
-            return
+            return False
         if not there_are_checks():
             entry.traces.call_for_a_look = False
-            return
+            return False
         checked = entry.traces.are_checked
         key = trace_context(), *traits_of(groups)
         if key not in checked:
@@ -603,6 +611,7 @@ class Program:
         entry.traces.call_for_a_look = any(checked.values())
         if checked[key]:
             wait_for(out)
+        return checked[key]
 
     def before(
         self,
@@ -667,18 +676,25 @@ class Program:
         # It must keep nothing that still has memory.
         self.record.arrays = [x for x in donated if is_concrete(x) and x.is_deleted()]
 
-    def after_quick(self, tree: Any, args: Any, kwargs: Any) -> None:
-        """`after`, for a call of JAX's dispatch, which has looked at no array."""
-        call = (tree, args, kwargs)
+    def donated(self, tree: Any, args: Any, kwargs: Any) -> Sequence[Any] | None:
+        """The arrays that a call by JAX's dispatch would donate.
+
+        `None` if it does not know such a call, and asks Python, which then looks itself.
+        To be asked before the call, since flattening may look at the data.
+        """
         try:
-            donated, treedef = self.data_of(call)
-        except AttributeError:
-            return  # it was called in Python, and looked at there, as below
-        if tree is not None or not self.donation.takes_all:
-            take = self.takers.get(treedef)
-            if take is None:
-                return
-            donated = take(donated)
+            data, structure = self.data_of((tree, args, kwargs))  # pyright: ignore[reportOptionalCall]
+        except Exception:
+            return None
+        if tree is None and self.donation.takes_all:
+            return data
+        take = self.takers.get(structure)
+        return take and take(data)
+
+    def after_quick(
+        self, donated: Sequence[Any], tree: Any, args: Any, kwargs: Any
+    ) -> None:
+        """`after`, for a call of JAX's dispatch."""
         try:
             are_gone = not donated or are_all_deleted(donated)
         except jax.errors.ConcretizationTypeError:
@@ -687,9 +703,11 @@ class Program:
             self.record.arrays = donated
             self.record.tree_type = type(tree)
         elif at_top_level():
+            try:
+                plan, leaves = self._planned((tree, args, kwargs))
+            except Exception:
+                return  # a node that looks at data which are gone: it was called in Python
             fun = self.opaque() if tree is None else tree
-            leaves, treedef = _flatten(call)
-            plan = self.plan(fun, call, leaves, treedef)
             self.after(self.entry(fun, plan, leaves), plan, leaves, plan.groups(leaves))
 
     def buffers(

@@ -12,18 +12,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import jax.tree_util as jtu
-
-from .._compat.dispatch import Dispatch, Fixed, dispatch
+from .._compat.dispatch import Dispatch, dispatch
 from .._compat.fast_path import forget_calls
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._tree.filters import is_array
 from .._tree.strict import Strict
+from .base import hide_frames
 from .pack import Packed
 from .plan import MAX_KEPT, WRAPPED
 
-Trees = tuple[Any, tuple[Any, ...], dict[str, Any]]
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class NewTypes(Exception):
@@ -33,19 +32,28 @@ class NewTypes(Exception):
 class Miss:
     """A call that JAX's dispatch does not know, and what makes it known."""
 
-    def __init__(self, dispatch: Dispatch, call: Trees):
+    def __init__(self, dispatch: Dispatch, call: Call):
         self.dispatch = dispatch
         self.call = call
         # What JAX has called, and what that remembers of a quick call.
         self.function: Any = None
         self.quick: Any = None
         self.must_compile_again = False
+        # Of the call, blind to what is static.
+        self.structure: Any = None
 
     def way(self, function: Any) -> Callable[..., Any]:
         """How to call what `jax.jit` returned, so that its like become quick."""
-        if not self.dispatch.learn(self.call, _is_data, _key_of):
+        was_known = self.dispatch.learn(self.call, _is_data, _key_of)
+        if was_known is False:
             raise NewTypes
+        try:
+            if was_known is None or not self.dispatch.agrees(self.call, _is_data):
+                return function
+        except AttributeError:  # of a Module that lacks a field
+            return function
         self.function = function
+        _, self.structure = self.dispatch.data(self.call)
         return self._run
 
     def _run(self, *groups: Any) -> Any:
@@ -65,8 +73,7 @@ class Miss:
             return out
         out = out.unpack()
         if self.quick is not None:
-            fixed = jtu.tree_map(lambda x: x if is_array(x) else Fixed(x), out)
-            self.quick = self.dispatch.returning(self.quick, fixed)
+            self.quick = self.dispatch.returning(self.quick, out, _is_data)
         return out
 
 
@@ -110,26 +117,23 @@ def _miss(owner: Any, found: Dispatch, tree: Any, args: Any, kwargs: Any) -> Any
 _ENTRIES = _call.__code__, _miss.__code__
 
 
-def has_run(error: Exception, owner: Any, call: Trees) -> bool:
-    """Whether `error` is that of the call, and not one of JAX's dispatch about it.
+def failure(error: Exception, owner: Any, call: Call) -> Exception | None:
+    """What to raise for `error`, maybe itself; `None` if the program has not run.
 
-    To be asked in the `except` clause. If `error` comes from the program, and something
-    better is to be raised in its place, this raises it.
+    To be asked in the `except` clause.
     """
     forget_calls(owner.quick)
     entry = error.__traceback__ and error.__traceback__.tb_next
-    if entry is not None and entry.tb_frame.f_code in _ENTRIES:
-        return True
-    found = dispatch()
-    try:
-        if found is not None:
-            found.flatten(call)
-    except Exception:
-        return False
-    better = owner.explained(error, call)
-    if better is not error:
-        raise better from None
-    return True
+    if entry is None or entry.tb_frame.f_code not in _ENTRIES:
+        if not isinstance(error, RuntimeError | ArithmeticError):
+            # Not of a program, but of taking the arguments apart, or of comparing them.
+            return None
+        try:
+            error = owner.explained(error, call)
+        except Exception as e:
+            error = e
+    hide_frames(error)
+    return error
 
 
 def _is_data(x: Any) -> bool:
@@ -158,11 +162,12 @@ class _Key:
         self.hash = hash(value)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Key)
-            and self.hash == other.hash
-            and (self.value is other.value or self.value == other.value)
-        )
+        if not isinstance(other, _Key) or self.hash != other.hash:
+            return False
+        try:
+            return bool(self.value is other.value or self.value == other.value)
+        except Exception:
+            return False  # Python, which is then asked, raises it as it is
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # JAX does not ask for it
 

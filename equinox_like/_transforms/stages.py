@@ -15,13 +15,13 @@ import jax.tree_util as jtu
 
 from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
-from .base import frames_hidden, hide_frames
+from .base import frames_hidden
 from .checks import explained, wait_for
 from .difference import differences
 from .donation import Donation, in_vain, muted
 from .pack import unpack
 from .plan import Plan
-from .quick import Miss, has_run, make_quick
+from .quick import Miss, failure, make_quick
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -193,9 +193,11 @@ class Compiled(_Stage[_P, _T]):
         try:
             return self.quick(self._tree, args, kwargs)
         except Exception as e:
-            if has_run(e, self, (self._tree, args, kwargs)):
-                hide_frames(e)
+            error = failure(e, self, (self._tree, args, kwargs))
+            if error is e:
                 raise
+            if error is not None:
+                raise error from None
         # Not in the `except`: it would be told as a context.
         return frames_hidden(self.call)(self._tree, args, kwargs)
 

@@ -1,9 +1,11 @@
 """Calls of `filter_jit` that JAX knows come to Python in no way, and are right."""
 
+import gc
 import importlib
 import os
 import subprocess
 import sys
+import weakref
 from typing import Any, NamedTuple
 
 import jax
@@ -198,6 +200,150 @@ def test_static_value_without_a_hash_is_named():
             f(ONE, Unhashable())
 
 
+class Swapped(NamedTuple):
+    x: Any
+    y: Any
+
+
+jtu.register_pytree_node(
+    Swapped, lambda s: ((s.y, s.x), None), lambda _, c: Swapped(*c[::-1])
+)
+
+
+@pytest.mark.parametrize("donate", ["none", ("pair",)])
+def test_namedtuple_that_is_registered_as_another_node(donate):
+    f = eqx.filter_jit(lambda pair: (pair.x - pair.y, pair.x * 2), donate=donate)
+    compiled = f.lower(Swapped(3 * ONE, ONE + 0)).compile()
+    g = eqx.filter_jit(lambda x, y: (Swapped(x, y), "static"))
+    for _ in range(3):
+        (x, y), _ = g(3 * ONE, ONE)
+        assert (x.tolist(), y.tolist()) == ([3, 3], [1, 1])
+    for function in (f, compiled):
+        for _ in range(3):
+            out = function(Swapped(3 * ONE, ONE + 0))
+            assert [x.tolist() for x in out] == [[2, 2], [6, 6]]
+
+
+class Checked:
+    """A node that looks at what it is given, and at its data."""
+
+    def __init__(self, x, name):
+        assert isinstance(name, str)
+        self.x = x
+        self.name = name
+
+
+def flatten_checked(node):
+    if type(node.x) is type(ONE) and node.x.is_deleted():
+        raise RuntimeError("looked at data that are gone")
+    return (node.x, node.name), None
+
+
+jtu.register_pytree_node(Checked, flatten_checked, lambda _, c: Checked(*c))
+
+
+@pytest.mark.parametrize("donate", ["none", "arrays", ("node",)])
+def test_nodes_that_look_at_what_they_hold(donate):
+    f = eqx.filter_jit(lambda node: Checked(node.x + 1, node.name), donate=donate)
+    for _ in range(3):
+        x = ONE + 1
+        out = f(Checked(x, "a"))
+        assert (out.x.tolist(), out.name) == ([3, 3], "a")
+        assert x.is_deleted() == (donate != "none")
+
+
+def test_type_that_becomes_a_node_later():
+    class Late:
+        def __init__(self, x):
+            self.x = x
+
+    f = eqx.filter_jit(lambda x, late: x + late.x.sum())
+    late = Late(jnp.ones(2))
+    for _ in range(3):
+        assert f(ONE, late).tolist() == [3, 3]
+    jtu.register_pytree_node(
+        Late, lambda late: ((late.x,), None), lambda _, c: Late(*c)
+    )
+    late.x = 10 * late.x
+    for _ in range(3):
+        assert f(ONE, late).tolist() == [21, 21]
+
+
+def test_types_of_static_values_are_let_go_of():
+    def use():
+        class Local:
+            pass
+
+        f = eqx.filter_jit(lambda x, local: x)
+        for _ in range(3):
+            f(ONE, Local())
+        return weakref.ref(Local)
+
+    dead = use()
+    eqx.clear_caches()
+    jax.clear_caches()
+    for _ in range(3):
+        gc.collect()
+    assert dead() is None
+
+
+def test_program_tells_of_the_users_line_alone():
+    f = eqx.filter_jit(jnp.cbrt)
+    f(ONE)  # traced from within the dispatch
+    text = f.lower(ONE).lowered.as_text(debug_info=True)
+    assert __file__ in text and "equinox_like/_" not in text
+
+
+def test_shapes_are_found_without_a_backend():
+    code = (
+        "import jax, jax.numpy as jnp, equinox_like as eqx\n"
+        "from jax._src import xla_bridge\n"
+        "f = eqx.filter_jit(lambda x, n: x, donate='arrays')\n"
+        "jax.eval_shape(lambda x: f(x, 1), jax.ShapeDtypeStruct((2,), 'float32'))\n"
+        "print(xla_bridge.backends_are_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+@needs_dispatch
+@pytest.mark.parametrize("name", ["disable_jit", "no_tracing", "debug_key_reuse"])
+def test_self_test_is_not_misled_by_settings(name):
+    code = (
+        "import jax\n"
+        f"jax.config.update('jax_{name}', True)\n"
+        "from equinox_like._compat.dispatch import dispatch\n"
+        "print(dispatch() is None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_error_of_a_comparison_is_the_users_own():
+    class Unlucky(str):
+        def __eq__(self, other):
+            raise KeyError("unlucky")
+
+        def __hash__(self):
+            return 13
+
+    f = eqx.filter_jit(lambda x, value: x)
+    f(ONE, Unlucky())
+    with pytest.raises(KeyError, match="unlucky"):
+        f(ONE, Unlucky())
+
+
+@needs_dispatch
+def test_clearing_brings_the_dispatch_back(calls, monkeypatch):
+    monkeypatch.setattr(jit, "_MANY", 2)
+    f = eqx.filter_jit(lambda x, n: x)
+    for n in range(4):
+        f(ONE, n)
+    assert calls_of_third(calls, f, lambda: (ONE, 0))[0] == 1
+    f.clear_cache()
+    assert calls_of_third(calls, f, lambda: (ONE, 0))[0] == 0
+
+
 def test_static_field_that_was_changed_behind_our_back_is_seen():
     f = eqx.filter_jit(lambda layer: layer.weight * layer.size)
     layer = Layer(ONE, 3)
@@ -343,6 +489,7 @@ def test_first_call_of_new_types_is_the_only_one_in_python(calls):
     class New:
         pass
 
+    jtu.register_pytree_node(New, lambda new: ((), None), lambda *_: New())
     f = eqx.filter_jit(lambda x, new: x)
     new = New()
     for _ in range(2):
@@ -412,10 +559,13 @@ def test_what_does_not_work_is_not_used(monkeypatch, name):
 
 def test_static_values_must_be_told_apart(monkeypatch):
     def blind(self, kind, is_node, key_of):
-        self._registry.register_node(kind, lambda x: ((), None), None)
+        for registry in (self._registry, self._blind):
+            registry.register_node(kind, lambda x: ((), None), lambda *_: None)
 
+    state = jax.jit(lambda x: x).__getstate__()
+    assert module.works(module.Dispatch(state, PJIT))
     monkeypatch.setattr(module.Dispatch, "_register", blind)
-    assert module.find(PJIT) is None
+    assert not module.works(module.Dispatch(state, PJIT))
 
 
 def test_without_it_calls_are_right(monkeypatch):
