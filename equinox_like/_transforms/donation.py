@@ -106,8 +106,9 @@ _users = 0
 class _Muted(threading.local):
     """Mutes JAX's warning where a donating function is lowered, from `begin` to `end`.
 
-    `warnings.catch_warnings` would put back the filters that it found, and so lose those that
-    another thread has set meanwhile; here one filter comes, and goes with the last user.
+    `warnings.catch_warnings` would put back the filters that it found, and so lose those
+    that another thread has set meanwhile; here one filter comes, and goes with the last
+    call that needs it.
     """
 
     count = 0
