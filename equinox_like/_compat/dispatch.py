@@ -8,7 +8,7 @@ nodes, in which a static value is a node without children, whose structure is th
 Serves jax 0.10 to 0.12. Private are the C++ `pjit`, what a jitted function tells of itself
 for pickling, and the data with which it takes its quick path. They are tried at first use
 (`works`). Without them there is no `Dispatch`, and callers do the same in Python with what
-is public; `EQX_DISPATCH=public` asks for that.
+is public; so they do unless `EQX_DISPATCH=jax` asks for it.
 """
 
 import contextlib
@@ -158,17 +158,33 @@ class Dispatch:
 
     def returning(self, quick: Any, tree: Any, is_data: Callable[[Any], bool]) -> Any:
         """The same with the structure of `tree`, of as many data, for the output."""
-        leaves, before = self._nodes_of_jax.flatten(tree)
-        treedef = self._with_fixed(before, iter(leaves), is_data)
-        if treedef.num_leaves != quick.out_pytree_def.num_leaves:
-            return None
-        try:  # Some nodes are not built as they were taken apart.
+        try:  # Some nodes are not built as they were taken apart, or not twice.
+            leaves, before = self._nodes_of_jax.flatten(tree)
+            treedef = self._with_fixed(before, iter(leaves), is_data)
+            if treedef.num_leaves != quick.out_pytree_def.num_leaves:
+                return None
             built = treedef.unflatten(list(filter(is_data, leaves)))
             others, after = self._nodes_of_jax.flatten(built)
             fits = after == before and all(map(operator.is_, others, leaves))
         except Exception:
             return None
         return quick._replace(out_pytree_def=treedef) if fits else None
+
+    def may_build(self, quick: Any) -> bool:
+        """Whether no node of the output can fail to be built, as one of a user might.
+
+        From outside that looks like a call which has not run.
+        """
+        todo = [quick.out_pytree_def]
+        while todo:
+            treedef = todo.pop()
+            todo += treedef.children()
+            kind, _ = treedef.node_data() or (type(None), None)
+            is_namedtuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
+            if not (kind in nodes or kind is Fixed or is_namedtuple):
+                if kind.__module__.split(".")[0] not in _LASTING:
+                    return False
+        return True
 
     def _with_fixed(self, treedef: Any, leaves: Iterator[Any], is_data: Any) -> Any:
         """With a node for each leaf that is no datum. No node of a user is built for it."""
@@ -245,8 +261,8 @@ def works(dispatch: Dispatch) -> bool:
 
 
 def dispatch() -> Dispatch | None:
-    """That of the JAX that is installed, unless the environment asks for what is public."""
-    if DISPATCH == "public":
+    """That of the JAX that is installed, if the environment asks for it."""
+    if DISPATCH != "jax":
         return None
     if not _found:
         with _lock:

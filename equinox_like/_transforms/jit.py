@@ -1,8 +1,8 @@
 """`filter_jit`: `jax.jit` for any arguments, at its speed.
 
-A call that JAX knows is made by its own dispatch (`quick.py`). Any other flattens its
-arguments once, looks up the plan for that kind of call (`plan.py`), and hands flat arrays
-to one `jax.jit`-ed function per skeleton. What comes back from
+A call flattens its arguments once, looks up the plan for that kind of call (`plan.py`),
+and hands flat arrays to one `jax.jit`-ed function per skeleton; or, where that is asked
+for, JAX's own dispatch does so in C++ (`quick.py`). What comes back from
 JAX's C++ path is the user's output already (`pack.py`). Nothing is waited for, and
 nothing that is process-wide is touched.
 """
@@ -578,7 +578,7 @@ class Program:
 
     def _forget(self, entries: list["Entry"]) -> None:
         if entries:
-            forget_calls(self.quick)
+            self.quick = None
         # So that the table of a plan does not keep what had to go.
         for entry in entries:
             for plan in list(self._plans.values()):

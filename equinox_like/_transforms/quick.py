@@ -8,12 +8,14 @@ kwargs)`, and two methods:
 """
 
 import functools
+import inspect
+import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from .._compat.dispatch import Dispatch, dispatch
-from .._compat.fast_path import forget_calls
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._tree.filters import is_array
@@ -26,7 +28,7 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class NewTypes(Exception):
-    """Of a call that JAX's dispatch may know now that it has learned of some types."""
+    """Of a call whose like JAX's dispatch may know: it has learned of some types."""
 
 
 class Miss:
@@ -77,6 +79,30 @@ class Miss:
         return out
 
 
+class Guarded:
+    """A function of JAX's dispatch, for one thread at a time.
+
+    JAX keeps what it knows in a table of C++, and looks there by `==`. Where that is
+    Python's, another thread may come in between, and change the table under the eyes of the
+    first. Whoever finds it in use is served in Python. So is a function that calls itself.
+    """
+
+    __slots__ = ("_acquire", "_function", "_release", "_slow")
+
+    def __init__(self, function: Any, slow: Callable[[Any, Any, Any], Any]):
+        lock = threading.Lock()
+        self._function, self._slow = function, slow
+        self._acquire, self._release = lock.acquire, lock.release
+
+    def __call__(self, tree: Any, args: Any, kwargs: Any) -> Any:
+        if not self._acquire(False):
+            return self._slow(tree, args, kwargs)
+        try:
+            return self._function(tree, args, kwargs)
+        finally:
+            self._release()
+
+
 def make_quick(owner: Any, name: str) -> Callable[[Any, Any, Any], Any]:
     """`owner.call` by JAX's dispatch, if there is one, else just that."""
     # It must not keep the owner alive, which keeps it.
@@ -88,7 +114,7 @@ def make_quick(owner: Any, name: str) -> Callable[[Any, Any, Any], Any]:
     # Before a call has them: JAX can take numbers of Python for arrays.
     found.learn((0, 0.0, 0j, False), _is_data, _key_of)
     miss = functools.partial(_miss, itself, found)
-    return found.function(name, slow, miss, MAX_KEPT)
+    return Guarded(found.function(name, slow, miss, MAX_KEPT), slow)
 
 
 def in_python(owner: Any) -> Callable[[Any, Any, Any], Any]:
@@ -107,14 +133,15 @@ def _miss(owner: Any, found: Dispatch, tree: Any, args: Any, kwargs: Any) -> Any
     try:
         out = owner().call(tree, args, kwargs, miss)
     except NewTypes:
-        pass
-    else:
-        return out, miss.quick, miss.must_compile_again
-    return owner().quick(tree, args, kwargs), None, False
+        # JAX has looked for this call by another structure than it has from now on.
+        return owner().call(tree, args, kwargs), None, False
+    if miss.quick is not None and not found.may_build(miss.quick):
+        miss.quick = None
+    return out, miss.quick, miss.must_compile_again
 
 
 # Where Python goes on below JAX's dispatch.
-_ENTRIES = _call.__code__, _miss.__code__
+_ENTRIES = [inspect.unwrap(f).__code__ for f in (_call, _miss)]
 
 
 def failure(error: Exception, owner: Any, call: Call) -> Exception | None:
@@ -122,9 +149,10 @@ def failure(error: Exception, owner: Any, call: Call) -> Exception | None:
 
     To be asked in the `except` clause.
     """
-    forget_calls(owner.quick)
-    entry = error.__traceback__ and error.__traceback__.tb_next
-    if entry is None or entry.tb_frame.f_code not in _ENTRIES:
+    # For JAX a kind of call that failed stays one for Python.
+    owner.quick = None
+    frames = traceback.walk_tb(error.__traceback__)
+    if not any(frame.f_code in _ENTRIES for frame, _ in frames):
         if not isinstance(error, RuntimeError | ArithmeticError):
             # Not of a program, but of taking the arguments apart, or of comparing them.
             return None

@@ -187,11 +187,14 @@ class Compiled(_Stage[_P, _T]):
         self._waits = call.waits
         # The last call that was found to fit: its plan, and what was static in it.
         self._fitting: tuple[Plan, Any] = call.plan, _NOTHING
-        self.quick = make_quick(self, repr(self))
+        self.quick: Any = None
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        quick = self.quick
+        if quick is None:
+            quick = self.quick = make_quick(self, repr(self))
         try:
-            return self.quick(self._tree, args, kwargs)
+            return quick(self._tree, args, kwargs)
         except Exception as e:
             error = failure(e, self, (self._tree, args, kwargs))
             if error is e:
