@@ -33,6 +33,7 @@ from .base import (
     Transformed,
     frames_hidden,
     function_of,
+    hide_frames,
     is_global,
     jit_is_disabled,
     name_of,
@@ -58,7 +59,7 @@ from .donation import (
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
-from .quick import Miss, failure, in_python, make_quick
+from .quick import IN_PYTHON, Miss, failure, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -171,6 +172,12 @@ class Jitted(Transformed[_P, _T]):
         quick = program.quick
         if quick is None:
             quick = program.choose()
+        if quick is IN_PYTHON:
+            try:
+                return program.call(self._tree, args, kwargs)
+            except Exception as e:
+                hide_frames(e)
+                raise
         tree, donated = self._tree, None
         if program.data_of is not None:
             donated = program.donated(tree, args, kwargs)
@@ -477,16 +484,13 @@ class Program:
     def choose(self) -> Any:
         """Chooses how it is called from now on: by JAX's dispatch, or in Python."""
         if not at_top_level():  # where a backend may not be wanted yet
-            return in_python(self)
+            return IN_PYTHON
         # Shardings are chosen in Python, and outputs of them come in groups.
-        if self.shardings is not None or self.has_many:
-            self.quick = in_python(self)
-            return self.quick
-        found = dispatch()
+        found = None if self.shardings is not None or self.has_many else dispatch()
         if found is not None and self.donates:
             self.data_of = found.data
-        self.quick = make_quick(self, self.name)
-        return self.quick
+        quick = self.quick = make_quick(self, self.name, found)
+        return quick
 
     def explained(self, error: Exception, call: Any) -> Exception:
         """What to raise for an error of running the program."""

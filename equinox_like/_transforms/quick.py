@@ -1,6 +1,6 @@
 """Calls through JAX's own dispatch: what it knows, it runs in C++; else it asks.
 
-An owner has `owner.quick = make_quick(owner, name)`, to be called with `(tree, args,
+An owner has `owner.quick = make_quick(owner, ...)`, to be called with `(tree, args,
 kwargs)`, and two methods:
 
     owner.call(tree, args, kwargs, miss=None)  # in Python; a `Miss` is to become quick
@@ -13,9 +13,9 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from .._compat.dispatch import Dispatch, dispatch
+from .._compat.dispatch import Dispatch
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._tree.filters import is_array
@@ -103,23 +103,21 @@ class Guarded:
             self._release()
 
 
-def make_quick(owner: Any, name: str) -> Callable[[Any, Any, Any], Any]:
-    """`owner.call` by JAX's dispatch, if there is one, else just that."""
+# What `make_quick` returns where only `owner.call` is left.
+IN_PYTHON: Final[Any] = object()
+
+
+def make_quick(owner: Any, name: str, found: Dispatch | None) -> Any:
+    """`owner.call` by JAX's dispatch, if there is one, else `IN_PYTHON`."""
+    if found is None:
+        return IN_PYTHON
     # It must not keep the owner alive, which keeps it.
     itself = weakref.ref(owner)
     slow = functools.partial(_call, itself)
-    found = dispatch()
-    if found is None:
-        return slow
     # Before a call has them: JAX can take numbers of Python for arrays.
     found.learn((0, 0.0, 0j, False), _is_data, _key_of)
     miss = functools.partial(_miss, itself, found)
     return Guarded(found.function(name, slow, miss, MAX_KEPT), slow)
-
-
-def in_python(owner: Any) -> Callable[[Any, Any, Any], Any]:
-    """The same without JAX's dispatch."""
-    return functools.partial(_call, weakref.ref(owner))
 
 
 def _call(owner: Any, tree: Any, args: Any, kwargs: Any) -> Any:

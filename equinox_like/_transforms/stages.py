@@ -13,15 +13,16 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
+from .._compat.dispatch import dispatch
 from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
-from .base import frames_hidden
+from .base import frames_hidden, hide_frames
 from .checks import explained, wait_for
 from .difference import differences
 from .donation import Donation, in_vain, muted
 from .pack import unpack
 from .plan import Plan
-from .quick import Miss, failure, make_quick
+from .quick import IN_PYTHON, Miss, failure, make_quick
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -192,7 +193,13 @@ class Compiled(_Stage[_P, _T]):
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         quick = self.quick
         if quick is None:
-            quick = self.quick = make_quick(self, repr(self))
+            quick = self.quick = make_quick(self, repr(self), dispatch())
+        if quick is IN_PYTHON:
+            try:
+                return self.call(self._tree, args, kwargs)
+            except Exception as e:
+                hide_frames(e)
+                raise
         try:
             return quick(self._tree, args, kwargs)
         except Exception as e:

@@ -17,7 +17,7 @@ import pytest
 import equinox_like as eqx
 from equinox_like import _environment
 from equinox_like._compat import dispatch as module
-from equinox_like._transforms import jit, quick, stages
+from equinox_like._transforms import jit, stages
 
 PJIT = importlib.import_module("jaxlib._jax").pjit
 
@@ -644,7 +644,7 @@ def test_static_values_must_be_told_apart(monkeypatch):
 
 
 def test_without_it_calls_are_right(monkeypatch):
-    for user in (jit, quick):
+    for user in (jit, stages):
         monkeypatch.setattr(user, "dispatch", lambda: None)
     for donate in ("none", "arrays"):
         f = eqx.filter_jit(lambda tree, n: (tree, n), donate=donate)
