@@ -108,7 +108,7 @@ class Dispatch:
                     del new[kind]  # by another thread, just now
                 for kind, example in new.items():
                     is_node = self._is_node(example)
-                    if not is_node and kind.__module__.split(".")[0] not in _LASTING:
+                    if not is_node and not _is_lasting(kind):
                         return None
                     self._register(kind, is_node, key_of)
                     self._registered.add(kind)
@@ -116,14 +116,17 @@ class Dispatch:
                 return was_known
             was_known = False
 
-    def agrees(self, tree: Any, is_data: Callable[[Any], bool]) -> bool:
-        """Whether JAX finds the same data in the same order, so that programs fit."""
+    def agreed(self, tree: Any, is_data: Callable[[Any], bool]) -> Any:
+        """The structure that `data` finds, if all find what JAX does: then programs fit."""
         data = [x for x in self._nodes_of_jax.flatten(tree)[0] if is_data(x)]
-        found = (self._registry.flatten(tree)[0], self._blind.flatten(tree)[0])
-        return all(
-            len(leaves) == len(data) and all(map(operator.is_, leaves, data))
-            for leaves in found
-        )
+        try:
+            blind, structure = self.data(tree)
+        except AttributeError:
+            return None
+        for leaves in (self._registry.flatten(tree)[0], blind):
+            if len(leaves) != len(data) or not all(map(operator.is_, leaves, data)):
+                return None
+        return structure
 
     def _is_node(self, x: Any) -> bool:
         return self._nodes_of_jax.flatten_one_level(x) is not None
@@ -181,9 +184,9 @@ class Dispatch:
             todo += treedef.children()
             kind, _ = treedef.node_data() or (type(None), None)
             is_namedtuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
-            if not (kind in nodes or kind is Fixed or is_namedtuple):
-                if kind.__module__.split(".")[0] not in _LASTING:
-                    return False
+            is_known = kind in nodes or kind is Fixed or is_namedtuple
+            if not is_known and not _is_lasting(kind):
+                return False
         return True
 
     def _with_fixed(self, treedef: Any, leaves: Iterator[Any], is_data: Any) -> Any:
@@ -203,6 +206,10 @@ class Dispatch:
 
 # The packages whose types are what they are for good.
 _LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
+
+
+def _is_lasting(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in _LASTING
 
 
 class Fixed:

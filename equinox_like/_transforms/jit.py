@@ -31,7 +31,6 @@ from .._tree.strict import strict_key
 from .base import (
     MISSING,
     Transformed,
-    frames_hidden,
     function_of,
     hide_frames,
     is_global,
@@ -59,7 +58,7 @@ from .donation import (
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
-from .quick import IN_PYTHON, Miss, failure, make_quick
+from .quick import IN_PYTHON, Miss, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -172,29 +171,19 @@ class Jitted(Transformed[_P, _T]):
         quick = program.quick
         if quick is None:
             quick = program.choose()
-        if quick is IN_PYTHON:
-            try:
-                return program.call(self._tree, args, kwargs)
-            except Exception as e:
-                hide_frames(e)
-                raise
         tree, donated = self._tree, None
-        if program.data_of is not None:
-            donated = program.donated(tree, args, kwargs)
         try:
+            if quick is IN_PYTHON:
+                return program.call(tree, args, kwargs)
+            if program.data_of is not None:
+                donated = program.donated(tree, args, kwargs)
             out: Any = quick(tree, args, kwargs)
         except Exception as e:
-            error = failure(e, program, (tree, args, kwargs))
-            if error is e:
-                raise
-            if error is not None:
-                raise error from None
-        else:
-            if donated is not None:
-                program.after_quick(donated, tree, args, kwargs)
-            return out
-        # Not in the `except`: it would be told as a context.
-        return frames_hidden(program.call)(tree, args, kwargs)
+            hide_frames(e)
+            raise
+        if donated is not None:
+            program.after_quick(donated, tree, args, kwargs)
+        return out
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
         """Traces for these arguments, without compiling or running.
@@ -294,9 +283,7 @@ class Jitted(Transformed[_P, _T]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, list[Any]]:
         """For a compiled call: where the leaves go, and the leaves."""
-        call = (self._tree, args, kwargs)
-        leaves, treedef = _flatten(call)
-        return self._program.plan(self.__wrapped__, call, leaves, treedef), leaves
+        return self._program.planned((self._tree, args, kwargs))
 
     def __repr__(self) -> str:
         donate = self._program.donate
@@ -426,9 +413,7 @@ class Program:
         self._plans: dict[tuple[Any, tuple[type, ...]], Plan] = {}
         self._entries: dict[Skeleton, Entry] = {}
 
-    def call(
-        self, tree: Any, args: Any, kwargs: Any, miss: "Miss | None" = None
-    ) -> Any:
+    def call(self, tree: Any, args: Any, kwargs: Any, miss: Miss | None = None) -> Any:
         """Calls it with these arguments: what JAX's own dispatch does in C++, in Python."""
         fun = self.opaque() if tree is None else tree
         program = self
@@ -494,10 +479,11 @@ class Program:
 
     def explained(self, error: Exception, call: Any) -> Exception:
         """What to raise for an error of running the program."""
-        plan, leaves = self._planned(call)
+        plan, leaves = self.planned(call)
         return explained(error, plan.named_leaves, leaves)
 
-    def _planned(self, call: Any) -> tuple[Plan, list[Any]]:
+    def planned(self, call: Any) -> tuple[Plan, list[Any]]:
+        """The plan for a call, and its leaves."""
         leaves, treedef = _flatten(call)
         fun = self.opaque() if call[0] is None else call[0]
         return self.plan(fun, call, leaves, treedef), leaves
@@ -669,8 +655,8 @@ class Program:
             for i in alive:
                 donated[i].delete()
         elif alive != entry.alive or len(entry.buffers) > 1:
-            buffers = plan.donated(
-                self.buffers(entry, plan, leaves, groups, traits_of(groups))
+            buffers = plan.take_donated_data(
+                list(self.buffers(entry, plan, leaves, groups, traits_of(groups)))
             )
             # JAX leaves alive what it could not overwrite, as somebody looks at it.
             for i in alive:
@@ -708,7 +694,7 @@ class Program:
             self.record.tree_type = type(tree)
         elif at_top_level():
             try:
-                plan, leaves = self._planned((tree, args, kwargs))
+                plan, leaves = self.planned((tree, args, kwargs))
             except Exception:
                 return  # a node that looks at data which are gone: it was called in Python
             fun = self.opaque() if tree is None else tree

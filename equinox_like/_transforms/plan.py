@@ -147,11 +147,6 @@ class Plan:
         named = zip(self.names, self.labels, strict=True)
         return [name for name, label in named if label is not STATIC]
 
-    def donated(self, values: Sequence[Any]) -> list[Any]:
-        """Of a value for each leaf that is data those for the leaves that are donated."""
-        data = [label for label in self.labels if label is not STATIC]
-        return [v for v, label in zip(values, data, strict=True) if label == DONATE]
-
     def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
         """Name, value, and whether it is donated, of each leaf that is data."""
         return [

@@ -49,13 +49,11 @@ class Miss:
         was_known = self.dispatch.learn(self.call, _is_data, _key_of)
         if was_known is False:
             raise NewTypes
-        try:
-            if was_known is None or not self.dispatch.agrees(self.call, _is_data):
-                return function
-        except AttributeError:  # of a Module that lacks a field
+        if was_known:
+            self.structure = self.dispatch.agreed(self.call, _is_data)
+        if self.structure is None:
             return function
         self.function = function
-        _, self.structure = self.dispatch.data(self.call)
         return self._run
 
     def _run(self, *groups: Any) -> Any:
@@ -87,20 +85,27 @@ class Guarded:
     first. Whoever finds it in use is served in Python. So is a function that calls itself.
     """
 
-    __slots__ = ("_acquire", "_function", "_release", "_slow")
+    __slots__ = ("_acquire", "_function", "_owner", "_release")
 
-    def __init__(self, function: Any, slow: Callable[[Any, Any, Any], Any]):
+    def __init__(self, function: Any, owner: Callable[[], Any]):
         lock = threading.Lock()
-        self._function, self._slow = function, slow
+        self._function, self._owner = function, owner
         self._acquire, self._release = lock.acquire, lock.release
 
     def __call__(self, tree: Any, args: Any, kwargs: Any) -> Any:
-        if not self._acquire(False):
-            return self._slow(tree, args, kwargs)
-        try:
-            return self._function(tree, args, kwargs)
-        finally:
-            self._release()
+        if self._acquire(False):
+            try:
+                return self._function(tree, args, kwargs)
+            except Exception as e:
+                error = _failure(e, self._owner(), (tree, args, kwargs))
+                if error is e:
+                    raise
+                if error is not None:
+                    raise error from None
+            finally:
+                self._release()
+        # Not in the `except`: it would be told as a context.
+        return self._owner().call(tree, args, kwargs)
 
 
 # What `make_quick` returns where only `owner.call` is left.
@@ -117,7 +122,7 @@ def make_quick(owner: Any, name: str, found: Dispatch | None) -> Any:
     # Before a call has them: JAX can take numbers of Python for arrays.
     found.learn((0, 0.0, 0j, False), _is_data, _key_of)
     miss = functools.partial(_miss, itself, found)
-    return Guarded(found.function(name, slow, miss, MAX_KEPT), slow)
+    return Guarded(found.function(name, slow, miss, MAX_KEPT), itself)
 
 
 def _call(owner: Any, tree: Any, args: Any, kwargs: Any) -> Any:
@@ -142,7 +147,7 @@ def _miss(owner: Any, found: Dispatch, tree: Any, args: Any, kwargs: Any) -> Any
 _ENTRIES = [inspect.unwrap(f).__code__ for f in (_call, _miss)]
 
 
-def failure(error: Exception, owner: Any, call: Call) -> Exception | None:
+def _failure(error: Exception, owner: Any, call: Call) -> Exception | None:
     """What to raise for `error`, maybe itself; `None` if the program has not run.
 
     To be asked in the `except` clause.

@@ -16,13 +16,13 @@ import jax.tree_util as jtu
 from .._compat.dispatch import dispatch
 from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
-from .base import frames_hidden, hide_frames
+from .base import hide_frames
 from .checks import explained, wait_for
 from .difference import differences
 from .donation import Donation, in_vain, muted
 from .pack import unpack
 from .plan import Plan
-from .quick import IN_PYTHON, Miss, failure, make_quick
+from .quick import IN_PYTHON, Miss, make_quick
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -194,22 +194,12 @@ class Compiled(_Stage[_P, _T]):
         quick = self.quick
         if quick is None:
             quick = self.quick = make_quick(self, repr(self), dispatch())
-        if quick is IN_PYTHON:
-            try:
-                return self.call(self._tree, args, kwargs)
-            except Exception as e:
-                hide_frames(e)
-                raise
+        run = self.call if quick is IN_PYTHON else quick
         try:
-            return quick(self._tree, args, kwargs)
+            return run(self._tree, args, kwargs)
         except Exception as e:
-            error = failure(e, self, (self._tree, args, kwargs))
-            if error is e:
-                raise
-            if error is not None:
-                raise error from None
-        # Not in the `except`: it would be told as a context.
-        return frames_hidden(self.call)(self._tree, args, kwargs)
+            hide_frames(e)
+            raise
 
     def call(self, tree: Any, args: Any, kwargs: Any, miss: Miss | None = None) -> Any:
         """What JAX's dispatch does in C++, in Python."""
