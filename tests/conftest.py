@@ -3,8 +3,11 @@
 This file is read before anything imports JAX or the library.
 """
 
+import importlib
 import os
+import random
 from pathlib import Path
+from unittest import mock
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -12,6 +15,11 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jaxtyping
+
+# It looks at one item of each container, by chance; where a strategy calls the library it
+# would seem to Hypothesis that the strategy used chance of its own.
+with mock.patch("random.getrandbits", random.Random(0).getrandbits):
+    importlib.import_module("beartype")
 
 # Each function of the library checks its arguments against its annotations.
 jaxtyping.install_import_hook("equinox_like", "beartype.beartype")
