@@ -47,7 +47,7 @@ class Skeleton:
     - `statics`: the leaves labelled `STATIC`, in the same order.
     """
 
-    __slots__ = ("__weakref__", "labels", "statics", "treedef")
+    __slots__ = ("__weakref__", "_contents", "labels", "statics", "treedef")
 
     treedef: Any
     labels: tuple[Hashable, ...]
@@ -66,7 +66,24 @@ class Skeleton:
         return make_skeleton, (self.treedef, self.labels, self.statics)
 
 
-_interned: weakref.WeakValueDictionary[Any, Skeleton] = weakref.WeakValueDictionary()
+class _Contents:
+    """By what skeletons are the same. Only its skeleton keeps it, and so the statics."""
+
+    __slots__ = ("__weakref__", "hash", "key")
+
+    def __init__(self, *key: Any):
+        self.key = key
+        self.hash = hash(key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Contents) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
+_interned: weakref.WeakKeyDictionary[_Contents, weakref.ref[Skeleton]]
+_interned = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -152,9 +169,8 @@ def make_skeleton(
 ) -> Skeleton:
     """The interned skeleton of these contents; `split` without the splitting."""
     labels, statics = tuple(labels), tuple(statics)
-    key = treedef, labels, strict_key(statics)
     try:
-        hash(key)
+        contents = _Contents(treedef, labels, strict_key(statics))
     except TypeError:
         static_paths = (
             path_str(path)
@@ -164,16 +180,17 @@ def make_skeleton(
         refuse_unhashable(statics, static_paths)
         raise
     with _lock:
-        found = _interned.get(key)
+        known = _interned.get(contents)
+        found = known and known()
         if found is None:
             found = object.__new__(Skeleton)
             for name, value in zip(
-                ("treedef", "labels", "statics"),
-                (treedef, labels, statics),
+                ("treedef", "labels", "statics", "_contents"),
+                (treedef, labels, statics, contents),
                 strict=True,
             ):
                 object.__setattr__(found, name, value)
-            _interned[key] = found
+            _interned[contents] = weakref.ref(found)
         return found
 
 

@@ -531,6 +531,24 @@ def test_function_that_dies_takes_its_programs_along(donate):
     assert function() is None and program() is None
 
 
+def test_static_value_that_leads_to_its_function_is_let_go_of_on_clearing():
+    class Trainer:
+        def __init__(self):
+            self.step = eqx.filter_jit(lambda x, log: x + 1)
+
+        def log(self):
+            pass
+
+    trainer = Trainer()
+    trainer.step(jnp.ones(2), trainer.log)
+    reference = weakref.ref(trainer)
+    del trainer
+    eqx.clear_caches()
+    jax.clear_caches()
+    gc.collect()
+    assert reference() is None
+
+
 def test_threads_that_come_first_together_compile_once():
     start, traces = threading.Barrier(8), []
 
