@@ -1,7 +1,8 @@
-"""What a call of filter_jit costs beside jax.jit on the same arrays in nested dicts.
+"""What a call of filter_jit costs beside jax.jit on the same arguments.
 
-`jax.jit` takes Modules, too, if all their leaves are arrays. What it then takes longer is
-what flattening and building them in Python costs, which no function of ours can be without.
+`jax.jit` takes Modules, too, if all their leaves are arrays: it gets the same ones without
+their activation function. How long it takes for the same arrays in nested dicts, which C++
+takes apart and builds, is shown beside.
 """
 
 from functools import partial
@@ -36,98 +37,97 @@ class Loop:
         return self.state
 
 
+KINDS = ("dicts", "Modules")
+JAX = "jax.jit"
+
+
+def arguments(kind: str, size: int) -> dict[str, Any]:
+    """What each contender is called with."""
+    tree = nested_dict(size)
+    if kind == "dicts":
+        return {JAX: tree} | dict.fromkeys(LIBRARIES, tree)
+    modules = {JAX: bare(net("ours", tree)), f"{JAX}, dicts": tree}
+    return modules | {key: net(key, tree) for key in LIBRARIES}
+
+
+def jit(name: str, fun: Any, donate: bool = False) -> Any:
+    """`fun`, compiled by the contender of this name."""
+    if name in LIBRARIES:
+        donated = "all" if donate else "none"
+        return LIBRARIES[name].filter_jit(fun, donate=donated)
+    return jax.jit(fun, donate_argnums=0 if donate else ())
+
+
+def goal(size: int) -> str:
+    return "1.5x" if size == SIZES[0] else "1.3x"
+
+
 def run(rounds: int) -> None:
-    rows: list[Row] = []
-    for size in SIZES:
-        tree = nested_dict(size)
-        for name, fun in (("read", read), ("step", step)):
-            contenders: dict[str, Any] = {"jax.jit": partial(jax.jit(fun), tree)}
-            modules = bare(net("ours", tree))
-            contenders["jax.jit, Modules"] = partial(jax.jit(fun), modules)
-            for key, library in LIBRARIES.items():
-                jitted = library.filter_jit(fun)
-                contenders[f"{key}, dicts"] = partial(jitted, tree)
-                contenders[f"{key}, Modules"] = partial(jitted, net(key, tree))
-            rows.append(
-                compare(
-                    f"{name}, {size} leaves",
-                    contenders,
-                    goal="1.5x" if size == SIZES[0] else "1.3x",
-                    rounds=rounds,
-                )
-            )
-        contenders = {"jax.jit": Loop(jax.jit(step, donate_argnums=0), fresh(tree))}
-        modules = fresh(bare(net("ours", tree)))
-        contenders["jax.jit, Modules"] = Loop(jax.jit(step, donate_argnums=0), modules)
-        for key, library in LIBRARIES.items():
+    for kind in KINDS:
+        rows: list[Row] = []
+        for size in SIZES:
+            states = arguments(kind, size)
+            for name, fun in (("read", read), ("step", step)):
+                contenders = {k: partial(jit(k, fun), x) for k, x in states.items()}
+                title = f"{name}, {size} leaves"
+                rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
             # One function each: a donating function takes a single kind of argument.
-            for kind, state in (("dicts", tree), ("Modules", net(key, tree))):
-                jitted = library.filter_jit(lambda t: step(t), donate="all")
-                contenders[f"{key}, {kind}"] = Loop(jitted, fresh(state))
-        rows.append(
-            compare(
-                f"step with donation, {size} leaves",
-                contenders,
-                goal="1.5x" if size == SIZES[0] else "1.3x",
-                rounds=rounds,
-            )
-        )
-    show("Dispatch: time of a call, until it returns", rows)
+            loops = {
+                k: Loop(jit(k, lambda tree: step(tree), donate=True), fresh(x))
+                for k, x in states.items()
+            }
+            title = f"step with donation, {size} leaves"
+            rows.append(compare(title, loops, goal=goal(size), rounds=rounds))
+        show(f"Dispatch, {kind}: time of a call, until it returns", rows)
 
 
 def run_modes(rounds: int) -> None:
     """All ways to donate, beside `jax.jit` which donates the same arrays."""
-    rows: list[Row] = []
-    for size in SIZES:
-        for kind, state in (
-            ("dicts", nested_dict(size)),
-            ("Modules", net("ours", nested_dict(size))),
-        ):
-            plain = jax.jit(step, donate_argnums=0)
-            contenders = {"jax.jit": Loop(plain, fresh(nested_dict(size)))}
+    for kind in KINDS:
+        rows: list[Row] = []
+        for size in SIZES:
+            states = arguments(kind, size)
+            contenders = {JAX: Loop(jit(JAX, step, donate=True), fresh(states[JAX]))}
             for mode in ("arrays", "warn", "strict", ("tree",)):
                 jitted = eqx.filter_jit(lambda tree: step(tree), donate=mode)
-                contenders[str(mode)] = Loop(jitted, fresh(state))
-            goal = "1.5x" if size == SIZES[0] else "1.3x"
-            name = f"{kind}, {size} leaves"
-            rows.append(compare(name, contenders, goal=goal, rounds=rounds))
-    show("Modes of donation: time of a call, until it returns", rows)
+                contenders[str(mode)] = Loop(jitted, fresh(states["ours"]))
+            title = f"{size} leaves"
+            rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
+        show(f"Modes of donation, {kind}: time of a call, until it returns", rows)
 
 
 def run_stages(rounds: int) -> None:
     """What was compiled ahead of time, beside what JAX compiled ahead of time."""
-    rows: list[Row] = []
-    for size in SIZES:
-        tree = nested_dict(size)
-        contenders: dict[str, Any] = {
-            "jax, compiled": partial(jax.jit(step).lower(tree).compile(), tree)
-        }
-        for key, library in LIBRARIES.items():
-            jitted = library.filter_jit(step)
-            for kind, state in (("dicts", tree), ("Modules", net(key, tree))):
-                compiled = jitted.lower(state).compile()
-                contenders[f"{key}, {kind}"] = partial(compiled, state)
-        goal = "1.5x" if size == SIZES[0] else "1.3x"
-        name = f"step, {size} leaves"
-        rows.append(compare(name, contenders, goal=goal, rounds=rounds))
-    show("Ahead of time: a call of a compiled function, until it returns", rows)
+    for kind in KINDS:
+        rows: list[Row] = []
+        for size in SIZES:
+            contenders = {
+                k: partial(jit(k, step).lower(x).compile(), x)
+                for k, x in arguments(kind, size).items()
+            }
+            title = f"step, {size} leaves"
+            rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
+        show(f"Ahead of time, {kind}: a call, until it returns", rows)
 
 
 def run_methods(rounds: int) -> None:
     """Methods that are compiled, read from the instance at each call."""
-    rows: list[Row] = []
     x = jnp.ones(())
-    for size in SIZES:
-        tree = nested_dict(size)
-        jitted = jax.jit(lambda tree, x: read(tree) * x)
-        contenders: dict[str, Any] = {"jax.jit": partial(jitted, tree, x)}
-        for key, library in LIBRARIES.items():
-            model = with_method(library, net(key, tree))
-            contenders[f"{key}, method"] = partial(call_method, model, x)
-            contenders[f"{key}, bound"] = partial(library.filter_jit(model.plain), x)
-        name = f"read, {size} leaves"
-        rows.append(compare(name, contenders, goal="2x", rounds=rounds))
-    show("Methods: time of a call, until it returns", rows)
+    for kind in KINDS:
+        rows: list[Row] = []
+        for size in SIZES:
+            states = arguments(kind, size)
+            plain = with_method(eqx, states[JAX])
+            jitted = jax.jit(lambda model, x: model.plain(x))
+            contenders: dict[str, Any] = {JAX: partial(jitted, plain, x)}
+            for key, library in LIBRARIES.items():
+                model = with_method(library, states[key])
+                contenders[f"{key}, method"] = partial(call_method, model, x)
+                bound = library.filter_jit(model.plain)
+                contenders[f"{key}, bound"] = partial(bound, x)
+            title = f"read, {size} leaves"
+            rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
+        show(f"Methods, {kind} in it: time of a call, until it returns", rows)
 
 
 def call_method(model: Any, x: jax.Array) -> jax.Array:
