@@ -12,9 +12,12 @@ is public; so they do unless `EQX_DISPATCH=jax` asks for it.
 """
 
 import contextlib
+import functools
 import importlib
 import operator
+import sys
 import threading
+import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final
 
@@ -44,13 +47,16 @@ class Dispatch:
                 enable_tuple=True,
                 # One may be registered, as another node than JAX makes of it unasked.
                 enable_namedtuple=False,
-                enable_list=True,
+                enable_list=is_blind,
                 enable_dict=True,
             )
-            for _ in range(2)
+            for is_blind in (False, True)
         )
+        # Static values are taken apart in Python, where another thread may come in between
+        # and shorten a list under the eyes of C++.
+        self._registry.register_node(list, lambda x: (tuple(x), None), _not_to_be_built)
         self._registered: set[type] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def function(
         self,
@@ -62,8 +68,8 @@ class Dispatch:
         """Like `slow`, which is called where `jax.disable_jit` says so.
 
         For a call of a new kind `miss` is called, and returns the output, what makes
-        further calls quick (see `run`) or `None`, and whether JAX will compile it again. Of
-        a kind for which the second was `None` JAX asks `miss` each time. No more than
+        further calls quick (see `run`) or `None`, and whether to forget of the call. Else,
+        where the second is `None` or it raises, such calls are never quick. No more than
         `capacity` kinds are known at once.
         """
         cache = self._new_cache(capacity=capacity)
@@ -100,21 +106,25 @@ class Dispatch:
         would never be let go of.
         """
         was_known = True
-        while True:
-            leaves, _ = self._registry.flatten(tree)
-            new = {type(x): x for x in leaves if not is_data(x) or self._is_node(x)}
-            with self._lock:
-                for kind in self._registered.intersection(new):
-                    del new[kind]  # by another thread, just now
-                for kind, example in new.items():
-                    is_node = self._is_node(example)
-                    if not is_node and not _is_lasting(kind):
-                        return None
-                    self._register(kind, is_node, key_of)
-                    self._registered.add(kind)
-            if not new:
-                return was_known
+        while new := self._unknown_in(tree, is_data):
             was_known = False
+            if not all(is_node or _is_lasting(kind) for kind, is_node in new.items()):
+                return None
+            with self._lock:
+                for kind, is_node in new.items():
+                    if kind not in self._registered:  # by another thread, just now
+                        self._register(kind, is_node, key_of)
+                        self._registered.add(kind)
+        return was_known
+
+    def _unknown_in(
+        self, tree: Any, is_data: Callable[[Any], bool]
+    ) -> dict[type, bool]:
+        """The types that are to be learned of, and whether they are nodes."""
+        leaves, _ = self._registry.flatten(tree)
+        examples = {type(x): x for x in leaves}
+        are_nodes = {kind: self._is_node(x) for kind, x in examples.items()}
+        return {k: n for k, n in are_nodes.items() if n or not is_data(examples[k])}
 
     def agreed(self, tree: Any, is_data: Callable[[Any], bool]) -> Any:
         """The structure that `data` finds, if all find what JAX does: then programs fit."""
@@ -149,7 +159,10 @@ class Dispatch:
             self._blind.register_dataclass_node(kind, list(fields), [])
 
     def run(self, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
-        """A call of what `jax.jit` returned: as `miss` of `function` returns it."""
+        """A call of what `jax.jit` returned, as `miss` of `function` is to return it.
+
+        JAX asks to forget what it will compile again.
+        """
         return function.__getstate__()["cache_miss"](*args)
 
     def function_of(self, compiled: Any) -> Any:
@@ -173,22 +186,6 @@ class Dispatch:
             return None
         return quick._replace(out_pytree_def=treedef) if fits else None
 
-    def may_build(self, quick: Any) -> bool:
-        """Whether no node of the output can fail to be built, as one of a user might.
-
-        From outside that looks like a call which has not run.
-        """
-        todo = [quick.out_pytree_def]
-        while todo:
-            treedef = todo.pop()
-            todo += treedef.children()
-            kind, _ = treedef.node_data() or (type(None), None)
-            is_namedtuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
-            is_known = kind in nodes or kind is Fixed or is_namedtuple
-            if not is_known and not _is_lasting(kind):
-                return False
-        return True
-
     def _with_fixed(self, treedef: Any, leaves: Iterator[Any], is_data: Any) -> Any:
         """With a node for each leaf that is no datum. No node of a user is built for it."""
         node = treedef.node_data()
@@ -206,10 +203,20 @@ class Dispatch:
 
 # The packages whose types are what they are for good.
 _LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
+# But for those that hold whatever they are given, which somebody may make nodes of.
+_HOLDERS = (functools.partial, slice, types.SimpleNamespace)
+_IS_HEAP_TYPE = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`
 
 
 def _is_lasting(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in _LASTING
+    module = kind.__module__
+    if not isinstance(module, str) or module.split(".")[0] not in _LASTING:
+        return False
+    if issubclass(kind, _HOLDERS):
+        return False
+    # A class can have the name of a package in which it is not.
+    is_in_module = getattr(sys.modules.get(module), kind.__qualname__, None) is kind
+    return is_in_module or not kind.__flags__ & _IS_HEAP_TYPE
 
 
 class Fixed:
@@ -268,23 +275,42 @@ def works(dispatch: Dispatch) -> bool:
 
 
 def dispatch() -> Dispatch | None:
-    """That of the JAX that is installed, if the environment asks for it."""
+    """That of the JAX that is installed, if the environment asks for it.
+
+    **Raises:**
+
+    `NotYet` while it is looked for.
+    """
     if DISPATCH != "jax":
         return None
     if not _found:
-        with _lock:
+        # Who waits may be who is waited for: in a signal's handler.
+        if not _lock.acquire(blocking=False):
+            raise NotYet
+        try:
             if not _found:
                 # In a thread of its own, which is under no trace and in no context.
                 thread = threading.Thread(target=_look)
                 thread.start()
                 thread.join()
+        finally:
+            _lock.release()
     return _found[0]
 
 
+def dispatch_in_use() -> Dispatch | None:
+    """What `dispatch` has found so far."""
+    return _found[0] if _found else None
+
+
+class NotYet(Exception):
+    """Of asking for the dispatch while it is looked for."""
+
+
 def _look() -> None:
-    with contextlib.ExitStack() as stack:
-        try:
-            pjit = importlib.import_module("jaxlib._jax").pjit
+    found = None
+    try:
+        with contextlib.ExitStack() as stack:
             # These may be set for the whole process.
             for name in (
                 "disable_jit",
@@ -293,9 +319,11 @@ def _look() -> None:
                 "debug_key_reuse",
             ):
                 stack.enter_context(getattr(jax, name)(False))
-        except (ImportError, AttributeError):
-            pjit = None
-        _found.append(find(pjit))
+            found = find(importlib.import_module("jaxlib._jax").pjit)
+    except (ImportError, AttributeError):
+        pass
+    finally:
+        _found.append(found)
 
 
 _found: list[Dispatch | None] = []

@@ -9,6 +9,7 @@ import inspect
 import operator
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import (
@@ -160,7 +161,7 @@ def hide_frames(error: BaseException) -> None:
         return
     *entries, kept = entries
     for entry in reversed(entries):
-        if not entry.tb_frame.f_code.co_filename.startswith(_PRIVATE):
+        if not is_private(entry.tb_frame):
             entry.tb_next = kept
             kept = entry
     error.__traceback__ = kept
@@ -187,6 +188,11 @@ _PRIVATE = tuple(
     for folder in ("_compat", "_loops", "_runtime", "_transforms", "_module", "_tree")
 )
 pass_over(_PRIVATE)
+
+
+def is_private(frame: types.FrameType) -> bool:
+    """Whether a frame is of this library, and tells a user nothing."""
+    return frame.f_code.co_filename.startswith(_PRIVATE)
 
 
 def name_of(fun: Any) -> str:

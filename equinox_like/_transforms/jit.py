@@ -19,7 +19,6 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
-from .._compat.dispatch import dispatch
 from .._compat.fast_path import forget_calls
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level, trace_context
@@ -58,7 +57,7 @@ from .donation import (
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
-from .quick import IN_PYTHON, Miss, make_quick
+from .quick import IN_PYTHON, Guarded, Miss, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -178,12 +177,12 @@ class Jitted(Transformed[_P, _T]):
             if program.data_of is not None:
                 donated = program.donated(tree, args, kwargs)
             out: Any = quick(tree, args, kwargs)
+            if donated:
+                program.after_quick(donated, tree, args, kwargs)
+            return out
         except Exception as e:
             hide_frames(e)
             raise
-        if donated is not None:
-            program.after_quick(donated, tree, args, kwargs)
-        return out
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
         """Traces for these arguments, without compiling or running.
@@ -405,7 +404,9 @@ class Program:
         self.last_plan: Any = _NO_PLAN
         # How it is called: see `choose`.
         self.quick: Any = None
-        self.has_many = False
+        # Whether JAX's dispatch knows calls of it; and whether all are to be in Python, as
+        # it can know none, or knows too many.
+        self.has_quick = self.stays_in_python = False
         # What takes the arguments apart for JAX's dispatch, if that may donate them; and by
         # the structure of a call that it knows, what picks the donated arrays.
         self.data_of: Callable[[Any], tuple[list[Any], Any]] | None = None
@@ -432,7 +433,10 @@ class Program:
         if compiled.is_watched:
             program.before(compiled, plan, leaves, groups)
         run = compiled.function
-        if miss is not None and program._may_be_quick(compiled, plan, leaves):
+        may_be_quick = miss is not None and program._may_be_quick(
+            compiled, plan, leaves
+        )
+        if miss is not None and may_be_quick:
             run = miss.way(run)
         try:
             try:
@@ -447,9 +451,11 @@ class Program:
             is_checked = compiled.traces.call_for_a_look and program.look(
                 compiled, plan, leaves, groups, out
             )
-        except Exception as e:
+        except BaseException as e:
             muted.end()
             forget_calls(compiled.function)
+            if not isinstance(e, Exception):
+                raise
             error = explained(e, plan.named_leaves, leaves)
             if error is e:
                 raise
@@ -463,19 +469,24 @@ class Program:
             program.record.tree_type = type(tree)
         if miss is None:
             return out.unpack() if isinstance(out, Packed) else out
-        program._judge(miss, compiled, plan, is_checked)
-        return miss.unpack(out)
+        out = miss.unpack(out)
+        if is_checked:  # it is to be waited for
+            miss.quick = None
+        program._judge(miss, compiled, plan, may_be_quick)
+        return out
 
     def choose(self) -> Any:
         """Chooses how it is called from now on: by JAX's dispatch, or in Python."""
         if not at_top_level():  # where a backend may not be wanted yet
             return IN_PYTHON
         # Shardings are chosen in Python, and outputs of them come in groups.
-        found = None if self.shardings is not None or self.has_many else dispatch()
-        if found is not None and self.donates:
-            self.data_of = found.data
-        quick = self.quick = make_quick(self, self.name, found)
-        return quick
+        if self.shardings is not None or self.stays_in_python:
+            self.quick = IN_PYTHON
+        else:
+            self.quick = make_quick(self, self.name)
+        if self.donates and isinstance(self.quick, Guarded):
+            self.data_of = self.quick.data_of
+        return self.quick or IN_PYTHON
 
     def explained(self, error: Exception, call: Any) -> Exception:
         """What to raise for an error of running the program."""
@@ -493,23 +504,25 @@ class Program:
         must_be_looked_at = plan.donates and are_any_sharded(leaves)
         return plan.is_in_order and not entry.stays_slow and not must_be_looked_at
 
-    def _judge(self, miss: Miss, entry: Entry, plan: Plan, is_checked: bool) -> None:
+    def _judge(self, miss: Miss, entry: Entry, plan: Plan, was_tried: bool) -> None:
         """Sees after a call, made for `miss`, whether its like are to be quick."""
-        if not miss.tells:
+        if not miss.is_settled:
             miss.quick = None
-            return
-        # JAX compares a call with one kind after the other where static values differ.
-        kind = hash(entry.skeleton.treedef)
-        alike = (s for s in list(self._entries) if hash(s.treedef) == kind)
-        if sum(1 for _ in alike) > _MANY:
-            self.has_many = True
+        elif miss.quick is not None:
+            self.has_quick = True
+            if plan.donates:
+                keep(self.takers, miss.structure, plan.take_donated_data)
+            # JAX compares a call with one kind after the other where static values differ.
+            kind = hash(entry.skeleton.treedef)
+            alike = (s for s in list(self._entries) if hash(s.treedef) == kind)
+            self.stays_in_python = sum(1 for _ in alike) > _MANY
+        else:
+            entry.stays_slow |= was_tried
+            # That of callable pytrees serves many of them.
+            is_of_one = self.opaque() is not None
+            self.stays_in_python = is_of_one and not self.has_quick
+        if self.stays_in_python:
             self.choose()
-        # JAX runs it in Python, or it is to be waited for.
-        if miss.quick is None or is_checked:
-            entry.stays_slow = True
-            miss.quick = None
-        elif plan.donates:
-            keep(self.takers, miss.structure, plan.take_donated_data)
 
     @property
     def without_donation(self) -> "Program":
@@ -563,7 +576,7 @@ class Program:
             keys = [s for s in self._entries if s.treedef.children()[0] == structure]
             self._forget([self._entries.pop(key) for key in keys])
             self.last_plan = _NO_PLAN
-            self.quick, self.has_many = None, False
+            self.quick, self.has_quick, self.stays_in_python = None, False, False
             self.takers.clear()
 
     def _forget(self, entries: list["Entry"]) -> None:
@@ -674,10 +687,8 @@ class Program:
         """
         try:
             data, structure = self.data_of((tree, args, kwargs))  # pyright: ignore[reportOptionalCall]
-        except Exception:
+        except AttributeError:
             return None
-        if tree is None and self.donation.takes_all:
-            return data
         take = self.takers.get(structure)
         return take and take(data)
 
@@ -686,7 +697,7 @@ class Program:
     ) -> None:
         """`after`, for a call of JAX's dispatch."""
         try:
-            are_gone = not donated or are_all_deleted(donated)
+            are_gone = are_all_deleted(donated)
         except jax.errors.ConcretizationTypeError:
             return  # a tracer, of which nothing is donated
         if are_gone:
@@ -695,7 +706,7 @@ class Program:
         elif at_top_level():
             try:
                 plan, leaves = self.planned((tree, args, kwargs))
-            except Exception:
+            except RuntimeError:
                 return  # a node that looks at data which are gone: it was called in Python
             fun = self.opaque() if tree is None else tree
             self.after(self.entry(fun, plan, leaves), plan, leaves, plan.groups(leaves))

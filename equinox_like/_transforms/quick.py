@@ -3,32 +3,28 @@
 An owner has `owner.quick = make_quick(owner, ...)`, to be called with `(tree, args,
 kwargs)`, and two methods:
 
-    owner.call(tree, args, kwargs, miss=None)  # in Python; a `Miss` is to become quick
+    owner.call(tree, args, kwargs, miss=None)  # in Python; a `Miss` may become quick
     owner.explained(error, call)               # what to raise for an error of the program
 """
 
 import functools
-import inspect
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from .._compat.dispatch import Dispatch
+from .._compat.dispatch import Dispatch, NotYet, dispatch
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
+from .._errors import DonationError
 from .._tree.filters import is_array
 from .._tree.strict import Strict
-from .base import hide_frames
+from .base import is_private
 from .pack import Packed
 from .plan import MAX_KEPT, WRAPPED
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
-
-
-class NewTypes(Exception):
-    """Of a call whose like JAX's dispatch may know: it has learned of some types."""
 
 
 class Miss:
@@ -40,15 +36,16 @@ class Miss:
         # What JAX has called, and what that remembers of a quick call.
         self.function: Any = None
         self.quick: Any = None
-        self.must_compile_again = False
         # Of the call, blind to what is static.
         self.structure: Any = None
+        # Whether it shows now if calls of this kind can be quick; else JAX will ask again.
+        self.is_settled = True
 
     def way(self, function: Any) -> Callable[..., Any]:
         """How to call what `jax.jit` returned, so that its like become quick."""
         was_known = self.dispatch.learn(self.call, _is_data, _key_of)
-        if was_known is False:
-            raise NewTypes
+        # JAX has looked for this call by another structure than it has from now on.
+        self.is_settled = was_known is not False
         if was_known:
             self.structure = self.dispatch.agreed(self.call, _is_data)
         if self.structure is None:
@@ -57,15 +54,9 @@ class Miss:
         return self._run
 
     def _run(self, *groups: Any) -> Any:
-        out, self.quick, self.must_compile_again = self.dispatch.run(
-            self.function, groups
-        )
+        out, self.quick, again = self.dispatch.run(self.function, groups)
+        self.is_settled = not again
         return out
-
-    @property
-    def tells(self) -> bool:
-        """Whether it shows now if calls of this kind can be quick."""
-        return self.function is not None and not self.must_compile_again
 
     def unpack(self, out: Any) -> Any:
         """`out.unpack()`, where it is packed; the same for quick calls."""
@@ -85,86 +76,105 @@ class Guarded:
     first. Whoever finds it in use is served in Python. So is a function that calls itself.
     """
 
-    __slots__ = ("_acquire", "_function", "_owner", "_release")
+    __slots__ = ("_acquire", "_function", "_owner", "_raised", "_release", "data_of")
 
-    def __init__(self, function: Any, owner: Callable[[], Any]):
+    def __init__(self, found: Dispatch, name: str, owner: Callable[[], Any]):
         lock = threading.Lock()
-        self._function, self._owner = function, owner
         self._acquire, self._release = lock.acquire, lock.release
+        self._owner = owner
+        # Takes arguments apart as the function does.
+        self.data_of = found.data
+        # By Python, below JAX's dispatch: which would keep such a kind of call for Python.
+        self._raised: list[BaseException] = []
+        slow = functools.partial(_slow, owner, self._raised)
+        miss = functools.partial(_miss, owner, self._raised, found)
+        self._function = found.function(name, slow, miss, MAX_KEPT)
 
     def __call__(self, tree: Any, args: Any, kwargs: Any) -> Any:
         if self._acquire(False):
             try:
-                return self._function(tree, args, kwargs)
+                out = self._function(tree, args, kwargs)
+                if not self._raised:
+                    return out
+                error = self._raised.pop()
             except Exception as e:
-                error = _failure(e, self._owner(), (tree, args, kwargs))
-                if error is e:
-                    raise
-                if error is not None:
-                    raise error from None
+                call = tree, args, kwargs
+                error = self._raised.pop() if self._raised else self._failure(e, call)
+            except BaseException:
+                self._raised.clear()
+                raise
             finally:
                 self._release()
-        # Not in the `except`: it would be told as a context.
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # it knows this frame
         return self._owner().call(tree, args, kwargs)
 
+    def _failure(self, error: Exception, call: Call) -> Exception | None:
+        """What to raise for an error of JAX's dispatch; `None` to ask Python."""
+        _, *below = traceback.walk_tb(error.__traceback__)
+        if isinstance(error, _OF_ARGUMENTS) and all(is_private(f) for f, _ in below):
+            # C++ has told of arguments that it cannot take apart, compare or pass on.
+            return None
+        try:
+            return self._owner().explained(error, call)
+        except DonationError as e:
+            return e
+        except Exception:  # of taking the arguments apart
+            return error
+
+
+_OF_ARGUMENTS = (TypeError, ValueError, AttributeError)
 
 # What `make_quick` returns where only `owner.call` is left.
 IN_PYTHON: Final[Any] = object()
 
 
-def make_quick(owner: Any, name: str, found: Dispatch | None) -> Any:
-    """`owner.call` by JAX's dispatch, if there is one, else `IN_PYTHON`."""
+def make_quick(owner: Any, name: str) -> Any:
+    """`owner.call` by JAX's dispatch, if there is one, else `IN_PYTHON`.
+
+    `None` if that is not known yet.
+    """
+    try:
+        found = dispatch()
+    except NotYet:
+        return None
     if found is None:
         return IN_PYTHON
-    # It must not keep the owner alive, which keeps it.
-    itself = weakref.ref(owner)
-    slow = functools.partial(_call, itself)
     # Before a call has them: JAX can take numbers of Python for arrays.
     found.learn((0, 0.0, 0j, False), _is_data, _key_of)
-    miss = functools.partial(_miss, itself, found)
-    return Guarded(found.function(name, slow, miss, MAX_KEPT), itself)
+    # It must not keep the owner alive, which keeps it.
+    return Guarded(found, name, weakref.ref(owner))
 
 
-def _call(owner: Any, tree: Any, args: Any, kwargs: Any) -> Any:
-    return owner().call(tree, args, kwargs)
+def _slow(
+    owner: Any, raised: list[BaseException], tree: Any, args: Any, kwargs: Any
+) -> Any:
+    try:
+        return owner().call(tree, args, kwargs)
+    except BaseException as e:
+        raised.append(e)
 
 
-def _miss(owner: Any, found: Dispatch, tree: Any, args: Any, kwargs: Any) -> Any:
-    if not at_top_level():  # where no call is quick
-        return owner().call(tree, args, kwargs), None, False
+def _miss(
+    owner: Any,
+    raised: list[BaseException],
+    found: Dispatch,
+    tree: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     miss = Miss(found, (tree, args, kwargs))
     try:
+        if not at_top_level():  # where no call is quick
+            return owner().call(tree, args, kwargs), None, True
         out = owner().call(tree, args, kwargs, miss)
-    except NewTypes:
-        # JAX has looked for this call by another structure than it has from now on.
-        return owner().call(tree, args, kwargs), None, False
-    if miss.quick is not None and not found.may_build(miss.quick):
-        miss.quick = None
-    return out, miss.quick, miss.must_compile_again
-
-
-# Where Python goes on below JAX's dispatch.
-_ENTRIES = [inspect.unwrap(f).__code__ for f in (_call, _miss)]
-
-
-def _failure(error: Exception, owner: Any, call: Call) -> Exception | None:
-    """What to raise for `error`, maybe itself; `None` if the program has not run.
-
-    To be asked in the `except` clause.
-    """
-    # For JAX a kind of call that failed stays one for Python.
-    owner.quick = None
-    frames = traceback.walk_tb(error.__traceback__)
-    if not any(frame.f_code in _ENTRIES for frame, _ in frames):
-        if not isinstance(error, RuntimeError | ArithmeticError):
-            # Not of a program, but of taking the arguments apart, or of comparing them.
-            return None
-        try:
-            error = owner.explained(error, call)
-        except Exception as e:
-            error = e
-    hide_frames(error)
-    return error
+    except BaseException as e:
+        raised.append(e)
+        return None, None, True
+    return out, miss.quick, not miss.is_settled
 
 
 def _is_data(x: Any) -> bool:
@@ -174,35 +184,23 @@ def _is_data(x: Any) -> bool:
 def _key_of(kind: type) -> Any:
     if kind in _PLAIN or kind.__eq__ is object.__eq__:
         return None
-    return _StrictKey if issubclass(kind, WRAPPED) else _Key
+    if issubclass(kind, WRAPPED):
+        return lambda value: _stand_in((kind, Strict(value)))
+    return lambda value: _stand_in((kind, value))
 
 
 _PLAIN = (bool, int, str, bytes)
 
 
-class _Key:
-    """Compared by `==` if the hashes are equal, as the keys of a dictionary are.
+class _StandIn:
+    """The same object for equal values: what JAX then compares runs nothing in Python."""
 
-    JAX compares structures by `==` alone, which not all values can that have a hash.
-    """
-
-    __slots__ = ("hash", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        self.hash = hash(value)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Key) or self.hash != other.hash:
-            return False
-        try:
-            return bool(self.value is other.value or self.value == other.value)
-        except Exception:
-            return False  # Python, which is then asked, raises it as it is
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # JAX does not ask for it
+    __slots__ = ("__weakref__",)
 
 
-class _StrictKey(_Key):
-    def __init__(self, value: Any):
-        super().__init__(Strict(value))
+_stand_ins: weakref.WeakValueDictionary[Any, _StandIn] = weakref.WeakValueDictionary()
+
+
+def _stand_in(key: Any) -> _StandIn:
+    found = _stand_ins.get(key)
+    return _stand_ins.setdefault(key, _StandIn()) if found is None else found

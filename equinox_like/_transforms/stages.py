@@ -13,7 +13,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._compat.dispatch import dispatch
 from .._compat.lowered import buffers_of
 from .._tree.split import STATIC, Skeleton
 from .base import hide_frames
@@ -193,8 +192,10 @@ class Compiled(_Stage[_P, _T]):
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         quick = self.quick
         if quick is None:
-            quick = self.quick = make_quick(self, repr(self), dispatch())
-        run = self.call if quick is IN_PYTHON else quick
+            # What is to be waited for is waited for in Python.
+            quick = IN_PYTHON if self._waits else make_quick(self, repr(self))
+            self.quick = quick
+        run = self.call if quick is None or quick is IN_PYTHON else quick
         try:
             return run(self._tree, args, kwargs)
         except Exception as e:
@@ -212,7 +213,7 @@ class Compiled(_Stage[_P, _T]):
         ):
             plan = self._fit(args, kwargs)
         run = self.compiled
-        if miss is not None and plan.is_in_order and not self._waits:
+        if miss is not None and plan.is_in_order:
             function = miss.dispatch.function_of(run)
             run = run if function is None else miss.way(function)
         try:
@@ -224,7 +225,12 @@ class Compiled(_Stage[_P, _T]):
             if error is e:
                 raise
             raise error from None
-        return unpack(out) if miss is None else miss.unpack(out)
+        if miss is None:
+            return unpack(out)
+        out = miss.unpack(out)
+        if miss.is_settled and miss.quick is None:
+            self.quick = IN_PYTHON
+        return out
 
     def explained(self, error: Exception, call: Any) -> Exception:
         """What to raise for an error of running the program."""

@@ -579,3 +579,13 @@ def test_sharded_arrays_are_donated_too():
     out = eqx.filter_jit(double, donate="arrays")(x)
     assert [s.data.unsafe_buffer_pointer() for s in out.addressable_shards] == before
     assert x.is_deleted() and out.sharding == sharding
+
+
+def test_interrupted_trace_leaves_no_warning_muted():
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    filters = list(warnings.filters)
+    with pytest.raises(KeyboardInterrupt):
+        eqx.filter_jit(interrupted, donate="arrays")(jnp.ones(2))
+    assert warnings.filters == filters
