@@ -18,7 +18,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 import jax
@@ -27,8 +27,8 @@ import numpy as np
 
 from .._environment import DISPATCH
 
-# Of types that JAX takes apart in Python: how, and which attributes that gives.
-nodes: Final[dict[type, tuple[Callable[[Any], Any], Sequence[str]]]] = {}
+# How JAX takes apart nodes of a type, where that is Python.
+nodes: Final[dict[type, Callable[[Any], Any]]] = {}
 
 
 class Dispatch:
@@ -41,16 +41,13 @@ class Dispatch:
         self._put = state["shard_arg_fallback"]
         self._nodes_of_jax = state["pytree_registry"]
         self._new_cache = type(state["cache"])
-        self._registry, self._blind = (
-            type(self._nodes_of_jax)(
-                enable_none=True,
-                enable_tuple=True,
-                # One may be registered, as another node than JAX makes of it unasked.
-                enable_namedtuple=False,
-                enable_list=is_blind,
-                enable_dict=True,
-            )
-            for is_blind in (False, True)
+        self._registry = type(self._nodes_of_jax)(
+            enable_none=True,
+            enable_tuple=True,
+            # One may be registered, as another node than JAX makes of it unasked.
+            enable_namedtuple=False,
+            enable_list=False,
+            enable_dict=True,
         )
         # Static values are taken apart in Python, where another thread may come in between
         # and shorten a list under the eyes of C++.
@@ -83,15 +80,6 @@ class Dispatch:
     def flatten(self, tree: Any) -> tuple[list[Any], Any]:
         """As JAX flattens the arguments of `function`: no static value is a leaf."""
         return self._registry.flatten(tree)
-
-    def data(self, tree: Any) -> tuple[list[Any], Any]:
-        """The same data, and a structure that is blind to what is static; quicker.
-
-        **Raises:**
-
-        `AttributeError` if a node lacks an attribute.
-        """
-        return self._blind.flatten(tree)
 
     def learn(
         self,
@@ -126,25 +114,17 @@ class Dispatch:
         are_nodes = {kind: self._is_node(x) for kind, x in examples.items()}
         return {k: n for k, n in are_nodes.items() if n or not is_data(examples[k])}
 
-    def agreed(self, tree: Any, is_data: Callable[[Any], bool]) -> Any:
-        """The structure that `data` finds, if all find what JAX does: then programs fit."""
+    def agrees(self, tree: Any, is_data: Callable[[Any], bool]) -> bool:
+        """Whether JAX finds the same data in the same order: then its programs fit."""
         data = [x for x in self._nodes_of_jax.flatten(tree)[0] if is_data(x)]
-        try:
-            blind, structure = self.data(tree)
-        except AttributeError:
-            return None
-        for leaves in (self._registry.flatten(tree)[0], blind):
-            if len(leaves) != len(data) or not all(map(operator.is_, leaves, data)):
-                return None
-        return structure
+        leaves, _ = self._registry.flatten(tree)
+        return len(leaves) == len(data) and all(map(operator.is_, leaves, data))
 
     def _is_node(self, x: Any) -> bool:
         return self._nodes_of_jax.flatten_one_level(x) is not None
 
     def _register(self, kind: type, is_node: bool, key_of: Any) -> None:
-        flatten, fields = nodes.get(
-            kind, (self._nodes_of_jax.flatten_one_level, None if is_node else ())
-        )
+        flatten = nodes.get(kind, self._nodes_of_jax.flatten_one_level)
         if not is_node:
             key = key_of(kind)
             flatten = (
@@ -153,10 +133,6 @@ class Dispatch:
                 else (lambda value: ((), key(value)))
             )
         self._registry.register_node(kind, flatten, _not_to_be_built)
-        if fields is None:
-            self._blind.register_node(kind, flatten, _not_to_be_built)
-        else:  # without a step of Python
-            self._blind.register_dataclass_node(kind, list(fields), [])
 
     def run(self, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
         """A call of what `jax.jit` returned, as `miss` of `function` is to return it.
@@ -296,11 +272,6 @@ def dispatch() -> Dispatch | None:
         finally:
             _lock.release()
     return _found[0]
-
-
-def dispatch_in_use() -> Dispatch | None:
-    """What `dispatch` has found so far."""
-    return _found[0] if _found else None
 
 
 class NotYet(Exception):

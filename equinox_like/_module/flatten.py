@@ -148,7 +148,7 @@ def register(
     make_unflatten = _unflattener(len(dynamic), sole_aux is not None)
     unflatten = make_unflatten(cls, dynamic, sole_aux, unflatten_anew)
     flatten_quickly = flatten if static else flatten_without_statics
-    nodes[cls] = flatten_quickly, dynamic
+    nodes[cls] = flatten_quickly
     jtu.register_pytree_with_keys(
         cls,
         flatten_with_keys,

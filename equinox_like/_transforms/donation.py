@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compat.dispatch import dispatch_in_use
 from .._compat.lowered import Buffer
 from .._compat.tracer import Tracer
 from .._errors import DonationError, DonationWarning
@@ -212,11 +211,8 @@ class _Records:
     def taker_of(self, x: Any) -> str | None:
         with _lock:
             found = list(self._all)
-        # For JAX's dispatch a typed key is a node with an array.
-        known = dispatch_in_use()
-        ids = {id(x), *map(id, known.flatten(x)[0] if known else ())}
         for record in found:
-            if any(id(array) in ids for array in record.arrays):
+            if any(array is x for array in record.arrays):
                 return record.name or record.tree_type.__name__
         return None
 

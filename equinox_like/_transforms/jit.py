@@ -57,7 +57,7 @@ from .donation import (
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
-from .quick import IN_PYTHON, Guarded, Miss, make_quick
+from .quick import IN_PYTHON, Miss, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -170,16 +170,10 @@ class Jitted(Transformed[_P, _T]):
         quick = program.quick
         if quick is None:
             quick = program.choose()
-        tree, donated = self._tree, None
         try:
             if quick is IN_PYTHON:
-                return program.call(tree, args, kwargs)
-            if program.data_of is not None:
-                donated = program.donated(tree, args, kwargs)
-            out: Any = quick(tree, args, kwargs)
-            if donated:
-                program.after_quick(donated, tree, args, kwargs)
-            return out
+                return program.call(self._tree, args, kwargs)
+            return quick(self._tree, args, kwargs)
         except Exception as e:
             hide_frames(e)
             raise
@@ -407,10 +401,6 @@ class Program:
         # Whether JAX's dispatch knows calls of it; and whether all are to be in Python, as
         # it can know none, or knows too many.
         self.has_quick = self.stays_in_python = False
-        # What takes the arguments apart for JAX's dispatch, if that may donate them; and by
-        # the structure of a call that it knows, what picks the donated arrays.
-        self.data_of: Callable[[Any], tuple[list[Any], Any]] | None = None
-        self.takers: dict[Any, Callable[[list[Any]], Sequence[Any]]] = {}
         self._plans: dict[tuple[Any, tuple[type, ...]], Plan] = {}
         self._entries: dict[Skeleton, Entry] = {}
 
@@ -433,9 +423,7 @@ class Program:
         if compiled.is_watched:
             program.before(compiled, plan, leaves, groups)
         run = compiled.function
-        may_be_quick = miss is not None and program._may_be_quick(
-            compiled, plan, leaves
-        )
+        may_be_quick = plan.is_in_order and not compiled.stays_slow
         if miss is not None and may_be_quick:
             run = miss.way(run)
         try:
@@ -447,7 +435,7 @@ class Program:
                 out = _NOT_RUN
                 forget_calls(compiled.function)
             if out is _NOT_RUN:  # not in the `except`: it would be told as a context
-                out = program.first_call(compiled, plan, leaves, groups, run)
+                out = program.first_call(compiled, plan, leaves, groups)
             is_checked = compiled.traces.call_for_a_look and program.look(
                 compiled, plan, leaves, groups, out
             )
@@ -472,20 +460,19 @@ class Program:
         out = miss.unpack(out)
         if is_checked:  # it is to be waited for
             miss.quick = None
-        program._judge(miss, compiled, plan, may_be_quick)
+        program._judge(miss, compiled, may_be_quick)
         return out
 
     def choose(self) -> Any:
         """Chooses how it is called from now on: by JAX's dispatch, or in Python."""
         if not at_top_level():  # where a backend may not be wanted yet
             return IN_PYTHON
-        # Shardings are chosen in Python, and outputs of them come in groups.
-        if self.shardings is not None or self.stays_in_python:
+        # Shardings are chosen in Python, and outputs of them come in groups. What
+        # is donated is seen to be gone, and would have to be found again.
+        if self.donates or self.shardings is not None or self.stays_in_python:
             self.quick = IN_PYTHON
         else:
             self.quick = make_quick(self, self.name)
-        if self.donates and isinstance(self.quick, Guarded):
-            self.data_of = self.quick.data_of
         return self.quick or IN_PYTHON
 
     def explained(self, error: Exception, call: Any) -> Exception:
@@ -499,19 +486,12 @@ class Program:
         fun = self.opaque() if call[0] is None else call[0]
         return self.plan(fun, call, leaves, treedef), leaves
 
-    def _may_be_quick(self, entry: Entry, plan: Plan, leaves: list[Any]) -> bool:
-        # On jax 0.10 a process does not survive that a deleted sharded array is used.
-        must_be_looked_at = plan.donates and are_any_sharded(leaves)
-        return plan.is_in_order and not entry.stays_slow and not must_be_looked_at
-
-    def _judge(self, miss: Miss, entry: Entry, plan: Plan, was_tried: bool) -> None:
+    def _judge(self, miss: Miss, entry: Entry, was_tried: bool) -> None:
         """Sees after a call, made for `miss`, whether its like are to be quick."""
         if not miss.is_settled:
             miss.quick = None
         elif miss.quick is not None:
             self.has_quick = True
-            if plan.donates:
-                keep(self.takers, miss.structure, plan.take_donated_data)
             # JAX compares a call with one kind after the other where static values differ.
             kind = hash(entry.skeleton.treedef)
             alike = (s for s in list(self._entries) if hash(s.treedef) == kind)
@@ -577,7 +557,6 @@ class Program:
             self._forget([self._entries.pop(key) for key in keys])
             self.last_plan = _NO_PLAN
             self.quick, self.has_quick, self.stays_in_python = None, False, False
-            self.takers.clear()
 
     def _forget(self, entries: list["Entry"]) -> None:
         if entries:
@@ -643,14 +622,13 @@ class Program:
         plan: Plan,
         leaves: list[Any],
         groups: list[Any],
-        run: Callable[..., Any],
     ) -> Any:
         """A call of a donating function that JAX has no trace for, or has not lowered."""
         if are_any_sharded(leaves):
             entry.is_watched = True
         self.before(entry, plan, leaves, groups, is_first=True)
         with _expected.trace_of(entry.traces):
-            return run(*groups)
+            return entry.function(*groups)
 
     def after(
         self, entry: Entry, plan: Plan, leaves: list[Any], groups: list[Any]
@@ -678,38 +656,6 @@ class Program:
             entry.alive = tuple(i for i in alive if not isinstance(buffers[i], int))
         # It must keep nothing that still has memory.
         self.record.arrays = [x for x in donated if is_concrete(x) and x.is_deleted()]
-
-    def donated(self, tree: Any, args: Any, kwargs: Any) -> Sequence[Any] | None:
-        """The arrays that a call by JAX's dispatch would donate.
-
-        `None` if it does not know such a call, and asks Python, which then looks itself.
-        To be asked before the call, since flattening may look at the data.
-        """
-        try:
-            data, structure = self.data_of((tree, args, kwargs))  # pyright: ignore[reportOptionalCall]
-        except AttributeError:
-            return None
-        take = self.takers.get(structure)
-        return take and take(data)
-
-    def after_quick(
-        self, donated: Sequence[Any], tree: Any, args: Any, kwargs: Any
-    ) -> None:
-        """`after`, for a call of JAX's dispatch."""
-        try:
-            are_gone = are_all_deleted(donated)
-        except jax.errors.ConcretizationTypeError:
-            return  # a tracer, of which nothing is donated
-        if are_gone:
-            self.record.arrays = donated
-            self.record.tree_type = type(tree)
-        elif at_top_level():
-            try:
-                plan, leaves = self.planned((tree, args, kwargs))
-            except RuntimeError:
-                return  # a node that looks at data which are gone: it was called in Python
-            fun = self.opaque() if tree is None else tree
-            self.after(self.entry(fun, plan, leaves), plan, leaves, plan.groups(leaves))
 
     def buffers(
         self,

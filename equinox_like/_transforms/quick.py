@@ -36,8 +36,6 @@ class Miss:
         # What JAX has called, and what that remembers of a quick call.
         self.function: Any = None
         self.quick: Any = None
-        # Of the call, blind to what is static.
-        self.structure: Any = None
         # Whether it shows now if calls of this kind can be quick; else JAX will ask again.
         self.is_settled = True
 
@@ -46,9 +44,7 @@ class Miss:
         was_known = self.dispatch.learn(self.call, _is_data, _key_of)
         # JAX has looked for this call by another structure than it has from now on.
         self.is_settled = was_known is not False
-        if was_known:
-            self.structure = self.dispatch.agreed(self.call, _is_data)
-        if self.structure is None:
+        if not (was_known and self.dispatch.agrees(self.call, _is_data)):
             return function
         self.function = function
         return self._run
@@ -76,14 +72,12 @@ class Guarded:
     first. Whoever finds it in use is served in Python. So is a function that calls itself.
     """
 
-    __slots__ = ("_acquire", "_function", "_owner", "_raised", "_release", "data_of")
+    __slots__ = ("_acquire", "_function", "_owner", "_raised", "_release")
 
     def __init__(self, found: Dispatch, name: str, owner: Callable[[], Any]):
         lock = threading.Lock()
         self._acquire, self._release = lock.acquire, lock.release
         self._owner = owner
-        # Takes arguments apart as the function does.
-        self.data_of = found.data
         # By Python, below JAX's dispatch: which would keep such a kind of call for Python.
         self._raised: list[BaseException] = []
         slow = functools.partial(_slow, owner, self._raised)
