@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, NoReturn, dataclass_transform
+from typing import Any, ClassVar, Final, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
@@ -91,6 +91,10 @@ class _Frozen(Node):
         self.__dict__.update(state)
 
 
+# Where a bound method remembers what has bound it, and so its structure.
+DESCRIPTOR: Final = "_descriptor_"
+
+
 class MethodDescriptor:
     """Stands for a function in a class body; read from an instance, it binds a pytree."""
 
@@ -103,6 +107,7 @@ class MethodDescriptor:
             "__qualname__": function.__qualname__,
             "__doc__": function.__doc__,
             "__func__": function,
+            DESCRIPTOR: self,
         }
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -403,7 +408,9 @@ class BoundMethod(Module):
 
 def _flatten_bound(bound: BoundMethod):
     attributes = bound.__dict__
-    return (attributes["__self__"],), MethodDescriptor(attributes["__func__"])
+    # One that was copied or unpickled does not have it.
+    descriptor = attributes.get(DESCRIPTOR) or MethodDescriptor(attributes["__func__"])
+    return (attributes["__self__"],), descriptor
 
 
 def _flatten_bound_with_keys(bound: BoundMethod):
