@@ -49,9 +49,10 @@ class Dispatch:
             enable_list=False,
             enable_dict=True,
         )
-        # Static values are taken apart in Python, where another thread may come in between
-        # and shorten a list under the eyes of C++.
-        self._registry.register_node(list, lambda x: (tuple(x), None), _not_to_be_built)
+        # A copy of each list, as static values are taken apart in Python, where another
+        # thread may come in between and shorten a list under the eyes of C++.
+        copy = operator.itemgetter(slice(None), slice(0, 0))
+        self._registry.register_node(list, copy, _not_to_be_built)
         self._registered: set[type] = set()
         self._lock = threading.RLock()
 
@@ -179,8 +180,15 @@ class Dispatch:
 
 # The packages whose types are what they are for good.
 _LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
-# But for those that hold whatever they are given, which somebody may make nodes of.
-_HOLDERS = (functools.partial, slice, types.SimpleNamespace)
+# But for those that hold whatever they are given: somebody may make nodes of them, and what
+# they hold may lead to the function, whose table the garbage collector does not look into.
+_HOLDERS = (
+    functools.partial,
+    slice,
+    frozenset,
+    types.MethodType,
+    types.SimpleNamespace,
+)
 _IS_HEAP_TYPE = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`
 
 

@@ -440,7 +440,8 @@ class Program:
                 compiled, plan, leaves, groups, out
             )
         except BaseException as e:
-            muted.end()
+            if plan.donates:  # else it may be muted by the function that calls this one
+                muted.end()
             forget_calls(compiled.function)
             if not isinstance(e, Exception):
                 raise

@@ -100,16 +100,20 @@ class Guarded:
             finally:
                 self._release()
             if error is not None:
+                context = error.__context__
                 try:
                     raise error
                 finally:
-                    del error  # it knows this frame
+                    error.__context__ = context  # not what is handled out there
+                    del error, context  # they know this frame
         return self._owner().call(tree, args, kwargs)
 
     def _failure(self, error: Exception, call: Call) -> Exception | None:
         """What to raise for an error of JAX's dispatch; `None` to ask Python."""
         _, *below = traceback.walk_tb(error.__traceback__)
-        if isinstance(error, _OF_ARGUMENTS) and all(is_private(f) for f, _ in below):
+        is_of_xla = "INVALID_ARGUMENT" in str(error)  # a `ValueError` as well
+        is_of_cpp = all(is_private(frame) for frame, _ in below)
+        if isinstance(error, _OF_ARGUMENTS) and is_of_cpp and not is_of_xla:
             # C++ has told of arguments that it cannot take apart, compare or pass on.
             return None
         try:
@@ -187,7 +191,7 @@ _PLAIN = (bool, int, str, bytes)
 
 
 class _StandIn:
-    """The same object for equal values: what JAX then compares runs nothing in Python."""
+    """The same object for equal values: so JAX compares them without a step of Python."""
 
     __slots__ = ("__weakref__",)
 

@@ -84,7 +84,8 @@ class _Contents:
 
 _interned: weakref.WeakKeyDictionary[_Contents, weakref.ref[Skeleton]]
 _interned = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+# Values are compared under it, which may call what needs it again.
+_lock = threading.RLock()
 
 
 def split(

@@ -103,7 +103,7 @@ ONE = jnp.ones(2)
         Layer(ONE, 3),
         [Layer(ONE, 3), Layer(ONE, 4), "name", None],
         Point(ONE, "unit"),
-        (jax.random.key(0), 1.5, frozenset({1}), len),
+        (jax.random.key(0), 1.5, 2j, len),
     ],
     ids=["dict", "Module", "Modules", "NamedTuple", "key and statics"],
 )
@@ -371,6 +371,38 @@ def test_error_of_a_first_call_has_no_other_behind_it():
         assert info.value.__context__ is None and info.value.__cause__ is None
 
 
+def test_error_keeps_what_it_came_after():
+    @eqx.filter_jit
+    def fail(x):
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise RuntimeError("second") from None
+
+    for _ in range(3):
+        try:
+            raise OSError("out there")
+        except OSError:
+            with pytest.raises(RuntimeError, match="second") as info:
+                fail(ONE)
+        context = info.value.__context__
+        assert isinstance(context, KeyError)
+        assert isinstance(context.__context__, OSError)
+
+
+def test_program_that_is_refused_its_arguments_is_not_asked_for_again(monkeypatch):
+    f = eqx.filter_jit(lambda x, y: (x * 2, y + 1), donate="arrays")
+    compiled = f.lower(ONE, ONE).compile()
+    for _ in range(3):
+        compiled(ONE + 1, ONE + 2)
+    called = []
+    monkeypatch.setattr(stages.Compiled, "call", lambda *args: called.append(args))
+    x = ONE + 1
+    with pytest.raises(eqx.DonationError, match="`x` and `y` are the same array"):
+        compiled(x, x)
+    assert not called
+
+
 def test_error_of_one_kind_of_call_leaves_the_others_known(calls):
     fails = True
 
@@ -473,17 +505,20 @@ def test_type_of_python_that_becomes_a_node_later():
 
 def test_list_that_is_shortened_while_it_is_taken_apart():
     code = """
-        import jax.numpy as jnp, equinox_like as eqx
+        import jax, jax.numpy as jnp, equinox_like as eqx
         class Shortens:
-            def __hash__(self):
+            does = False
+        def flatten(node):
+            if Shortens.does:
+                Shortens.does = False
                 values.clear()
-                return 1
-        values = []
+            return (), None
+        jax.tree_util.register_pytree_node(Shortens, flatten, lambda *_: Shortens())
         f = eqx.filter_jit(lambda x, values: x)
-        for _ in range(3):
-            f(jnp.ones(2), [1.5, frozenset({1})])
-        for _ in range(20):
-            values = [1.5, frozenset({Shortens()})] + [0.5] * 1000
+        for i in range(20):
+            values = [1.5, Shortens()] + [0.5] * 1000
+            f(jnp.ones(2), values)
+            Shortens.does = i > 3
             f(jnp.ones(2), values)
         print("survived")
     """

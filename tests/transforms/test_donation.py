@@ -589,3 +589,20 @@ def test_interrupted_trace_leaves_no_warning_muted():
     with pytest.raises(KeyboardInterrupt):
         eqx.filter_jit(interrupted, donate="arrays")(jnp.ones(2))
     assert warnings.filters == filters
+
+
+def test_failing_call_within_a_trace_does_not_end_the_muting_of_the_outer_one():
+    @eqx.filter_jit
+    def failing(x):
+        raise KeyError
+
+    @eqx.filter_jit(donate="arrays")
+    def outer(x):
+        with pytest.raises(KeyError):
+            failing(x)
+        return x.sum()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()
+        outer(jnp.ones((4, 4)))
+    assert not [w for w in caught if "donated" in str(w.message)]

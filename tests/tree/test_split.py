@@ -201,3 +201,17 @@ def test_unpickled_skeleton_is_the_same_object():
 
 def test_unpickled_label_for_static_is_the_same_object():
     assert pickle.loads(pickle.dumps(eqx.STATIC)) is eqx.STATIC
+
+
+def test_values_that_split_when_they_are_compared():
+    class Value:
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            eqx.split((1, "inner"), lambda x: eqx.STATIC)
+            return self is other
+
+    for _ in range(3):
+        _, skeleton = eqx.split(Value(), lambda x: eqx.STATIC)
+        assert skeleton.statics
