@@ -16,8 +16,8 @@ os.environ["XLA_FLAGS"] = (
 
 import jaxtyping
 
-# It looks at one item of each container, by chance; where a strategy calls the library it
-# would seem to Hypothesis that the strategy used chance of its own.
+# beartype looks at one item of each container, by chance; where a strategy calls the
+# library it would seem to Hypothesis that the strategy used chance of its own.
 with mock.patch("random.getrandbits", random.Random(0).getrandbits):
     importlib.import_module("beartype")
 

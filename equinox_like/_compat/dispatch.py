@@ -78,10 +78,6 @@ class Dispatch:
         function._fun = slow
         return function
 
-    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
-        """As JAX flattens the arguments of `function`: no static value is a leaf."""
-        return self._registry.flatten(tree)
-
     def learn(
         self,
         tree: Any,

@@ -423,8 +423,7 @@ class Program:
         if compiled.is_watched:
             program.before(compiled, plan, leaves, groups)
         run = compiled.function
-        may_be_quick = plan.is_in_order and not compiled.stays_slow
-        if miss is not None and may_be_quick:
+        if miss is not None and plan.is_in_order and not compiled.stays_slow:
             run = miss.way(run)
         try:
             try:
@@ -461,7 +460,7 @@ class Program:
         out = miss.unpack(out)
         if is_checked:  # it is to be waited for
             miss.quick = None
-        program._judge(miss, compiled, may_be_quick)
+        program._judge(miss, compiled)
         return out
 
     def choose(self) -> Any:
@@ -487,7 +486,7 @@ class Program:
         fun = self.opaque() if call[0] is None else call[0]
         return self.plan(fun, call, leaves, treedef), leaves
 
-    def _judge(self, miss: Miss, entry: Entry, was_tried: bool) -> None:
+    def _judge(self, miss: Miss, entry: Entry) -> None:
         """Sees after a call, made for `miss`, whether its like are to be quick."""
         if not miss.is_settled:
             miss.quick = None
@@ -498,7 +497,7 @@ class Program:
             alike = (s for s in list(self._entries) if hash(s.treedef) == kind)
             self.stays_in_python = sum(1 for _ in alike) > _MANY
         else:
-            entry.stays_slow |= was_tried
+            entry.stays_slow |= miss.was_tried
             # That of callable pytrees serves many of them.
             is_of_one = self.opaque() is not None
             self.stays_in_python = is_of_one and not self.has_quick

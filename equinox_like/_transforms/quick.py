@@ -36,11 +36,13 @@ class Miss:
         # What JAX has called, and what that remembers of a quick call.
         self.function: Any = None
         self.quick: Any = None
-        # Whether it shows now if calls of this kind can be quick; else JAX will ask again.
-        self.is_settled = True
+        # Whether it was tried to make its like quick; and whether it shows now if they can
+        # be, else JAX will ask again.
+        self.was_tried, self.is_settled = False, True
 
     def way(self, function: Any) -> Callable[..., Any]:
         """How to call what `jax.jit` returned, so that its like become quick."""
+        self.was_tried = True
         was_known = self.dispatch.learn(self.call, _is_data, _key_of)
         # JAX has looked for this call by another structure than it has from now on.
         self.is_settled = was_known is not False
