@@ -5,6 +5,8 @@ import platform
 
 import jax
 
+from equinox_like._environment import DISPATCH
+
 from . import dispatch, eager, imports, layers, modules, saving, trees
 from ._models import peer
 
@@ -30,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     print(
         f"Python {platform.python_version()}, jax {jax.__version__}, "
-        f"{jax.default_backend()}; the peer: "
+        f"{jax.default_backend()}, EQX_DISPATCH={DISPATCH}; the peer: "
         + (f"equinox {peer.__version__}" if peer else "not installed")
     )
     print("Ratios to the first column: median (10 % - 90 % of rounds).")

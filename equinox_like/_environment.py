@@ -2,8 +2,8 @@
 
 EQX_ON_ERROR                    what a failed check does: raise, nan, breakpoint or off
 EQX_ON_ERROR_BREAKPOINT_FRAMES  how many frames JAX's debugger then shows
-EQX_DISPATCH                    how `filter_jit` finds its program: in Python with what is
-                                `public`, or in C++ of `jax` where that works
+EQX_DISPATCH                    how `filter_jit` finds its program: in C++ of `jax` where
+                                that works, or in Python with what is `public`
 """
 
 import os
@@ -50,4 +50,4 @@ ON_ERROR: Final = read_mode(os.environ.get("EQX_ON_ERROR", "raise"))
 BREAKPOINT_FRAMES: Final = read_frames(
     os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
 )
-DISPATCH: Final = read_dispatch(os.environ.get("EQX_DISPATCH", "public"))
+DISPATCH: Final = read_dispatch(os.environ.get("EQX_DISPATCH", "jax"))

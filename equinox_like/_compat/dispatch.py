@@ -8,7 +8,7 @@ nodes, in which a static value is a node without children, whose structure is th
 Serves jax 0.10 to 0.12. Private are the C++ `pjit`, what a jitted function tells of itself
 for pickling, and the data with which it takes its quick path. They are tried at first use
 (`works`). Without them there is no `Dispatch`, and callers do the same in Python with what
-is public; so they do unless `EQX_DISPATCH=jax` asks for it.
+is public; so they do with `EQX_DISPATCH=public`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import numpy as np
 
 from .._environment import DISPATCH
 
-# How JAX takes apart nodes of a type, where that is Python.
+# How to take apart nodes of a type, with a structure that is compared by identity.
 nodes: Final[dict[type, Callable[[Any], Any]]] = {}
 
 
@@ -40,6 +40,8 @@ class Dispatch:
         self._key = state["global_cache_key"]
         self._put = state["shard_arg_fallback"]
         self._nodes_of_jax = state["pytree_registry"]
+        # Children and structure of a node; `None` for a leaf.
+        self._level = self._nodes_of_jax.flatten_one_level
         self._new_cache = type(state["cache"])
         self._registry = type(self._nodes_of_jax)(
             enable_none=True,
@@ -82,34 +84,32 @@ class Dispatch:
         self,
         tree: Any,
         is_data: Callable[[Any], bool],
-        key_of: Callable[[type], Callable[[Any], Any] | None],
+        key_of: Callable[[type, bool], Callable[[Any], Any] | None],
     ) -> bool | None:
         """Whether all types in a tree were known; now they are. `None` if they cannot be.
 
-        `key_of(type)` says by what static values of a type are compared, if not themselves.
-        Types of users are not made static values, as they may become nodes some day, and
-        would never be let go of.
+        `key_of(type, is_node)` says by what static values of a type are compared, or the
+        structures of such nodes, if not by themselves: where that ran Python, the table of
+        C++ in which JAX looks could change meanwhile.
         """
         was_known = True
         while new := self._unknown_in(tree, is_data):
             was_known = False
-            if not all(is_node or _is_lasting(kind) for kind, is_node in new.items()):
+            flattens = {k: self._flatten_for(x, key_of) for k, x in new.items()}
+            if None in flattens.values():
                 return None
             with self._lock:
-                for kind, is_node in new.items():
+                for kind, flatten in flattens.items():
                     if kind not in self._registered:  # by another thread, just now
-                        self._register(kind, is_node, key_of)
+                        self._registry.register_node(kind, flatten, _not_to_be_built)
                         self._registered.add(kind)
         return was_known
 
-    def _unknown_in(
-        self, tree: Any, is_data: Callable[[Any], bool]
-    ) -> dict[type, bool]:
-        """The types that are to be learned of, and whether they are nodes."""
+    def _unknown_in(self, tree: Any, is_data: Callable[[Any], bool]) -> dict[type, Any]:
+        """An example of each type that is to be learned of."""
         leaves, _ = self._registry.flatten(tree)
         examples = {type(x): x for x in leaves}
-        are_nodes = {kind: self._is_node(x) for kind, x in examples.items()}
-        return {k: n for k, n in are_nodes.items() if n or not is_data(examples[k])}
+        return {k: x for k, x in examples.items() if self._level(x) or not is_data(x)}
 
     def agrees(self, tree: Any, is_data: Callable[[Any], bool]) -> bool:
         """Whether JAX finds the same data in the same order: then its programs fit."""
@@ -117,19 +117,21 @@ class Dispatch:
         leaves, _ = self._registry.flatten(tree)
         return len(leaves) == len(data) and all(map(operator.is_, leaves, data))
 
-    def _is_node(self, x: Any) -> bool:
-        return self._nodes_of_jax.flatten_one_level(x) is not None
+    def _flatten_for(self, x: Any, key_of: Any) -> Callable[[Any], Any] | None:
+        """How to take apart what is of the type of `x`.
 
-    def _register(self, kind: type, is_node: bool, key_of: Any) -> None:
-        flatten = nodes.get(kind, self._nodes_of_jax.flatten_one_level)
-        if not is_node:
-            key = key_of(kind)
-            flatten = (
-                (lambda value: ((), value))
-                if key is None
-                else (lambda value: ((), key(value)))
-            )
-        self._registry.register_node(kind, flatten, _not_to_be_built)
+        `None` for types of users that are no nodes: they may become nodes some day, and
+        would never be let go of.
+        """
+        kind = type(x)
+        if kind in nodes:
+            return nodes[kind]
+        level = self._level(x)
+        if level is None:
+            return _flatten_static(key_of(kind, False)) if _is_lasting(kind) else None
+        if issubclass(kind, tuple) and level[1] is kind:  # a NamedTuple, to JAX too
+            return self._level
+        return _flatten_by(self._level, key_of(kind, True))
 
     def run(self, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
         """A call of what `jax.jit` returned, as `miss` of `function` is to return it.
@@ -199,6 +201,20 @@ def _is_lasting(kind: type) -> bool:
     return is_in_module or not kind.__flags__ & _IS_HEAP_TYPE
 
 
+def _flatten_static(key: Any) -> Callable[[Any], tuple[Any, Any]]:
+    if key is None:
+        return lambda value: ((), value)
+    return lambda value: ((), key(value))
+
+
+def _flatten_by(level_of: Any, key: Any) -> Callable[[Any], tuple[Any, Any]]:
+    def flatten(x):
+        children, structure = level_of(x)
+        return children, key(structure)
+
+    return flatten
+
+
 class Fixed:
     """A node that unflattens to a value, whatever the data are."""
 
@@ -242,7 +258,7 @@ def works(dispatch: Dispatch) -> bool:
         return isinstance(x, jax.Array)
 
     x = jax.device_put(np.ones(3))  # transfers may have to be explicit
-    dispatch.learn((x, "name", 1, True), is_data, lambda kind: None)
+    dispatch.learn((x, "name", 1, True), is_data, lambda kind, is_node: None)
     function = dispatch.function("equinox_like", self_test_of_equinox_like, miss, 8)
     names = ["a", "a", "b", 1, True, "a", "b", 1, True]
     outs = [function(x, name) for name in names]
@@ -255,11 +271,11 @@ def works(dispatch: Dispatch) -> bool:
 
 
 def dispatch() -> Dispatch | None:
-    """That of the JAX that is installed, if the environment asks for it.
+    """That of the JAX that is installed, unless the environment asks for public names.
 
     **Raises:**
 
-    `NotYet` while it is looked for.
+    `NotYet` while it is looked for, and where no thread can be started to look.
     """
     if DISPATCH != "jax":
         return None
@@ -271,7 +287,10 @@ def dispatch() -> Dispatch | None:
             if not _found:
                 # In a thread of its own, which is under no trace and in no context.
                 thread = threading.Thread(target=_look)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # as the interpreter shuts down, say
+                    raise NotYet from None
                 thread.join()
         finally:
             _lock.release()

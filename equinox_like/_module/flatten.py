@@ -20,6 +20,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._compat.dispatch import nodes
+from .._tree.intern import StandIn, stand_in
 from .._tree.strict import strict_key
 
 WRAPPER_ATTRIBUTES: Final = (
@@ -36,10 +37,13 @@ class _Extra:
     """Rides along in an aux without taking part in its comparison.
 
     `blank` is the `__dict__` of a regular instance but for its children and its state,
-    once an instance was made of this aux.
+    once an instance was made of this aux. `identity` is the same for equal structures, and
+    set once it was asked for.
     """
 
-    __slots__ = ("blank", "statics", "values")
+    __slots__ = ("blank", "identity", "statics", "values")
+
+    identity: StandIn
 
     def __init__(self, statics: dict[str, Any], values: tuple[Any, ...] | None):
         self.blank: dict[str, Any] | None = None
@@ -123,6 +127,21 @@ def register(
         aux = _make_aux(present, fixed, tuple(attributes[name] for name in fixed))
         return tuple(attributes[name] for name in present), aux
 
+    def flatten_by_identity(self):
+        """For JAX's dispatch, in whose table there must be no comparison by Python."""
+        aux = self._module_state_
+        try:
+            extra = aux[0]
+            if aux is sole_aux or extra.values == get_static(self):
+                return get_dynamic(self), extra.identity
+        except Exception:
+            pass
+        children, aux = flatten(self)
+        extra = aux[0]
+        if not hasattr(extra, "identity"):
+            extra.identity = stand_in(*aux[1:])
+        return children, extra.identity
+
     def flatten_with_keys(self):
         children, aux = flatten(self)
         keys = map(jtu.GetAttrKey, aux[1])
@@ -148,7 +167,7 @@ def register(
     make_unflatten = _unflattener(len(dynamic), sole_aux is not None)
     unflatten = make_unflatten(cls, dynamic, sole_aux, unflatten_anew)
     flatten_quickly = flatten if static else flatten_without_statics
-    nodes[cls] = flatten_quickly
+    nodes[cls] = flatten_by_identity
     jtu.register_pytree_with_keys(
         cls,
         flatten_with_keys,

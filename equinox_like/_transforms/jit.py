@@ -1,8 +1,8 @@
 """`filter_jit`: `jax.jit` for any arguments, at its speed.
 
 A call flattens its arguments once, looks up the plan for that kind of call (`plan.py`),
-and hands flat arrays to one `jax.jit`-ed function per skeleton; or, where that is asked
-for, JAX's own dispatch does so in C++ (`quick.py`). What comes back from
+and hands flat arrays to one `jax.jit`-ed function per skeleton. A call like an earlier one
+is left to JAX's own dispatch, which does so in C++ (`quick.py`). What comes back from
 JAX's C++ path is the user's output already (`pack.py`). Nothing is waited for, and
 nothing that is process-wide is touched.
 """

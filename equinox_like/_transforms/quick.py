@@ -19,6 +19,7 @@ from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._errors import DonationError
 from .._tree.filters import is_array
+from .._tree.intern import stand_in
 from .._tree.strict import Strict
 from .base import is_private
 from .pack import Packed
@@ -181,26 +182,14 @@ def _is_data(x: Any) -> bool:
     return is_array(x) or isinstance(x, Tracer)
 
 
-def _key_of(kind: type) -> Any:
+def _key_of(kind: type, is_node: bool) -> Any:
+    if is_node:
+        return lambda structure: None if structure is None else stand_in(structure)
     if kind in _PLAIN or kind.__eq__ is object.__eq__:
         return None
     if issubclass(kind, WRAPPED):
-        return lambda value: _stand_in((kind, Strict(value)))
-    return lambda value: _stand_in((kind, value))
+        return lambda value: stand_in(kind, Strict(value))
+    return lambda value: stand_in(kind, value)
 
 
 _PLAIN = (bool, int, str, bytes)
-
-
-class _StandIn:
-    """The same object for equal values: so JAX compares them without a step of Python."""
-
-    __slots__ = ("__weakref__",)
-
-
-_stand_ins: weakref.WeakValueDictionary[Any, _StandIn] = weakref.WeakValueDictionary()
-
-
-def _stand_in(key: Any) -> _StandIn:
-    found = _stand_ins.get(key)
-    return _stand_ins.setdefault(key, _StandIn()) if found is None else found

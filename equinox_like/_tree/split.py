@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .intern import Contents
 from .paths import path_str
 from .strict import strict_key
 
@@ -66,23 +67,7 @@ class Skeleton:
         return make_skeleton, (self.treedef, self.labels, self.statics)
 
 
-class _Contents:
-    """By what skeletons are the same. Only its skeleton keeps it, and so the statics."""
-
-    __slots__ = ("__weakref__", "hash", "key")
-
-    def __init__(self, *key: Any):
-        self.key = key
-        self.hash = hash(key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Contents) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return self.hash
-
-
-_interned: weakref.WeakKeyDictionary[_Contents, weakref.ref[Skeleton]]
+_interned: weakref.WeakKeyDictionary[Contents, weakref.ref[Skeleton]]
 _interned = weakref.WeakKeyDictionary()
 # Values are compared under it, which may call what needs it again.
 _lock = threading.RLock()
@@ -171,7 +156,8 @@ def make_skeleton(
     """The interned skeleton of these contents; `split` without the splitting."""
     labels, statics = tuple(labels), tuple(statics)
     try:
-        contents = _Contents(treedef, labels, strict_key(statics))
+        key = treedef, labels, strict_key(statics)
+        contents = Contents(key, hash(key))
     except TypeError:
         static_paths = (
             path_str(path)

@@ -1,6 +1,7 @@
 """Calls of `filter_jit` that JAX knows come to Python in no way, and are right."""
 
 import enum
+import functools
 import gc
 import importlib
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ PJIT = importlib.import_module("jaxlib._jax").pjit
 
 @pytest.fixture(autouse=True)
 def asked_for(monkeypatch):
-    """As with EQX_DISPATCH=jax; for functions that are made from now on."""
+    """As with EQX_DISPATCH=jax, by default; for functions that are made from now on."""
     monkeypatch.setattr(module, "DISPATCH", "jax")
 
 
@@ -561,6 +562,53 @@ def test_calls_while_types_are_learned_and_the_dispatch_is_looked_for():
     ]
 
 
+class Compared:
+    """A value that remembers which functions have compared it."""
+
+    by: ClassVar[list[str]] = []
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        Compared.by.append(sys._getframe(1).f_code.co_qualname)
+        return isinstance(other, Compared) and self.number == other.number
+
+    def __hash__(self):
+        return 13
+
+
+class Irregular(eqx.Module):
+    x: jax.Array
+    tag: Any = eqx.field(static=True)
+
+    @functools.cached_property
+    def later(self):
+        return 1
+
+
+def irregular(x, tag):
+    module = Irregular(x, tag)
+    assert module.later
+    return module
+
+
+@pytest.mark.parametrize("tag", [Compared, lambda n: [n], lambda n: {"a": float(n)}])
+@pytest.mark.parametrize("node", [Foreign, Irregular, irregular])
+def test_structures_are_not_compared_in_the_table_of_cpp(calls, node, tag):
+    # Else it could change in between, if another thread clears JAX's caches.
+    Compared.by.clear()
+    traces = []
+    f = eqx.filter_jit(lambda node: traces.append(0) or node.x * 1)
+    for n in (3, 4):
+        count, out = calls_of_third(calls, f, lambda n=n: (node(ONE, tag(n)),))
+        assert (count, out.tolist()) == (0, [1, 1])
+    assert len(traces) == 2
+    if tag is Compared:
+        assert Compared.by
+    assert not [name for name in Compared.by if name.startswith("Guarded")]
+
+
 def test_output_that_cannot_be_taken_apart_once_it_is_there():
     class Traced:
         def __init__(self, x):
@@ -611,6 +659,19 @@ def test_shapes_are_found_without_a_backend():
         "print(xla_bridge.backends_are_initialized())"
     )
     assert run(code) == "False\n"
+
+
+def test_without_threads_calls_are_right(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(module, "_found", [])
+    f = eqx.filter_jit(lambda x, name: x + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.threading.Thread, "start", start)
+        for _ in range(2):
+            assert f(ONE, "name").tolist() == [2, 2]
+    assert module.dispatch() is not None
 
 
 @pytest.mark.parametrize("name", ["disable_jit", "no_tracing", "debug_key_reuse"])
@@ -841,12 +902,12 @@ def test_what_does_not_work_is_not_used(monkeypatch, name):
 
 
 def test_static_values_must_be_told_apart(monkeypatch):
-    def blind(self, kind, is_node, key_of):
-        self._registry.register_node(kind, lambda x: ((), None), lambda *_: None)
+    def blind(self, x, key_of):
+        return lambda value: ((), None)
 
     state = jax.jit(lambda x: x).__getstate__()
     assert module.works(module.Dispatch(state, PJIT))
-    monkeypatch.setattr(module.Dispatch, "_register", blind)
+    monkeypatch.setattr(module.Dispatch, "_flatten_for", blind)
     assert not module.works(module.Dispatch(state, PJIT))
 
 
