@@ -127,11 +127,22 @@ def run_methods(rounds: int) -> None:
                 contenders[f"{key}, bound"] = partial(bound, x)
             title = f"read, {size} leaves"
             rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
+            jitted = jax.jit(lambda model: model.stepped(), donate_argnums=0)
+            loops: dict[str, Any] = {JAX: Loop(jitted, fresh(plain))}
+            for key, library in LIBRARIES.items():
+                model = fresh(with_method(library, states[key]))
+                loops[f"{key}, method"] = Loop(call_update, model)
+            title = f"step with donation, {size} leaves"
+            rows.append(compare(title, loops, goal=goal(size), rounds=rounds))
         show(f"Methods, {kind} in it: time of a call, until it returns", rows)
 
 
 def call_method(model: Any, x: jax.Array) -> jax.Array:
     return model.method(x)
+
+
+def call_update(model: Any) -> Any:
+    return model.update()
 
 
 def with_method(library: Any, net: Any) -> Any:
@@ -144,6 +155,13 @@ def with_method(library: Any, net: Any) -> Any:
 
         def plain(self, x: jax.Array) -> jax.Array:
             return read(self.net) * x
+
+        def stepped(self) -> Any:
+            return step(self)
+
+        @partial(library.filter_jit, donate="all")
+        def update(self) -> Any:
+            return self.stepped()
 
     return Reader(net)
 

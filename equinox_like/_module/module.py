@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
+from .._compat.dispatch import nodes
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
 from .._tree.render import render
@@ -422,6 +423,12 @@ def _unflatten_bound(descriptor: MethodDescriptor, children: Any) -> BoundMethod
     return descriptor.__get__(children[0])
 
 
+def _flatten_by_identity(bound: BoundMethod):
+    attributes = bound.__dict__
+    return (attributes["__self__"],), attributes["__func__"]
+
+
+nodes[BoundMethod] = _flatten_by_identity
 jtu.register_pytree_with_keys(
     BoundMethod, _flatten_bound_with_keys, _unflatten_bound, _flatten_bound
 )

@@ -43,9 +43,9 @@ class Partial(Module):
         return self.func(*self.args, *args, **kwargs)  # a method: it takes less time
 
 
-def bind(func: Callable[..., Any], instance: Any) -> Partial:
-    """`Partial(func, instance)`, made without a constructor: it is read at each call."""
-    partial: Any = object.__new__(Partial)
+def bind(func: Callable[..., Any], instance: Any, cls: type[Partial]) -> Partial:
+    """`cls(func, instance)`, made without a constructor: it is read at each call."""
+    partial: Any = object.__new__(cls)
     attributes = {"func": func, "args": (instance,), "keywords": {}, STATE: REGULAR}
     set_attributes(partial, attributes)
     return partial

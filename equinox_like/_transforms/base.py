@@ -30,7 +30,7 @@ from .._compat.source_info import pass_over
 from .._module.field import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
-from .._module.partial import bind
+from .._module.partial import Partial, bind
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -54,6 +54,8 @@ class Transformed(Module, Generic[_P, _T]):
     """
 
     _wraps_callables_: ClassVar[bool] = True
+    # What it becomes when it is read from an instance.
+    _binds_as_: ClassVar[type[Partial]] = Partial
 
     # One of the two is the callable, the other one is `None`.
     _tree: Any
@@ -91,7 +93,7 @@ class Transformed(Module, Generic[_P, _T]):
         owner: Any = None,
     ) -> Callable[_Q, _T]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else bind(self, instance)
+        return self if instance is None else bind(self, instance, self._binds_as_)
 
 
 def require_callable(fun: Any, transformation: str) -> None:

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
@@ -24,6 +24,7 @@ from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level, trace_context
 from .._errors import DonationError, DonationWarning
 from .._module.field import field
+from .._module.partial import Partial
 from .._tree.filters import is_array
 from .._tree.split import Skeleton, merge
 from .._tree.strict import strict_key
@@ -148,8 +149,24 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     return Jitted(fun, donate, jitkwargs)
 
 
+class JittedMethod(Partial):
+    """A compiled method, read from an instance; called without a step in between."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        jitted: Any = self.func
+        if type(jitted) is not Jitted or self.keywords:  # somebody has put it together
+            return super().__call__(*args, **kwargs)
+        try:
+            return _run(jitted, self.args + args, kwargs)
+        except Exception as e:
+            hide_frames(e)
+            raise
+
+
 class Jitted(Transformed[_P, _T]):
     """What [`equinox_like.filter_jit`][] returns: a compiled function that is a pytree."""
+
+    _binds_as_: ClassVar[type[Partial]] = JittedMethod
 
     _program: "Program" = field(static=True)
 
@@ -166,14 +183,8 @@ class Jitted(Transformed[_P, _T]):
         )
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        program = self._program
-        quick = program.quick
-        if quick is None:
-            quick = program.choose()
         try:
-            if quick is IN_PYTHON:
-                return program.call(self._tree, args, kwargs)
-            return quick(self._tree, args, kwargs)
+            return _run(self, args, kwargs)
         except Exception as e:
             hide_frames(e)
             raise
@@ -287,6 +298,17 @@ class Jitted(Transformed[_P, _T]):
             return self.__qualname__
         program = self._program
         return Jitted, (self.__wrapped__, program.donate, program.jitkwargs)
+
+
+def _run(
+    jitted: "Jitted[..., _T]", args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _T:
+    program = jitted._program
+    quick = program.quick
+    if quick is None:
+        quick = program.choose()
+    run = program.call if quick is IN_PYTHON else quick
+    return run(jitted._tree, args, kwargs)
 
 
 class Entry:

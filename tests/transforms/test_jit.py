@@ -254,6 +254,16 @@ class TestCallables:
         assert jnp.allclose(model.with_option(1.0), jnp.tanh(1.0))
         assert jtu.tree_leaves(model.jitted)[0] is model.weight
 
+    def test_method_is_a_partial_of_which_parts_may_be_replaced(self):
+        method = Model(jnp.ones(2)).jitted
+        assert isinstance(method, eqx.Partial)
+        doubled = eqx.tree_at(lambda m: m.args[0].weight, method, jnp.full(2, 2.0))
+        assert jnp.allclose(doubled(1.0), jnp.tanh(2.0))
+        named = eqx.tree_at(lambda m: m.keywords, method, {"power": 2})
+        assert jnp.allclose(named(1.0), jnp.tanh(1.0) ** 2)
+        other = eqx.tree_at(lambda m: m.func, method, lambda model, x: model.weight + x)
+        assert other(1.0).tolist() == [2, 2]
+
     def test_super_static_and_class_methods_work(self):
         class Derived(Model):
             @eqx.filter_jit
