@@ -31,6 +31,13 @@ from .._environment import DISPATCH
 nodes: Final[dict[type, Callable[[Any], Any]]] = {}
 
 
+class _Unknown:
+    """A leaf that JAX's dispatch never knows, so that it asks."""
+
+
+UNKNOWN: Final = _Unknown()
+
+
 class Dispatch:
     """Makes functions that JAX calls in C++, and knows the nodes that they take apart."""
 
@@ -210,7 +217,10 @@ def _flatten_static(key: Any) -> Callable[[Any], tuple[Any, Any]]:
 def _flatten_by(level_of: Any, key: Any) -> Callable[[Any], tuple[Any, Any]]:
     def flatten(x):
         children, structure = level_of(x)
-        return children, key(structure)
+        try:
+            return children, key(structure)
+        except TypeError:  # without a hash: what may change does not stand for itself
+            return (UNKNOWN,), None
 
     return flatten
 
@@ -307,6 +317,7 @@ def _look() -> None:
         with contextlib.ExitStack() as stack:
             # These may be set for the whole process.
             for name in (
+                "log_compiles",
                 "disable_jit",
                 "no_tracing",
                 "no_execution",

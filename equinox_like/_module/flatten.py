@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .._compat.dispatch import nodes
+from .._compat.dispatch import UNKNOWN, nodes
 from .._tree.intern import StandIn, stand_in
 from .._tree.strict import strict_key
 
@@ -45,10 +45,10 @@ class _Extra:
 
     identity: StandIn
 
-    def __init__(self, statics: dict[str, Any], values: tuple[Any, ...] | None):
+    def __init__(self, statics: dict[str, Any]):
         self.blank: dict[str, Any] | None = None
         self.statics = statics
-        self.values = values
+        self.values: tuple[Any, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         return type(other) is _Extra
@@ -59,11 +59,11 @@ class _Extra:
 State = tuple[Any, ...]
 # Tuples like an aux, so that the fast path reads all states alike; their `values` equal
 # those of no instance.
-OPEN: Final[State] = (_Extra({}, None), "open")
-OPEN_NAMED: Final[State] = (_Extra({}, None), "open, with the name of another function")
-IRREGULAR: Final[State] = (_Extra({}, None), "irregular")
-REGULAR: Final[State] = (_Extra({}, None), "regular")
-SCANNED: Final[State] = (_Extra({}, None), "a tree is searched for this instance")
+OPEN: Final[State] = (_Extra({}), "open")
+OPEN_NAMED: Final[State] = (_Extra({}), "open, with the name of another function")
+IRREGULAR: Final[State] = (_Extra({}), "irregular")
+REGULAR: Final[State] = (_Extra({}), "regular")
+SCANNED: Final[State] = (_Extra({}), "a tree is searched for this instance")
 
 
 class ContainsItself(Exception):
@@ -87,7 +87,7 @@ def register(
     get_dynamic, get_static = getter(dynamic), getter(static)
     new, set_attribute = object.__new__, object.__setattr__
     # Without statics there is but one structure of a regular instance.
-    sole_aux = None if static else _make_aux(dynamic, static, ())
+    sole_aux = None if static else _make_regular(dynamic, static, ())
 
     def flatten(self):
         aux = self._module_state_
@@ -104,19 +104,19 @@ def register(
                 return get_dynamic(self), sole_aux
             except AttributeError:
                 pass
-        return flatten_anew(self)
+        return flatten(self)
 
     def flatten_anew(self):
         state = self._module_state_
         if state is SCANNED:
             raise ContainsItself
-        if state is not OPEN and state is not OPEN_NAMED and state is not IRREGULAR:
+        if state is REGULAR or (len(state) > 2 and state[2] is static):
             try:
                 children, statics = get_dynamic(self), get_static(self)
             except AttributeError:
                 pass  # a bare `cls.__new__(cls)`, whose state is that of its class
             else:
-                aux = sole_aux or _make_aux(dynamic, static, statics)
+                aux = sole_aux or _make_regular(dynamic, static, statics)
                 set_attribute(self, STATE, aux)
                 return children, aux
         # Fields may be missing, and other attributes may be there: a cached property, or
@@ -125,6 +125,10 @@ def register(
         present = tuple(name for name in dynamic if name in attributes)
         fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
         aux = _make_aux(present, fixed, tuple(attributes[name] for name in fixed))
+        is_done = STATE in attributes and state is not OPEN and state is not OPEN_NAMED
+        if is_done and present + fixed[: len(static)] == dynamic + static:
+            aux[0].values = get_static(self)
+            set_attribute(self, STATE, aux)
         return tuple(attributes[name] for name in present), aux
 
     def flatten_by_identity(self):
@@ -139,7 +143,12 @@ def register(
         children, aux = flatten(self)
         extra = aux[0]
         if not hasattr(extra, "identity"):
-            extra.identity = stand_in(*aux[1:])
+            try:
+                extra.identity = stand_in(aux[1:])
+            except (
+                TypeError
+            ):  # without a hash: what may change does not stand for itself
+                return (UNKNOWN,), None
         return children, extra.identity
 
     def flatten_with_keys(self):
@@ -148,11 +157,10 @@ def register(
         return tuple(zip(keys, children, strict=True)), aux
 
     def unflatten_anew(aux, children):
-        extra, names, fixed, _ = aux
+        extra, names, *_ = aux
         self = new(cls)
         attributes = dict.fromkeys(names) | extra.statics
-        # Regular structures are made with these very tuples.
-        if names is dynamic and fixed is static:
+        if extra.values is not None:
             extra.blank = attributes.copy()
             attributes[STATE] = aux
         else:
@@ -176,11 +184,24 @@ def register(
     )
 
 
+def _make_regular(
+    names: tuple[str, ...], fixed: tuple[str, ...], statics: tuple[Any, ...]
+) -> State:
+    aux = _make_aux(names, fixed, statics)
+    aux[0].values = statics
+    return aux
+
+
 def _make_aux(
     names: tuple[str, ...], fixed: tuple[str, ...], statics: tuple[Any, ...]
 ) -> State:
-    extra = _Extra(dict(zip(fixed, statics, strict=True)), statics)
-    return extra, names, fixed, strict_key(statics)
+    extra = _Extra(dict(zip(fixed, statics, strict=True)))
+    # These have a hash, unlike the dictionary.
+    key = (
+        tuple(x.items()) if n == "__annotations__" else x
+        for n, x in extra.statics.items()
+    )
+    return extra, names, fixed, strict_key(tuple(key))
 
 
 def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

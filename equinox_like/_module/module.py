@@ -90,6 +90,8 @@ class _Frozen(Node):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if not state.keys().isdisjoint(WRAPPER_ATTRIBUTES):
+            _set(self, STATE, IRREGULAR)
 
 
 # Where a bound method remembers what has bound it, and so its structure.

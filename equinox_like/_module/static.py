@@ -32,11 +32,12 @@ class Static(Module):
         ```
     """
 
-    _leaves: list[Any] = field(static=True)
+    _leaves: tuple[Any, ...] = field(static=True)
     _treedef: Any = field(static=True)
 
     def __init__(self, value: Any):
-        self._leaves, self._treedef = jtu.tree_flatten(value)
+        leaves, self._treedef = jtu.tree_flatten(value)
+        self._leaves = tuple(leaves)
 
     @property
     def value(self) -> Any:

@@ -166,7 +166,7 @@ class Differentiated(Transformed[..., Any]):
     _with_value: bool = field(static=True)
     _has_aux: bool = field(static=True)
     _wrt: Any = field(static=True)
-    _gradkwargs: dict[str, Any] = field(static=True)
+    _gradkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Differentiated(Transformed[..., Any]):
         self._with_value = with_value
         self._has_aux = has_aux
         self._wrt = wrt
-        self._gradkwargs = gradkwargs
+        self._gradkwargs = tuple(gradkwargs.items())
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +194,9 @@ class Differentiated(Transformed[..., Any]):
             value, aux = value_and_aux(fun, out)
             return value, pack(aux)
 
-        differentiated = jax.value_and_grad(inner, has_aux=True, **self._gradkwargs)
+        differentiated = jax.value_and_grad(
+            inner, has_aux=True, **dict(self._gradkwargs)
+        )
         (value, aux), gradient = differentiated(data)
         gradient = first.alone(gradient)
         if self._with_value:

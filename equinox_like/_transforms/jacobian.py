@@ -164,13 +164,13 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
 
     _transformation: str = field(static=True)
     _has_aux: bool = field(static=True)
-    _jackwargs: dict[str, Any] = field(static=True)
+    _jackwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(self, fun: Any, transformation: str, has_aux: bool, jackwargs: Any):
         super().__init__(fun)
         self._transformation = transformation
         self._has_aux = has_aux
-        self._jackwargs = jackwargs
+        self._jackwargs = tuple(jackwargs.items())
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -187,7 +187,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
 
         # Without data there is a Jacobian, of no columns, that JAX cannot make.
         transformation = _TRANSFORMATIONS[self._transformation] if data else _no_columns
-        rows, packed = transformation(flat, has_aux=True, **self._jackwargs)(data)
+        rows, packed = transformation(flat, has_aux=True, **dict(self._jackwargs))(data)
         treedef, aux = unpack(packed)
         result: Any = treedef.unflatten([first.alone(row) for row in rows])
         if has_aux:

@@ -58,7 +58,7 @@ from .donation import (
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
-from .quick import IN_PYTHON, Miss, make_quick
+from .quick import IN_PYTHON, MANY, Miss, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -322,6 +322,7 @@ class Entry:
         "known",
         "skeleton",
         "stays_slow",
+        "times_quick",
         "traces",
     )
 
@@ -340,6 +341,8 @@ class Entry:
         self.is_watched = False
         # Whether JAX's dispatch cannot have it.
         self.stays_slow = False
+        # How often JAX's dispatch was told of a call of it.
+        self.times_quick = 0
 
     def stage(self, name: str, groups: Sequence[Any]) -> Any:
         """`trace`, `lower` or `eval_shape` of the function."""
@@ -514,10 +517,15 @@ class Program:
             miss.quick = None
         elif miss.quick is not None:
             self.has_quick = True
+            entry.times_quick += 1
             # JAX compares a call with one kind after the other where static values differ.
             kind = hash(entry.skeleton.treedef)
             alike = (s for s in list(self._entries) if hash(s.treedef) == kind)
-            self.stays_in_python = sum(1 for _ in alike) > _MANY
+            is_too_much = sum(1 for _ in alike) > MANY
+            # Without new traces: it does not know calls again, whose structure has a hash
+            # that does not go with its `==`.
+            is_in_vain = entry.times_quick > MANY + 4 * len(entry.traces.all)
+            self.stays_in_python = is_too_much or is_in_vain
         else:
             entry.stays_slow |= miss.was_tried
             # That of callable pytrees serves many of them.
@@ -786,9 +794,6 @@ def program_for(
         # Options that have no hash, or a callable that cannot be referred to weakly.
         return Program(lambda: opaque, signature, donate, jitkwargs, shardings)
 
-
-# More kinds of call, and Python, which looks them up by their static values, is quicker.
-_MANY = 128
 
 _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]]
 _programs = weakref.WeakKeyDictionary()

@@ -8,7 +8,7 @@ kwargs)`, and two methods:
 """
 
 import functools
-import threading
+import re
 import traceback
 import weakref
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._errors import DonationError
 from .._tree.filters import is_array
-from .._tree.intern import stand_in
+from .._tree.intern import interner
 from .._tree.strict import Strict
 from .base import is_private
 from .pack import Packed
@@ -75,11 +75,12 @@ class Guarded:
     first. Whoever finds it in use is served in Python. So is a function that calls itself.
     """
 
-    __slots__ = ("_acquire", "_function", "_owner", "_raised", "_release")
+    __slots__ = ("_free", "_function", "_owner", "_raised")
 
     def __init__(self, found: Dispatch, name: str, owner: Callable[[], Any]):
-        lock = threading.Lock()
-        self._acquire, self._release = lock.acquire, lock.release
+        # What to take, and to give back. Unlike a lock's `acquire`, `del` leaves no moment
+        # for a signal's handler between taking it and the `try` that gives it back.
+        self._free = [True]
         self._owner = owner
         # By Python, below JAX's dispatch: which would keep such a kind of call for Python.
         self._raised: list[BaseException] = []
@@ -88,7 +89,12 @@ class Guarded:
         self._function = found.function(name, slow, miss, MAX_KEPT)
 
     def __call__(self, tree: Any, args: Any, kwargs: Any) -> Any:
-        if self._acquire(False):
+        is_mine = True
+        try:
+            del self._free[0]
+        except IndexError:
+            is_mine = False
+        if is_mine:
             try:
                 out = self._function(tree, args, kwargs)
                 if not self._raised:
@@ -101,7 +107,7 @@ class Guarded:
                 self._raised.clear()
                 raise
             finally:
-                self._release()
+                self._free.append(True)
             if error is not None:
                 context = error.__context__
                 try:
@@ -114,7 +120,7 @@ class Guarded:
     def _failure(self, error: Exception, call: Call) -> Exception | None:
         """What to raise for an error of JAX's dispatch; `None` to ask Python."""
         _, *below = traceback.walk_tb(error.__traceback__)
-        is_of_xla = "INVALID_ARGUMENT" in str(error)  # a `ValueError` as well
+        is_of_xla = _STATUS.search(str(error))  # a `ValueError` as well
         is_of_cpp = all(is_private(frame) for frame, _ in below)
         if isinstance(error, _OF_ARGUMENTS) and is_of_cpp and not is_of_xla:
             # C++ has told of arguments that it cannot take apart, compare or pass on.
@@ -128,6 +134,11 @@ class Guarded:
 
 
 _OF_ARGUMENTS = (TypeError, ValueError, AttributeError)
+# How XLA names what failed: `INVALID_ARGUMENT: ...`.
+_STATUS = re.compile(r"\b[A-Z]+(_[A-Z]+)*: ")
+
+# More kinds of call, and Python, which looks them up by their static values, is quicker.
+MANY: Final = 128
 
 # What `make_quick` returns where only `owner.call` is left.
 IN_PYTHON: Final[Any] = object()
@@ -184,12 +195,11 @@ def _is_data(x: Any) -> bool:
 
 def _key_of(kind: type, is_node: bool) -> Any:
     if is_node:
-        return lambda structure: None if structure is None else stand_in(structure)
+        return interner()
     if kind in _PLAIN or kind.__eq__ is object.__eq__:
         return None
-    if issubclass(kind, WRAPPED):
-        return lambda value: stand_in(kind, Strict(value))
-    return lambda value: stand_in(kind, value)
+    stand_in = interner()
+    return (lambda x: stand_in(Strict(x))) if issubclass(kind, WRAPPED) else stand_in
 
 
 _PLAIN = (bool, int, str, bytes)

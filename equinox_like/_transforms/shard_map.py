@@ -117,16 +117,16 @@ class ShardMapped(Transformed[..., Any]):
     _mesh: Any = field(static=True)
     _in_specs: Any = field(static=True)
     _out_specs: Any = field(static=True)
-    _options: dict[str, Any] = field(static=True)
+    _axis_names: frozenset[Any] = field(static=True)  # none for all
+    _check_vma: bool = field(static=True)
 
     def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
         super().__init__(fun)
         self._mesh = mesh
         self._in_specs = in_specs
         self._out_specs = out_specs
-        self._options = {"check_vma": check_vma}
-        if axis_names is not None:
-            self._options["axis_names"] = frozenset(axis_names)
+        self._axis_names = frozenset(axis_names or ())
+        self._check_vma = check_vma
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun, opaque = self.__wrapped__, self._opaque
@@ -148,7 +148,7 @@ class ShardMapped(Transformed[..., Any]):
         for name, x, spec in zip(names, data, specs, strict=True):
             self._check("in_specs", name, x, spec)
 
-        manual = frozenset(self._options.get("axis_names", mesh.axis_names))
+        manual = self._axis_names or frozenset(mesh.axis_names)
 
         def flat(held, data):
             tree, (args, kwargs) = held_rest.fill(held), rest.fill(data)
@@ -161,7 +161,8 @@ class ShardMapped(Transformed[..., Any]):
             mesh=self._mesh,
             in_specs=(PartitionSpec(), specs),
             out_specs=Grouped(out_specs, PartitionSpec()),
-            **self._options,
+            axis_names=self._axis_names,
+            check_vma=self._check_vma,
         )
         try:
             return unpack(mapped(held, data))
@@ -208,7 +209,7 @@ class ShardMapped(Transformed[..., Any]):
             if len(spec) > x.ndim:
                 self._check("out_specs", name, x, spec)
             differs = varying_axes(jax.typeof(x)) & axes - set(jtu.tree_leaves([*spec]))
-            if differs and self._options["check_vma"]:
+            if differs and self._check_vma:
                 raise ValueError(
                     f"`out_specs` gives {spec} for `{name}` ({describe(x)}), which may "
                     f"differ along {sorted(map(str, differs))}: name the axis there to "

@@ -21,7 +21,7 @@ from .difference import differences
 from .donation import Donation, in_vain, muted
 from .pack import unpack
 from .plan import Plan
-from .quick import IN_PYTHON, Miss, make_quick
+from .quick import IN_PYTHON, MANY, Miss, make_quick
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -187,7 +187,9 @@ class Compiled(_Stage[_P, _T]):
         self._waits = call.waits
         # The last call that was found to fit: its plan, and what was static in it.
         self._fitting: tuple[Plan, Any] = call.plan, _NOTHING
+        # How it is called, and how often JAX's dispatch was told of a call.
         self.quick: Any = None
+        self._times_quick = 0
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         quick = self.quick
@@ -228,7 +230,8 @@ class Compiled(_Stage[_P, _T]):
         if miss is None:
             return unpack(out)
         out = miss.unpack(out)
-        if miss.is_settled and miss.quick is None:
+        self._times_quick += miss.quick is not None
+        if miss.is_settled and (miss.quick is None or self._times_quick > MANY):
             self.quick = IN_PYTHON
         return out
 

@@ -140,7 +140,7 @@ class Vmapped(Transformed[..., Any]):
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
     _axis_size: int | None = field(static=True)
-    _vmapkwargs: dict[str, Any] = field(static=True)
+    _vmapkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
         super().__init__(fun)
@@ -148,7 +148,7 @@ class Vmapped(Transformed[..., Any]):
         self._out_axes = out_axes
         self._axis_name = axis_name
         self._axis_size = axis_size
-        self._vmapkwargs = vmapkwargs
+        self._vmapkwargs = tuple(vmapkwargs.items())
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ class Vmapped(Transformed[..., Any]):
             out_axes=(0, None),
             axis_name=self._axis_name,
             axis_size=self._axis_size,
-            **self._vmapkwargs,
+            **dict(self._vmapkwargs),
         )([leaves[i] for i in mapped])
         return unmapped_outputs.join(with_batch, without)
 

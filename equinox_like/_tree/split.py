@@ -156,8 +156,7 @@ def make_skeleton(
     """The interned skeleton of these contents; `split` without the splitting."""
     labels, statics = tuple(labels), tuple(statics)
     try:
-        key = treedef, labels, strict_key(statics)
-        contents = Contents(key, hash(key))
+        contents = Contents((treedef, labels, strict_key(statics)))
     except TypeError:
         static_paths = (
             path_str(path)

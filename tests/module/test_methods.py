@@ -411,6 +411,26 @@ class TestUpdateWrapper:
         assert structure(named(Scale(1.0))) == structure(named(Scale(2.0)))
         assert jtu.tree_map(lambda x: x, named(len)).__name__ == "len"
 
+    def test_names_stay_whatever_is_done_to_the_copy(self):
+        class Scaled(self.Wrapper):
+            scale: float = eqx.field(static=True, default=1.0)
+
+        for wrapper in (Scaled(len), self.Wrapper(len)):
+            named = eqx.module_update_wrapper(wrapper)
+            structure = jtu.tree_structure(named)
+            for again in (named, copy.copy(named), jtu.tree_map(lambda x: x, named)):
+                assert jtu.tree_structure(again) == structure
+                assert jtu.tree_map(lambda x: x, again).__name__ == "len"
+        named = eqx.module_update_wrapper(Scaled(len))
+        structure = jtu.tree_structure(named)
+        object.__setattr__(named, "scale", 2.0)
+        for _ in range(2):
+            assert jtu.tree_structure(named) != structure
+            assert jtu.tree_map(lambda x: x, named).__name__ == "len"
+            assert jtu.tree_map(lambda x: x, named).scale == 2.0
+        object.__setattr__(named, "scale", 1.0)
+        assert jtu.tree_structure(named) == structure
+
     def test_wrapped_may_be_given(self):
         named = eqx.module_update_wrapper(self.Wrapper(3), len)
         assert named.__name__ == "len" and named.fun == 3
