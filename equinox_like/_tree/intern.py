@@ -31,6 +31,9 @@ class StandIn:
 
     __slots__ = ("__weakref__", "contents")
 
+    def __reduce__(self):  # with a `PyTreeDef`
+        return stand_in, (self.contents.key,)
+
 
 def stand_in(key: Hashable) -> StandIn:
     """The same object for equal keys. What the key holds may hold the object.

@@ -1,10 +1,12 @@
 """Calls of `filter_jit` that JAX knows come to Python in no way, and are right."""
 
+import copy
 import enum
 import functools
 import gc
 import importlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -622,6 +624,18 @@ def test_structure_without_a_hash_may_change(node, make):
         assert (f(first), f(second), g(second)) == (1, 1, 1)
     tag["a" if isinstance(tag, dict) else 0] = 9
     assert (f(second), f(node(ONE, make(9))), f(first)) == (9, 9, 1)
+
+
+def test_structure_that_was_copied_or_unpickled_is_the_same(calls):
+    layer = Layer(ONE, 3)
+    f = eqx.filter_jit(lambda layer: layer.weight + 1)
+    for _ in range(3):
+        f(layer)
+    structure = jtu.tree_structure(layer)
+    calls.clear()
+    for again in (copy.deepcopy(structure), pickle.loads(pickle.dumps(structure))):
+        assert f(again.unflatten(jtu.tree_leaves(layer))).tolist() == [2, 2]
+    assert not calls
 
 
 class Unlike:
