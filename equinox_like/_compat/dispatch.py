@@ -37,6 +37,9 @@ class _Unknown:
 
 UNKNOWN: Final = _Unknown()
 
+# What `hash` and `==` raise for what has none. No more: a signal's handler may raise, too.
+WITHOUT_VALUE: Final = (AttributeError, RuntimeError, TypeError, ValueError)
+
 
 class Dispatch:
     """Makes functions that JAX calls in C++, and knows the nodes that they take apart."""
@@ -211,7 +214,7 @@ def _is_lasting(kind: type) -> bool:
 def _flatten_static(key: Any) -> Callable[[Any], tuple[Any, Any]]:
     if key is None:
         return lambda value: ((), value)
-    return lambda value: ((), key(value))
+    return _flatten_by(lambda value: ((), value), key)
 
 
 def _flatten_by(level_of: Any, key: Any) -> Callable[[Any], tuple[Any, Any]]:
@@ -219,7 +222,7 @@ def _flatten_by(level_of: Any, key: Any) -> Callable[[Any], tuple[Any, Any]]:
         children, structure = level_of(x)
         try:
             return children, key(structure)
-        except TypeError:  # without a hash: what may change does not stand for itself
+        except WITHOUT_VALUE:  # what may change does not stand for itself
             return (UNKNOWN,), None
 
     return flatten

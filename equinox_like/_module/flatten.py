@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .._compat.dispatch import UNKNOWN, nodes
+from .._compat.dispatch import UNKNOWN, WITHOUT_VALUE, nodes
 from .._tree.intern import StandIn, stand_in
 from .._tree.strict import strict_key
 
@@ -94,7 +94,7 @@ def register(
         try:
             if aux[0].values == get_static(self):
                 return get_dynamic(self), aux
-        except Exception:
+        except WITHOUT_VALUE:
             pass  # statics that do not compare, a field deleted behind our back
         return flatten_anew(self)
 
@@ -129,6 +129,7 @@ def register(
         if is_done and present + fixed[: len(static)] == dynamic + static:
             aux[0].values = get_static(self)
             set_attribute(self, STATE, aux)
+            return get_dynamic(self), aux
         return tuple(attributes[name] for name in present), aux
 
     def flatten_by_identity(self):
@@ -138,16 +139,14 @@ def register(
             extra = aux[0]
             if aux is sole_aux or extra.values == get_static(self):
                 return get_dynamic(self), extra.identity
-        except Exception:
+        except WITHOUT_VALUE:
             pass
         children, aux = flatten(self)
         extra = aux[0]
         if not hasattr(extra, "identity"):
             try:
                 extra.identity = stand_in(aux[1:])
-            except (
-                TypeError
-            ):  # without a hash: what may change does not stand for itself
+            except WITHOUT_VALUE:  # what may change does not stand for itself
                 return (UNKNOWN,), None
         return children, extra.identity
 
@@ -196,12 +195,14 @@ def _make_aux(
     names: tuple[str, ...], fixed: tuple[str, ...], statics: tuple[Any, ...]
 ) -> State:
     extra = _Extra(dict(zip(fixed, statics, strict=True)))
-    # These have a hash, unlike the dictionary.
-    key = (
-        tuple(x.items()) if n == "__annotations__" else x
-        for n, x in extra.statics.items()
-    )
-    return extra, names, fixed, strict_key(tuple(key))
+    if "__annotations__" in fixed:  # a dictionary, which would have no hash
+        statics = tuple(map(_annotations_as_items, fixed, statics))
+    return extra, names, fixed, strict_key(statics)
+
+
+def _annotations_as_items(name: str, value: Any) -> Any:
+    is_dict = name == "__annotations__" and isinstance(value, dict)
+    return tuple(value.items()) if is_dict else value
 
 
 def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

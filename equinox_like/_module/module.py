@@ -90,7 +90,7 @@ class _Frozen(Node):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if not state.keys().isdisjoint(WRAPPER_ATTRIBUTES):
+        if not self.__dict__.keys().isdisjoint(WRAPPER_ATTRIBUTES):
             _set(self, STATE, IRREGULAR)
 
 

@@ -180,7 +180,7 @@ class Differentiated(Transformed[..., Any]):
         self._with_value = with_value
         self._has_aux = has_aux
         self._wrt = wrt
-        self._gradkwargs = tuple(gradkwargs.items())
+        self._gradkwargs = tuple(sorted(gradkwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -170,7 +170,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         super().__init__(fun)
         self._transformation = transformation
         self._has_aux = has_aux
-        self._jackwargs = tuple(jackwargs.items())
+        self._jackwargs = tuple(sorted(jackwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -157,7 +157,7 @@ class JittedMethod(Partial):
         if type(jitted) is not Jitted or self.keywords:  # somebody has put it together
             return super().__call__(*args, **kwargs)
         try:
-            return _run(jitted, self.args + args, kwargs)
+            return _run(jitted, (*self.args, *args), kwargs)
         except Exception as e:
             hide_frames(e)
             raise

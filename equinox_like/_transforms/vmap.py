@@ -148,7 +148,7 @@ class Vmapped(Transformed[..., Any]):
         self._out_axes = out_axes
         self._axis_name = axis_name
         self._axis_size = axis_size
-        self._vmapkwargs = tuple(vmapkwargs.items())
+        self._vmapkwargs = tuple(sorted(vmapkwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

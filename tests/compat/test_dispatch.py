@@ -694,6 +694,26 @@ def test_error_of_comparing_structures_is_not_lost(monkeypatch, node):
     assert f(node(ONE, Raises())).tolist() == [2, 2]
 
 
+class Stubborn:
+    """Refuses to be hashed, but not by a `TypeError`."""
+
+    error: ClassVar[type[Exception]] = ValueError
+
+    def __hash__(self):
+        raise Stubborn.error("no")
+
+
+@pytest.mark.parametrize("error", [ValueError, AttributeError, NotImplementedError])
+@pytest.mark.parametrize("node", [Foreign, Irregular])
+def test_structure_that_refuses_its_hash_is_left_to_python(monkeypatch, node, error):
+    monkeypatch.setattr(Stubborn, "error", error)
+    f = eqx.filter_jit(lambda tree: jtu.tree_leaves(tree)[0] + 1)
+    tag = Stubborn()
+    # More calls than Python's stack is deep: JAX gives back no depth after an error.
+    for _ in range(1200):
+        assert f(ONE).shape == f(node(ONE, tag)).shape == (2,)
+
+
 def test_wrapped_function_is_known_by_its_names(calls):
     def loss(x: jax.Array, scale: float) -> jax.Array:
         return (x**2).sum() * scale

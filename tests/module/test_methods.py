@@ -431,6 +431,16 @@ class TestUpdateWrapper:
         object.__setattr__(named, "scale", 1.0)
         assert jtu.tree_structure(named) == structure
 
+    def test_annotations_may_be_anything(self):
+        class Odd:
+            __annotations__ = None
+
+            def __call__(self, x):
+                return x
+
+        assert jtu.tree_leaves(eqx.module_update_wrapper(self.Wrapper(Odd()))) != []
+        assert jtu.tree_leaves(eqx.filter_grad(Odd())) == []
+
     def test_wrapped_may_be_given(self):
         named = eqx.module_update_wrapper(self.Wrapper(3), len)
         assert named.__name__ == "len" and named.fun == 3

@@ -261,6 +261,8 @@ class TestCallables:
         assert jnp.allclose(doubled(1.0), jnp.tanh(2.0))
         named = eqx.tree_at(lambda m: m.keywords, method, {"power": 2})
         assert jnp.allclose(named(1.0), jnp.tanh(1.0) ** 2)
+        listed = eqx.tree_at(lambda m: m.args, method, list(method.args))
+        assert jnp.allclose(listed(1.0), jnp.tanh(1.0))
         other = eqx.tree_at(lambda m: m.func, method, lambda model, x: model.weight + x)
         assert other(1.0).tolist() == [2, 2]
 
