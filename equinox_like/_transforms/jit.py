@@ -156,8 +156,12 @@ class JittedMethod(Partial):
         jitted: Any = self.func
         if type(jitted) is not Jitted or self.keywords:  # somebody has put it together
             return super().__call__(*args, **kwargs)
+        program = jitted._program
+        run = program.quick or program.choose()
         try:
-            return _run(jitted, (*self.args, *args), kwargs)
+            if run is IN_PYTHON:
+                run = program.call
+            return run(jitted._tree, (*self.args, *args), kwargs)
         except Exception as e:
             hide_frames(e)
             raise
@@ -183,8 +187,13 @@ class Jitted(Transformed[_P, _T]):
         )
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        # As in `JittedMethod`: a function for both would be a step more at each call.
+        program = self._program
+        run = program.quick or program.choose()
         try:
-            return _run(self, args, kwargs)
+            if run is IN_PYTHON:
+                run = program.call
+            return run(self._tree, args, kwargs)
         except Exception as e:
             hide_frames(e)
             raise
@@ -298,17 +307,6 @@ class Jitted(Transformed[_P, _T]):
             return self.__qualname__
         program = self._program
         return Jitted, (self.__wrapped__, program.donate, program.jitkwargs)
-
-
-def _run(
-    jitted: "Jitted[..., _T]", args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _T:
-    program = jitted._program
-    quick = program.quick
-    if quick is None:
-        quick = program.choose()
-    run = program.call if quick is IN_PYTHON else quick
-    return run(jitted._tree, args, kwargs)
 
 
 class Entry:
