@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
 
 
 class Contents:
@@ -58,27 +57,13 @@ _stand_ins: weakref.WeakKeyDictionary[Contents, weakref.ref[StandIn]]
 _stand_ins = weakref.WeakKeyDictionary()
 
 
-class _Ref(weakref.ref[StandIn]):
-    __slots__ = ("key",)
-
-    key: Hashable
-
-
 def interner() -> Callable[[Hashable], StandIn]:
     """A `stand_in` of its own, quicker; it keeps the key for as long as the object is."""
-    refs: dict[Hashable, _Ref] = {}
-
-    def forget(ref: Any) -> None:
-        if refs.get(ref.key) is ref:
-            refs.pop(ref.key, None)
+    known: weakref.WeakValueDictionary[Hashable, StandIn]
+    known = weakref.WeakValueDictionary()
 
     def stand_in(key: Hashable) -> StandIn:
-        ref = refs.get(key)
-        found = None if ref is None else ref()
-        if found is None:
-            found = StandIn()
-            ref = refs[key] = _Ref(found, forget)
-            ref.key = key
-        return found
+        found = known.get(key)
+        return known.setdefault(key, StandIn()) if found is None else found
 
     return stand_in
