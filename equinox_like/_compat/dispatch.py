@@ -37,6 +37,19 @@ class _Unknown:
 
 UNKNOWN: Final = _Unknown()
 
+
+class Held:
+    """A call, as the sole argument of a function that is to know the arrays in it.
+
+    They are its `leaves`, from when JAX takes it apart.
+    """
+
+    __slots__ = ("call", "leaves")
+
+    call: Any
+    leaves: list[Any]
+
+
 # What `hash` and `==` raise for what has none. No more: a signal's handler may raise, too.
 WITHOUT_VALUE: Final = (AttributeError, RuntimeError, TypeError, ValueError)
 
@@ -65,6 +78,13 @@ class Dispatch:
         # thread may come in between and shorten a list under the eyes of C++.
         copy = operator.itemgetter(slice(None), slice(0, 0))
         self._registry.register_node(list, copy, _not_to_be_built)
+        take_apart = self._registry.flatten
+
+        def flatten_held(held):
+            held.leaves, treedef = take_apart(held.call)
+            return held.leaves, treedef
+
+        self._registry.register_node(Held, flatten_held, _not_to_be_built)
         self._registered: set[type] = set()
         self._lock = threading.RLock()
 
@@ -258,7 +278,11 @@ def self_test_of_equinox_like(x: jax.Array) -> jax.Array:
 
 
 def works(dispatch: Dispatch) -> bool:
-    """Whether kinds of call become quick, are told apart, and return what they should."""
+    """Whether kinds of call become quick, are told apart, and return what they should.
+
+    Also whether what is known is asked for again in a trace, where it would be wrong to
+    donate.
+    """
     jitted, asked = jax.jit(self_test_of_equinox_like), []
 
     def miss(x, name):
@@ -275,9 +299,10 @@ def works(dispatch: Dispatch) -> bool:
     function = dispatch.function("equinox_like", self_test_of_equinox_like, miss, 8)
     names = ["a", "a", "b", 1, True, "a", "b", 1, True]
     outs = [function(x, name) for name in names]
+    jax.eval_shape(lambda: function(x, "b")["out"])
     return (
-        asked == ["a", "b", 1, True]
-        and [type(n) for n in asked] == [str, str, int, bool]
+        asked == ["a", "b", 1, True, "b"]
+        and [type(n) for n in asked] == [str, str, int, bool, str]
         and all(out["name"] is name for out, name in zip(outs, names, strict=True))
         and all(jax.device_get(out["out"]).tolist() == [2, 2, 2] for out in outs)
     )

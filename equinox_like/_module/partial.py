@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from .flatten import REGULAR, STATE, set_attributes
 from .module import Module
 
 
@@ -41,11 +40,3 @@ class Partial(Module):
         if self.keywords:
             return self.func(*self.args, *args, **self.keywords, **kwargs)
         return self.func(*self.args, *args, **kwargs)  # a method: it takes less time
-
-
-def bind(func: Callable[..., Any], instance: Any, cls: type[Partial]) -> Partial:
-    """`cls(func, instance)`, made without a constructor: it is read at each call."""
-    partial: Any = object.__new__(cls)
-    attributes = {"func": func, "args": (instance,), "keywords": {}, STATE: REGULAR}
-    set_attributes(partial, attributes)
-    return partial

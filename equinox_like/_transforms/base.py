@@ -28,9 +28,9 @@ import jax.tree_util as jtu
 
 from .._compat.source_info import pass_over
 from .._module.field import field
-from .._module.flatten import WRAPPER_ATTRIBUTES
+from .._module.flatten import REGULAR, STATE, WRAPPER_ATTRIBUTES, set_attributes
 from .._module.module import Module
-from .._module.partial import Partial, bind
+from .._module.partial import Partial
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -93,7 +93,12 @@ class Transformed(Module, Generic[_P, _T]):
         owner: Any = None,
     ) -> Callable[_Q, _T]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else bind(self, instance, self._binds_as_)
+        if instance is None:
+            return self
+        bound: Any = object.__new__(self._binds_as_)
+        attributes = {"func": self, "args": (instance,), "keywords": {}, STATE: REGULAR}
+        set_attributes(bound, attributes)
+        return bound
 
 
 def require_callable(fun: Any, transformation: str) -> None:

@@ -145,13 +145,15 @@ def explain_failure(
 ) -> None:
     """Raises a `DonationError` that names the leaf, if a lost buffer is behind `error`.
 
-    Otherwise notes on `error` what has become of donated arrays.
+    A `FloatingPointError`, if JAX has found a NaN, and now lacks the arrays to run the
+    function again. Otherwise notes on `error` what has become of donated arrays.
     """
     if isinstance(error, RuntimeError | ValueError):
         text = str(error)
         if any(fragment in text for fragment in _TWICE):
             refuse_shared(name_leaves(leaves), error)
         if any(fragment in text for fragment in _GONE):
+            refuse_to_run_again(error)
             refuse_gone(name_leaves(leaves), error)
     _note_losses(error, name_leaves(leaves))
 
@@ -170,7 +172,7 @@ def refuse_shared(
 def refuse_gone(
     named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
 ) -> None:
-    gone = [(name, x) for name, x, _ in named if _is_deleted(x)]
+    gone = [(name, x) for name, x, _ in named if is_deleted(x)]
     for name, x in gone[:1]:
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
         taker = records.taker_of(x)
@@ -183,11 +185,25 @@ def refuse_gone(
         ) from error
 
 
+def refuse_to_run_again(error: Exception) -> None:
+    before = error.__context__
+    while before is not None and type(before).__name__ != _NAN_FOUND:
+        before = before.__context__
+    if before is not None:
+        raise FloatingPointError(
+            "A NaN or an infinity is in the output. To say where it comes from, JAX would "
+            "run the function again, step by step, but its arguments were donated and are "
+            "gone. Call `.clear_cache()` of what `filter_jit` returned, and then that "
+            "again: what is compiled while `jax_debug_nans` or `jax_debug_infs` is set "
+            "donates nothing."
+        ) from error
+
+
 def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> None:
     donated = [(name, x) for name, x, is_donated in named if is_donated]
     if not any(is_concrete(x) for _, x in donated):
         return
-    lost = [name for name, x in donated if _is_deleted(x)]
+    lost = [name for name, x in donated if is_deleted(x)]
     if lost:
         listed = ", ".join(f"`{name}`" for name in lost[:5])
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
@@ -263,7 +279,7 @@ def are_all_deleted(arrays: Sequence[Any]) -> bool:
 
 
 def are_any_deleted(arrays: Sequence[Any]) -> bool:
-    return any(map(_is_deleted, arrays))
+    return any(map(is_deleted, arrays))
 
 
 def are_any_sharded(leaves: Sequence[Any]) -> bool:
@@ -271,6 +287,8 @@ def are_any_sharded(leaves: Sequence[Any]) -> bool:
     return any(is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves)
 
 
+# JAX's exception, as it finds a NaN or an infinity that it was asked to look for.
+_NAN_FOUND = "InternalFloatingPointError"
 # Fragments of JAX's messages.
 _GONE = ("has been deleted", "Invalid buffer passed")
 _TWICE = (
@@ -285,7 +303,7 @@ def describe(x: Any) -> str:
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
-def _is_deleted(x: Any) -> bool:
+def is_deleted(x: Any) -> bool:
     # A tracer has no buffer; a NumPy array keeps its own.
     return is_concrete(x) and x.is_deleted()
 

@@ -446,7 +446,13 @@ class Program:
         if compiled.is_watched:
             program.before(compiled, plan, leaves, groups)
         run = compiled.function
-        if miss is not None and plan.is_in_order and not compiled.stays_slow:
+        if (
+            miss is not None
+            and plan.is_in_order
+            and not compiled.stays_slow
+            # Before each call it is to be seen that none of these is gone.
+            and not (plan.donates and are_any_sharded(leaves))
+        ):
             run = miss.way(run)
         try:
             try:
@@ -455,6 +461,8 @@ class Program:
                 if not (plan.donates and is_of_new_trace(e)):
                     raise
                 out = _NOT_RUN
+                if miss is not None:  # it is not made quick this time
+                    miss.is_settled = False
                 forget_calls(compiled.function)
             if out is _NOT_RUN:  # not in the `except`: it would be told as a context
                 out = program.first_call(compiled, plan, leaves, groups)
@@ -480,6 +488,8 @@ class Program:
             program.record.tree_type = type(tree)
         if miss is None:
             return out.unpack() if isinstance(out, Packed) else out
+        if plan.donates:
+            miss.give(plan.data(leaves), program.record)
         out = miss.unpack(out)
         if is_checked:  # it is to be waited for
             miss.quick = None
@@ -490,12 +500,11 @@ class Program:
         """Chooses how it is called from now on: by JAX's dispatch, or in Python."""
         if not at_top_level():  # where a backend may not be wanted yet
             return IN_PYTHON
-        # Shardings are chosen in Python, and outputs of them come in groups. What
-        # is donated is seen to be gone, and would have to be found again.
-        if self.donates or self.shardings is not None or self.stays_in_python:
+        # Shardings are chosen in Python, and outputs of them come in groups.
+        if self.shardings is not None or self.stays_in_python:
             self.quick = IN_PYTHON
         else:
-            self.quick = make_quick(self, self.name)
+            self.quick = make_quick(self, self.name, self.donates)
         return self.quick or IN_PYTHON
 
     def explained(self, error: Exception, call: Any) -> Exception:

@@ -57,23 +57,23 @@ class Plan:
         self.order = tuple(order)
         placed = list(zip(labels, order, strict=True))
         runs = [[i for _, i in run] for _, run in groups_of(placed, lambda x: x[0])]
-        self.takes = list(map(_taker, runs))
+        self.takes = list(map(taker, runs))
         if len(self.order) in map(len, runs):
             # The same leaves in another order may come as they are, in a list.
             self.takes = [_as_list(take) for take in self.takes]
         # All leaves, in the order in which they come: nothing is to be picked.
         self.takes_all = [list(range(len(self.order)))] == runs
-        self.take_donated = _taker([i for label, i in placed if label == DONATE])
+        self.take_donated = taker([i for label, i in placed if label == DONATE])
         data = [label for label, _ in placed if label is not STATIC]
         donated = [i for i, label in enumerate(data) if label == DONATE]
         data_order = list(itertools.chain.from_iterable(runs))
         # The same among nothing but data.
-        self.take_donated_data = _taker(donated)
+        self.take_donated_data = taker(donated)
         self.is_in_order = all(map(operator.lt, data_order, data_order[1:]))
         # Whether all arrays are: they are the sole group.
         self.donates_all = self.donates and KEEP not in self.labels
         static = [i for label, i in placed if label is STATIC]
-        self.take_statics = _taker(static)
+        self.take_statics = taker(static)
         self.has_statics = bool(static)
         # Values of other types are compared as they are: their types are known.
         self.must_wrap = any(issubclass(leaf_types[i], WRAPPED) for i in static)
@@ -121,6 +121,13 @@ class Plan:
             refuse_unhashable(statics, (n for n, label in named if label is STATIC))
         return make_skeleton(self.treedef, self.labels, statics)
 
+    def data(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
+        """Value, and whether it is donated, of each leaf that is data."""
+        placed = zip(self.labels, self.order, strict=True)
+        return [
+            (leaves[i], label == DONATE) for label, i in placed if label is not STATIC
+        ]
+
     @property
     def names(self) -> list[str]:
         """For each leaf, in canonical order, the expression that a user would write."""
@@ -149,11 +156,8 @@ class Plan:
 
     def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
         """Name, value, and whether it is donated, of each leaf that is data."""
-        return [
-            (name, leaves[i], label == DONATE)
-            for name, i, label in zip(self.names, self.order, self.labels, strict=True)
-            if label is not STATIC
-        ]
+        named = zip(self.data_names, self.data(leaves), strict=True)
+        return [(name, x, is_donated) for name, (x, is_donated) in named]
 
 
 def groups_of(
@@ -283,7 +287,7 @@ def _as_list(take: Callable[[list[Any]], Any]) -> Callable[[list[Any]], list[Any
     return lambda leaves: list(take(leaves))
 
 
-def _taker(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
+def taker(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
     if len(indices) == 1:
         (index,) = indices
         return lambda leaves: (leaves[index],)

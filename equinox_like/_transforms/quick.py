@@ -5,16 +5,18 @@ kwargs)`, and two methods:
 
     owner.call(tree, args, kwargs, miss=None)  # in Python; a `Miss` may become quick
     owner.explained(error, call)               # what to raise for an error of the program
+
+One that donates calls `miss.give` with what it was given.
 """
 
 import functools
 import re
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from .._compat.dispatch import Dispatch, NotYet, dispatch
+from .._compat.dispatch import Dispatch, Held, NotYet, dispatch
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._errors import DonationError
@@ -22,18 +24,34 @@ from .._tree.filters import is_array
 from .._tree.intern import interner
 from .._tree.strict import Strict
 from .base import is_private
+from .donation import Record, are_all_deleted, is_deleted
 from .pack import Packed
-from .plan import MAX_KEPT, WRAPPED
+from .plan import MAX_KEPT, WRAPPED, taker
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class Given:
+    """What is gone after each call of a kind, and where it is told of."""
+
+    __slots__ = ("record", "take", "tree_type")
+
+    def __init__(self, take: Callable[[list[Any]], Any] | None, record: Record):
+        # Picks it from all data in a call, unless it is all of them.
+        self.take = take
+        self.record = record
+        self.tree_type = record.tree_type
 
 
 class Miss:
     """A call that JAX's dispatch does not know, and what makes it known."""
 
-    def __init__(self, dispatch: Dispatch, call: Call):
+    def __init__(self, dispatch: Dispatch, call: Call, donates: bool):
         self.dispatch = dispatch
         self.call = call
+        # For functions that donate: quick calls return this beside the output.
+        self.donates = donates
+        self.given: Given | None = None
         # What JAX has called, and what that remembers of a quick call.
         self.function: Any = None
         self.quick: Any = None
@@ -57,13 +75,24 @@ class Miss:
         self.is_settled = not again
         return out
 
+    def give(self, data: Sequence[tuple[Any, bool]], record: Record) -> None:
+        """After the call: quick ones see to it that the same is gone as now.
+
+        `data` says of each datum whether it was donated.
+        """
+        gone = [i for i, (x, is_given) in enumerate(data) if is_given and is_deleted(x)]
+        if gone:
+            is_all = len(gone) == len(data)
+            self.given = Given(None if is_all else taker(gone), record)
+
     def unpack(self, out: Any) -> Any:
         """`out.unpack()`, where it is packed; the same for quick calls."""
-        if not isinstance(out, Packed):
-            return out
-        out = out.unpack()
-        if self.quick is not None:
-            self.quick = self.dispatch.returning(self.quick, out, _is_data)
+        is_packed = isinstance(out, Packed)
+        if is_packed:
+            out = out.unpack()
+        if self.quick is not None and (is_packed or self.donates):
+            tree = (self.given, out) if self.donates else out
+            self.quick = self.dispatch.returning(self.quick, tree, _is_data)
         return out
 
 
@@ -77,16 +106,19 @@ class Guarded:
 
     __slots__ = ("_free", "_function", "_owner", "_raised")
 
-    def __init__(self, found: Dispatch, name: str, owner: Callable[[], Any]):
+    def __init__(
+        self, found: Dispatch, name: str, owner: Callable[[], Any], donates: bool
+    ):
         # What to take, and to give back. Unlike a lock's `acquire`, `del` leaves no moment
         # for a signal's handler between taking it and the `try` that gives it back.
         self._free = [True]
         self._owner = owner
         # By Python, below JAX's dispatch: which would keep such a kind of call for Python.
         self._raised: list[BaseException] = []
-        slow = functools.partial(_slow, owner, self._raised)
-        miss = functools.partial(_miss, owner, self._raised, found)
-        self._function = found.function(name, slow, miss, MAX_KEPT)
+        slow = functools.partial(_slow, owner, self._raised, donates)
+        miss = functools.partial(_miss, owner, self._raised, donates, found)
+        function = found.function(name, slow, miss, MAX_KEPT)
+        self._function = _seeing_to_donation(function) if donates else function
 
     def __call__(self, tree: Any, args: Any, kwargs: Any) -> Any:
         is_mine = True
@@ -144,7 +176,7 @@ MANY: Final = 128
 IN_PYTHON: Final[Any] = object()
 
 
-def make_quick(owner: Any, name: str) -> Any:
+def make_quick(owner: Any, name: str, donates: bool = False) -> Any:
     """`owner.call` by JAX's dispatch, if there is one, else `IN_PYTHON`.
 
     `None` if that is not known yet.
@@ -158,35 +190,62 @@ def make_quick(owner: Any, name: str) -> Any:
     # Before a call has them: JAX can take numbers of Python for arrays.
     found.learn((0, 0.0, 0j, False), _is_data, _key_of)
     # It must not keep the owner alive, which keeps it.
-    return Guarded(found, name, weakref.ref(owner))
+    return Guarded(found, name, weakref.ref(owner), donates)
 
 
-def _slow(
-    owner: Any, raised: list[BaseException], tree: Any, args: Any, kwargs: Any
-) -> Any:
+def _seeing_to_donation(function: Any) -> Callable[..., Any]:
+    def call(tree, args, kwargs):
+        held = Held()
+        held.call = tree, args, kwargs
+        given, out = function(held)
+        if given is not None:
+            take = given.take
+            arrays = held.leaves if take is None else take(held.leaves)
+            if not are_all_deleted(arrays):
+                # JAX leaves alive what it could not overwrite, as somebody looks at it.
+                for x in arrays:
+                    x.delete()
+            record = given.record
+            record.arrays = arrays
+            record.tree_type = given.tree_type
+        return out
+
+    return call
+
+
+def _slow(owner: Any, raised: list[BaseException], donates: bool, *args: Any) -> Any:
+    out = None
     try:
-        return owner().call(tree, args, kwargs)
+        out = owner().call(*_call_in(args))
     except BaseException as e:
         raised.append(e)
+    return (None, out) if donates else out
 
 
 def _miss(
     owner: Any,
     raised: list[BaseException],
+    donates: bool,
     found: Dispatch,
-    tree: Any,
-    args: Any,
-    kwargs: Any,
+    *args: Any,
 ) -> Any:
-    miss = Miss(found, (tree, args, kwargs))
+    miss = Miss(found, _call_in(args), donates)
+    out, again = None, True
     try:
         if not at_top_level():  # where no call is quick
-            return owner().call(tree, args, kwargs), None, True
-        out = owner().call(tree, args, kwargs, miss)
+            out = owner().call(*miss.call)
+        else:
+            out = owner().call(*miss.call, miss)
+            again = not miss.is_settled
     except BaseException as e:
         raised.append(e)
-        return None, None, True
-    return out, miss.quick, not miss.is_settled
+        miss.quick = None
+    return ((None, out) if donates else out), miss.quick, again
+
+
+def _call_in(args: Any) -> Call:
+    (first, *_) = args
+    return first.call if type(first) is Held else args
 
 
 def _is_data(x: Any) -> bool:

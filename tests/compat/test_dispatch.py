@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import warnings
 import weakref
 from typing import Any, ClassVar, NamedTuple
 
@@ -120,14 +121,6 @@ def test_known_calls_do_not_come_to_python(calls, tree):
     count, out = calls_of_third(calls, f, lambda: (tree,))
     assert count == 0
     assert eqx.tree_equal(out, (jtu.tree_map(change, tree), 7), typematch=True)
-
-
-@pytest.mark.parametrize("donate", ["arrays", "strict", ("x",)])
-def test_functions_that_donate_are_called_in_python(calls, donate):
-    f = eqx.filter_jit(lambda x: x + 1, donate=donate)
-    x = ONE + 1
-    count, out = calls_of_third(calls, f, lambda: (x.copy(),))
-    assert (count, out.tolist()) == (1, [3, 3])
 
 
 def test_nodes_of_others_are_taken_apart_and_built(calls):
@@ -596,17 +589,19 @@ def irregular(x, tag):
 
 
 @pytest.mark.parametrize("node", [Foreign, Irregular, irregular])
-def test_structures_are_not_compared_in_the_table_of_cpp(calls, node):
+@pytest.mark.parametrize("donate", ["none", "arrays"])
+def test_structures_are_not_compared_in_the_table_of_cpp(calls, node, donate):
     # Else it could change in between, if another thread clears JAX's caches.
     Compared.by.clear()
     traces = []
-    f = eqx.filter_jit(lambda node: traces.append(0) or node.x * 1)
+    f = eqx.filter_jit(lambda node: traces.append(0) or node.x * 1, donate=donate)
     for n in (3, 4):
-        count, out = calls_of_third(calls, f, lambda n=n: (node(ONE, Compared(n)),))
+        count, out = calls_of_third(calls, f, lambda n=n: (node(ONE + 0, Compared(n)),))
         assert (count, out.tolist()) == (0, [1, 1])
     assert len(traces) == 2
     assert Compared.by
-    assert not [name for name in Compared.by if name.startswith("Guarded")]
+    above_cpp = quick.Guarded.__name__, quick._seeing_to_donation.__name__
+    assert not [name for name in Compared.by if name.startswith(above_cpp)]
 
 
 @pytest.mark.parametrize("node", [Foreign, Irregular, irregular])
@@ -1043,6 +1038,231 @@ def test_very_many_static_values_are_looked_up_in_python(calls, monkeypatch):
             count, (x, m) = calls_of_third(calls, f, lambda n=n: (ONE, n))
             assert (count, x.tolist(), m) == (expected, [2, 2], n)
         f(ONE + 1, 4)
+
+
+# Functions that donate
+
+
+class Net(eqx.Module):
+    layers: list
+    activation: Any = jax.nn.relu
+
+    @eqx.filter_jit(donate="arrays")
+    def moved(self, by, name):
+        return jtu.tree_map(lambda x: x + by if eqx.is_array(x) else x, self), name
+
+    @eqx.filter_jit(donate="all-except-first")
+    def kept(self, x):
+        return x + self.layers[0]
+
+    def __call__(self, x):
+        return x + self.layers[0]
+
+
+def make_net():
+    return Net([Layer(ONE + 0, 3), ONE + 1])
+
+
+def grow(tree):
+    return jtu.tree_map(lambda x: x + 1 if eqx.is_array(x) else x, tree)
+
+
+def fates(tree):
+    return [x.is_deleted() for x in jtu.tree_leaves(tree) if isinstance(x, jax.Array)]
+
+
+@pytest.mark.parametrize("mode", ["arrays", "warn", "strict", ("tree",)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ONE + 1,
+        lambda: {"a": ONE + 0, "b": [ONE + 1, 1.5, "name"]},
+        make_net,
+        lambda: (Point(ONE + 0, "unit"), Foreign(ONE + 0, "m"), None),
+    ],
+    ids=["array", "dict", "Module", "nodes"],
+)
+def test_known_calls_that_donate_do_not_come_to_python(calls, mode, make):
+    f = eqx.filter_jit(lambda tree: (grow(tree), 7), donate=mode)
+    trees = [make() for _ in range(3)]
+    left = iter(trees)
+    count, out = calls_of_third(calls, f, lambda: (next(left),))
+    assert count == 0
+    assert all(map(all, map(fates, trees)))
+    assert eqx.tree_equal(out, (grow(make()), 7), typematch=True)
+
+
+def test_methods_and_callables_that_donate(calls):
+    nets = iter([make_net() for _ in range(3)])
+    for _ in range(3):
+        calls.clear()
+        net = next(nets)
+        (out, name), by = net.moved(by := ONE + 0, "name"), by
+        assert all(fates(net)) and not by.is_deleted() and name == "name"
+        assert out.layers[1].tolist() == [3, 3]
+    assert not calls
+    net = make_net()
+    net = Net([ONE + 1])
+    wrapped = eqx.filter_jit(net, donate="arrays")
+    for f in (net.kept, wrapped):
+        for _ in range(3):
+            calls.clear()
+            x = ONE + 0
+            assert f(x).tolist() == [3, 3]
+            assert x.is_deleted() and fates(net) == [False]
+        assert not calls
+
+
+def test_by_keyword_and_beside_what_is_kept(calls):
+    def move(a, b, n, *, c):
+        return b + n, c + 1, a.sum()
+
+    for donate, expected in (
+        ("arrays", [False, True, True]),
+        ("all-except-first", [False, True, True]),
+        (("c",), [False, False, True]),
+        (("a", "c"), [True, False, True]),
+    ):
+        f = eqx.filter_jit(move, donate=donate)
+        for _ in range(3):
+            calls.clear()
+            a, b, c = jnp.ones(5), ONE + 0, jnp.ones(3)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", eqx.DonationWarning)
+                out = f(a, b, 2, c=c)
+            assert [x.tolist() for x in out] == [[3, 3], [2, 2, 2], 5]
+            assert fates([a, b, c]) == expected, donate
+        assert not calls
+
+
+@pytest.mark.parametrize("mode", ["arrays", "warn", "strict", ("x",)])
+def test_array_that_somebody_looks_at_is_gone_all_the_same(calls, mode):
+    f = eqx.filter_jit(lambda x: x + 1, donate=mode)
+    for _ in range(3):
+        calls.clear()
+        x = ONE + 1
+        view = np.asarray(x)
+        assert f(x).tolist() == [3, 3]
+        assert x.is_deleted() and view.tolist() == [2, 2]
+    assert not calls
+
+
+def test_kinds_of_call_with_other_arrays_gone_are_told_apart(calls):
+    f = eqx.filter_jit(lambda x, y: {"x": x + 1, "y": y[:2]}, donate="arrays")
+    for _ in range(3):
+        calls.clear()
+        for y, is_gone in ((ONE + 0, True), (jnp.ones(3), False)):
+            x = ONE + 0
+            f(x, y)
+            assert fates([x, y]) == [True, is_gone]
+        for x in (np.ones(2, "float32"), np.float32(1)):
+            y = ONE + 0
+            assert f(x, y)["x"].sum() == (x + 1).sum()
+            assert y.is_deleted()
+    assert not calls
+
+
+def test_use_of_what_is_gone_is_told_of_and_forgotten(calls):
+    @eqx.filter_jit(donate="arrays")
+    def update(model, n):
+        return grow(model)
+
+    f = update
+    for _ in range(3):
+        used = {"w": ONE + 0, "b": ONE + 1}
+        f(used, 3)
+    for _ in range(2):
+        with pytest.raises(
+            eqx.DonationError, match=r"`model\['b'\]`.*donated to `update`"
+        ):
+            f({"w": ONE, "b": used["b"]}, 3)
+        assert not ONE.is_deleted()
+    x = ONE + 0
+    with pytest.raises(
+        eqx.DonationError, match=r"`model\['b'\]` and `model\['w'\]` are the same"
+    ):
+        f({"w": x, "b": x}, 3)
+    assert not x.is_deleted()
+    calls.clear()
+    assert f({"w": x, "b": ONE + 1}, 3)["w"].tolist() == [2, 2]
+    assert not calls
+
+
+def test_arrays_on_several_devices_are_donated_in_python(calls):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.P("d"))
+    f = eqx.filter_jit(lambda x: x + 1, donate="arrays")
+    for make in (lambda: (jax.device_put(ONE, sharding),), lambda: (ONE + 0,)):
+        args = [make() for _ in range(3)]
+        left = iter(args)
+        calls_of_third(calls, f, left.__next__)
+        assert all(map(all, map(fates, args)))
+    x = jax.device_put(ONE, sharding)
+    f(x)
+    with pytest.raises(eqx.DonationError, match=r"`x`.*has been deleted"):
+        f(x)
+
+
+def test_what_was_traced_ahead_of_time_becomes_known(calls):
+    f = eqx.filter_jit(lambda x: x[:1], donate="warn")
+    f.donation_report(ONE)
+    with pytest.warns(eqx.DonationWarning, match="`x`") as caught:
+        assert calls_of_third(calls, f, lambda: (ONE,))[0] == 0
+    assert len(caught) == 1
+    with pytest.warns(eqx.DonationWarning, match=r"`x` \(float32\[5\]\)"):
+        f(jnp.ones(5))
+
+
+def test_without_jit_or_with_a_search_for_nans_donation_is_right():
+    f = eqx.filter_jit(lambda x: x / x, donate="arrays")
+    for _ in range(3):
+        f(ONE + 0)
+    with jax.disable_jit():
+        x = ONE + 0
+        assert f(x).tolist() == [1, 1] and not x.is_deleted()
+    for is_known in (True, False):
+        if not is_known:
+            f.clear_cache()
+        x = ONE * 0
+        with jax.debug_nans(True), pytest.raises(FloatingPointError) as info:
+            f(x)
+        is_gone = "arguments were donated" in str(info.value)
+        assert x.is_deleted() == is_gone == is_known
+    f.clear_cache()
+    x = ONE + 0
+    assert f(x).tolist() == [1, 1] and x.is_deleted()
+
+
+def test_donating_callback_that_fails_runs_once():
+    code = """
+        import jax, jax.numpy as jnp, equinox_like as eqx
+        runs = []
+        def host(x):
+            runs.append(1)
+            if x.sum() < 0:
+                raise KeyError("host")
+            return x
+        f = eqx.filter_jit(lambda x: jax.pure_callback(host, x, x), donate="arrays")
+        for _ in range(3):
+            f(jnp.ones(3))
+        runs.clear()
+        x = -jnp.ones(3)
+        try:
+            jax.block_until_ready(f(x))
+        except Exception as e:
+            print(type(e).__name__, len(runs), x.is_deleted(), *e.__notes__)
+    """
+    assert run(code) == run(code, "public")
+
+
+def test_arguments_of_a_call_that_donates_are_let_go_of():
+    f = eqx.filter_jit(lambda tree, node: grow(tree), donate="arrays")
+    for _ in range(3):
+        node = Foreign(None, "m")
+        dead, x = weakref.ref(node), ONE + 0
+        f({"x": x}, node)
+        del node
+        assert dead() is None and x.is_deleted()
 
 
 # Without the private names
