@@ -54,6 +54,14 @@ def moments() -> Moments:
     return Moments(jnp.array(0), jnp.ones(3), jnp.ones((2, 2)))
 
 
+def directly(f: Callable[..., Any], x: Any) -> Any:
+    return f(x)
+
+
+def ahead_of_time(f: Any, x: Any) -> Any:
+    return f.lower(x).compile()(x)
+
+
 def under_grad(f: Callable[..., Any], x: Any) -> Any:
     return jax.grad(lambda x: f(x).sum())(x)
 
@@ -64,22 +72,22 @@ def under_scan(f: Callable[..., Any], x: Any) -> Any:
 
 # Name, how to make the argument, the function, and how it is called.
 KINDS: list[tuple[str, Callable[[], Any], Callable[..., Any], Callable[..., Any]]] = [
-    ("a Module", linear, grow, lambda f, x: f(x)),
-    ("the state of an optimiser", moments, grow, lambda f, x: f(x)),
-    ("a typed key", lambda: jax.random.key(0), next_key, lambda f, x: f(x)),
-    ("an array of NumPy", lambda: np.ones(3, np.float32), grow, lambda f, x: f(x)),
-    ("the same array twice", tied, grow, lambda f, x: f(x)),
-    ("sharded over 4 devices", lambda: sharded("d"), grow, lambda f, x: f(x)),
-    ("replicated on 4 devices", sharded, grow, lambda f, x: f(x)),
-    ("a NumPy view of it is held", lambda: jnp.ones(3), grow, lambda f, x: f(x)),
-    ("not used", lambda: jnp.ones(3), lambda x: 0, lambda f, x: f(x)),
+    ("a Module", linear, grow, directly),
+    ("the state of an optimiser", moments, grow, directly),
+    ("a typed key", lambda: jax.random.key(0), next_key, directly),
+    ("an array of NumPy", lambda: np.ones(3, np.float32), grow, directly),
+    ("the same array twice", tied, grow, directly),
+    ("sharded over 4 devices", lambda: sharded("d"), grow, directly),
+    ("replicated on 4 devices", sharded, grow, directly),
+    ("a NumPy view of it is held", lambda: jnp.ones(3), grow, directly),
+    ("not used", lambda: jnp.ones(3), lambda x: 0, directly),
     (
         "becomes `int32`",
         lambda: jnp.ones(3),
         lambda x: x.astype(int),
-        lambda f, x: f(x),
+        directly,
     ),
-    ("becomes a sum", lambda: jnp.ones(3), lambda x: x.sum(), lambda f, x: f(x)),
+    ("becomes a sum", lambda: jnp.ones(3), lambda x: x.sum(), directly),
     ("under `jax.jit`", lambda: jnp.ones(3), grow, lambda f, x: jax.jit(f)(x)),
     ("under `jax.grad`", lambda: jnp.ones(3), grow, under_grad),
     ("under `jax.vmap`", lambda: jnp.ones(3), grow, lambda f, x: jax.vmap(f)(x)),
@@ -103,7 +111,10 @@ def what_happens(mode: Any, make: Any, fun: Any, call: Any, holds_view: bool) ->
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # Calls that are known are made in another way than the first.
-        fates = [fate(jitted, make(), call, holds_view) for _ in range(4)]
+        calls = [call] * 4
+        if call is directly:
+            calls.append(ahead_of_time)
+        fates = [fate(jitted, make(), how, holds_view) for how in calls]
     warned = any(issubclass(w.category, eqx.DonationWarning) for w in caught)
     return ", then ".join(dict.fromkeys(fates)) + (", warned" if warned else "")
 

@@ -59,6 +59,25 @@ class Donation:
                     f"has {', '.join(map(repr, signature.parameters)) or 'none'}."
                 )
 
+    def delete_rest(
+        self,
+        arrays: Sequence[Any],
+        alive: Sequence[int],
+        buffers: Callable[[], Sequence[Any]],
+    ) -> tuple[int, ...]:
+        """Deletes what a call was given and JAX left alive. Returns what is right to be.
+
+        `alive` are the indices of those; `buffers()` says what became of each one's buffer.
+        """
+        taken = alive
+        if self.names is None:
+            # JAX leaves alive what it could not overwrite, as somebody looks at it.
+            found = buffers()
+            taken = [i for i in alive if isinstance(found[i], int)]
+        for i in taken:
+            arrays[i].delete()
+        return tuple(i for i in alive if i not in taken)
+
     def object_to(self, vain: Sequence[tuple[str, Any]]) -> None:
         """Says of donated leaves that no output can take the buffer of."""
         if not vain:
@@ -276,6 +295,13 @@ def are_all_deleted(arrays: Sequence[Any]) -> bool:
         return all(map(_has_been_deleted, arrays))
     except AttributeError:  # an array of NumPy
         return False
+
+
+def still_alive(arrays: Sequence[Any]) -> tuple[int, ...]:
+    """The indices of those that are JAX's own and not deleted."""
+    return tuple(
+        i for i, x in enumerate(arrays) if is_concrete(x) and not x.is_deleted()
+    )
 
 
 def are_any_deleted(arrays: Sequence[Any]) -> bool:

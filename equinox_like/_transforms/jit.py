@@ -49,10 +49,11 @@ from .donation import (
     are_any_sharded,
     check_mode,
     in_vain,
-    is_concrete,
+    is_deleted,
     muted,
     records,
     refuse_gone,
+    still_alive,
     traits_of,
 )
 from .pack import Packed, pack, unpack
@@ -212,6 +213,7 @@ class Jitted(Transformed[_P, _T]):
             plan,
             entry.skeleton,
             self._program.donation,
+            self._program.record,
             named,
             platform_of(leaves),
         )
@@ -676,23 +678,17 @@ class Program:
         if jit_is_disabled():
             return
         donated = plan.take_donated(leaves)
-        alive = tuple(
-            i for i, x in enumerate(donated) if is_concrete(x) and not x.is_deleted()
-        )
-        if self.donation.names is not None:
-            for i in alive:
-                donated[i].delete()
-        elif alive != entry.alive or len(entry.buffers) > 1:
-            buffers = plan.take_donated_data(
-                list(self.buffers(entry, plan, leaves, groups, traits_of(groups)))
+        alive = still_alive(donated)
+        if alive != entry.alive or len(entry.buffers) > 1:
+            entry.alive = self.donation.delete_rest(
+                donated,
+                alive,
+                lambda: plan.take_donated_data(
+                    self.buffers(entry, plan, leaves, groups, traits_of(groups))
+                ),
             )
-            # JAX leaves alive what it could not overwrite, as somebody looks at it.
-            for i in alive:
-                if isinstance(buffers[i], int):
-                    donated[i].delete()
-            entry.alive = tuple(i for i in alive if not isinstance(buffers[i], int))
         # It must keep nothing that still has memory.
-        self.record.arrays = [x for x in donated if is_concrete(x) and x.is_deleted()]
+        self.record.arrays = list(filter(is_deleted, donated))
 
     def buffers(
         self,

@@ -287,7 +287,7 @@ def _as_list(take: Callable[[list[Any]], Any]) -> Callable[[list[Any]], list[Any
     return lambda leaves: list(take(leaves))
 
 
-def taker(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
+def taker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
     if len(indices) == 1:
         (index,) = indices
         return lambda leaves: (leaves[index],)

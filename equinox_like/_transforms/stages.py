@@ -13,12 +13,22 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._compat.lowered import buffers_of
+from .._compat.lowered import Buffer, buffers_of
 from .._tree.split import STATIC, Skeleton
 from .base import hide_frames
 from .checks import explained, wait_for
 from .difference import differences
-from .donation import Donation, in_vain, muted
+from .donation import (
+    Donation,
+    Record,
+    are_all_deleted,
+    are_any_deleted,
+    in_vain,
+    is_deleted,
+    muted,
+    refuse_gone,
+    still_alive,
+)
 from .pack import unpack
 from .plan import Plan
 from .quick import IN_PYTHON, MANY, Miss, make_quick
@@ -38,8 +48,10 @@ class Call:
     arrange: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Plan, list[Any]]]
     plan: Plan
     skeleton: Skeleton
-    # What to say of leaves that are donated in vain, and of which: see `Plan.named_leaves`.
+    # What to say of leaves that are donated in vain, where to tell of those that are gone,
+    # and the leaves: see `Plan.named_leaves`.
     donation: Donation
+    record: Record
     named: Sequence[tuple[str, Any, bool]]
     # Of the first argument that is bound to a device, else of JAX's default.
     platform: str
@@ -159,11 +171,12 @@ class Lowered(_Stage[_P, _T]):
                 "host."
             )
         compiled = self.lowered.compile(compiler_options)
-        donation = self._call.donation
-        if donation.looks_first:
+        call, buffers = self._call, None
+        if call.plan.donates:
             buffers = buffers_of(self.lowered, compiled)
-            donation.object_to(in_vain(self._call.named, buffers))
-        return Compiled(compiled, self._call)
+        if call.donation.looks_first:
+            call.donation.object_to(in_vain(call.named, buffers))
+        return Compiled(compiled, call, buffers)
 
     def __repr__(self) -> str:
         return f"<lowered {self._call.jitted!r}>"
@@ -180,7 +193,9 @@ class Compiled(_Stage[_P, _T]):
     that it was compiled for, naming the first that differs.
     """
 
-    def __init__(self, compiled: Any, call: Call):
+    def __init__(
+        self, compiled: Any, call: Call, buffers: Sequence[int | Buffer] | None
+    ):
         self.compiled = compiled
         self._call = call
         self._tree = call.jitted._tree
@@ -190,12 +205,22 @@ class Compiled(_Stage[_P, _T]):
         # How it is called, and how often JAX's dispatch was told of a call.
         self.quick: Any = None
         self._times_quick = 0
+        # Where it donates: what becomes of the buffer of each datum, `None` if JAX does not
+        # tell; which of the donated ones are right to be alive after a call; and whether
+        # they are on several devices (see `Program.before`).
+        self._buffers = buffers or [None] * len(call.named)
+        self._alive: tuple[int, ...] = ()
+        shardings = jtu.tree_leaves(compiled.input_shardings)
+        is_sharded = any(len(s.device_set) > 1 for s in shardings)
+        self._is_watched = call.plan.donates and is_sharded
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         quick = self.quick
         if quick is None:
-            # What is to be waited for is waited for in Python.
-            quick = IN_PYTHON if self._waits else make_quick(self, repr(self))
+            if self._waits or self._is_watched:  # in Python
+                quick = IN_PYTHON
+            else:
+                quick = make_quick(self, repr(self), self._call.plan.donates)
             self.quick = quick
         run = self.call if quick is None or quick is IN_PYTHON else quick
         try:
@@ -214,6 +239,8 @@ class Compiled(_Stage[_P, _T]):
             or plan.static_key(leaves) != statics
         ):
             plan = self._fit(args, kwargs)
+        if self._is_watched and are_any_deleted(leaves):
+            refuse_gone(plan.named_leaves(leaves))
         run = self.compiled
         if miss is not None and plan.is_in_order:
             function = miss.dispatch.function_of(run)
@@ -227,13 +254,29 @@ class Compiled(_Stage[_P, _T]):
             if error is e:
                 raise
             raise error from None
+        if plan.donates:
+            self._see_to_donation(plan, leaves)
         if miss is None:
             return unpack(out)
+        if plan.donates:
+            miss.give(plan.data(leaves), self._call.record)
         out = miss.unpack(out)
         self._times_quick += miss.quick is not None
         if miss.is_settled and (miss.quick is None or self._times_quick > MANY):
             self.quick = IN_PYTHON
         return out
+
+    def _see_to_donation(self, plan: Plan, leaves: list[Any]) -> None:
+        call = self._call
+        donated = plan.take_donated(leaves)
+        if not are_all_deleted(donated):
+            alive = still_alive(donated)
+            if alive != self._alive:
+                self._alive = call.donation.delete_rest(
+                    donated, alive, lambda: plan.take_donated_data(self._buffers)
+                )
+        call.record.arrays = list(filter(is_deleted, donated))
+        call.record.tree_type = type(self._tree)
 
     def explained(self, error: Exception, call: Any) -> Exception:
         """What to raise for an error of running the program."""

@@ -292,6 +292,39 @@ class TestCalls:
         compiled = eqx.filter_jit(Model(jnp.full(3, 2.0), activation=abs)).lower(FLOAT)
         assert compiled.compile()(jnp.ones(3)).tolist() == [2, 2, 2]
 
+    @pytest.mark.parametrize("donate", ["arrays", "warn", ("model", "x")])
+    def test_what_it_takes_is_gone_for_certain(self, donate):
+        @eqx.filter_jit(donate=donate)
+        def update(model, x, n):
+            return {"w": model["w"] + x.sum()}, n
+
+        def arguments():
+            return {"w": jnp.ones(3)}, jnp.ones(2), 1
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", eqx.DonationWarning)
+            compiled = update.lower(*arguments()).compile()
+        for is_looked_at in (True, False, True, False, True):
+            model, x, n = arguments()
+            view = np.asarray(model["w"]) if is_looked_at else None
+            out, _ = compiled(model, x, n=n) if is_looked_at else compiled(model, x, n)
+            assert out["w"].tolist() == [3, 3, 3]
+            assert model["w"].is_deleted() and x.is_deleted() == ("x" in donate)
+            assert view is None or view.tolist() == [1, 1, 1]
+            with pytest.raises(eqx.DonationError, match=r"`model\['w'\]`.*to `update`"):
+                compiled(model, x, n)
+
+    def test_sharded_array_passed_again_is_an_error(self):
+        mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        x = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, jax.P("d")))
+        compiled = eqx.filter_jit(lambda x: x + 1, donate="arrays").lower(x).compile()
+        y = compiled(x)
+        assert x.is_deleted() and y.tolist() == [2, 2, 2, 2]
+        for _ in range(2):  # a process of jax 0.10 would end here
+            with pytest.raises(eqx.DonationError, match=r"`x`.*has been deleted"):
+                compiled(x)
+        assert compiled(y).tolist() == [3, 3, 3, 3]
+
     def test_donation_carries_over(self):
         f = eqx.filter_jit(lambda x, name: (x + 1, name), donate="arrays")
         compiled = f.lower(FLOAT, "n").compile()
