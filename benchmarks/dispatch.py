@@ -25,15 +25,22 @@ def step(tree: Any) -> Any:
     return jax.tree.map(lambda x: x + 1 if eqx.is_array(x) else x, tree)
 
 
+def fit(tree: Any, batch: tuple[jax.Array, jax.Array]) -> Any:
+    x, y = batch
+    by = x.sum() + y.sum()
+    return jax.tree.map(lambda w: w + by if eqx.is_array(w) else w, tree)
+
+
 class Loop:
     """A train loop: each call replaces the state by the function's output."""
 
-    def __init__(self, fun: Any, state: Any):
+    def __init__(self, fun: Any, state: Any, *args: Any):
         self.fun = fun
         self.state = state
+        self.args = args
 
     def __call__(self) -> Any:
-        self.state = self.fun(self.state)
+        self.state = self.fun(self.state, *self.args)
         return self.state
 
 
@@ -82,7 +89,11 @@ def run(rounds: int) -> None:
 
 
 def run_modes(rounds: int) -> None:
-    """All ways to donate, beside `jax.jit` which donates the same arrays."""
+    """All ways to donate, beside `jax.jit` which donates the same arrays.
+
+    In the rows with a batch, `"arrays"` donates that in vain, and it stays alive.
+    """
+    batch = jnp.ones(3), jnp.ones(5)
     for kind in KINDS:
         rows: list[Row] = []
         for size in SIZES:
@@ -92,6 +103,15 @@ def run_modes(rounds: int) -> None:
                 jitted = eqx.filter_jit(lambda tree: step(tree), donate=mode)
                 contenders[str(mode)] = Loop(jitted, fresh(states["ours"]))
             title = f"{size} leaves"
+            rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
+            jitted = jax.jit(fit, donate_argnums=0)
+            contenders = {JAX: Loop(jitted, fresh(states[JAX]), batch)}
+            for mode in ("arrays", ("tree",)):
+                jitted = eqx.filter_jit(
+                    lambda tree, batch: fit(tree, batch), donate=mode
+                )
+                contenders[str(mode)] = Loop(jitted, fresh(states["ours"]), batch)
+            title = f"{size} leaves and a batch"
             rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
         show(f"Modes of donation, {kind}: time of a call, until it returns", rows)
 

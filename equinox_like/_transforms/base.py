@@ -28,7 +28,7 @@ import jax.tree_util as jtu
 
 from .._compat.source_info import pass_over
 from .._module.field import field
-from .._module.flatten import REGULAR, STATE, WRAPPER_ATTRIBUTES, set_attributes
+from .._module.flatten import WRAPPER_ATTRIBUTES, set_attributes
 from .._module.module import Module
 from .._module.partial import Partial
 
@@ -42,6 +42,7 @@ class _Missing:
         return "<function>"
 
 
+_new = object.__new__
 # Stands for the function in `@filter_jit(option=...)`.
 MISSING: Final[Any] = _Missing()
 
@@ -95,9 +96,9 @@ class Transformed(Module, Generic[_P, _T]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        bound: Any = object.__new__(self._binds_as_)
-        attributes = {"func": self, "args": (instance,), "keywords": {}, STATE: REGULAR}
-        set_attributes(bound, attributes)
+        # As if unflattened: without a constructor, since it is read at each call.
+        bound: Any = _new(self._binds_as_)
+        set_attributes(bound, {"func": self, "args": (instance,), "keywords": {}})
         return bound
 
 
