@@ -162,7 +162,7 @@ class JittedMethod(Partial):
         try:
             if run is IN_PYTHON:
                 run = program.call
-            return run(jitted._tree, self.args + args, kwargs)
+            return run(jitted._tree, (*self.args, *args), kwargs)
         except Exception as e:
             hide_frames(e)
             raise
