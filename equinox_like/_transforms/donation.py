@@ -214,7 +214,7 @@ def refuse_to_run_again(error: Exception) -> None:
             "run the function again, step by step, but its arguments were donated and are "
             "gone. Call `.clear_cache()` of what `filter_jit` returned, and then that "
             "again: what is compiled while `jax_debug_nans` or `jax_debug_infs` is set "
-            "donates nothing."
+            "donates nothing, until that is cleared in turn."
         ) from error
 
 
@@ -289,7 +289,7 @@ def are_all_deleted(arrays: Sequence[Any]) -> bool:
     try:
         # Three times as quick, if all are of one type.
         return all(map(type(arrays[0]).is_deleted, arrays))
-    except (AttributeError, TypeError):
+    except (AttributeError, IndexError, TypeError):
         pass
     try:
         return all(map(_has_been_deleted, arrays))

@@ -59,7 +59,7 @@ from .donation import (
 from .pack import Packed, pack, unpack
 from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
-from .quick import IN_PYTHON, MANY, Miss, make_quick
+from .quick import IN_PYTHON, MANY, MANY_DONATING, Miss, make_quick
 from .report import DonationReport, report_on
 from .retrace import Retrace, Trace, announce, explain, trace_of, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -315,11 +315,12 @@ class Entry:
     """One compiled function, for one skeleton."""
 
     __slots__ = (
-        "alive",
         "buffers",
         "function",
         "is_watched",
         "known",
+        "place",
+        "settled",
         "skeleton",
         "stays_slow",
         "times_quick",
@@ -334,8 +335,10 @@ class Entry:
         # traits that there were what becomes of the buffer of each argument.
         self.known: Any = None
         self.buffers: dict[Any, Sequence[int | Buffer | None]] = {}
-        # The indices of those that are right to be alive after a call.
-        self.alive: tuple[int, ...] = ()
+        # Where the first array of the last call was.
+        self.place: Any = None
+        # For the traits of a call the indices of what is right to be alive after it.
+        self.settled: tuple[Any, tuple[int, ...]] = None, ()
         # Whether to look before each call, not only before one that JAX has no trace for:
         # it may have traces that were not looked at, or got arrays on several devices.
         self.is_watched = False
@@ -445,8 +448,13 @@ class Program:
         if compiled is None:
             compiled = program.entry(fun, plan, leaves)
         groups = [leaves] if plan.takes_all else plan.groups(leaves)
-        if compiled.is_watched:
-            program.before(compiled, plan, leaves, groups)
+        if plan.donates:
+            place = getattr(groups[0][0], "sharding", None)
+            # For arrays elsewhere JAX may compile anew without a trace. To look at each one
+            # would take half as long as the call: the first one tells, unless they differ.
+            if miss is not None or compiled.is_watched or place != compiled.place:
+                program.before(compiled, plan, leaves, groups)
+                compiled.place = place
         run = compiled.function
         if (
             miss is not None
@@ -491,7 +499,7 @@ class Program:
         if miss is None:
             return out.unpack() if isinstance(out, Packed) else out
         if plan.donates:
-            miss.give(plan.data(leaves), program.record)
+            miss.give(plan, leaves, compiled, program.record)
         out = miss.unpack(out)
         if is_checked:  # it is to be waited for
             miss.quick = None
@@ -514,6 +522,10 @@ class Program:
         plan, leaves = self.planned(call)
         return explained(error, plan.named_leaves, leaves)
 
+    def settle(self, plan: Plan, leaves: list[Any], entry: Entry) -> None:
+        """After a quick call: sees to what it was given."""
+        self.after(entry, plan, leaves, plan.groups(leaves))
+
     def planned(self, call: Any) -> tuple[Plan, list[Any]]:
         """The plan for a call, and its leaves."""
         leaves, treedef = _flatten(call)
@@ -527,10 +539,12 @@ class Program:
         elif miss.quick is not None:
             self.has_quick = True
             entry.times_quick += 1
-            # JAX compares a call with one kind after the other where static values differ.
-            kind = hash(entry.skeleton.treedef)
-            alike = (s for s in list(self._entries) if hash(s.treedef) == kind)
-            is_too_much = sum(1 for _ in alike) > MANY
+            # JAX compares a call with one kind after the other where static values
+            # differ. Where they are donated it also does so where structures do.
+            kind_of = _count_data if self.donates else _structure
+            kind = kind_of(entry.skeleton)
+            alike = [s for s in list(self._entries) if kind_of(s) == kind]
+            is_too_much = len(alike) > (MANY_DONATING if self.donates else MANY)
             # Without new traces: it does not know calls again, whose structure has a hash
             # that does not go with its `==`.
             is_in_vain = entry.times_quick > MANY + 4 * len(entry.traces.all)
@@ -647,6 +661,8 @@ class Program:
             # On jax 0.10 a process does not survive that a deleted sharded array is used.
             refuse_gone(plan.named_leaves(leaves))
         traits = traits_of(groups)
+        if traits != entry.known:
+            entry.is_watched |= are_any_sharded(leaves)
         # JAX may lower what it has a trace for, as for another sharding by `Auto` axes.
         if (is_first or traits != entry.known) and not jit_is_disabled():
             if self.looks_first:
@@ -663,8 +679,6 @@ class Program:
         groups: list[Any],
     ) -> Any:
         """A call of a donating function that JAX has no trace for, or has not lowered."""
-        if are_any_sharded(leaves):
-            entry.is_watched = True
         self.before(entry, plan, leaves, groups, is_first=True)
         with _expected.trace_of(entry.traces):
             return entry.function(*groups)
@@ -679,14 +693,17 @@ class Program:
             return
         donated = plan.take_donated(leaves)
         alive = still_alive(donated)
-        if alive != entry.alive or len(entry.buffers) > 1:
-            entry.alive = self.donation.delete_rest(
-                donated,
-                alive,
-                lambda: plan.take_donated_data(
-                    self.buffers(entry, plan, leaves, groups, traits_of(groups))
-                ),
-            )
+        if alive:
+            traits = traits_of(groups)
+            if (traits, alive) != entry.settled:
+                alive = self.donation.delete_rest(
+                    donated,
+                    alive,
+                    lambda: plan.take_donated_data(
+                        self.buffers(entry, plan, leaves, groups, traits)
+                    ),
+                )
+                entry.settled = traits, alive
         # It must keep nothing that still has memory.
         self.record.arrays = list(filter(is_deleted, donated))
 
@@ -736,7 +753,8 @@ class Program:
         program = weakref.ref(self)
 
         def traced(*groups):
-            if not jit_is_disabled():
+            # At top level JAX runs it, to tell where a NaN comes from.
+            if not jit_is_disabled() and not at_top_level():
                 if donated and _expected.traces is not traces:
                     raise NewTrace
                 avals = [jax.typeof(x) for group in groups for x in group]
@@ -759,6 +777,14 @@ class Program:
         return shardings.jit(
             traced, plan, skeleton, donate_argnums=donate_argnums, **self.options
         )
+
+
+def _structure(skeleton: Skeleton) -> int:
+    return hash(skeleton.treedef)
+
+
+def _count_data(skeleton: Skeleton) -> int:
+    return len(skeleton.labels) - len(skeleton.statics)
 
 
 def program_for(

@@ -66,6 +66,8 @@ class Plan:
         self.take_donated = taker([i for label, i in placed if label == DONATE])
         data = [label for label, _ in placed if label is not STATIC]
         donated = [i for i, label in enumerate(data) if label == DONATE]
+        # The indices of the data.
+        self.places = [i for label, i in placed if label is not STATIC]
         data_order = list(itertools.chain.from_iterable(runs))
         # The same among nothing but data.
         self.take_donated_data = taker(donated)
@@ -123,10 +125,9 @@ class Plan:
 
     def data(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
         """Value, and whether it is donated, of each leaf that is data."""
-        placed = zip(self.labels, self.order, strict=True)
-        return [
-            (leaves[i], label == DONATE) for label, i in placed if label is not STATIC
-        ]
+        labels = (label for label in self.labels if label is not STATIC)
+        placed = zip(self.places, labels, strict=True)
+        return [(leaves[i], label == DONATE) for i, label in placed]
 
     @property
     def names(self) -> list[str]:

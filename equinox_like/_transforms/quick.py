@@ -1,19 +1,20 @@
 """Calls through JAX's own dispatch: what it knows, it runs in C++; else it asks.
 
 An owner has `owner.quick = make_quick(owner, ...)`, to be called with `(tree, args,
-kwargs)`, and two methods:
+kwargs)`, and these methods:
 
     owner.call(tree, args, kwargs, miss=None)  # in Python; a `Miss` may become quick
     owner.explained(error, call)               # what to raise for an error of the program
+    owner.settle(plan, leaves, entry)          # sees to what it was given
 
-One that donates calls `miss.give` with what it was given.
+The last is for those that donate. They call `miss.give` with what is to be passed to it.
 """
 
 import functools
 import re
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from .._compat.dispatch import Dispatch, Held, NotYet, dispatch
@@ -26,21 +27,41 @@ from .._tree.strict import Strict
 from .base import is_private
 from .donation import Record, are_all_deleted, is_deleted
 from .pack import Packed
-from .plan import MAX_KEPT, WRAPPED, taker
+from .plan import MAX_KEPT, WRAPPED, Plan, taker
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class Given:
-    """What is gone after each call of a kind, and where it is told of."""
+    """What should be gone after each call of a kind, and where it is told of."""
 
-    __slots__ = ("record", "take", "tree_type")
+    __slots__ = ("entry", "plan", "record", "statics", "take", "tree_type")
 
-    def __init__(self, take: Callable[[list[Any]], Any] | None, record: Record):
-        # Picks it from all data in a call, unless it is all of them.
-        self.take = take
+    def __init__(self, plan: Plan, leaves: list[Any], entry: Any, record: Record):
+        self.plan = plan
+        self.entry = entry
         self.record = record
         self.tree_type = record.tree_type
+        # The leaves without the data.
+        self.statics = list(leaves)
+        for i in plan.places:
+            self.statics[i] = None
+        # Picks what should be gone from the data of a call; `None` if it is all of them.
+        self.take: Callable[[list[Any]], Any] | None = None
+        self.learn(leaves)
+
+    def learn(self, leaves: list[Any]) -> None:
+        """What was donated and is gone now should be gone after the next call."""
+        data = self.plan.data(leaves)
+        gone = [i for i, (x, is_given) in enumerate(data) if is_given and is_deleted(x)]
+        self.take = None if len(gone) == len(data) else taker(gone)
+
+    def leaves(self, data: list[Any]) -> list[Any]:
+        """All leaves of a call with these data."""
+        leaves = self.statics.copy()
+        for i, x in zip(self.plan.places, data, strict=True):
+            leaves[i] = x
+        return leaves
 
 
 class Miss:
@@ -75,15 +96,10 @@ class Miss:
         self.is_settled = not again
         return out
 
-    def give(self, data: Sequence[tuple[Any, bool]], record: Record) -> None:
-        """After the call: quick ones see to it that the same is gone as now.
-
-        `data` says of each datum whether it was donated.
-        """
-        gone = [i for i, (x, is_given) in enumerate(data) if is_given and is_deleted(x)]
-        if gone:
-            is_all = len(gone) == len(data)
-            self.given = Given(None if is_all else taker(gone), record)
+    def give(self, plan: Plan, leaves: list[Any], entry: Any, record: Record) -> None:
+        """After the call: quick ones see to what should be gone."""
+        if self.quick is not None and any(map(is_deleted, leaves)):
+            self.given = Given(plan, leaves, entry, record)
 
     def unpack(self, out: Any) -> Any:
         """`out.unpack()`, where it is packed; the same for quick calls."""
@@ -118,7 +134,7 @@ class Guarded:
         slow = functools.partial(_slow, owner, self._raised, donates)
         miss = functools.partial(_miss, owner, self._raised, donates, found)
         function = found.function(name, slow, miss, MAX_KEPT)
-        self._function = _seeing_to_donation(function) if donates else function
+        self._function = _seeing_to_donation(function, owner) if donates else function
 
     def __call__(self, tree: Any, args: Any, kwargs: Any) -> Any:
         is_mine = True
@@ -169,8 +185,10 @@ _OF_ARGUMENTS = (TypeError, ValueError, AttributeError)
 # How XLA names what failed: `INVALID_ARGUMENT: ...`.
 _STATUS = re.compile(r"\b[A-Z]+(_[A-Z]+)*: ")
 
-# More kinds of call, and Python, which looks them up by their static values, is quicker.
+# More kinds of call, and Python, which looks them up by their static values, is quicker;
+# so it is sooner for those that donate.
 MANY: Final = 128
+MANY_DONATING: Final = 32
 
 # What `make_quick` returns where only `owner.call` is left.
 IN_PYTHON: Final[Any] = object()
@@ -193,7 +211,7 @@ def make_quick(owner: Any, name: str, donates: bool = False) -> Any:
     return Guarded(found, name, weakref.ref(owner), donates)
 
 
-def _seeing_to_donation(function: Any) -> Callable[..., Any]:
+def _seeing_to_donation(function: Any, owner: Callable[[], Any]) -> Callable[..., Any]:
     def call(tree, args, kwargs):
         held = Held()
         held.call = tree, args, kwargs
@@ -201,13 +219,13 @@ def _seeing_to_donation(function: Any) -> Callable[..., Any]:
         if given is not None:
             take = given.take
             arrays = held.leaves if take is None else take(held.leaves)
-            if not are_all_deleted(arrays):
-                # JAX leaves alive what it could not overwrite, as somebody looks at it.
-                for x in arrays:
-                    x.delete()
-            record = given.record
-            record.arrays = arrays
-            record.tree_type = given.tree_type
+            if are_all_deleted(arrays):
+                given.record.arrays = arrays
+            else:
+                leaves = given.leaves(held.leaves)
+                owner().settle(given.plan, leaves, given.entry)
+                given.learn(leaves)
+            given.record.tree_type = given.tree_type
         return out
 
     return call

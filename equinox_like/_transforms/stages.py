@@ -14,6 +14,8 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.lowered import Buffer, buffers_of
+from .._compat.trace_state import at_top_level
+from .._errors import DonationError
 from .._tree.split import STATIC, Skeleton
 from .base import hide_frames
 from .checks import explained, wait_for
@@ -31,7 +33,7 @@ from .donation import (
 )
 from .pack import unpack
 from .plan import Plan
-from .quick import IN_PYTHON, MANY, Miss, make_quick
+from .quick import IN_PYTHON, MANY, MANY_DONATING, Miss, make_quick
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -239,6 +241,12 @@ class Compiled(_Stage[_P, _T]):
             or plan.static_key(leaves) != statics
         ):
             plan = self._fit(args, kwargs)
+        if plan.donates and not at_top_level():
+            raise DonationError(
+                f"{self!r} donates, and was called under a transformation, which may "
+                "still need the arrays. Nothing has run, and nothing was deleted. Call the "
+                "function itself, which donates nothing there."
+            )
         if self._is_watched and are_any_deleted(leaves):
             refuse_gone(plan.named_leaves(leaves))
         run = self.compiled
@@ -255,18 +263,20 @@ class Compiled(_Stage[_P, _T]):
                 raise
             raise error from None
         if plan.donates:
-            self._see_to_donation(plan, leaves)
+            self.settle(plan, leaves)
         if miss is None:
             return unpack(out)
         if plan.donates:
-            miss.give(plan.data(leaves), self._call.record)
+            miss.give(plan, leaves, None, self._call.record)
         out = miss.unpack(out)
         self._times_quick += miss.quick is not None
-        if miss.is_settled and (miss.quick is None or self._times_quick > MANY):
+        many = MANY_DONATING if plan.donates else MANY
+        if miss.is_settled and (miss.quick is None or self._times_quick > many):
             self.quick = IN_PYTHON
         return out
 
-    def _see_to_donation(self, plan: Plan, leaves: list[Any]) -> None:
+    def settle(self, plan: Plan, leaves: list[Any], entry: Any = None) -> None:
+        """After a call: sees to what it was given."""
         call = self._call
         donated = plan.take_donated(leaves)
         if not are_all_deleted(donated):

@@ -1162,6 +1162,42 @@ def test_kinds_of_call_with_other_arrays_gone_are_told_apart(calls):
     assert not calls
 
 
+def test_what_is_gone_by_chance_is_not_deleted_again(calls):
+    f = eqx.filter_jit(lambda params, ema: params + 1, donate="arrays")
+    for _ in range(3):
+        x = ONE + 0
+        f(x, x)  # `ema` is not used, so it may be the same array
+    for _ in range(3):
+        calls.clear()
+        params, ema = ONE + 0, ONE + 0
+        f(params, ema)
+        assert fates([params, ema]) == [True, False]
+    assert not calls
+
+    def forget(x):
+        arrays[1].delete()
+
+    f = eqx.filter_jit(
+        lambda x, y: (jax.pure_callback(forget, None, x), x + 1)[1], donate="arrays"
+    )
+    for _ in range(4):
+        arrays = ONE + 0, jnp.ones(3)
+        f(*arrays)
+
+
+def test_kinds_that_only_structure_tells_apart_are_left_to_python_sooner(
+    calls, monkeypatch
+):
+    monkeypatch.setattr(jit, "MANY_DONATING", 4)
+    f = eqx.filter_jit(lambda tree: grow(tree), donate="arrays")
+    nested = [
+        lambda n=n: ({"a": ONE + 0} if n == 0 else [None] * n + [ONE + 0],)
+        for n in range(6)
+    ]
+    counts = [calls_of_third(calls, f, make)[0] for make in nested]
+    assert counts == [0, 0, 0, 0, 1, 1]
+
+
 def test_use_of_what_is_gone_is_told_of_and_forgotten(calls):
     @eqx.filter_jit(donate="arrays")
     def update(model, n):
@@ -1213,9 +1249,10 @@ def test_what_was_traced_ahead_of_time_becomes_known(calls):
         f(jnp.ones(5))
 
 
-def test_without_jit_or_with_a_search_for_nans_donation_is_right():
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_without_jit_or_with_a_search_for_nans_donation_is_right(count):
     f = eqx.filter_jit(lambda x: x / x, donate="arrays")
-    for _ in range(3):
+    for _ in range(count):
         f(ONE + 0)
     with jax.disable_jit():
         x = ONE + 0

@@ -155,6 +155,27 @@ class TestUnusable:
         ):
             eqx.filter_jit(f, donate="warn")(jnp.ones(3), jnp.ones(3), jnp.ones(3))
 
+    @pytest.mark.parametrize("mode", ["arrays", "warn", "strict", ("a", "b")])
+    def test_is_looked_for_on_each_device(self, mode):
+        # JAX lowers for another device without a trace.
+        f = eqx.filter_jit(lambda a, b: self.f(a, b), donate=mode)
+        warned = []
+        for device in [None] * 3 + jax.devices()[1:3] * 2:
+            a, b = jax.device_put(({"x": jnp.ones(3)}, jnp.ones(5)), device)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                if mode == "strict":
+                    with pytest.raises(eqx.DonationError, match=r"usable: `b`"):
+                        f(a, b)
+                    assert not a["x"].is_deleted() and not b.is_deleted()
+                else:
+                    f(a, b)
+                    assert a["x"].is_deleted() and b.is_deleted() == ("b" in mode)
+            assert {w.category for w in caught} <= {eqx.DonationWarning}
+            warned.append(len(caught))
+        is_silent = mode in ("arrays", "strict")
+        assert warned == ([0] * 7 if is_silent else [1, 0, 0, 1, 1, 0, 0])
+
     def test_typed_keys_are_warned_of_too(self):
         f = eqx.filter_jit(
             lambda key, x: (jax.random.normal(key), x + 1), donate="warn"
@@ -420,6 +441,17 @@ class TestGone:
         for _ in range(2):
             with pytest.raises(eqx.DonationError, match="`tree`"):
                 f(x)
+
+    @pytest.mark.parametrize("first", ["alive", "taken"])
+    def test_viewed_array_is_gone_whatever_calls_there_were(self, first):
+        f = eqx.filter_jit(lambda x, y: (x + 1, y[:2] * 2), donate="arrays")
+        sizes = [3, 2] if first == "alive" else [2, 3]
+        for size in [*sizes * 2, *sizes[:1] * 3, *sizes[1:] * 3]:
+            x, y = jnp.ones(3), jnp.ones(size)
+            view = np.asarray(y)
+            f(x, y)
+            assert x.is_deleted() and y.is_deleted() == (size == 2)
+            assert view.tolist() == [1] * size
 
     def test_array_that_nothing_can_take_stays_alive_beside_a_viewed_one(self):
         f = eqx.filter_jit(lambda a, b: a + b.sum(), donate="arrays")

@@ -314,6 +314,15 @@ class TestCalls:
             with pytest.raises(eqx.DonationError, match=r"`model\['w'\]`.*to `update`"):
                 compiled(model, x, n)
 
+    def test_is_refused_under_a_transformation(self):
+        x = jnp.ones(3)
+        compiled = eqx.filter_jit(lambda x: x + 1, donate="arrays").lower(x).compile()
+        for _ in range(3):
+            with pytest.raises(eqx.DonationError, match="Call the function itself"):
+                jax.vmap(lambda i: compiled(x) * i)(x)
+            assert compiled(x + 0).tolist() == [2, 2, 2]
+        assert not x.is_deleted()
+
     def test_sharded_array_passed_again_is_an_error(self):
         mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
         x = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, jax.P("d")))
