@@ -448,13 +448,6 @@ class Program:
         if compiled is None:
             compiled = program.entry(fun, plan, leaves)
         groups = [leaves] if plan.takes_all else plan.groups(leaves)
-        if plan.donates:
-            place = getattr(groups[0][0], "sharding", None)
-            # For arrays elsewhere JAX may compile anew without a trace. To look at each one
-            # would take half as long as the call: the first one tells, unless they differ.
-            if miss is not None or compiled.is_watched or place != compiled.place:
-                program.before(compiled, plan, leaves, groups)
-                compiled.place = place
         run = compiled.function
         if (
             miss is not None
@@ -465,6 +458,13 @@ class Program:
         ):
             run = miss.way(run)
         try:
+            if plan.donates:
+                place = getattr(groups[0][0], "sharding", None)
+                # For arrays elsewhere JAX may compile anew without a trace. To look at each
+                # would take half as long as the call; the first tells, if all are there.
+                if miss is not None or compiled.is_watched or place != compiled.place:
+                    program.before(compiled, plan, leaves, groups)
+                    compiled.place = place
             try:
                 out = run(*groups)
             except (NewTrace, UserWarning) as e:
@@ -657,8 +657,8 @@ class Program:
         is_first: bool = False,
     ) -> None:
         """Looks at the arrays that are to be donated, unless they are as the last ones."""
-        if any(map(are_any_deleted, groups)):
-            # On jax 0.10 a process does not survive that a deleted sharded array is used.
+        if any(map(are_any_deleted, groups)) and are_any_sharded(leaves):
+            # On jax 0.10 a process does not survive that one is used.
             refuse_gone(plan.named_leaves(leaves))
         traits = traits_of(groups)
         if traits != entry.known:

@@ -1174,6 +1174,12 @@ def test_what_is_gone_by_chance_is_not_deleted_again(calls):
         assert fates([params, ema]) == [True, False]
     assert not calls
 
+    params, ema = ONE + 0, ONE + 0
+    ema.delete()
+    f.clear_cache()
+    for _ in range(3):
+        assert f(params.copy(), ema).tolist() == [2, 2]
+
     def forget(x):
         arrays[1].delete()
 
