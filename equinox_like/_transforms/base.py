@@ -35,6 +35,7 @@ from .._module.partial import Partial
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _T = TypeVar("_T")
+_new = object.__new__
 
 
 class _Missing:
@@ -42,7 +43,6 @@ class _Missing:
         return "<function>"
 
 
-_new = object.__new__
 # Stands for the function in `@filter_jit(option=...)`.
 MISSING: Final[Any] = _Missing()
 

@@ -205,6 +205,7 @@ def refuse_gone(
 
 
 def refuse_to_run_again(error: Exception) -> None:
+    """Raises if JAX runs a function again as it has found a NaN."""
     before = error.__context__
     while before is not None and type(before).__name__ != _NAN_FOUND:
         before = before.__context__
