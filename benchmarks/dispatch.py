@@ -121,12 +121,19 @@ def run_stages(rounds: int) -> None:
     for kind in KINDS:
         rows: list[Row] = []
         for size in SIZES:
+            states = arguments(kind, size)
             contenders = {
                 k: partial(jit(k, step).lower(x).compile(), x)
-                for k, x in arguments(kind, size).items()
+                for k, x in states.items()
             }
             title = f"step, {size} leaves"
             rows.append(compare(title, contenders, goal=goal(size), rounds=rounds))
+            loops = {
+                k: Loop(jit(k, step, donate=True).lower(x).compile(), fresh(x))
+                for k, x in states.items()
+            }
+            title = f"step with donation, {size} leaves"
+            rows.append(compare(title, loops, goal=goal(size), rounds=rounds))
         show(f"Ahead of time, {kind}: a call, until it returns", rows)
 
 
