@@ -1094,11 +1094,10 @@ def test_known_calls_that_donate_do_not_come_to_python(calls, mode, make):
 
 
 def test_methods_and_callables_that_donate(calls):
-    nets = iter([make_net() for _ in range(3)])
     for _ in range(3):
         calls.clear()
-        net = next(nets)
-        (out, name), by = net.moved(by := ONE + 0, "name"), by
+        net, by = make_net(), jnp.array(1.0)
+        out, name = net.moved(by, "name")
         assert all(fates(net)) and not by.is_deleted() and name == "name"
         assert out.layers[1].tolist() == [3, 3]
     assert not calls
