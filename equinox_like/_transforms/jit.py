@@ -462,9 +462,14 @@ class Program:
                 place = getattr(groups[0][0], "sharding", None)
                 # For arrays elsewhere JAX may compile anew without a trace. To look at each
                 # would take half as long as the call; the first tells, if all are there.
-                if miss is not None or compiled.is_watched or place != compiled.place:
+                if (
+                    miss is not None
+                    or compiled.is_watched
+                    # Most often the same object; to compare two runs Python.
+                    or (place is not compiled.place and place != compiled.place)
+                ):
                     program.before(compiled, plan, leaves, groups)
-                    compiled.place = place
+                compiled.place = place
             try:
                 out = run(*groups)
             except (NewTrace, UserWarning) as e:
