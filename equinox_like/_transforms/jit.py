@@ -666,10 +666,11 @@ class Program:
             # On jax 0.10 a process does not survive that one is used.
             refuse_gone(plan.named_leaves(leaves))
         traits = traits_of(groups)
-        if traits != entry.known:
+        is_new = traits != entry.known
+        if is_new:
             entry.is_watched |= are_any_sharded(leaves)
         # JAX may lower what it has a trace for, as for another sharding by `Auto` axes.
-        if (is_first or traits != entry.known) and not jit_is_disabled():
+        if (is_first or is_new) and not jit_is_disabled():
             if self.looks_first:
                 self.buffers(entry, plan, leaves, groups, traits)
             muted.begin()

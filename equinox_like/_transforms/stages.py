@@ -212,9 +212,9 @@ class Compiled(_Stage[_P, _T]):
         # they are on several devices (see `Program.before`).
         self._buffers = buffers or [None] * len(call.named)
         self._alive: tuple[int, ...] = ()
-        shardings = jtu.tree_leaves(compiled.input_shardings)
-        is_sharded = any(len(s.device_set) > 1 for s in shardings)
-        self._is_watched = call.plan.donates and is_sharded
+        self._is_watched = call.plan.donates and any(
+            len(s.device_set) > 1 for s in jtu.tree_leaves(compiled.input_shardings)
+        )
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         quick = self.quick
@@ -279,13 +279,15 @@ class Compiled(_Stage[_P, _T]):
         """After a call: sees to what it was given."""
         call = self._call
         donated = plan.take_donated(leaves)
-        if not are_all_deleted(donated):
+        if are_all_deleted(donated):
+            call.record.arrays = donated
+        else:
             alive = still_alive(donated)
             if alive != self._alive:
                 self._alive = call.donation.delete_rest(
                     donated, alive, lambda: plan.take_donated_data(self._buffers)
                 )
-        call.record.arrays = list(filter(is_deleted, donated))
+            call.record.arrays = list(filter(is_deleted, donated))
         call.record.tree_type = type(self._tree)
 
     def explained(self, error: Exception, call: Any) -> Exception:
