@@ -4,6 +4,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 from . import _environment as _environment
+from ._core import clear_caches as clear_caches
 from ._errors import (
     DonationError as DonationError,
     DonationWarning as DonationWarning,
@@ -12,6 +13,12 @@ from ._errors import (
     LeafError as LeafError,
     NotInvertibleError as NotInvertibleError,
     ShapeError as ShapeError,
+)
+from ._jit import (
+    DonationReport as DonationReport,
+    DonationRow as DonationRow,
+    Retrace as Retrace,
+    filter_jit as filter_jit,
 )
 from ._module import (
     AbstractClassVar as AbstractClassVar,
@@ -27,12 +34,7 @@ from ._module import (
     unfrozen as unfrozen,
 )
 from ._transforms import (
-    DonationReport as DonationReport,
-    DonationRow as DonationRow,
-    Retrace as Retrace,
-    clear_caches as clear_caches,
     filter_grad as filter_grad,
-    filter_jit as filter_jit,
     filter_value_and_grad as filter_value_and_grad,
     filter_vmap as filter_vmap,
     if_array as if_array,

@@ -3,6 +3,25 @@
 Importing them with the others would take as long again.
 """
 
+from ._io.checkpoint import (
+    load as load,
+    load_metadata as load_metadata,
+    save as save,
+)
+from ._io.serialise import (
+    default_deserialise_filter_spec as default_deserialise_filter_spec,
+    default_serialise_filter_spec as default_serialise_filter_spec,
+    tree_deserialise_leaves as tree_deserialise_leaves,
+    tree_serialise_leaves as tree_serialise_leaves,
+)
+from ._io.state_dict import (
+    load_state_dict as load_state_dict,
+    state_dict as state_dict,
+)
+from ._jit.export import (
+    deserialize_export as deserialize_export,
+    filter_export as filter_export,
+)
 from ._loops import (
     filter_cond as filter_cond,
     filter_fori_loop as filter_fori_loop,
@@ -27,10 +46,6 @@ from ._transforms.custom_rules import (
     filter_custom_vjp as filter_custom_vjp,
 )
 from ._transforms.custom_vmap import filter_custom_vmap as filter_custom_vmap
-from ._transforms.export import (
-    deserialize_export as deserialize_export,
-    filter_export as filter_export,
-)
 from ._transforms.invertible import filter_invertible as filter_invertible
 from ._transforms.jacobian import (
     filter_hessian as filter_hessian,
@@ -56,19 +71,4 @@ from ._tree.check import (
     tree_check as tree_check,
     tree_flatten_one_level as tree_flatten_one_level,
 )
-from ._tree.checkpoint import (
-    load as load,
-    load_metadata as load_metadata,
-    save as save,
-)
 from ._tree.copy import tree_copy as tree_copy
-from ._tree.serialise import (
-    default_deserialise_filter_spec as default_deserialise_filter_spec,
-    default_serialise_filter_spec as default_serialise_filter_spec,
-    tree_deserialise_leaves as tree_deserialise_leaves,
-    tree_serialise_leaves as tree_serialise_leaves,
-)
-from ._tree.state_dict import (
-    load_state_dict as load_state_dict,
-    state_dict as state_dict,
-)

@@ -206,7 +206,7 @@ FAULTS: dict[str, list[Fault]] = {
                 "nn/test_reversible.py::test_what_is_frozen_is_not_trained[blocks-stacked]",
                 "nn/test_reversible.py::test_what_is_frozen_is_not_trained[first-stacked]",
                 "nn/test_reversible.py::test_what_is_frozen_is_not_trained[weight-stacked]",
-                "transforms/test_checks.py"
+                "jit/test_checks.py"
                 "::test_check_is_found_in_what_was_traced_before[scan]",
                 "transforms/test_invertible.py::test_inverse_is_derived[scan inside]",
                 "transforms/test_invertible.py"
@@ -217,7 +217,7 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             compiled_loop_with_nothing_but_a_carry_runs,
-            ["transforms/test_jit.py::test_call_returns_before_the_computation_ends"],
+            ["jit/test_jit.py::test_call_returns_before_the_computation_ends"],
             sure=False,
         ),
         Fault(

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._transforms.base import frames_hidden
-from .._transforms.difference import tree_differences
-from .._transforms.pack import pack, unpack
-from .._transforms.parts import is_number, take_apart
+from .._core.base import frames_hidden
+from .._core.difference import tree_differences
+from .._core.pack import pack, unpack
+from .._core.parts import is_number, take_apart
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.strict import strictly_same

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from .._transforms.base import name_of
-from .._transforms.difference import tree_differences
-from .._transforms.parts import take_apart, take_apart_like
+from .._core.base import name_of
+from .._core.difference import tree_differences
+from .._core.parts import take_apart, take_apart_like
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 

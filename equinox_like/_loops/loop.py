@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._transforms.base import frames_hidden
+from .._core.base import frames_hidden
 from .carry import Carry
 
 _C = TypeVar("_C")

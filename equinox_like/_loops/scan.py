@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._transforms.base import frames_hidden, name_of
-from .._transforms.pack import pack, unpack
-from .._transforms.parts import take_apart
+from .._core.base import frames_hidden, name_of
+from .._core.pack import pack, unpack
+from .._core.parts import take_apart
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .carry import Carry

@@ -3,7 +3,7 @@
 A check is a primitive from what failed, and which message that has, to one bool, on which
 the returned arrays then depend. Where it fails, the program calls Python, which raises. All
 that is known of the failure travels in the text of that error, through JAX's, to the call
-of `filter_jit` that waits for the program (`_transforms/checks.py`): nothing is kept beside
+of `filter_jit` that waits for the program (`_jit/checks.py`): nothing is kept beside
 it, so failures in other threads cannot be confused with it.
 """
 
@@ -27,11 +27,11 @@ from .._compat.primitive import call_host, for_whole_batch
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._compat.varying import varying_axes
+from .._core.base import frames_hidden
+from .._core.parts import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
 from .._errors import EquinoxRuntimeError
-from .._transforms.base import frames_hidden
-from .._transforms.checks import register_check
-from .._transforms.parts import take_apart
+from .._jit.checks import register_check
 from .._tree import is_array, is_array_like
 
 _T = TypeVar("_T")

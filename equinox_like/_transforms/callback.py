@@ -7,11 +7,11 @@ import jax
 import jax.tree_util as jtu
 from jax.experimental import io_callback
 
+from .._core.base import name_of, require_callable
+from .._core.parts import Rest, take_apart
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
 from .._tree.paths import path_str
-from .base import name_of, require_callable
-from .parts import Rest, take_apart
 
 
 def filter_pure_callback(

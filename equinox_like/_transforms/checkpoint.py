@@ -5,10 +5,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
+from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.pack import pack, unpack
+from .._core.parts import take_apart
 from .._module.field import field
-from .base import MISSING, Transformed, frames_hidden, name_of
-from .pack import pack, unpack
-from .parts import take_apart
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -8,12 +8,12 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.jaxpr import eval_jaxpr
+from .._core.base import name_of, require_callable
+from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._module.field import field
 from .._module.module import Module
 from .._tree.filters import is_array
 from .._tree.format import tree_pformat
-from .base import name_of, require_callable
-from .parts import Rest, is_array_or_struct, take_apart
 from .trace import filter_eval_shape, trace
 
 _P = ParamSpec("_P")

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import zero_from_primal
 
+from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.pack import pack, unpack
+from .._core.parts import as_arrays, take_apart
 from .._module.field import field
-from .._tree.filters import is_array, is_array_like, is_inexact_array
+from .._tree.filters import is_array, is_array_like, is_inexact_array, is_none
 from .._tree.partition import combine, filter, partition
 from .._tree.paths import path_str
 from .._warn import warn
-from .base import MISSING, Transformed, frames_hidden, name_of
-from .pack import pack, unpack
-from .parts import as_arrays, take_apart
-from .tangents import is_none, is_zero, refuse_non_arrays
+from .tangents import is_zero, refuse_non_arrays
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

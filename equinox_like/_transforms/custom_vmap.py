@@ -13,12 +13,12 @@ import jax.tree_util as jtu
 from jax.custom_batching import custom_vmap
 
 from .._compat.jaxpr import eval_jaxpr
+from .._core.base import Transformed, by_position, frames_hidden, name_of
+from .._core.difference import tree_differences
+from .._core.parts import Rest, is_array_or_struct, take_apart, take_apart_like
 from .._module.field import field
 from .._tree.paths import path_str
-from .base import Transformed, by_position, frames_hidden, name_of
 from .custom_rules import Rules
-from .difference import tree_differences
-from .parts import Rest, is_array_or_struct, take_apart, take_apart_like
 from .trace import trace
 
 _P = ParamSpec("_P")

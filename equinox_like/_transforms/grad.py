@@ -11,15 +11,15 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
+from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
+from .._core.pack import pack, unpack
+from .._core.parts import Rest, value_and_aux
 from .._module.field import field
 from .._module.trainable import trainable_leaves
 from .._tree.filters import is_inexact_array
 from .._tree.partition import filter
 from .._tree.paths import path_str
 from .._tree.split import leaf_paths
-from .base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
-from .pack import pack, unpack
-from .parts import Rest, value_and_aux
 
 _P = ParamSpec("_P")
 _X = TypeVar("_X")

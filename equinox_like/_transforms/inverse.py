@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat.jaxpr import is_literal, name_and_params, run_equation
+from .._core.base import name_of
+from .._core.parts import take_apart
 from .._errors import NotInvertibleError
-from .base import name_of
-from .parts import take_apart
 
 
 def derived_inverse(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -15,17 +15,17 @@ from jax.custom_batching import custom_vmap
 
 from .._compat.batching import mapped_at_once
 from .._compat.tracer import Tracer
+from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
+from .._core.parts import take_apart
 from .._errors import NotInvertibleError
+from .._jit.donation import describe
 from .._module.field import field
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.partition import combine, filter, partition
 from .._tree.paths import path_str
-from .base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .callback import filter_io_callback
 from .custom_rules import filter_custom_vjp
-from .donation import describe
 from .inverse import derived_inverse
-from .parts import take_apart
 from .vjp import filter_vjp
 from .vmap import filter_vmap, if_array
 

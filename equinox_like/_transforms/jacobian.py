@@ -9,11 +9,11 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
+from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.pack import pack, unpack
+from .._core.parts import value_and_aux
 from .._module.field import field
-from .base import MISSING, Transformed, frames_hidden, name_of
 from .grad import first_argument
-from .pack import pack, unpack
-from .parts import value_and_aux
 from .tangents import refuse_non_arrays
 
 _P = ParamSpec("_P")

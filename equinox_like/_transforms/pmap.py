@@ -10,14 +10,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .._compat.varying import varying_axes
+from .._core.base import MISSING, Transformed, name_of
+from .._core.parts import take_apart
+from .._jit.donation import describe
+from .._jit.jit import Jitted, filter_jit
 from .._module.field import field
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
-from .base import MISSING, Transformed, name_of
-from .donation import describe
-from .jit import Jitted, filter_jit
-from .parts import take_apart
-from .tangents import is_none
 from .vmap import (
     Unmapped,
     argument_name,

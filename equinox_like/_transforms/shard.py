@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from .._compat.trace_state import at_top_level
 from .._errors import DonationError
+from .._jit.donation import buffers_of, describe, is_concrete
+from .._jit.shardings import constrain, is_sharding, refuse_misfit, spread
 from .._tree.copy import copy_array
 from .._tree.filters import is_array
 from .._tree.paths import path_str
-from .donation import buffers_of, describe, is_concrete
-from .shardings import constrain, is_sharding, refuse_misfit, spread
 
 _Tree = TypeVar("_Tree")
 

@@ -12,16 +12,15 @@ import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat.varying import varying_axes
+from .._core.base import MISSING, Transformed, by_position, name_of
+from .._core.pack import Grouped, unpack
+from .._core.parts import take_apart
+from .._jit.donation import describe
+from .._jit.jit import Jitted, filter_jit
+from .._jit.shardings import refuse_misfit, spread
 from .._module.field import field
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
-from .base import MISSING, Transformed, by_position, name_of
-from .donation import describe
-from .jit import Jitted, filter_jit
-from .pack import Grouped, unpack
-from .parts import take_apart
-from .shardings import refuse_misfit, spread
-from .tangents import is_none
 from .vmap import argument_name, by_name
 
 _P = ParamSpec("_P")

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from .._tree.filters import is_array_like, is_inexact_array
+from .._core.pack import pack, unpack
+from .._core.parts import Rest, value_and_aux
+from .._tree.filters import is_array_like, is_inexact_array, is_none
 from .._tree.partition import combine, partition
 from .._tree.paths import path_str
-from .pack import pack, unpack
-from .parts import Rest, value_and_aux
 
 
 def by_parts(fun: Any, rest: Rest, has_aux: bool = False) -> Callable[..., Any]:
@@ -44,10 +44,6 @@ def rejoin(inexact: Any, packed: Any) -> tuple[Any, Any]:
 
 def structs_of(data: list[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in data]
-
-
-def is_none(x: Any) -> bool:
-    return x is None
 
 
 def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[Any]:

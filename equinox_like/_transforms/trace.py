@@ -10,10 +10,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
+from .._core.base import Transformed, frames_hidden, name_of
+from .._core.pack import pack, unpack
+from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._tree.split import STATIC, Skeleton, merge, split
-from .base import Transformed, frames_hidden, name_of
-from .pack import pack, unpack
-from .parts import Rest, is_array_or_struct, take_apart
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

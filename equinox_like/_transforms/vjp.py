@@ -6,13 +6,13 @@ from typing import Any, Literal, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
+from .._core.base import frames_hidden, name_of, require_callable
+from .._core.parts import take_apart
 from .._module.field import field
 from .._module.module import Module
-from .._tree.filters import is_inexact_array
+from .._tree.filters import is_inexact_array, is_none
 from .._tree.paths import path_str
-from .base import frames_hidden, name_of, require_callable
-from .parts import take_apart
-from .tangents import by_parts, is_none, match_tangents, rejoin, structs_of
+from .tangents import by_parts, match_tangents, rejoin, structs_of
 
 _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")

@@ -96,6 +96,10 @@ def is_inexact_array_like(element: Any, /) -> bool:
     return isinstance(element, (float, complex))
 
 
+def is_none(element: Any) -> bool:
+    return element is None
+
+
 def _has_conversion(element: Any) -> bool:
     # A class has the attribute for the sake of its instances.
     return hasattr(element, "__jax_array__") and not isinstance(element, type)

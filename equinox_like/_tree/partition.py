@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.tree_util as jtu
 
+from .filters import is_none
 from .format import tree_pformat
 from .paths import path_str
 
@@ -103,7 +104,7 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """
     if not pytrees:
         raise TypeError("`combine` takes at least one tree.")
-    stop = _is_none if is_leaf is None else lambda x: x is None or is_leaf(x)
+    stop = is_none if is_leaf is None else lambda x: x is None or is_leaf(x)
     leaves, treedef = jtu.tree_flatten(pytrees[0], stop)
     for other in pytrees[1:]:
         others = flatten_up_to(treedef, pytrees[0], other, stop)
@@ -122,10 +123,6 @@ _TREE_FILTER = "_equinox_like_tree_filter"
 
 def _is_tree_filter(spec: Any) -> bool:
     return getattr(spec, _TREE_FILTER, False) is True
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:

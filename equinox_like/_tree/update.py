@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
+from .filters import is_none
 from .paths import path_str
 
 _Tree = TypeVar("_Tree")
@@ -39,7 +40,7 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
         assert model["w"].sum() == 0 and model["name"] == "first"
         ```
     """
-    return jtu.tree_map_with_path(_add, updates, model, is_leaf=_is_none)
+    return jtu.tree_map_with_path(_add, updates, model, is_leaf=is_none)
 
 
 def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
@@ -52,7 +53,3 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
             f"Cannot add `{path_str(path, 'updates')}`, a {type(update).__name__}, to "
             f"`{path_str(path, 'model')}`, a {type(node).__name__}: {error}"
         ) from error
-
-
-def _is_none(x: Any) -> bool:
-    return x is None

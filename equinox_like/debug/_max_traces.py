@@ -7,10 +7,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax.tree_util as jtu
 
+from .._core.base import MISSING, Transformed, name_of
+from .._jit.plan import make_plan
+from .._jit.retrace import Trace, explain, trace_to_be
 from .._module import field
-from .._transforms.base import MISSING, Transformed, name_of
-from .._transforms.plan import make_plan
-from .._transforms.retrace import Trace, explain, trace_to_be
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

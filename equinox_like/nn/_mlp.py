@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
+from .._jit import filter_jit
 from .._module import Module, Partial, field
-from .._transforms import filter_jit
 from .._tree import combine, is_array, partition
 from ._init import Init, default_dtype
 from ._linear import Linear

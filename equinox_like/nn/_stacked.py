@@ -10,9 +10,9 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from .._core.difference import tree_differences
 from .._errors import ShapeError
 from .._module import field
-from .._transforms.difference import tree_differences
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
 from ._shape import as_size, within

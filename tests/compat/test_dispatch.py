@@ -24,7 +24,7 @@ import pytest
 import equinox_like as eqx
 from equinox_like import _environment
 from equinox_like._compat import dispatch as module
-from equinox_like._transforms import jit, quick, stages
+from equinox_like._jit import jit, quick, stages
 
 PJIT = importlib.import_module("jaxlib._jax").pjit
 

@@ -8,7 +8,7 @@ import pytest
 
 import equinox_like as eqx
 from equinox_like._compat import tokens
-from equinox_like._transforms import checks
+from equinox_like._jit import checks
 
 
 def fail_on_all_devices():

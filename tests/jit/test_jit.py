@@ -582,7 +582,7 @@ def test_threads_that_come_first_together_compile_once():
 
 
 def test_memory_is_bounded_while_statics_change():
-    from equinox_like._transforms import plan
+    from equinox_like._jit import plan
 
     f = eqx.filter_jit(lambda x, k: k, donate="none")
     program = f._program

@@ -429,7 +429,7 @@ class TestCaches:
         assert compiled(jnp.ones(3))[0].tolist() == [1, 1, 1]
 
     def test_number_of_programs_is_bounded_in_every_table(self, monkeypatch):
-        from equinox_like._transforms import plan
+        from equinox_like._jit import plan
 
         monkeypatch.setattr(plan, "MAX_KEPT", 8)
         f, traces = self.counted()

@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 
 from .._compat.jaxpr import name_and_params
 from .._compat.tokens import forget_failed, runtime_tokens
-from .base import hide_frames
+from .._core.base import hide_frames
 from .donation import explain_failure, is_concrete
 
 # From each primitive to what makes of JAX's error the one to raise, or nothing.

@@ -8,9 +8,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.lowered import Buffer, buffers_of
+from .._core.pack import unpack
 from .._tree.paths import path_str
 from .donation import describe
-from .pack import unpack
 from .stages import Lowered
 
 Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._tree.paths import path_str
 from .checkpoint import Faults
-from .paths import path_str
 from .records import is_typed_key
 from .tensors import describe, is_savable
 

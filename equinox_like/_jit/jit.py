@@ -22,13 +22,7 @@ import jax.tree_util as jtu
 from .._compat.fast_path import forget_calls
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level, trace_context
-from .._errors import DonationError, DonationWarning
-from .._module.field import field
-from .._module.partial import Partial
-from .._tree.filters import is_array
-from .._tree.split import Skeleton, merge
-from .._tree.strict import strict_key
-from .base import (
+from .._core.base import (
     MISSING,
     Transformed,
     function_of,
@@ -39,7 +33,15 @@ from .base import (
     refuse_deprecated,
     require_callable,
 )
-from .caches import on_clear
+from .._core.caches import on_clear
+from .._core.pack import Packed, pack, unpack
+from .._core.parts import is_array_or_struct
+from .._errors import DonationError, DonationWarning
+from .._module.field import field
+from .._module.partial import Partial
+from .._tree.filters import is_array
+from .._tree.split import Skeleton, merge
+from .._tree.strict import strict_key
 from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import (
     Donate,
@@ -56,8 +58,6 @@ from .donation import (
     still_alive,
     traits_of,
 )
-from .pack import Packed, pack, unpack
-from .parts import is_array_or_struct
 from .plan import DONATE, MAX_KEPT, Plan, groups_of, keep, make_plan
 from .quick import IN_PYTHON, MANY, MANY_DONATING, Miss, make_quick
 from .report import DonationReport, report_on

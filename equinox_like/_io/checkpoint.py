@@ -24,9 +24,9 @@ import numpy as np
 
 from .._compat.put import putter
 from .._errors import LeafError
+from .._tree.paths import plain_path
 from .atomic import replacing, with_suffix
 from .checksum import checksum
-from .paths import plain_path
 from .records import are_bools
 from .tensors import Tensor, decode_tensor, encode_tensor, is_savable, what_is_wrong
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat.put import Put, putter
-from .filters import is_array
+from .._tree.filters import is_array
 
 _MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing longer text from a foreign file may exhaust the interpreter.

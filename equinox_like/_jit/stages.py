@@ -15,11 +15,12 @@ import jax.tree_util as jtu
 
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level
+from .._core.base import hide_frames
+from .._core.difference import differences
+from .._core.pack import unpack
 from .._errors import DonationError
 from .._tree.split import STATIC, Skeleton
-from .base import hide_frames
 from .checks import explained, wait_for
-from .difference import differences
 from .donation import (
     Donation,
     Record,
@@ -31,7 +32,6 @@ from .donation import (
     refuse_gone,
     still_alive,
 )
-from .pack import unpack
 from .plan import Plan
 from .quick import IN_PYTHON, MANY, MANY_DONATING, Miss, make_quick
 

@@ -193,7 +193,17 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
 _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
     str(_PACKAGE / folder) + os.sep
-    for folder in ("_compat", "_loops", "_runtime", "_transforms", "_module", "_tree")
+    for folder in (
+        "_compat",
+        "_core",
+        "_io",
+        "_jit",
+        "_loops",
+        "_module",
+        "_runtime",
+        "_transforms",
+        "_tree",
+    )
 )
 pass_over(_PRIVATE)
 

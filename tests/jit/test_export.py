@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import equinox_like as eqx
-from equinox_like._transforms.describe import (
+from equinox_like._core.describe import (
     Description,
     describe_tree,
     first_difference,

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import equinox_like as eqx
-from equinox_like._transforms.donation import MODES
+from equinox_like._jit.donation import MODES
 
 P = jax.sharding.PartitionSpec
 

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from .._compat.tracer import Tracer
-from .filters import is_array
+from .._tree.filters import is_array
 from .records import is_typed_key
 
 # The dtypes which each version of safetensors can read: their names here and there.

@@ -16,12 +16,18 @@ import jax
 import jax.export
 import jax.tree_util as jtu
 
+from .._core.base import hide_frames, name_of
+from .._core.describe import (
+    Description,
+    describe_tree,
+    first_difference,
+    rebuild,
+    stored,
+)
+from .._core.difference import Leaf, trees
+from .._core.pack import unpack
 from .._tree.filters import is_array
-from .base import hide_frames, name_of
-from .describe import Description, describe_tree, first_difference, rebuild, stored
-from .difference import Leaf, trees
 from .jit import Jitted, filter_jit
-from .pack import unpack
 from .plan import Plan, make_plan
 
 _P = ParamSpec("_P")

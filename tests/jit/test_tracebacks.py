@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import equinox_like as eqx
-from equinox_like._transforms.base import hide_frames
+from equinox_like._core.base import hide_frames
 
 PACKAGE = Path(eqx.__file__).parent
 
@@ -22,7 +22,8 @@ def files(error: BaseException) -> list[str]:
 
 def ours(error: BaseException) -> list[str]:
     private = tuple(
-        str(PACKAGE / name) for name in ("_loops", "_transforms", "_module", "_tree")
+        str(PACKAGE / name)
+        for name in ("_core", "_jit", "_loops", "_transforms", "_module", "_tree")
     )
     return [f for f in files(error) if f.startswith(private)]
 
@@ -155,7 +156,7 @@ def test_uncaught_error_shows_no_frame_of_ours():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "user_function" in done.stderr and "AttributeError" in done.stderr
-    assert "_transforms" not in done.stderr
+    assert "_transforms" not in done.stderr and "_jit/" not in done.stderr
 
 
 def loss(weight, x):

@@ -7,7 +7,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 import equinox_like as eqx
-from equinox_like._transforms import checks
+from equinox_like._jit import checks
 
 FAILURE = "a value is not positive"
 
@@ -59,7 +59,7 @@ def waits(monkeypatch):
         return checks.wait_for(out)
 
     for module in ("jit", "stages"):
-        monkeypatch.setattr(f"equinox_like._transforms.{module}.wait_for", wait_for)
+        monkeypatch.setattr(f"equinox_like._jit.{module}.wait_for", wait_for)
     return found
 
 

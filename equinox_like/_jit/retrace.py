@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from .._compat.trace_state import settings, trace_context
+from .._core.difference import Arguments, Difference, differences
 from .._tree.split import Skeleton
-from .difference import Arguments, Difference, differences
 
 SHAPE: Final = "shape"
 DTYPE: Final = "dtype"

@@ -20,9 +20,9 @@ import numpy as np
 
 from .._compat.put import putter
 from .._errors import LeafError
+from .._tree.paths import path_str
 from .atomic import replacing, with_suffix
 from .checksum import checksum
-from .paths import path_str
 from .records import (
     RecordMismatch,
     bytes_remaining,

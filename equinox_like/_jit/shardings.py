@@ -13,14 +13,13 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from .._tree.filters import is_array
+from .._core.pack import Grouped, pack
+from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strict_key
 from .donation import describe, is_concrete
-from .pack import Grouped, pack
 from .plan import Plan, groups_of, keep
-from .tangents import is_none
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL = (

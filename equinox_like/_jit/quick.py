@@ -20,13 +20,13 @@ from typing import Any, Final
 from .._compat.dispatch import Dispatch, Held, NotYet, dispatch
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
+from .._core.base import is_private
+from .._core.pack import Packed
 from .._errors import DonationError
 from .._tree.filters import is_array
 from .._tree.intern import interner
 from .._tree.strict import Strict
-from .base import is_private
 from .donation import Record, are_all_deleted, is_deleted
-from .pack import Packed
 from .plan import MAX_KEPT, WRAPPED, Plan, taker
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]

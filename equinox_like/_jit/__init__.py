@@ -1,0 +1,5 @@
+"""Layer 4: `filter_jit`, its stages and donation."""
+
+from .jit import filter_jit as filter_jit
+from .report import DonationReport as DonationReport, DonationRow as DonationRow
+from .retrace import Retrace as Retrace
