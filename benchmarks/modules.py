@@ -1,12 +1,13 @@
-"""Making Modules and reading from them, beside plain Python classes."""
+"""Defining Modules, making them and reading from them, beside plain Python classes."""
 
 import dataclasses
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from ._measure import compare, show
+from ._measure import Row, compare, show
 from ._models import LIBRARIES
 
 _set = object.__setattr__
@@ -122,10 +123,6 @@ def run(rounds: int) -> None:
         ],
     )
     classes = {key: make_classes(library) for key, library in LIBRARIES.items()}
-
-    def modules(kind: str) -> dict[str, Any]:
-        return {key: partial(made[kind], 1, 2) for key, made in classes.items()}
-
     instances = {key: made["own"](1, 2) for key, made in classes.items()}
     plain = Plain(1)
 
@@ -137,35 +134,6 @@ def run(rounds: int) -> None:
 
         return run
 
-    show(
-        "Modules: construction beside a frozen dataclass with the same fields",
-        [
-            compare(
-                "generated __init__",
-                {"dataclass": partial(Generated, 1, 2)} | modules("generated"),
-                goal="1.5x",
-                rounds=rounds,
-            ),
-            compare(
-                "generated, two static fields",
-                {"dataclass": partial(Generated, 1, 2)} | modules("static"),
-                goal="1.5x",
-                rounds=rounds,
-            ),
-            compare(
-                "own __init__",
-                {"dataclass": partial(Generated, 1, 2)} | modules("own"),
-                goal="3x",
-                rounds=rounds,
-            ),
-            compare(
-                "own __init__, beside one by hand",
-                {"dataclass": partial(Own, 1, 2)} | modules("own"),
-                goal="3x",
-                rounds=rounds,
-            ),
-        ],
-    )
     show(
         "Modules: reading, beside a plain class",
         [
@@ -197,3 +165,44 @@ def run(rounds: int) -> None:
             for goal in ["0.5 us" if key == "ours" else ""]
         ],
     )
+
+
+def run_construction(rounds: int) -> None:
+    """Construction with each kind of value.
+
+    Layers are instances of the contender's own class.
+    """
+    classes = {"dataclass": {"generated": Generated, "own": Own}}
+    classes |= {key: make_classes(library) for key, library in LIBRARIES.items()}
+    w, b = jnp.ones((4, 4)), jnp.ones(4)
+    layers = {
+        key: [made["generated"](w, b) for _ in range(8)]
+        for key, made in classes.items()
+    }
+    arguments = {
+        "two numbers": lambda layers: (1, 2),
+        "four arrays": lambda layers: (w, b, w, b),
+        "four layers": lambda layers: tuple(layers[:4]),
+        "two lists of four layers": lambda layers: (layers[:4], layers[4:]),
+        "array, layer, list of layers": lambda layers: (w, layers[0], layers[1:]),
+    }
+
+    def row(
+        kind: str, values: str, goal: str, baseline: str = "", name: str = ""
+    ) -> Row:
+        contenders = {}
+        for key, made in classes.items():
+            chosen = made[baseline or kind if key == "dataclass" else kind]
+            contenders[key] = partial(chosen, *arguments[values](layers[key]))
+        return compare(name or values, contenders, goal=goal, rounds=rounds)
+
+    rows = [row("generated", values, "1.5x") for values in arguments]
+    name = "two numbers, two static fields"
+    rows.append(row("static", "two numbers", "1.5x", "generated", name))
+    show("Construction: generated __init__, beside a frozen dataclass", rows)
+
+    rows = [row("own", values, "3x") for values in arguments]
+    name = "two numbers, beside a generated"
+    rows.append(row("own", "two numbers", "3x", "generated", name))
+    title = "Construction: user-written __init__, beside a frozen dataclass with one"
+    show(title, rows)
