@@ -5,9 +5,7 @@ import platform
 
 import jax
 
-from equinox_like._environment import DISPATCH
-
-from . import dispatch, eager, imports, layers, modules, saving, trees
+from . import dispatch, eager, imports, layers, modules, networks, saving, trees
 from ._models import peer
 
 SUBJECTS = {
@@ -15,9 +13,11 @@ SUBJECTS = {
     "modes": dispatch.run_modes,
     "stages": dispatch.run_stages,
     "methods": dispatch.run_methods,
+    "networks": networks.run,
     "asynchrony": dispatch.run_asynchrony,
     "trees": trees.run,
     "modules": modules.run,
+    "construction": modules.run_construction,
     "eager": eager.run,
     "layers": layers.run,
     "saving": saving.run,
@@ -32,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     print(
         f"Python {platform.python_version()}, jax {jax.__version__}, "
-        f"{jax.default_backend()}, EQX_DISPATCH={DISPATCH}; the peer: "
+        f"{jax.default_backend()}; the peer: "
         + (f"equinox {peer.__version__}" if peer else "not installed")
     )
     print("Ratios to the first column: median (10 % - 90 % of rounds).")
