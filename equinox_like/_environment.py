@@ -2,8 +2,8 @@
 
 EQX_ON_ERROR                    what a failed check does: raise, nan, breakpoint or off
 EQX_ON_ERROR_BREAKPOINT_FRAMES  how many frames JAX's debugger then shows
-EQX_DISPATCH                    how `filter_jit` finds its program: in C++ of `jax` where
-                                that works, or in Python with what is `public`
+EQX_REGISTRY                    how `filter_jit` flattens its arguments: with a registry of
+                                its `own`, or with JAX's, which is `public`
 """
 
 import os
@@ -38,10 +38,10 @@ def read_frames(value: str) -> int:
         ) from None
 
 
-def read_dispatch(value: str) -> str:
-    if value not in ("jax", "public"):
+def read_registry(value: str) -> str:
+    if value not in ("own", "public"):
         raise ValueError(
-            f"The environment variable EQX_DISPATCH is jax or public; got {value!r}."
+            f"The environment variable EQX_REGISTRY is own or public; got {value!r}."
         )
     return value
 
@@ -50,4 +50,4 @@ ON_ERROR: Final = read_mode(os.environ.get("EQX_ON_ERROR", "raise"))
 BREAKPOINT_FRAMES: Final = read_frames(
     os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
 )
-DISPATCH: Final = read_dispatch(os.environ.get("EQX_DISPATCH", "jax"))
+REGISTRY: Final = read_registry(os.environ.get("EQX_REGISTRY", "own"))

@@ -21,11 +21,11 @@ _DONOR = re.compile(r"\((\d+), \{")
 
 
 class Buffer(enum.Enum):
-    """What becomes of a buffer that no output takes."""
+    """What becomes of a buffer that no output reuses."""
 
-    UNUSED = "the program does not have it"
-    DONOR = "XLA may use it as it likes"
-    UNTAKEN = "nothing"
+    PRUNED = "the program does not use the argument"
+    DONOR = "XLA may reuse it for anything"
+    KEPT = "the caller keeps it"
 
 
 def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
@@ -35,9 +35,9 @@ def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
     if _parameter_count(lowered) != len(kept):
         return None
     header = compiled.as_text().partition("\n")[0]
-    fates: list[int | Buffer] = [Buffer.UNUSED] * count
+    fates: list[int | Buffer] = [Buffer.PRUNED] * count
     for index in kept:
-        fates[index] = Buffer.UNTAKEN
+        fates[index] = Buffer.KEPT
     for donors in _DONORS.findall(header):
         for parameter in _DONOR.findall(donors):
             fates[kept[int(parameter)]] = Buffer.DONOR

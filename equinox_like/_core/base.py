@@ -28,9 +28,10 @@ import jax.tree_util as jtu
 
 from .._compat.source_info import pass_over
 from .._module.field import field
-from .._module.flatten import WRAPPER_ATTRIBUTES, set_attributes
+from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
 from .._module.partial import Partial
+from .._tree.cached import set_raw_dict
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -98,7 +99,7 @@ class Transformed(Module, Generic[_P, _T]):
             return self
         # As if unflattened: without a constructor, since it is read at each call.
         bound: Any = _new(self._binds_as_)
-        set_attributes(bound, {"func": self, "args": (instance,), "keywords": {}})
+        set_raw_dict(bound, {"func": self, "args": (instance,), "keywords": {}})
         return bound
 
 

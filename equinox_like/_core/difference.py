@@ -22,7 +22,7 @@ STRUCTURE: Final = "tree structure"
 STATIC_TYPE: Final = "static type"
 STATIC_VALUE: Final = "static value"
 
-# The name and number of leaves of each argument, the callable itself first (see `Plan`).
+# The name and number of leaves of each argument, the callable itself first (see `Layout`).
 Arguments = Sequence[tuple[str, int]]
 
 
@@ -176,7 +176,7 @@ def _children(tree: Any) -> tuple[list[Any], list[Any]]:
 
 def static_fields(module: Module) -> dict[str, Any]:
     _, aux = jtu.tree_structure(module).node_data()  # see `_module/flatten.py`
-    return aux[0].statics
+    return aux.statics
 
 
 def _told(*sides: Any) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Donation, made visible: which arrays are donated, what could not be, what is gone.
+"""Donation, made visible: which arrays are donated, reused and deleted.
 
 JAX warns of an unusable donated buffer while it lowers, by shape alone, and names neither
-leaf nor function when a donated array is used again. Here its warning is muted while a
+leaf nor function when a donated array is used again. Here its warning is hidden while a
 donating function is compiled, and each message names the leaf.
 """
 
@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from typing import Any, Final, Literal, get_args
 
 import jax
@@ -31,7 +31,7 @@ MODES: Final = get_args(Mode)
 
 
 class Donation:
-    """What `donate=` says: which arrays are donated, and what of those in vain."""
+    """What `donate=` says: which arrays are donated, and what if one cannot be reused."""
 
     def __init__(self, donate: Any):
         check_mode(donate)
@@ -41,11 +41,10 @@ class Donation:
         self.is_strict = donate == "strict"
         self.warns = self.names is not None or str(donate).startswith("warn")
         self.spares_first = str(donate).endswith("-except-first")
-        self.takes_all = self.is_any and self.names is None and not self.spares_first
-        # Whether it must be known what becomes of each array before anything runs.
-        self.looks_first = self.is_any and (self.is_strict or self.warns)
+        # Whether it must be known before a call what becomes of each array.
+        self.inspects_first = self.is_any and (self.is_strict or self.warns)
 
-    def takes(self, parameter: str, is_first: bool) -> bool:
+    def donates(self, parameter: str, is_first: bool) -> bool:
         """Whether a parameter's arrays are donated."""
         if self.names is not None:
             return parameter in self.names
@@ -59,30 +58,11 @@ class Donation:
                     f"has {', '.join(map(repr, signature.parameters)) or 'none'}."
                 )
 
-    def delete_rest(
-        self,
-        arrays: Sequence[Any],
-        alive: Sequence[int],
-        buffers: Callable[[], Sequence[Any]],
-    ) -> tuple[int, ...]:
-        """Deletes what a call was given and JAX left alive. Returns what is right to be.
-
-        `alive` are the indices of those; `buffers()` says what became of each one's buffer.
-        """
-        taken = alive
-        if self.names is None:
-            # JAX leaves alive what it could not overwrite, as somebody looks at it.
-            found = buffers()
-            taken = [i for i in alive if isinstance(found[i], int)]
-        for i in taken:
-            arrays[i].delete()
-        return tuple(i for i in alive if i not in taken)
-
-    def object_to(self, vain: Sequence[tuple[str, Any]]) -> None:
-        """Says of donated leaves that no output can take the buffer of."""
-        if not vain:
+    def report_unusable(self, leaves: Sequence[tuple[str, Any]]) -> None:
+        """Raises or warns, as the mode says, for donations that no output can reuse."""
+        if not leaves:
             return
-        listing = ", ".join(f"`{name}` ({describe(x)})" for name, x in vain)
+        listing = ", ".join(f"`{name}` ({describe(x)})" for name, x in leaves)
         if self.is_strict:
             raise DonationError(
                 f'`donate="strict"`, and some donated buffers are not usable: {listing}. '
@@ -110,51 +90,56 @@ def check_mode(donate: Any) -> None:
 
 
 # An entry of `warnings.filters`: action, message, category, module, line.
-_MUTE = (
+_HIDE = (
     "ignore",
     re.compile("Some donated buffers were not usable"),
     UserWarning,
     None,
     0,
 )
-_lock = threading.Lock()
+# A signal's handler may come to it while this thread has it.
+_lock = threading.RLock()
 _users = 0
 
 
-class _Muted(threading.local):
-    """Mutes JAX's warning where a donating function is lowered, from `begin` to `end`.
+class _LoweringWarnings(threading.local):
+    """Hides JAX's warning of unusable donations while this thread lowers.
 
     `warnings.catch_warnings` would put back the filters that it found, and so lose those
     that another thread has set meanwhile; here one filter comes, and goes with the last
     call that needs it.
     """
 
-    count = 0
+    _count = 0
 
-    def begin(self) -> None:
+    @property
+    def are_hidden(self) -> bool:
+        return self._count > 0
+
+    def hide(self) -> None:
         global _users
-        self.count += 1
+        self._count += 1
         with _lock:
             _users += 1
-            if _MUTE not in warnings.filters:
-                warnings.filters.insert(0, _MUTE)  # pyright: ignore[reportAttributeAccessIssue]
+            if _HIDE not in warnings.filters:
+                warnings.filters.insert(0, _HIDE)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def is_about(self, error: Exception) -> bool:
-        """Whether it is JAX's warning, made an error, and came unmuted."""
-        return _MUTE[1].match(str(error)) is not None
-
-    def end(self) -> None:
+    def show_again(self) -> None:
         global _users
-        if not self.count:
+        if not self._count:
             return
         with _lock:
-            _users -= self.count
-            if _users == 0 and _MUTE in warnings.filters:
-                warnings.filters.remove(_MUTE)  # pyright: ignore[reportAttributeAccessIssue]
-        self.count = 0
+            _users -= self._count
+            if _users == 0 and _HIDE in warnings.filters:
+                warnings.filters.remove(_HIDE)  # pyright: ignore[reportAttributeAccessIssue]
+        self._count = 0
+
+    def is_one(self, error: Exception) -> bool:
+        """Whether it is JAX's warning, made an error, and was not hidden."""
+        return _HIDE[1].match(str(error)) is not None
 
 
-muted: Final = _Muted()
+lowering_warnings: Final = _LoweringWarnings()
 
 
 def explain_failure(
@@ -171,9 +156,9 @@ def explain_failure(
         text = str(error)
         if any(fragment in text for fragment in _TWICE):
             refuse_shared(name_leaves(leaves), error)
-        if any(fragment in text for fragment in _GONE):
+        if any(fragment in text for fragment in _DELETED):
             refuse_to_run_again(error)
-            refuse_gone(name_leaves(leaves), error)
+            refuse_deleted(name_leaves(leaves), error)
     _note_losses(error, name_leaves(leaves))
 
 
@@ -188,16 +173,16 @@ def refuse_shared(
         ) from error
 
 
-def refuse_gone(
+def refuse_deleted(
     named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
 ) -> None:
-    gone = [(name, x) for name, x, _ in named if is_deleted(x)]
-    for name, x in gone[:1]:
-        more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-        taker = records.taker_of(x)
+    deleted = [(name, x) for name, x, _ in named if is_deleted(x)]
+    for name, x in deleted[:1]:
+        more = f" (and {len(deleted) - 1} more)" if len(deleted) > 1 else ""
+        owner = records.owner_of(x)
         raise DonationError(
             f"`{name}` ({describe(x)}){more} has been deleted: it was donated to "
-            + (f"`{taker}`" if taker else "an earlier call")
+            + (f"`{owner}`" if owner else "an earlier call")
             + ", whose output may now be in its memory. Use what that call returned in its "
             "place; or keep the array, by passing a copy of it to that call or by "
             '`filter_jit(..., donate="none")`.'
@@ -244,7 +229,7 @@ class _Records:
             self._all.add(record)
         return record
 
-    def taker_of(self, x: Any) -> str | None:
+    def owner_of(self, x: Any) -> str | None:
         with _lock:
             found = list(self._all)
         for record in found:
@@ -265,22 +250,6 @@ class Record:
 
 
 records: Final = _Records()
-
-
-# What a trace depends on, as far as it is about one array.
-_traits = attrgetter("aval", "sharding")
-
-
-def traits_of(groups: Sequence[Any]) -> list[Any]:
-    """Equal for calls for which JAX runs the same program. Quick for arrays of JAX."""
-    try:
-        return [tuple(map(_traits, group)) for group in groups]
-    except AttributeError:  # an array of NumPy
-        return [tuple(map(_traits_of_any, group)) for group in groups]
-
-
-def _traits_of_any(x: Any) -> Any:
-    return _traits(x) if isinstance(x, jax.Array) else (x.shape, x.dtype)
 
 
 _has_been_deleted = methodcaller("is_deleted")
@@ -317,7 +286,7 @@ def are_any_sharded(leaves: Sequence[Any]) -> bool:
 # JAX's exception, as it finds a NaN or an infinity that it was asked to look for.
 _NAN_FOUND = "InternalFloatingPointError"
 # Fragments of JAX's messages.
-_GONE = ("has been deleted", "Invalid buffer passed")
+_DELETED = ("has been deleted", "Invalid buffer passed")
 _TWICE = (
     "donate the same buffer twice",
     "previously donated in the same call",
@@ -358,14 +327,14 @@ def buffers_of(x: jax.Array) -> list[Any]:
         return [id(x)]  # a backend that has no pointers: the same object at least
 
 
-def in_vain(
+def unusable(
     named: Sequence[tuple[str, Any, bool]], buffers: Sequence[Any] | None
 ) -> list[tuple[str, Any]]:
-    """The donated leaves that the program uses, and whose buffer no output takes."""
+    """The donated leaves that the program uses, and whose buffer no output reuses."""
     return [
         (name, x)
         for (name, x, is_donated), buffer in zip(named, buffers or (), strict=False)
         if is_donated
-        and buffer in (Buffer.DONOR, Buffer.UNTAKEN)
+        and buffer in (Buffer.DONOR, Buffer.KEPT)
         and not isinstance(x, np.ndarray | np.generic)
     ]

@@ -25,10 +25,9 @@ from .._core.describe import (
     stored,
 )
 from .._core.difference import Leaf, trees
-from .._core.pack import unpack
 from .._tree.filters import is_array
 from .jit import Jitted, filter_jit
-from .plan import Plan, make_plan
+from .layout import Layout, LayoutTable
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -84,7 +83,7 @@ def filter_export(
     """
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
     program = jitted._program
-    if program.donates:  # a loaded program takes nobody's buffers
+    if program.donation.is_any:  # a loaded program takes nobody's buffers
         jitted = Jitted(jitted.__wrapped__, "none", program.jitkwargs)
 
     def export(*args: Any, **kwargs: Any) -> Any:
@@ -194,22 +193,15 @@ class Exported(Generic[_P, _T]):
         self._leaves = leaves
         self._places = places
         self._run = jax.jit(exported.call)
-        self._fitting: tuple[Plan, Any] | None = None
+        self._layouts = LayoutTable(call.signature, call.name, lambda *_: False)
+        self._fitting: tuple[Layout | None, Any] = None, None
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Runs the program for arguments like those that it was exported for."""
-        leaves, treedef = jtu.tree_flatten((None, args, kwargs))
-        fitting = self._fitting
-        if (
-            fitting is None
-            or tuple(map(type, leaves)) != fitting[0].leaf_types
-            or treedef != fitting[0].call_treedef
-            or fitting[0].static_key(leaves) != fitting[1]
-        ):
-            plan = self._fit(args, kwargs, leaves, treedef)
-        else:
-            plan = fitting[0]
-        (group,) = plan.groups(leaves) or ((),)
+        layout, leaves = self._layouts.fit((None, args, kwargs))
+        if self._fitting != (layout, layout.static_key(leaves)):
+            self._require_fit(layout, leaves)
+        (group,) = layout.groups(leaves) or ((),)
         arrays = dict(zip(self._call.arrays, group, strict=True))
         try:
             data = self._run(arrays)
@@ -274,17 +266,10 @@ class Exported(Generic[_P, _T]):
     def __repr__(self) -> str:
         return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
 
-    def _fit(self, args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> Plan:
+    def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
+        """Raises for a call of another form, unless its static side is the same."""
         call = self._call
-        plan = make_plan(
-            call.signature,
-            call.name,
-            (None, args, kwargs),
-            leaves,
-            treedef,
-            lambda parameter, is_first: False,
-        )
-        given = _describe_arguments(plan, leaves)
+        given = _describe_arguments(layout, leaves)
         for name in [*call.arguments, *(n for n in given if n not in call.arguments)]:
             if name not in given or name not in call.arguments:
                 was, now = ("given", "left out")[:: 1 if name in call.arguments else -1]
@@ -296,21 +281,20 @@ class Exported(Generic[_P, _T]):
                     f"{self!r} was called with other arguments than it was exported for: "
                     f"{found}"
                 )
-        self._fitting = plan, plan.static_key(leaves)
-        return plan
+        self._fitting = layout, layout.static_key(leaves)
 
 
 def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
-    entry, plan, leaves = jitted._prepare(args, kwargs)
-    groups = plan.groups(leaves)
-    own = set(plan.names[: plan.arguments[0][1]])
-    named = list(zip(plan.data_names, (x for g in groups for x in g), strict=True))
+    specialization, layout, leaves = jitted._prepare(args, kwargs)
+    groups = layout.groups(leaves)
+    own = set(layout.names[: layout.arguments[0][1]])
+    named = list(zip(layout.data_names, (x for g in groups for x in g), strict=True))
     returned = []
 
     def traced(arrays):
         values = iter([x if n in own else arrays[n] for n, x in named])
-        parts = [type(group)(next(values) for _ in group) for group in groups]
-        out = unpack(entry.function(*parts))
+        parts = [tuple(next(values) for _ in group) for group in groups]
+        out = specialization.outputs.tree(specialization.function(*parts))
         returned.append(jtu.tree_map(_abstract, out))
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 
@@ -329,8 +313,8 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
             (p.name, p.kind.name, p.default is not p.empty)
             for p in inspect.signature(jitted.__wrapped__).parameters.values()
         ),
-        [name for name in plan.names if name in there and name not in own],
-        _describe_arguments(plan, leaves),
+        [name for name in layout.names if name in there and name not in own],
+        _describe_arguments(layout, leaves),
         describe_tree(returned[-1]),
     )
     return Exported(exported, call, *_taken_apart(returned[-1]))
@@ -361,8 +345,8 @@ def _is_data(x: Any) -> bool:
     return is_array(x) or isinstance(x, jax.ShapeDtypeStruct | Leaf)
 
 
-def _describe_arguments(plan: Plan, leaves: list[Any]) -> dict[str, Description]:
-    _, *arguments = trees(plan.arguments, plan.skeleton(leaves))
+def _describe_arguments(layout: Layout, leaves: list[Any]) -> dict[str, Description]:
+    _, *arguments = trees(layout.arguments, layout.skeleton(leaves))
     return {name: describe_tree(tree) for name, tree in arguments}
 
 

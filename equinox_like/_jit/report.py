@@ -8,7 +8,6 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.lowered import Buffer, buffers_of
-from .._core.pack import unpack
 from .._tree.paths import path_str
 from .donation import describe
 from .stages import Lowered
@@ -89,7 +88,8 @@ def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
     named = lowered._call.named
     compiled = lowered.lowered.compile()
     buffers = buffers_of(lowered.lowered, compiled) or [None] * len(named)
-    outputs = _outputs(lowered.lowered.out_info, compiled.output_shardings)
+    fill = lowered._call.specialization.outputs.fill
+    outputs = _outputs(lowered.lowered.out_info, compiled.output_shardings, fill)
     rows = [
         _row(name, x, outputs, is_donated, fate)
         for (name, x, is_donated), fate in zip(named, buffers, strict=True)
@@ -103,12 +103,12 @@ class _Output(NamedTuple):
     bytes: int
 
 
-def _outputs(infos: Any, shardings: Any) -> list[_Output]:
+def _outputs(infos: Any, shardings: Any, fill: Any) -> list[_Output]:
     """Of each output its path, in the order of the compiled program."""
     leaves, treedef = jtu.tree_flatten(infos)
     numbers = {_Number(): i for i in range(len(leaves))}
-    # What is no array is in the structure, and gets its place by unpacking.
-    tree = unpack(treedef.unflatten(numbers))
+    # What is not an array is in the structure, and gets its place by filling.
+    tree = fill(treedef.unflatten(numbers))
     paths = [""] * len(leaves)
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, _Number):
@@ -135,9 +135,9 @@ def _row(
         return row._replace(reason="an array of NumPy is copied for the call")
     if isinstance(fate, int):
         return row._replace(outcome="aliased", output=outputs[fate].path)
-    if fate is Buffer.UNTAKEN:
+    if fate is Buffer.KEPT:
         return row._replace(outcome="unusable", reason=_why_unusable(row, outputs))
-    outcomes: dict[Any, Outcome] = {Buffer.UNUSED: "unused", Buffer.DONOR: "donor"}
+    outcomes: dict[Any, Outcome] = {Buffer.PRUNED: "unused", Buffer.DONOR: "donor"}
     return row._replace(outcome=outcomes.get(fate, "unknown"))
 
 

@@ -34,7 +34,7 @@ class Trace(NamedTuple):
     arguments: Arguments
     skeleton: Skeleton
     # The name of each array, lazily, and what JAX knows of it.
-    plan: Any
+    layout: Any
     avals: tuple[Any, ...]
     context: Any
     settings: dict[str, Any]
@@ -48,17 +48,17 @@ class Trace(NamedTuple):
         )
 
 
-def trace_of(plan: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
+def trace_of(layout: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
     return Trace(
-        plan.arguments, skeleton, plan, tuple(avals), trace_context(), settings()
+        layout.arguments, skeleton, layout, tuple(avals), trace_context(), settings()
     )
 
 
-def trace_to_be(plan: Any, leaves: Sequence[Any]) -> Trace:
+def trace_to_be(layout: Any, leaves: Sequence[Any]) -> Trace:
     """What a trace of a call with these leaves would depend on."""
-    data = [x for group in plan.groups(leaves) for x in group]
+    data = [x for group in layout.groups(leaves) for x in group]
     avals = jax.make_jaxpr(lambda *data: ())(*data).in_avals
-    return trace_of(plan, plan.skeleton(leaves), avals)
+    return trace_of(layout, layout.skeleton(leaves), avals)
 
 
 class Retrace:
@@ -115,7 +115,7 @@ def _differences(old: Trace, new: Trace) -> Iterator[Difference]:
 
 
 def _named(trace: Trace) -> dict[str, Any]:
-    return dict(zip(trace.plan.data_names, trace.avals, strict=True))
+    return dict(zip(trace.layout.data_names, trace.avals, strict=True))
 
 
 def _of_data(name: str, old: Any, new: Any) -> Difference:

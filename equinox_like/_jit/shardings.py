@@ -13,13 +13,12 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from .._core.pack import Grouped, pack
 from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strict_key
 from .donation import describe, is_concrete
-from .plan import Plan, groups_of, keep
+from .layout import Layout, groups_of, keep
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL = (
@@ -50,24 +49,26 @@ class Shardings:
         return hash(self._key)
 
     def jit(
-        self, traced: Callable[..., Any], plan: Plan, skeleton: Skeleton, **options: Any
+        self,
+        traced: Callable[..., Any],
+        layout: Layout,
+        skeleton: Skeleton,
+        **options: Any,
     ) -> Any:
         """`jax.jit` for a function of groups of arrays, that returns what `pack` does."""
         if self._of_outputs is not None:
             # The others are functions, or face no array.
             specs = [s if is_sharding(s) else None for s in self._output_leaves()]
             one_for_all = _is_leaf(self._of_outputs)
-            options["out_shardings"] = specs[0] if one_for_all else Grouped(specs, None)
+            options["out_shardings"] = specs[0] if one_for_all else (*specs, None)
         if self._of_inputs is None:
             return jax.jit(traced, **options)
-        found = zip(skeleton.labels, self._inputs(plan, skeleton), strict=True)
+        found = zip(skeleton.labels, self._inputs(layout, skeleton), strict=True)
         groups = [[s for _, s in run] for _, run in groups_of(found, lambda x: x[0])]
-        # As plans give them: prefix trees tell lists from tuples.
-        kind = list if len(groups) == 1 and STATIC not in skeleton.labels else tuple
-        return _Sharded(traced, options, list(map(kind, groups)), plan)
+        return _Sharded(traced, options, list(map(tuple, groups)), layout)
 
-    def pack(self, out: Any) -> Any:
-        """`pack`, for an output whose arrays have shardings."""
+    def take_apart(self, out: Any, outputs: Any) -> Any:
+        """What to return to JAX for an output: its arrays by sharding, and its number."""
         leaves, treedef = jtu.tree_flatten(out)
         named = jtu.tree_leaves_with_path(out)
         numbers = []
@@ -84,9 +85,15 @@ class Shardings:
             if chosen is not None and _is_function(spec):
                 leaves[i] = constrain("out_shardings", name, leaves[i], chosen)
         out = treedef.unflatten(leaves)
+        arrays, number = outputs.take_apart(out)
         if _is_leaf(self._of_outputs):
-            return pack(out)
-        return Grouped.of(out, numbers, len(self._output_leaves()))
+            return arrays, {number: ()}
+        # Neighbours have one sharding: one group after the other, they are in order.
+        groups: list[list[Any]] = [[] for _ in self._output_leaves()]
+        chosen = (n for n, x in zip(numbers, leaves, strict=True) if is_array(x))
+        for n, x in zip(chosen, arrays, strict=True):
+            groups[n].append(x)
+        return (*groups, {number: ()})
 
     def _output_leaves(self) -> list[Any]:
         return jtu.tree_leaves(self._of_outputs, is_leaf=is_none)
@@ -113,14 +120,14 @@ class Shardings:
                 f"parameters; got a {type(given).__name__}."
             )
 
-    def _inputs(self, plan: Plan, skeleton: Skeleton) -> Iterator[Any]:
+    def _inputs(self, layout: Layout, skeleton: Skeleton) -> Iterator[Any]:
         """What was said for each leaf of a call, in canonical order."""
         fun, args, kwargs = skeleton.treedef.children()
         keys = [None, *range(len(args.children())), *kwargs.node_data()[1]]
         treedefs = [fun, *args.children(), *kwargs.children()]
         labels = iter(skeleton.labels)
         for key, treedef, (name, size) in zip(
-            keys, treedefs, plan.arguments, strict=True
+            keys, treedefs, layout.arguments, strict=True
         ):
             # The arrays of the callable itself are no arguments.
             said = None if key is None else self._for_argument(key)
@@ -180,12 +187,12 @@ class _Sharded:
         traced: Callable[..., Any],
         options: dict[str, Any],
         specs: Sequence[Any],
-        plan: Plan,
+        layout: Layout,
     ):
         self._traced = traced
         self._options = options
         self._specs = specs
-        self._plan = plan
+        self._layout = layout
         self._jitted: dict[Hashable, Any] = {}
         has_functions = any(_is_function(spec) for group in specs for spec in group)
         self._only = None if has_functions else self._make(specs)
@@ -224,12 +231,12 @@ class _Sharded:
             raise
 
     def _make(self, specs: Any) -> Any:
-        for name, spec in zip(self._plan.data_names, _chain(specs), strict=True):
+        for name, spec in zip(self._layout.data_names, _chain(specs), strict=True):
             refuse_other("in_shardings", name, spec)
         return jax.jit(self._traced, in_shardings=tuple(specs), **self._options)
 
     def _choose(self, groups: Any) -> list[Any]:
-        names = iter(self._plan.data_names)
+        names = iter(self._layout.data_names)
         return [
             type(specs)(
                 _chosen("in_shardings", next(names), spec, x)
@@ -244,7 +251,7 @@ class _Sharded:
         without_mesh = "non-empty mesh" in str(error)
         if not isinstance(error, ValueError) and not without_mesh:
             return
-        named = zip(self._plan.data_names, _chain(specs), _chain(groups), strict=True)
+        named = zip(self._layout.data_names, _chain(specs), _chain(groups), strict=True)
         for name, spec, x in named:
             if spec is None:
                 continue

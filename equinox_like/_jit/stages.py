@@ -17,23 +17,19 @@ from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences
-from .._core.pack import unpack
 from .._errors import DonationError
-from .._tree.split import STATIC, Skeleton
-from .checks import explained, wait_for
+from .._tree.split import STATIC
+from .checks import wait_for
+from .donating import Deletion
 from .donation import (
-    Donation,
-    Record,
     are_all_deleted,
     are_any_deleted,
-    in_vain,
-    is_deleted,
-    muted,
-    refuse_gone,
-    still_alive,
+    lowering_warnings,
+    refuse_deleted,
+    unusable,
 )
-from .plan import Plan
-from .quick import IN_PYTHON, MANY, MANY_DONATING, Miss, make_quick
+from .layout import Layout
+from .specialization import Specialization, raise_explained
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -42,28 +38,24 @@ Trees = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclasses.dataclass
-class Call:
+class AheadOfTime:
     """The call that stages are made for."""
 
-    # The `Jitted`, and how its arguments become a call: `(args, kwargs) -> plan, leaves`.
+    # The `Jitted`, and the compiled function that serves the call.
     jitted: Any
-    arrange: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Plan, list[Any]]]
-    plan: Plan
-    skeleton: Skeleton
-    # What to say of leaves that are donated in vain, where to tell of those that are gone,
-    # and the leaves: see `Plan.named_leaves`.
-    donation: Donation
-    record: Record
+    specialization: Specialization
+    # How the arguments were given, and the leaves: see `Layout.named_leaves`.
+    layout: Layout
     named: Sequence[tuple[str, Any, bool]]
     # Of the first argument that is bound to a device, else of JAX's default.
     platform: str
     # Whether a call waits, as the program holds a check.
-    waits: bool = False
+    waits: bool
 
     def arguments(self, info: Trees, static: Callable[[Any], Any]) -> Trees:
         """`args` and `kwargs` with what JAX tells of each array in its place."""
         groups, _ = info
-        skeleton = self.skeleton
+        skeleton = self.specialization.skeleton
         data = itertools.chain.from_iterable(groups)
         statics = map(static, skeleton.statics)
         leaves = [next(statics if x is STATIC else data) for x in skeleton.labels]
@@ -72,7 +64,7 @@ class Call:
 
 
 class _Stage(Generic[_P, _T]):
-    _call: Call
+    _call: AheadOfTime
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -87,7 +79,7 @@ class Traced(_Stage[_P, _T]):
     `traced` is JAX's own object.
     """
 
-    def __init__(self, traced: Any, call: Call):
+    def __init__(self, traced: Any, call: AheadOfTime):
         self.traced = traced
         self._call = call
 
@@ -104,7 +96,7 @@ class Traced(_Stage[_P, _T]):
     @property
     def out_info(self) -> Any:
         """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return unpack(self.traced.out_info)
+        return self._call.specialization.outputs.fill(self.traced.out_info)
 
     def lower(
         self, lowering_platforms: tuple[str, ...] | None = None
@@ -115,11 +107,11 @@ class Traced(_Stage[_P, _T]):
         others can be looked at, but not compiled.
         """
         # JAX warns of donated buffers while it lowers, see `donation.py`.
-        muted.begin()
+        lowering_warnings.hide()
         try:
             lowered = self.traced.lower(lowering_platforms=lowering_platforms)
         finally:
-            muted.end()
+            lowering_warnings.show_again()
         return Lowered(lowered, self._call, lowering_platforms)
 
     def __repr__(self) -> str:
@@ -132,7 +124,9 @@ class Lowered(_Stage[_P, _T]):
     `lowered` is JAX's own object.
     """
 
-    def __init__(self, lowered: Any, call: Call, platforms: tuple[str, ...] | None):
+    def __init__(
+        self, lowered: Any, call: AheadOfTime, platforms: tuple[str, ...] | None
+    ):
         self.lowered = lowered
         self._call = call
         self._platforms = platforms
@@ -145,7 +139,7 @@ class Lowered(_Stage[_P, _T]):
     @property
     def out_info(self) -> Any:
         """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return unpack(self.lowered.out_info)
+        return self._call.specialization.outputs.fill(self.lowered.out_info)
 
     def as_text(self, dialect: str | None = None) -> str:
         """The program as text, in StableHLO if no other dialect is named."""
@@ -174,10 +168,11 @@ class Lowered(_Stage[_P, _T]):
             )
         compiled = self.lowered.compile(compiler_options)
         call, buffers = self._call, None
-        if call.plan.donates:
+        donation = call.jitted._program.donation
+        if call.layout.donates:
             buffers = buffers_of(self.lowered, compiled)
-        if call.donation.looks_first:
-            call.donation.object_to(in_vain(call.named, buffers))
+        if donation.inspects_first:
+            donation.report_unusable(unusable(call.named, buffers))
         return Compiled(compiled, call, buffers)
 
     def __repr__(self) -> str:
@@ -196,113 +191,64 @@ class Compiled(_Stage[_P, _T]):
     """
 
     def __init__(
-        self, compiled: Any, call: Call, buffers: Sequence[int | Buffer] | None
+        self, compiled: Any, call: AheadOfTime, buffers: Sequence[int | Buffer] | None
     ):
         self.compiled = compiled
         self._call = call
+        self._program = program = call.jitted._program
         self._tree = call.jitted._tree
-        self._waits = call.waits
-        # The last call that was found to fit: its plan, and what was static in it.
-        self._fitting: tuple[Plan, Any] = call.plan, _NOTHING
-        # How it is called, and how often JAX's dispatch was told of a call.
-        self.quick: Any = None
-        self._times_quick = 0
+        # The last call that was found to fit: its layout, and what was static in it.
+        self._fitting: tuple[Layout | None, Any] = None, None
         # Where it donates: what becomes of the buffer of each datum, `None` if JAX does not
-        # tell; which of the donated ones are right to be alive after a call; and whether
-        # they are on several devices (see `Program.before`).
-        self._buffers = buffers or [None] * len(call.named)
-        self._alive: tuple[int, ...] = ()
-        self._is_watched = call.plan.donates and any(
+        # tell; and whether the arrays are on several devices.
+        self._fates = buffers or [None] * len(call.named)
+        self._deletion = Deletion(program.donation, program.record)
+        self._is_watched = call.layout.donates and any(
             len(s.device_set) > 1 for s in jtu.tree_leaves(compiled.input_shardings)
         )
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        quick = self.quick
-        if quick is None:
-            if self._waits or self._is_watched:  # in Python
-                quick = IN_PYTHON
-            else:
-                quick = make_quick(self, repr(self), self._call.plan.donates)
-            self.quick = quick
-        run = self.call if quick is None or quick is IN_PYTHON else quick
         try:
-            return run(self._tree, args, kwargs)
+            return self._run((self._tree, args, kwargs))
         except Exception as e:
             hide_frames(e)
             raise
 
-    def call(self, tree: Any, args: Any, kwargs: Any, miss: Miss | None = None) -> Any:
-        """What JAX's dispatch does in C++, in Python."""
-        leaves, treedef = jtu.tree_flatten((tree, args, kwargs))
-        plan, statics = self._fitting
-        if (
-            tuple(map(type, leaves)) != plan.leaf_types
-            or treedef != plan.call_treedef
-            or plan.static_key(leaves) != statics
-        ):
-            plan = self._fit(args, kwargs)
-        if plan.donates and not at_top_level():
+    def _run(self, call: Any) -> Any:
+        layout, leaves = self._program.layouts.fit(call)
+        if self._fitting != (layout, layout.static_key(leaves)):
+            self._require_fit(layout, leaves)
+        if layout.donates and not at_top_level():
             raise DonationError(
                 f"{self!r} donates, and was called under a transformation, which may "
-                "still need the arrays. Nothing has run, and nothing was deleted. Call the "
-                "function itself, which donates nothing there."
+                "still need the arrays. This was raised before execution, and nothing was "
+                "deleted. Call the function itself, which donates nothing there."
             )
-        if self._is_watched and are_any_deleted(leaves):
-            refuse_gone(plan.named_leaves(leaves))
-        run = self.compiled
-        if miss is not None and plan.is_in_order:
-            function = miss.dispatch.function_of(run)
-            run = run if function is None else miss.way(function)
         try:
-            out: Any = run(*plan.groups(leaves))
-            if self._waits:
+            if self._is_watched and are_any_deleted(leaves):
+                refuse_deleted(layout.named_leaves(leaves))
+            out: Any = self.compiled(*layout.groups(leaves))
+            if self._call.waits:
                 wait_for(out)
         except Exception as e:
-            error = explained(e, plan.named_leaves, leaves)
-            if error is e:
-                raise
-            raise error from None
-        if plan.donates:
-            self.settle(plan, leaves)
-        if miss is None:
-            return unpack(out)
-        if plan.donates:
-            miss.give(plan, leaves, None, self._call.record)
-        out = miss.unpack(out)
-        self._times_quick += miss.quick is not None
-        many = MANY_DONATING if plan.donates else MANY
-        if miss.is_settled and (miss.quick is None or self._times_quick > many):
-            self.quick = IN_PYTHON
-        return out
+            raise_explained(e, layout, leaves)
+        if layout.donates:
+            donated = layout.take_donated(leaves)
+            if are_all_deleted(donated):
+                self._program.record.arrays = donated
+            else:
+                self._deletion.finish(layout, donated, None, lambda: self._fates)
+            self._program.record.tree_type = type(self._tree)
+        return self._call.specialization.outputs.tree(out)
 
-    def settle(self, plan: Plan, leaves: list[Any], entry: Any = None) -> None:
-        """After a call: sees to what it was given."""
+    def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
+        """Raises for a call of another form, unless its static side is the same."""
         call = self._call
-        donated = plan.take_donated(leaves)
-        if are_all_deleted(donated):
-            call.record.arrays = donated
-        else:
-            alive = still_alive(donated)
-            if alive != self._alive:
-                self._alive = call.donation.delete_rest(
-                    donated, alive, lambda: plan.take_donated_data(self._buffers)
-                )
-            call.record.arrays = list(filter(is_deleted, donated))
-        call.record.tree_type = type(self._tree)
-
-    def explained(self, error: Exception, call: Any) -> Exception:
-        """What to raise for an error of running the program."""
-        plan, leaves = self._call.arrange(*call[1:])
-        return explained(error, plan.named_leaves, leaves)
-
-    def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        """The plan for a call of another form, if its static side is the same."""
-        call = self._call
-        plan, leaves = call.arrange(args, kwargs)
-        skeleton = plan.skeleton(leaves)
-        if skeleton is not call.skeleton:
+        skeleton = layout.skeleton(leaves)
+        if skeleton is not call.specialization.skeleton:
             found = differences(
-                (call.plan.arguments, call.skeleton), (plan.arguments, skeleton)
+                (call.layout.arguments, call.specialization.skeleton),
+                (layout.arguments, skeleton),
             )
             first = next(found, "Other arguments are donated.")
             raise TypeError(
@@ -310,8 +256,7 @@ class Compiled(_Stage[_P, _T]):
                 f"{first} Compile again for these, or call the function itself, which "
                 "does."
             )
-        self._fitting = plan, plan.static_key(leaves)
-        return plan
+        self._fitting = layout, layout.static_key(leaves)
 
     @property
     def args_info(self) -> Trees:
@@ -321,7 +266,7 @@ class Compiled(_Stage[_P, _T]):
     @property
     def out_info(self) -> Any:
         """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return unpack(self.compiled.out_info)
+        return self._call.specialization.outputs.fill(self.compiled.out_info)
 
     @property
     def input_shardings(self) -> Trees:
@@ -334,7 +279,8 @@ class Compiled(_Stage[_P, _T]):
     @property
     def output_shardings(self) -> Any:
         """The output, with a sharding in place of each array, else `None`."""
-        return unpack(self.compiled.output_shardings, _nothing)
+        outputs = self._call.specialization.outputs
+        return outputs.fill(self.compiled.output_shardings, _nothing)
 
     def as_text(self) -> str:
         """The compiled program as text."""
@@ -350,10 +296,6 @@ class Compiled(_Stage[_P, _T]):
 
     def __repr__(self) -> str:
         return f"<compiled {self._call.jitted!r}>"
-
-
-# Equal to the static values of no call.
-_NOTHING = object()
 
 
 def platform_of(leaves: Sequence[Any]) -> str:

@@ -1,62 +1,82 @@
 """What happens around `__init__`. Each message stands beside the check that raises it."""
 
 import dataclasses
-from typing import Any, NoReturn
+import sys
+from typing import Any, Final, NoReturn
 
 import jax.tree_util as jtu
 
 from .._tree.filters import is_inexact_array_like
 from .._warn import warn
 from .abstract import refuse_abstract_class, refuse_open
-from .flatten import IRREGULAR, OPEN, OPEN_NAMED, REGULAR, STATE, WRAPPER_ATTRIBUTES
+from .flatten import OPEN
 from .spec import ModuleSpec
 from .values import (
     HOLD_NO_ARRAY,
     HOLD_NOTHING,
-    look_at_statics,
-    look_at_values,
+    check_callables,
+    check_statics,
+    check_values,
+    may_hold_callable,
     type_name,
 )
 
 _new = object.__new__
 _set = object.__setattr__
+_unset = object.__delattr__
+_make = type.__call__
+_count_references = sys.getrefcount
+
+
+def _references_to_a_local() -> int:
+    local = object()
+    return _count_references(local)
+
+
+# What `_count_references` returns for a new object that nothing but a local refers to.
+_ALONE: Final = _references_to_a_local()
 
 
 def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Makes an instance where there is more to do than the generated `__init__` does."""
+    """Makes an instance: calls `__init__`, freezes it, and checks its fields."""
     spec: ModuleSpec = cls._module_spec_
-    if spec.new_is_plain:
-        self = _new(cls)
+    if spec.init_is_all:
+        self = _make(cls, *args, **kwargs) if kwargs else _make(cls, *args)
+        values = spec.read_all(self)
     else:
-        self = _make_empty(cls, spec, args, kwargs)
+        self = _new(cls) if spec.new_is_plain else _make_empty(cls, spec, args, kwargs)
         if not isinstance(self, cls):
             return self
-    _set(self, STATE, OPEN)
-    try:
-        # Passing on no keywords at all is quicker.
-        if kwargs:
-            cls.__init__(self, *args, **kwargs)
-        else:
-            cls.__init__(self, *args)
+        _set(self, OPEN, True)
         try:
-            values = spec.read_all(self)
-        except AttributeError:
-            _require_all_fields(self, spec)
-            raise
-    except BaseException:
-        _set(self, STATE, IRREGULAR)
-        raise
-    if self._module_state_ is OPEN and spec.always_regular:
-        _set(self, STATE, REGULAR)
-    else:
-        _set(self, STATE, REGULAR if _is_regular(self, spec) else IRREGULAR)
-    if spec.has_more:
-        _finish(self, spec)
-    else:
-        for value in values:
-            if type(value) not in HOLD_NOTHING:
-                _look(self, spec, values)
+            cls.__init__(self, *args, **kwargs)
+            try:
+                values = spec.read_all(self)
+            except AttributeError:
+                _require_all_fields(self, spec)
+                raise
+        finally:
+            _unset(self, OPEN)
+        if spec.has_hooks:
+            values = _convert(self, spec)
+        # Nothing can hold it that nobody else refers to.
+        if _count_references(self) != _ALONE:
+            check_values(self, _own_fields(self, spec, values))
+    for value in values:
+        if type(value) not in HOLD_NOTHING and may_hold_callable(value):
+            check_callables(self, _own_fields(self, spec, values))
+            break
+    if spec.static:
+        for value in spec.read_static(self):
+            if type(value) not in HOLD_NO_ARRAY:
+                check_statics(
+                    self, zip(spec.static, spec.read_static(self), strict=True)
+                )
                 break
+    if spec.no_init:
+        _check_cached_values(self, spec)
+    for check in spec.checks:
+        check(self)
     return self
 
 
@@ -68,34 +88,21 @@ def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
     return cls.__new__(cls, *args, **kwargs)
 
 
-def _finish(self: Any, spec: ModuleSpec) -> None:
+def _convert(self: Any, spec: ModuleSpec) -> Any:
+    """Refuses a class that lacks fields, and applies the converters."""
     if spec.open_variables:
         refuse_open(type(self), spec.open_variables, "attributes")
     for name, convert in spec.converters:
         _set(self, name, convert(getattr(self, name)))
-    if spec.converters and self._module_state_ is IRREGULAR and _is_regular(self, spec):
-        # What was read from the class is now the instance's own.
-        _set(self, STATE, REGULAR)
-    _look(self, spec, spec.read_all(self))
-    for value in spec.read_static(self):
-        if type(value) not in HOLD_NO_ARRAY:
-            fields = zip(spec.static, spec.read_static(self), strict=True)
-            look_at_statics(self, fields)
-            break
-    if spec.no_init:
-        _look_at_cached_values(self, spec)
-    for check in spec.checks:
-        check(self)
+    return spec.read_all(self)
 
 
-def _look(self: Any, spec: ModuleSpec, values: Any) -> None:
-    if self._module_state_ is IRREGULAR:
-        # What a property supplies is made when it is read, and is no part of the tree.
-        attributes = self.__dict__
-        own = ((name, attributes[name]) for name in spec.names if name in attributes)
-        look_at_values(self, own)
-    else:
-        look_at_values(self, zip(spec.names, values, strict=True))
+def _own_fields(self: Any, spec: ModuleSpec, values: Any) -> Any:
+    if spec.always_regular:
+        return zip(spec.names, values, strict=True)
+    # What a property supplies is made when it is read, and is not part of the tree.
+    attributes = self.__dict__
+    return ((name, attributes[name]) for name in spec.names if name in attributes)
 
 
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
@@ -109,15 +116,7 @@ def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
             ) from None
 
 
-def _is_regular(self: Any, spec: ModuleSpec) -> bool:
-    """Whether each field, and no name of a wrapped function, is set on the instance."""
-    attributes = self.__dict__
-    return all(name in attributes for name in spec.names) and not any(
-        name in attributes for name in WRAPPER_ATTRIBUTES
-    )
-
-
-def _look_at_cached_values(self: Any, spec: ModuleSpec) -> None:
+def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
     for name in spec.no_init:
         leaves = jtu.tree_leaves(self.__dict__.get(name))
         if any(map(is_inexact_array_like, leaves)):
@@ -131,7 +130,7 @@ def _look_at_cached_values(self: Any, spec: ModuleSpec) -> None:
 
 def refuse_assignment(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
-    if self._module_state_ is OPEN or self._module_state_ is OPEN_NAMED:
+    if self._is_open_:
         raise dataclasses.FrozenInstanceError(
             f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
             f"as in `{name}: SomeType`, in the body of the class."

@@ -11,27 +11,18 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Final, NoReturn, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
-from .._compat.dispatch import nodes
+from .._tree.cached import MISSING, Attribute, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
 from .._tree.render import render
 from .abstract import own_declarations
 from .construct import construct, refuse_assignment
 from .field import field
-from .flatten import (
-    IRREGULAR,
-    OPEN,
-    OPEN_NAMED,
-    REGULAR,
-    STATE,
-    WRAPPER_ATTRIBUTES,
-    Node,
-    register,
-)
+from .flatten import WRAPPER_ATTRIBUTES, Node, register
 from .spec import (
     KNOWING_NOTHING_OF_INIT,
     ModuleSpec,
@@ -40,7 +31,6 @@ from .spec import (
     has_custom_init,
     make_spec,
     warn_of_unused_post_init,
-    with_a_look,
 )
 from .values import JITTED
 
@@ -62,20 +52,11 @@ class _Frozen(Node):
     _wraps_callables_: ClassVar[bool] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._module_state_ is OPEN and name in self._module_fields_:
-            _set(self, name, value)
-        else:
-            self._set_with_care(name, value)
-
-    def _set_with_care(self, name: str, value: Any) -> None:
-        is_open = self._module_state_ is OPEN or self._module_state_ is OPEN_NAMED
-        if name == "__orig_class__":
-            # `Cls[int](...)` sets it on what it has made. It is no part of the tree.
-            _set(self, name, value)
-        elif is_open and name in WRAPPER_ATTRIBUTES:
-            _set(self, STATE, OPEN_NAMED)
-            _set(self, name, value)
-        elif is_open and name in self._module_fields_:
+        # `Cls[int](...)` sets `__orig_class__` on what it has made; it is not in the tree.
+        if (
+            self._is_open_
+            and (name in self._module_fields_ or name in WRAPPER_ATTRIBUTES)
+        ) or name == "__orig_class__":
             _set(self, name, value)
         else:
             refuse_assignment(self, name)
@@ -90,12 +71,6 @@ class _Frozen(Node):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if not self.__dict__.keys().isdisjoint(WRAPPER_ATTRIBUTES):
-            _set(self, STATE, IRREGULAR)
-
-
-# Where a bound method remembers what has bound it, and so its structure.
-DESCRIPTOR: Final = "_descriptor_"
 
 
 class MethodDescriptor:
@@ -110,24 +85,16 @@ class MethodDescriptor:
             "__qualname__": function.__qualname__,
             "__doc__": function.__doc__,
             "__func__": function,
-            DESCRIPTOR: self,
         }
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
         bound: Any = _new(BoundMethod)
-        attributes = bound.__dict__
-        attributes.update(self.attributes)
+        attributes = self.attributes.copy()
         attributes["__self__"] = instance
+        set_raw_dict(bound, attributes)
         return bound
-
-    # As the structure of a bound method, only the function counts.
-    def __eq__(self, other: object) -> bool:
-        return type(other) is MethodDescriptor and self.function is other.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
 
     def __reduce__(self):
         return MethodDescriptor, (self.function,)
@@ -182,12 +149,12 @@ def _forward_methods(cls: type) -> None:
 
 @dataclass_transform(field_specifiers=(dataclasses.field, field))
 class ModuleMeta(abc.ABCMeta):
-    """Makes each subclass of `Module` a dataclass and a pytree node.
+    """Makes each subclass of `Module` a dataclass and a pytree node."""
 
-    Where `__init__` is all that happens in a construction, Python is left to do it, as a
-    metaclass that is called costs half as much again. Other classes are given a metaclass
-    of the same kind which does more.
-    """
+    if (
+        not TYPE_CHECKING
+    ):  # for type checkers, calling a class is calling its `__init__`
+        __call__ = construct
 
     def __new__(
         mcs,
@@ -202,6 +169,7 @@ class ModuleMeta(abc.ABCMeta):
         namespace = {key: _as_method(key, x) for key, x in namespace.items()}
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         _make_dataclass(cls)
+        _put_attributes(cls)
         _forward_methods(cls)
         custom_init = has_custom_init(cls, spec_of)
         plain_setattr = cls.__setattr__ is _Frozen.__setattr__
@@ -214,8 +182,7 @@ class ModuleMeta(abc.ABCMeta):
         if custom_init:
             warn_of_unused_post_init(cls)
         else:
-            init = generate_init(cls, plain_setattr)
-            cls.__init__ = with_a_look(init, cls, spec) if spec.init_is_all else init
+            cls.__init__ = generate_init(cls, plain_setattr)
         if spec.converters and "__init__" in cls.__dict__:
             convert_annotations(cls.__init__, spec)
         if "__doc__" not in namespace:
@@ -242,8 +209,10 @@ class ModuleMeta(abc.ABCMeta):
         return cls._module_spec_.open_class_variables  # pyright: ignore[reportAttributeAccessIssue]
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        super().__setattr__(name, _as_method(name, value))
         spec = spec_of(cls)
+        if spec is not None and type(cls.__dict__.get(name)) is Attribute:
+            value = Attribute(name, value)
+        super().__setattr__(name, _as_method(name, value))
         if name == "__init__" and spec is not None:
             # Nothing is known of it: it may assign attributes, and forget some.
             _set_spec(cls, dataclasses.replace(spec, **KNOWING_NOTHING_OF_INIT))
@@ -253,22 +222,6 @@ class ModuleMeta(abc.ABCMeta):
             f"Cannot register {subclass!r} as a virtual subclass of {cls.__qualname__}: a "
             "Module is what derives from it. Make it a base class."
         )
-
-
-class _ConstructingMeta(ModuleMeta):
-    """The metaclass of Modules whose construction is more than their `__init__`."""
-
-    __call__ = construct  # pyright: ignore[reportAssignmentType]
-
-
-@functools.cache
-def _constructing(metaclass: type) -> type:
-    """The metaclass of this kind that is also a `_ConstructingMeta`."""
-    if issubclass(metaclass, _ConstructingMeta):
-        return metaclass
-    if metaclass is ModuleMeta:
-        return _ConstructingMeta
-    return type(metaclass.__name__, (metaclass, _ConstructingMeta), {})
 
 
 def _make_dataclass(cls: Any) -> None:
@@ -294,13 +247,20 @@ def _make_dataclass(cls: Any) -> None:
         make(cls)
 
 
+def _put_attributes(cls: Any) -> None:
+    """Lets lazy instances find the values of the fields that `cls` declares."""
+    for name in inspect.get_annotations(cls):
+        declared = cls.__dataclass_fields__.get(name)
+        if declared is None or declared._field_type is not dataclasses._FIELD:  # pyright: ignore
+            continue
+        default = cls.__dict__.get(name, MISSING)
+        if not hasattr(type(default), "__set__"):  # a property overrides the field
+            type.__setattr__(cls, name, Attribute(name, default))
+
+
 def _set_spec(cls: Any, spec: ModuleSpec) -> None:
     cls._module_spec_ = spec
     cls._module_fields_ = frozenset(spec.names)
-    # Where construction is left to Python, instances have the state of their class.
-    cls._module_state_ = REGULAR if spec.init_is_all else IRREGULAR
-    if not spec.init_is_all:
-        cls.__class__ = _constructing(type(cls))
 
 
 class _OfCallables:
@@ -410,27 +370,19 @@ class BoundMethod(Module):
 
 
 def _flatten_bound(bound: BoundMethod):
-    attributes = bound.__dict__
-    # One that was copied or unpickled does not have it.
-    descriptor = attributes.get(DESCRIPTOR) or MethodDescriptor(attributes["__func__"])
-    return (attributes["__self__"],), descriptor
-
-
-def _flatten_bound_with_keys(bound: BoundMethod):
-    (instance,), descriptor = _flatten_bound(bound)
-    return ((jtu.GetAttrKey("__self__"), instance),), descriptor
-
-
-def _unflatten_bound(descriptor: MethodDescriptor, children: Any) -> BoundMethod:
-    return descriptor.__get__(children[0])
-
-
-def _flatten_by_identity(bound: BoundMethod):
-    attributes = bound.__dict__
+    attributes = raw_dict(bound)
     return (attributes["__self__"],), attributes["__func__"]
 
 
-nodes[BoundMethod] = _flatten_by_identity
+def _flatten_bound_with_keys(bound: BoundMethod):
+    (instance,), function = _flatten_bound(bound)
+    return ((jtu.GetAttrKey("__self__"), instance),), function
+
+
+def _unflatten_bound(function: Any, children: Any) -> BoundMethod:
+    return MethodDescriptor(function).__get__(children[0])
+
+
 jtu.register_pytree_with_keys(
     BoundMethod, _flatten_bound_with_keys, _unflatten_bound, _flatten_bound
 )

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,6 @@ from .._warn import warn
 from .abstract import find_open_variables
 from .field import converter_of, is_static, is_trainable
 from .flatten import Node, getter
-from .values import HOLD_NO_ARRAY, NEED_A_LOOK, look_at_callables, look_at_statics
 
 _new = object.__new__
 
@@ -42,8 +40,8 @@ class ModuleSpec:
     always_regular: bool
     # Whether there is nothing to do around `__init__`.
     init_is_all: bool
-    # Whether there is anything to do once all fields are there.
-    has_more: bool
+    # Whether there are converters, or abstract variables without a value.
+    has_hooks: bool
 
 
 # What a spec says of an `__init__` that came after the class was made.
@@ -69,7 +67,7 @@ def make_spec(
     new_is_plain = not is_abstract and not open_class_variables and cls.__new__ is _new
     sets_all = not custom_init and not no_init
     names_on_class = hasattr(cls, "__getattr__") or any(hasattr(cls, n) for n in names)
-    has_hooks = bool(converters or checks or open_variables)
+    has_hooks = bool(converters or open_variables)
     return ModuleSpec(
         fields=fields,
         dynamic=tuple(f.name for f in fields if not is_static(f)),
@@ -92,7 +90,7 @@ def make_spec(
         and plain_setattr
         and not has_hooks
         and not hasattr(cls, "__post_init__"),
-        has_more=has_hooks or bool(static or no_init),
+        has_hooks=has_hooks,
     )
 
 
@@ -148,38 +146,6 @@ def generate_init(cls: type, past_setattr: bool) -> Callable[..., None]:
     init.__doc__ = cls.__init__.__doc__
     init.__annotations__ = parameters | {"return": None}
     return init
-
-
-def with_a_look(init: Any, cls: type, spec: ModuleSpec) -> Callable[..., None]:
-    """`init`, and then the look at the values for which there is no `construct`.
-
-    Plain loops, as they are quicker here than anything that calls.
-    """
-    static, read_static = spec.static, spec.read_static
-
-    @functools.wraps(init)
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        if kwargs:
-            init(*args, **kwargs)
-            args += tuple(kwargs.values())
-        else:
-            init(*args)
-        for value in args:
-            if type(value) in NEED_A_LOOK:
-                look(args[0], look_at_callables, spec.names, spec.read_all)
-                break
-        if static:
-            for value in read_static(args[0]):
-                if type(value) not in HOLD_NO_ARRAY:
-                    look(args[0], look_at_statics, static, read_static)
-                    break
-
-    def look(self: Any, look_at: Any, names: Any, read: Any) -> None:
-        # Called by the `__init__` of a subclass, it is not the last one to set fields.
-        if type(self) is cls:
-            look_at(self, zip(names, read(self), strict=True))
-
-    return __init__
 
 
 def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:

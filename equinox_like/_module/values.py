@@ -15,12 +15,13 @@ import numpy as np
 
 from .._tree.filters import is_array_like
 from .._warn import warn
-from .flatten import SCANNED, STATE, ContainsItself, Node
+from .flatten import OPEN, SCANNED, ContainsItself, Node
 
 # Name and value of each field to look at.
 Fields = Iterator[tuple[str, Any]]
 
 _set = object.__setattr__
+_unset = object.__delattr__
 
 # Values of these types hold no array.
 HOLD_NO_ARRAY: Final = frozenset(
@@ -37,13 +38,34 @@ _TRANSFORMED: Final = (
 )
 # Callables in which an instance may hide from JAX.
 _OPAQUE: Final = frozenset({*_TRANSFORMED, types.MethodType, functools.partial})
-# Values that need a look, where nothing could refer to the instance before it was made.
-NEED_A_LOOK: Final = frozenset({*_TRANSFORMED, tuple, list, dict})
-# Values that need none, not even where they were made in the instance's `__init__`.
+# Values of these types hold nothing at all.
 HOLD_NOTHING: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
+# Types of arrays that were met.
+_array_types: set[type] = set()
 
 
-def look_at_statics(self: Any, fields: Fields) -> None:
+def may_hold_callable(value: Any) -> bool:
+    """Whether a callable that JAX has transformed may be in a field's value.
+
+    Quick for numbers, arrays, Modules, which were asked when they were made, and for
+    containers of these.
+    """
+    kind = type(value)
+    if kind in HOLD_NOTHING or kind in _array_types or isinstance(value, Node):
+        return False
+    if kind is list or kind is tuple:
+        return any(map(may_hold_callable, value))
+    if kind is dict:
+        return any(map(may_hold_callable, value.values()))
+    if kind is types.FunctionType:
+        return hasattr(value, "__wrapped__")
+    if isinstance(value, (jax.Array, np.ndarray)):
+        _array_types.add(kind)
+        return False
+    return True
+
+
+def check_statics(self: Any, fields: Fields) -> None:
     """Keeps a read-only copy of each NumPy array, and warns of arrays of JAX."""
     for name, value in fields:
         leaves = _leaves(value)
@@ -58,7 +80,7 @@ def look_at_statics(self: Any, fields: Fields) -> None:
             _set(self, name, jtu.tree_map(_read_only, value))
 
 
-def look_at_callables(self: Any, fields: Fields) -> None:
+def check_callables(self: Any, fields: Fields) -> None:
     """Warns of JAX-transformed callables, in which JAX does not see the arrays."""
     if self._wraps_callables_:
         return
@@ -78,11 +100,10 @@ def look_at_callables(self: Any, fields: Fields) -> None:
                 )
 
 
-def look_at_values(self: Any, fields: Fields) -> None:
-    """Looks at callables, and for `self` in what was made while it was there already."""
-    state = self._module_state_
+def check_values(self: Any, fields: Fields) -> None:
+    """Refuses a field that contains `self`, and warns of a callable that refers to it."""
     # Now flattening `self` raises an error of its own.
-    _set(self, STATE, SCANNED)
+    _set(self, OPEN, SCANNED)
     try:
         for name, value in fields:
             try:
@@ -90,13 +111,12 @@ def look_at_values(self: Any, fields: Fields) -> None:
             except ContainsItself:
                 _refuse_itself(self, name)
             if not _OPAQUE.isdisjoint(map(type, leaves)):
-                look_at_callables(self, iter([(name, value)]))
-                _look_into_opaque(self, name, leaves)
+                _check_opaque(self, name, leaves)
     finally:
-        _set(self, STATE, state)
+        _unset(self, OPEN)
 
 
-def _look_into_opaque(self: Any, name: str, leaves: Iterable[Any]) -> None:
+def _check_opaque(self: Any, name: str, leaves: Iterable[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, types.MethodType) and leaf.__self__ is self:
             _refuse_itself(self, name)

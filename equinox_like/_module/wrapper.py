@@ -3,7 +3,7 @@
 import inspect
 from typing import Any, Final, TypeVar
 
-from .flatten import IRREGULAR, STATE, WRAPPER_ATTRIBUTES
+from .flatten import WRAPPER_ATTRIBUTES
 from .module import Module
 
 _M = TypeVar("_M", bound=Module)
@@ -74,5 +74,4 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = _MISSING) -> _M:
             copy.__dict__[name] = getattr(wrapped, name)
         except AttributeError:
             pass
-    object.__setattr__(copy, STATE, IRREGULAR)
     return copy

@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 from jax.sharding import AxisType
 
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
-from .._jit.plan import argument_names
+from .._jit.layout import argument_names
 from .._module.field import field
 from .._tree.filters import is_array
 from .._tree.paths import path_str

@@ -1,69 +1,62 @@
-"""The same object for equal values, so that to compare is to look at identity."""
+"""The same object for equal values, so that comparing them is an identity check."""
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
 
 
 class Contents:
-    """By what interned objects are the same. Only such an object keeps it, and its key.
+    """The key of an interned object, which alone keeps it: so the two die together.
 
-    **Raises:**
-
-    `TypeError` if the key has no hash.
+    Values whose comparison fails, or returns no truth value, are different.
     """
 
-    __slots__ = ("__weakref__", "hash", "key")
+    __slots__ = ("__weakref__", "_hash", "key")
 
-    def __init__(self, key: Hashable):
+    def __init__(self, key: Any, hash_: int):
         self.key = key
-        self.hash = hash(key)
+        self._hash = hash_
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Contents) and self.key == other.key
+        if type(other) is not Contents:
+            return False
+        try:
+            return bool(self.key == other.key)
+        except Exception:
+            return False
 
     def __hash__(self) -> int:
-        return self.hash
+        return self._hash
 
 
-class StandIn:
-    """What stands for equal values: compared by identity."""
+class InternTable(Generic[_T]):
+    """Finds the object of a key, which lives as long as somebody uses it."""
 
-    __slots__ = ("__weakref__", "contents")
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Contents, weakref.ref[_T]]
+        self._known = weakref.WeakKeyDictionary()
+        # Keys are compared under it, which may call what needs it again.
+        self._lock = threading.RLock()
 
-    def __reduce__(self):  # with a `PyTreeDef`
-        return stand_in, (self.contents.key,)
+    def find(
+        self, key: Hashable, make: Callable[[Contents], _T], hash_: int | None = None
+    ) -> _T:
+        """The object of an equal key, or else `make(contents)`, which keeps `contents`.
 
+        `hash_` is for keys that have no hash of their own.
 
-def stand_in(key: Hashable) -> StandIn:
-    """The same object for equal keys. What the key holds may hold the object.
+        **Raises:**
 
-    Two threads at once may get two objects for equal keys.
-
-    **Raises:**
-
-    `TypeError` if the key has no hash.
-    """
-    contents = Contents(key)
-    known = _stand_ins.get(contents)
-    found = known and known()
-    if found is None:
-        found = StandIn()
-        found.contents = contents
-        _stand_ins[contents] = weakref.ref(found)
-    return found
-
-
-_stand_ins: weakref.WeakKeyDictionary[Contents, weakref.ref[StandIn]]
-_stand_ins = weakref.WeakKeyDictionary()
-
-
-def interner() -> Callable[[Hashable], StandIn]:
-    """A `stand_in` of its own, quicker; it keeps the key for as long as the object is."""
-    known: weakref.WeakValueDictionary[Hashable, StandIn]
-    known = weakref.WeakValueDictionary()
-
-    def stand_in(key: Hashable) -> StandIn:
-        found = known.get(key)
-        return known.setdefault(key, StandIn()) if found is None else found
-
-    return stand_in
+        `TypeError` if the key has no hash, and none is given.
+        """
+        contents = Contents(key, hash(key) if hash_ is None else hash_)
+        with self._lock:
+            known = self._known.get(contents)
+            found = known and known()
+            if found is None:
+                found = make(contents)
+                self._known[contents] = weakref.ref(found)
+            return found

@@ -8,14 +8,12 @@ is hashable, compared by the strict rule of `strict.py`, and interned: two that 
 are the same object, and comparing them is an identity check.
 """
 
-import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .intern import Contents
+from .intern import Contents, InternTable
 from .paths import path_str
 from .strict import strict_key
 
@@ -67,10 +65,7 @@ class Skeleton:
         return make_skeleton, (self.treedef, self.labels, self.statics)
 
 
-_interned: weakref.WeakKeyDictionary[Contents, weakref.ref[Skeleton]]
-_interned = weakref.WeakKeyDictionary()
-# Values are compared under it, which may call what needs it again.
-_lock = threading.RLock()
+_skeletons: InternTable[Skeleton] = InternTable()
 
 
 def split(
@@ -155,8 +150,19 @@ def make_skeleton(
 ) -> Skeleton:
     """The interned skeleton of these contents; `split` without the splitting."""
     labels, statics = tuple(labels), tuple(statics)
+
+    def make(contents: Contents) -> Skeleton:
+        made: Any = object.__new__(Skeleton)
+        for name, value in zip(
+            ("treedef", "labels", "statics", "_contents"),
+            (treedef, labels, statics, contents),
+            strict=True,
+        ):
+            object.__setattr__(made, name, value)
+        return made
+
     try:
-        contents = Contents((treedef, labels, strict_key(statics)))
+        return _skeletons.find((treedef, labels, strict_key(statics)), make)
     except TypeError:
         static_paths = (
             path_str(path)
@@ -165,19 +171,6 @@ def make_skeleton(
         )
         refuse_unhashable(statics, static_paths)
         raise
-    with _lock:
-        known = _interned.get(contents)
-        found = known and known()
-        if found is None:
-            found = object.__new__(Skeleton)
-            for name, value in zip(
-                ("treedef", "labels", "statics", "_contents"),
-                (treedef, labels, statics, contents),
-                strict=True,
-            ):
-                object.__setattr__(found, name, value)
-            _interned[contents] = weakref.ref(found)
-        return found
 
 
 def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax.tree_util as jtu
 
 from .._core.base import MISSING, Transformed, name_of
-from .._jit.plan import make_plan
+from .._jit.layout import LayoutTable
 from .._jit.retrace import Trace, explain, trace_to_be
 from .._module import field
 
@@ -138,13 +138,10 @@ class _Counter:
 
 
 def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
-    leaves, treedef = jtu.tree_flatten(call)
     try:
         signature = inspect.signature(fn)
-        plan = make_plan(
-            signature, name_of(fn), call, leaves, treedef, lambda *_: False
-        )
-        return trace_to_be(plan, leaves)
+        layout = LayoutTable(signature, name_of(fn), lambda *_: False).make(call)
+        return trace_to_be(layout, jtu.tree_leaves(call))
     except Exception:
         # Of such a call there is nothing to compare. It fails by itself, or is an odd one.
         return None

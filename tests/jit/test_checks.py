@@ -58,7 +58,7 @@ def waits(monkeypatch):
         found.append(out)
         return checks.wait_for(out)
 
-    for module in ("jit", "stages"):
+    for module in ("specialization", "stages"):
         monkeypatch.setattr(f"equinox_like._jit.{module}.wait_for", wait_for)
     return found
 

@@ -582,17 +582,17 @@ def test_threads_that_come_first_together_compile_once():
 
 
 def test_memory_is_bounded_while_statics_change():
-    from equinox_like._jit import plan
+    from equinox_like._jit import layout
 
     f = eqx.filter_jit(lambda x, k: k, donate="none")
     program = f._program
     # One compiled program is enough: what is bounded are the tables.
     for k in range(3):
         f(jnp.ones(()), k)
-    assert len(program._entries) == 3 and len(program._plans) == 1
-    table = dict.fromkeys(range(plan.MAX_KEPT))
-    plan.keep(table, "new", None)
-    assert len(table) == plan.MAX_KEPT and 0 not in table and "new" in table
+    assert len(program._specializations) == 3 and len(program.layouts._forms) == 1
+    table = dict.fromkeys(range(layout.MAX_KEPT))
+    layout.keep(table, "new", None)
+    assert len(table) == layout.MAX_KEPT and 0 not in table and "new" in table
 
 
 def test_dispatch_does_not_trace_again():

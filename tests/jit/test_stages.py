@@ -372,7 +372,8 @@ class TestCaches:
         first, second = eqx.filter_jit(f), eqx.filter_jit(f)
         first(jnp.ones(2))
         first.clear_cache()
-        assert not first._program._plans and not first._program._entries
+        program = first._program
+        assert not program.layouts._forms and not program._specializations
         for jitted in (first, second, first):
             jitted(jnp.ones(2))
         assert len(traces) == 2
@@ -429,20 +430,24 @@ class TestCaches:
         assert compiled(jnp.ones(3))[0].tolist() == [1, 1, 1]
 
     def test_number_of_programs_is_bounded_in_every_table(self, monkeypatch):
-        from equinox_like._jit import plan
+        from equinox_like._jit import layout
 
-        monkeypatch.setattr(plan, "MAX_KEPT", 8)
+        monkeypatch.setattr(layout, "MAX_KEPT", 8)
         f, traces = self.counted()
         jitted = eqx.filter_jit(f)
         x = jnp.ones(())
         for k in range(8):
             jitted(x, k)
         for k in range(8, 30):
-            jitted(x=x, k=k)  # another plan, for the same programs
+            jitted(x=x, k=k)  # another layout, for the same programs
         program = jitted._program
-        assert len(traces) == 30 and len(program._entries) == 8
-        entries = set(program._entries.values())
-        assert len(program._plans) == 2
-        kept = [set(kept.entries.values()) for kept in program._plans.values()]
-        assert kept == [set(), entries]
+        assert len(traces) == 30 and len(program._specializations) == 8
+        specializations = set(program._specializations.values())
+        layouts = [
+            x
+            for _, by_types in program.layouts._forms.values()
+            for x in by_types.values()
+        ]
+        kept = [set(layout._known.values()) for layout in layouts]
+        assert kept == [set(), specializations]
         assert jitted(x, 0)[1] == 0 and len(traces) == 31

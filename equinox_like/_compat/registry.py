@@ -1,0 +1,68 @@
+"""A registry of pytree nodes of our own, beside the one that JAX uses.
+
+`filter_jit` flattens its arguments with it: a Module is one node there, whose children are
+all arrays below it, so that no Python runs for a Module that was flattened before.
+
+Serves jax 0.10 to 0.12. Private are the constructor of the registry, its `register_node`
+and `flatten_one_level`, and `PyTreeDef.node_data` and `from_node_data_and_children`. They
+are tried once, at import. Without them, or with `EQX_REGISTRY=public`, there is no registry
+of our own: Modules are flattened and built node by node, by JAX's registry.
+"""
+
+import operator
+from typing import Any
+
+import jax.tree_util as jtu
+
+
+def new_registry() -> Any:
+    """A registry with Python's containers as nodes, or `None` if JAX has changed."""
+    try:
+        registry = _make()
+        return registry if _works(_make()) else None
+    except Exception:
+        return None
+
+
+def _make() -> Any:
+    return type(jtu.default_registry)(
+        enable_none=True,
+        enable_tuple=True,
+        enable_namedtuple=True,
+        enable_list=True,
+        enable_dict=True,
+    )
+
+
+class _Example:
+    cached: Any
+
+
+def _works(registry: Any) -> bool:
+    """Whether nodes are flattened, described, compared and built as expected."""
+    first, second = object(), object()
+    registry.register_node(
+        _Example, operator.attrgetter("cached"), lambda aux, children: (aux, children)
+    )
+    example = _Example()
+    example.cached = (1, [2]), first
+    leaves, treedef = registry.flatten((example, {"b": 4, "a": 3}, None))
+    example.cached = (1, [2]), second
+    _, other = registry.flatten((example, {"b": 4, "a": 3}, None))
+    node, dictionary, none = treedef.children()
+    leaf = registry.flatten(0)[1]
+    made = leaf.from_node_data_and_children(registry, (_Example, first), [leaf, leaf])
+    level = jtu.default_registry.flatten_one_level
+    return (
+        leaves == [1, 2, 3, 4]
+        and treedef != other
+        and hash(treedef) == hash(other)
+        and node.node_data() == (_Example, first)
+        and dictionary.node_data() == (dict, ["a", "b"])
+        and none.node_data() == (type(None), None)
+        and leaf.node_data() is None
+        and made.num_leaves == 2
+        and made.unflatten([5, 6]) == (first, (5, 6))
+        and level(0) is None
+        and list(level([7, 8])[0]) == [7, 8]
+    )

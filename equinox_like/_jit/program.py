@@ -1,0 +1,123 @@
+"""All compiled functions of one callable with one set of options: the hot path of a call.
+
+A call flattens its arguments in C++ (`_tree/cached.py`), looks up the layout for their
+structure (`layout.py`), and the specialization for their static leaves, which calls JAX
+(`specialization.py`, `donating.py`).
+"""
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .._compat.trace_state import at_top_level
+from .._core.base import name_of
+from .._tree.split import Skeleton
+from .donating import DonatingSpecialization
+from .donation import Donate, Donation, records
+from .layout import Call, Layout, LayoutTable, keep
+from .retrace import Trace
+from .shardings import OPTIONS, Shardings
+from .specialization import Specialization
+
+
+class Program:
+    """The layouts and specializations of a callable.
+
+    An opaque callable is held weakly. For a callable pytree `opaque` returns `None`: it is
+    part of each call.
+    """
+
+    def __init__(
+        self,
+        opaque: Callable[[], Any],
+        signature: inspect.Signature,
+        donate: Donate,
+        jitkwargs: dict[str, Any],
+        shardings: Shardings | None,
+        without_donation: Callable[[], "Program"],
+    ):
+        """`without_donation()` is the same program with `donate="none"`."""
+        self.opaque = opaque
+        self.signature = signature
+        self.donate: Donate = donate
+        self.jitkwargs = jitkwargs
+        self.shardings = shardings
+        self.options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
+        fun = opaque()
+        self.name = name_of(fun) if fun is not None else ""
+        self.donation = Donation(donate)
+        self.record = records.new(self.name)
+        self.layouts = LayoutTable(signature, self.name, self.donation.donates)
+        self._specializations: dict[Skeleton, Specialization] = {}
+        self._lock = threading.RLock()
+        self._without_donation = without_donation
+
+    def __call__(self, call: Call) -> Any:
+        layout, leaves = self.layouts.fit(call)
+        specialization = layout.only
+        if specialization is None:  # a static leaf decides
+            specialization, layout, leaves = self.specialize(layout, leaves, call)
+        return specialization(layout, leaves)
+
+    def specialize(
+        self, layout: Layout, leaves: list[Any], call: Call
+    ) -> tuple[Specialization, Layout, list[Any]]:
+        """The compiled function for the static leaves of a call; and how to call it."""
+        if layout.is_outdated(leaves):
+            layout, leaves = self.layouts.fit_anew(call)
+        found = layout.find(leaves)
+        if found is None:
+            found = self.find(layout, leaves, call)
+            layout.keep(leaves, found)
+        return found, layout, leaves
+
+    def find(self, layout: Layout, leaves: list[Any], call: Call) -> Specialization:
+        """The compiled function for the static side of a call."""
+        skeleton = layout.skeleton(leaves)
+        # Threads that come first together share one function, and so one compilation.
+        with self._lock:
+            found = self._specializations.get(skeleton)
+            if found is None:
+                kind = DonatingSpecialization if layout.donates else Specialization
+                fun = self.opaque() if call[0] is None else call[0]
+                found = kind(self, fun, layout, skeleton)
+                self._forget(keep(self._specializations, skeleton, found))
+        return found
+
+    def clear(self, structure: Any) -> None:
+        """Forgets all that is kept for callables of this structure."""
+        with self._lock:
+            keys = [
+                skeleton
+                for skeleton in self._specializations
+                if skeleton.treedef.children()[0] == structure
+            ]
+            self._forget([self._specializations.pop(key) for key in keys])
+            self.layouts.clear(structure)
+
+    def _forget(self, specializations: list[Specialization]) -> None:
+        for specialization in specializations:
+            self.layouts.forget(specialization)
+            specialization.function.clear_cache()
+
+    @property
+    def without_donation(self) -> "Program":
+        return self._without_donation()
+
+    def traces(self) -> list[Trace]:
+        specializations = list(self._specializations.values())
+        return [t for s in specializations for t in list(s.traces)]
+
+
+class DonatingProgram(Program):
+    """A program that donates, but not under another transformation.
+
+    JAX would donate there too, though the caller may still need the arrays.
+    """
+
+    def __call__(self, call: Call) -> Any:
+        if not at_top_level():
+            return self.without_donation(call)
+        self.record.tree_type = type(call[0])
+        return super().__call__(call)

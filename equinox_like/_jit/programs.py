@@ -1,0 +1,204 @@
+"""Where the programs of a callable are kept: by the callable itself.
+
+So wrapping it again finds what was compiled, and all goes when the callable goes. A global
+table of weak references would not do: its values may lead to its keys, by a static value
+that holds the function, and the garbage collector would not see that.
+"""
+
+import inspect
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+from .._core.caches import on_clear
+from .._module.module import BoundMethod
+from .._tree.cached import Cached
+from .._tree.strict import Strict, strict_key
+from .donation import Donate, Donation
+from .layout import keep
+from .program import DonatingProgram, Program
+from .shardings import OPTIONS, Shardings
+
+
+class Programs:
+    """The programs of one callable, by their options."""
+
+    __slots__ = ("__weakref__", "_all", "_lock", "_owner")
+
+    def __init__(self, owner: Any):
+        self._all: dict[Any, Program] = {}
+        self._lock = threading.RLock()
+        self._owner = weakref.ref(owner) if owner is not None else _nothing
+        _all_programs.add(self)
+
+    def get(
+        self,
+        key: Any,
+        opaque: Callable[[], Any],
+        signature: inspect.Signature,
+        donate: Donate,
+        jitkwargs: dict[str, Any],
+        shardings: Shardings | None,
+    ) -> Program:
+        """The program with these options: the same one for equal options and keys."""
+
+        def without_donation() -> Program:
+            return self.get(key, opaque, signature, "none", jitkwargs, shardings)
+
+        def make() -> Program:
+            kind = DonatingProgram if Donation(donate).is_any else Program
+            return kind(
+                opaque, signature, donate, jitkwargs, shardings, without_donation
+            )
+
+        parameters = tuple(
+            (p.name, p.kind, p.default is p.empty)
+            for p in signature.parameters.values()
+        )
+        rest = sorted((k, v) for k, v in jitkwargs.items() if k not in OPTIONS)
+        try:
+            options = key, parameters, donate, shardings, strict_key(rest)
+            with self._lock:
+                found = self._all.get(options)
+                if found is None:
+                    found = self._all[options] = make()
+                return found
+        except TypeError:  # an option that has no hash
+            return make()
+
+    def is_of(self, owner: Any) -> bool:
+        return self._owner() is owner
+
+    def clear(self) -> None:
+        self._all.clear()
+
+    def __reduce__(self) -> Any:  # with the function that has it
+        return _nothing, ()
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
+def _nothing() -> None:
+    return None
+
+
+_all_programs: weakref.WeakSet[Programs] = weakref.WeakSet()
+
+
+@on_clear
+def _forget_programs() -> None:
+    # Wrappers that exist hold theirs themselves.
+    for programs in list(_all_programs):
+        programs.clear()
+    _by_value.clear()
+    _by_type.clear()
+
+
+def program_of(fun: Any, tree: Any, *options: Any) -> Program:
+    """The program of a callable, which is `tree` where it is a pytree.
+
+    `options` are the signature, `donate`, the other arguments of `jax.jit`, and shardings.
+    """
+    if tree is not None:
+        owner, key = tree, None
+        if type(tree) is BoundMethod:
+            owner, key = tree.__self__, tree.__func__
+        return _of_tree(owner).get(key, _nothing, *options)
+    if isinstance(fun, types.MethodType):
+        try:
+            opaque = weakref.WeakMethod(fun)
+        except TypeError:
+            return Programs(None).get(None, lambda: fun, *options)
+        return _of_identity(fun.__self__).get(fun.__func__, opaque, *options)
+    if type(fun) is types.FunctionType:
+        return _of_function(fun).get(None, weakref.ref(fun), *options)
+    if type(fun).__eq__ is not object.__eq__:
+        return _of_value(fun).get(None, lambda: fun, *options)
+    try:
+        opaque = weakref.ref(fun)
+    except TypeError:
+        return Programs(None).get(None, lambda: fun, *options)
+    return _of_identity(fun).get(None, opaque, *options)
+
+
+_NAME: Final = "__equinox_like_programs__"
+
+
+def _of_function(fun: Any) -> Programs:
+    found = fun.__dict__.get(_NAME)
+    # What `functools.wraps` returns has the attributes of what it wraps.
+    if type(found) is not Programs or not found.is_of(fun):
+        found = fun.__dict__[_NAME] = Programs(fun)
+    return found
+
+
+class _Identity(weakref.ref[Any]):
+    """A weak reference that equals those to the very same object."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, referent: Any, callback: Any = None):
+        super().__init__(referent, callback)  # pyright: ignore[reportCallIssue]
+        self._id = id(referent)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Identity and self._id == other._id
+
+    def __hash__(self) -> int:
+        return self._id
+
+
+def _of_identity(owner: Any) -> Programs:
+    """Those of any other object. Its attributes are the user's, so this is a table."""
+    found = _by_identity.get(_Identity(owner))
+    if found is None or not found.is_of(owner):
+        reference = _Identity(owner, lambda gone: _by_identity.pop(gone, None))
+        found = _by_identity[reference] = Programs(owner)
+    return found
+
+
+_by_identity: dict[_Identity, Programs] = {}
+
+
+def _of_value(fun: Any) -> Programs:
+    """Those of a callable with an `==` of its own, such as a frozen dataclass.
+
+    It is kept alive with the programs, for as long as few others come.
+    """
+    try:
+        key = Strict(fun)
+        found = _by_value.get(key)
+    except Exception:  # it has no hash
+        return Programs(None)
+    if found is None:
+        found = Programs(None)
+        keep(_by_value, key, found, most=_MOST_VALUES)
+    return found
+
+
+_by_value: dict[Strict, Programs] = {}
+_MOST_VALUES: Final = 64
+
+
+def _of_tree(tree: Any) -> Programs:
+    """Those of all callable pytrees of the same structure."""
+    if isinstance(tree, Cached):
+        try:
+            structure = tree._flat_[1]
+        except AttributeError:  # there is no registry of our own
+            return _of_type(type(tree))
+        owner = structure.canonical or structure
+        if owner.programs is None:
+            owner.programs = Programs(owner)
+        return owner.programs
+    return _of_type(type(tree))
+
+
+def _of_type(kind: type) -> Programs:
+    return _by_type.setdefault(kind, Programs(kind))
+
+
+_by_type: dict[type, Programs] = {}

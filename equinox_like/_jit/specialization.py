@@ -1,0 +1,266 @@
+"""One compiled function: `filter_jit` of a function for one static side of its arguments.
+
+It is a `jax.jit`-ed function of groups of arrays. What it returns to JAX are the arrays of
+the output, beside a number; the output with that number, without its arrays, is kept here.
+So JAX holds nothing of the user's, and everything goes when the specialization goes.
+"""
+
+import collections
+import inspect
+import operator
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import jax
+
+from .._compat.fast_path import forget_calls
+from .._compat.trace_state import at_top_level, trace_context
+from .._core.base import function_of, jit_is_disabled, name_of
+from .._core.parts import Rest, take_apart
+from .._tree.cached import registry
+from .._tree.filters import is_array
+from .._tree.split import Skeleton, merge
+from .checks import explained, holds_check, there_are_checks, wait_for
+from .layout import DONATE, MAX_KEPT, Layout, groups_of, keep
+from .retrace import Trace, announce, trace_of
+
+
+class Outputs:
+    """The outputs that a function has returned, without their arrays, by number."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, Rest]] = []
+        # From the arrays to the output. Without JIT, it is the output already.
+        self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
+        self._lock = threading.Lock()
+
+    def take_apart(self, out: Any) -> tuple[list[Any], int]:
+        """The arrays of an output, and its number."""
+        arrays, output = registry.describe_output(out, is_array)
+        _, rest = take_apart(out)
+        with self._lock:
+            for number, (known, _) in enumerate(self._known):
+                if known == output:
+                    return arrays, number
+            number = len(self._known)
+            self._known.append((output, rest))
+            self.build[number] = output.build
+        return arrays, number
+
+    def tree(self, out: Any) -> Any:
+        """The output of a call."""
+        data, number = as_data(out)
+        return self.build[number](data)
+
+    def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
+        """The output with anything in place of its arrays; and `static(leaf)` elsewhere."""
+        data, number = as_data(out)
+        if number is None:
+            return data
+        return self._known[number][1].fill(data, static)
+
+
+def as_data(out: Any) -> tuple[Any, Any]:
+    """What JAX returns, as arrays and the number of the output."""
+    if len(out) == 2:
+        data, mark = out
+    else:  # a group for each sharding
+        *groups, mark = out
+        data = [x for group in groups for x in group]
+    (number,) = mark
+    return data, number
+
+
+class Specialization:
+    """A compiled function for one skeleton, and what is known of its traces."""
+
+    def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Skeleton):
+        self.skeleton = skeleton
+        self.outputs = Outputs()
+        self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
+        # Whether there is a new trace, or one that holds a runtime check; and for what a
+        # trace depends on, whether it holds one.
+        self.may_hold_check = False
+        self._holds_check: dict[Any, bool] = {}
+        self.function = self._jit(program, fun, layout)
+
+    def __call__(self, layout: Layout, leaves: list[Any]) -> Any:
+        try:
+            out = self.function(*layout.groups(leaves))
+            if self.may_hold_check:
+                self.wait_for_check(layout, leaves, out)
+        except BaseException as e:
+            forget_calls(self.function)
+            raise_explained(e, layout, leaves)
+        return self.outputs.tree(out)
+
+    def stage(self, name: str, layout: Layout, leaves: list[Any]) -> Any:
+        """`trace`, `lower` or `eval_shape` of the function."""
+        with expected.trace_of(self):
+            return getattr(self.function, name)(*layout.groups(leaves))
+
+    def wait_for_check(self, layout: Layout, leaves: list[Any], out: Any) -> None:
+        """Waits for the output, after a call, if the program holds a runtime check."""
+        if jit_is_disabled() or not at_top_level():
+            return
+        if not there_are_checks():
+            self.may_hold_check = False
+            return
+        known = self._holds_check
+        key = trace_context(), *traits_of(layout.groups(leaves))
+        if key not in known:
+            # JAX has it already.
+            traced = self.stage("trace", layout, abstract(leaves))
+            keep(known, key, holds_check(traced.jaxpr))
+        self.may_hold_check = any(known.values())
+        if known[key]:
+            wait_for(out)
+
+    def _jit(self, program: Any, fun: Any, layout: Layout) -> Any:
+        """The `jax.jit`-ed function of groups of arrays."""
+        skeleton, opaque, outputs = self.skeleton, program.opaque, self.outputs
+        labels = [label for label, _ in groups_of(skeleton.labels, lambda x: x)]
+        donates = DONATE in labels
+        shardings = program.shardings
+        # It must not keep alive what keeps it.
+        program_reference, self_reference = weakref.ref(program), weakref.ref(self)
+        layout_reference = weakref.ref(layout)
+
+        def traced(*groups):
+            # At top level JAX runs it, to tell where a NaN comes from.
+            if not jit_is_disabled() and not at_top_level():
+                own: Any = self_reference()
+                if donates and expected.specialization is not own:
+                    raise UnexpectedTrace
+                avals = [jax.typeof(x) for group in groups for x in group]
+                trace = trace_of(layout_reference(), skeleton, avals)
+                announce(program_reference(), trace)
+                own.traces.append(trace)
+                own.may_hold_check = True
+            parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
+            for label, group in zip(labels, groups, strict=True):
+                parts[label] += group
+            tree, args, kwargs = merge(parts, skeleton)
+            fun = opaque() if tree is None else tree
+            out = fun(*args, **kwargs)
+            if jit_is_disabled():
+                return out, {None: ()}
+            if shardings is not None:
+                return shardings.take_apart(out, outputs)
+            arrays, number = outputs.take_apart(out)
+            return arrays, {number: ()}
+
+        _describe_to_jax(traced, fun, layout)
+        options = dict(program.options)
+        options["donate_argnums"] = [i for i, x in enumerate(labels) if x == DONATE]
+        if shardings is None:
+            return jax.jit(traced, **options)
+        return shardings.jit(traced, layout, skeleton, **options)
+
+
+class UnexpectedTrace(Exception):
+    """Of a donating function that is about to be traced, where nobody expects it.
+
+    So nothing is compared before each call to learn whether it must be inspected.
+    """
+
+
+class _Expected(threading.local):
+    """The specialization that this thread may trace now."""
+
+    specialization: Specialization | None = None
+
+    @contextmanager
+    def trace_of(self, specialization: Specialization) -> Iterator[None]:
+        before, self.specialization = self.specialization, specialization
+        try:
+            yield
+        finally:
+            self.specialization = before
+
+
+expected = _Expected()
+
+
+def raise_explained(
+    error: BaseException, layout: Layout, leaves: list[Any]
+) -> NoReturn:
+    """Raises an error of a call: in words of the arguments, where there are any."""
+    if not isinstance(error, Exception):
+        raise error
+    other = explained(error, layout.named_leaves, leaves)
+    if other is error:
+        raise error
+    raise other from None
+
+
+# What a trace depends on, as far as it is about one array.
+_traits = operator.attrgetter("aval", "sharding")
+
+
+def traits_of(groups: Sequence[Any]) -> list[Any]:
+    """Equal for calls for which JAX runs the same program. Quick for arrays of JAX."""
+    try:
+        return [tuple(map(_traits, group)) for group in groups]
+    except AttributeError:  # an array of NumPy
+        return [tuple(map(_traits_of_any, group)) for group in groups]
+
+
+def _traits_of_any(x: Any) -> Any:
+    return _traits(x) if isinstance(x, jax.Array) else (x.shape, x.dtype)
+
+
+def abstract(leaves: list[Any]) -> list[Any]:
+    """A `jax.ShapeDtypeStruct` in place of each array of JAX."""
+    return [_struct_of(x) if isinstance(x, jax.Array) else x for x in leaves]
+
+
+def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:
+    # A typed key has no weak type.
+    weak_type = getattr(x, "weak_type", False)
+    sharding = x.sharding if x.committed else None
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=sharding, weak_type=weak_type
+    )
+
+
+class _Names(inspect.Signature):
+    """Tells JAX the names of flat arguments: `model.layers[0].weight`.
+
+    JAX keeps it for as long as the process lives, so it must hold nothing.
+    """
+
+    def __init__(self, layout: Layout):
+        rest = inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)
+        super().__init__([rest])
+        self._layout = weakref.ref(layout)
+
+    def bind(self, *groups: Any, **kwargs: Any) -> Any:
+        leaves = [leaf for group in groups for leaf in group]
+        layout = self._layout()
+        names = (
+            [f"leaf {i}" for i in range(len(leaves))]
+            if layout is None
+            else layout.data_names
+        )
+        arguments = dict(zip(names, leaves, strict=True))
+        return types.SimpleNamespace(arguments=arguments)
+
+
+def _describe_to_jax(traced: Any, fun: Any, layout: Layout) -> None:
+    """Makes JAX's messages about `traced` name the user's function and arguments."""
+    traced.__name__ = traced.__qualname__ = name_of(fun)
+    traced.__doc__ = getattr(fun, "__doc__", None)
+    traced.__signature__ = _Names(layout)
+    source = inspect.unwrap(function_of(fun))
+    code = getattr(source, "__code__", None) or getattr(
+        type(source).__call__, "__code__", None
+    )
+    if code is not None:
+        # It shares the code, and so file and line, but does not keep `fun` alive.
+        cells = tuple(types.CellType() for _ in code.co_freevars)
+        traced.__wrapped__ = types.FunctionType(code, {}, traced.__name__, None, cells)
