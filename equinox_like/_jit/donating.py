@@ -58,7 +58,7 @@ class DonatingSpecialization(Specialization):
         super().__init__(program, fun, layout, skeleton)
 
     def __call__(self, layout: Layout, leaves: list[Any]) -> Any:
-        groups = layout.groups(leaves)
+        groups = (tuple(leaves),) if layout.is_whole else layout.groups(leaves)
         try:
             # For arrays elsewhere JAX may compile again without a trace. To ask each array
             # would take half as long as the call; the first one tells, if all are there.
@@ -86,8 +86,8 @@ class DonatingSpecialization(Specialization):
             lowering_warnings.show_again()
             forget_calls(self.function)
             raise_explained(e, layout, leaves)
-        donated = layout.take_donated(leaves)
-        if lowering_warnings.are_hidden:
+        donated = groups[0] if layout.is_whole else layout.take_donated(leaves)
+        if lowering_warnings.count:
             lowering_warnings.show_again()
         if are_all_deleted(donated):
             self._record.arrays = donated

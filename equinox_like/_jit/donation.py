@@ -110,15 +110,12 @@ class _LoweringWarnings(threading.local):
     call that needs it.
     """
 
-    _count = 0
-
-    @property
-    def are_hidden(self) -> bool:
-        return self._count > 0
+    # How often this thread has hidden them.
+    count = 0
 
     def hide(self) -> None:
         global _users
-        self._count += 1
+        self.count += 1
         with _lock:
             _users += 1
             if _HIDE not in warnings.filters:
@@ -126,13 +123,13 @@ class _LoweringWarnings(threading.local):
 
     def show_again(self) -> None:
         global _users
-        if not self._count:
+        if not self.count:
             return
         with _lock:
-            _users -= self._count
+            _users -= self.count
             if _users == 0 and _HIDE in warnings.filters:
                 warnings.filters.remove(_HIDE)  # pyright: ignore[reportAttributeAccessIssue]
-        self._count = 0
+        self.count = 0
 
     def is_one(self, error: Exception) -> bool:
         """Whether it is JAX's warning, made an error, and was not hidden."""

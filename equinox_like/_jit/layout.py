@@ -67,7 +67,9 @@ class Layout:
         self._count = sum(i is not None for i in places)
         placed = list(zip(labels, places, strict=True))
         runs = [[i for _, i in run] for _, run in groups_of(placed, lambda x: x[0])]
-        self._takes = [_take_run(run, self._count) for run in runs]
+        # Whether all leaves, as they come, are the sole group.
+        self.is_whole = [list(range(self._count))] == runs
+        self._takes = [_take_run(run) for run in runs]
         self.take_donated = _getter([i for label, i in placed if label == DONATE])
         # The places of the data, and of the static leaves that a call brings.
         self.data_places = [i for label, i in placed if label is not STATIC]
@@ -105,7 +107,7 @@ class Layout:
 
     def static_key(self, leaves: list[Any]) -> Any:
         """Tells apart the static leaves that a call brings, strictly."""
-        return strict_key(self._take_statics(leaves))
+        return strict_key(tuple(self._take_statics(leaves)))
 
     def is_outdated(self, leaves: list[Any]) -> bool:
         """Whether the type of a static leaf was registered as a node since."""
@@ -202,17 +204,22 @@ class LayoutTable:
     def fit(self, call: Call) -> tuple[Layout, list[Any]]:
         """The layout of a call, and its leaves in the order that it expects."""
         leaves, structure = registry.flatten(call)
+        layout = self.find(structure, leaves)
+        return (layout, leaves) if layout is not None else self.fit_anew(call)
+
+    def find(self, structure: Any, leaves: list[Any]) -> Layout | None:
+        """The layout for this structure and leaves of these types, if it is known."""
         form = self._forms.get(structure)
-        if form is not None:
-            take_open, layouts = form
-            layout = layouts.get(tuple(map(type, take_open(leaves))))
-            if layout is not None:
-                return layout, leaves
-        return self.fit_anew(call)
+        if form is None:
+            return None
+        take_open, layouts = form
+        return layouts.get(tuple(map(type, take_open(leaves))))
 
     def fit_anew(self, call: Call) -> tuple[Layout, list[Any]]:
-        registry.adopt(call)
         leaves, structure = registry.flatten(call)
+        # This builds what is lazy in the call. The next one like it is lazy again.
+        if registry.adopt(call):
+            leaves, structure = registry.flatten(call)
         expanded = registry.expand(structure)
         layout = self.make(call, expanded)
         if structure not in self._forms:
@@ -370,19 +377,17 @@ def _first_argument(
     return None
 
 
-def _take_run(run: Sequence[int], count: int) -> Callable[[list[Any]], Any]:
-    """Picks the leaves of a group, of `count` in all: a tuple."""
-    if list(run) == list(range(count)):
-        return tuple
-    if len(run) > 8 and list(run) == list(range(run[0], run[-1] + 1)):
-        start, end = run[0], run[-1] + 1
+def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """Picks the leaves of a group: a tuple."""
+    start, end = run[0], run[-1] + 1
+    if list(run) == list(range(start, end)):
         return lambda leaves: tuple(leaves[start:end])
-    return _getter(run)
+    return operator.itemgetter(*run)
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
-    """Picks these items: a tuple, in C where there are two or more."""
-    if len(indices) == 1:
-        (index,) = indices
-        return lambda leaves: (leaves[index],)
-    return operator.itemgetter(*indices) if indices else lambda leaves: ()
+    """Picks these items of a list, in C: a sequence."""
+    if len(indices) < 2:
+        start = indices[0] if indices else 0
+        return operator.itemgetter(slice(start, start + len(indices)))
+    return operator.itemgetter(*indices)

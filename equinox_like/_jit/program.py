@@ -12,6 +12,7 @@ from typing import Any
 
 from .._compat.trace_state import at_top_level
 from .._core.base import name_of
+from .._tree.cached import registry
 from .._tree.split import Skeleton
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, records
@@ -19,6 +20,8 @@ from .layout import Call, Layout, LayoutTable, keep
 from .retrace import Trace
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization
+
+flatten = registry.flatten
 
 
 class Program:
@@ -54,7 +57,10 @@ class Program:
         self._without_donation = without_donation
 
     def __call__(self, call: Call) -> Any:
-        layout, leaves = self.layouts.fit(call)
+        leaves, structure = flatten(call)
+        layout = self.layouts.find(structure, leaves)
+        if layout is None:
+            layout, leaves = self.layouts.fit_anew(call)
         specialization = layout.only
         if specialization is None:  # a static leaf decides
             specialization, layout, leaves = self.specialize(layout, leaves, call)

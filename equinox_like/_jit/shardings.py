@@ -59,8 +59,8 @@ class Shardings:
         if self._of_outputs is not None:
             # The others are functions, or face no array.
             specs = [s if is_sharding(s) else None for s in self._output_leaves()]
-            one_for_all = _is_leaf(self._of_outputs)
-            options["out_shardings"] = specs[0] if one_for_all else (*specs, None)
+            one_for_each = (tuple(specs), None)
+            options["out_shardings"] = one_for_each if self.groups_outputs else specs[0]
         if self._of_inputs is None:
             return jax.jit(traced, **options)
         found = zip(skeleton.labels, self._inputs(layout, skeleton), strict=True)
@@ -86,14 +86,19 @@ class Shardings:
                 leaves[i] = constrain("out_shardings", name, leaves[i], chosen)
         out = treedef.unflatten(leaves)
         arrays, number = outputs.take_apart(out)
-        if _is_leaf(self._of_outputs):
+        if not self.groups_outputs:
             return arrays, {number: ()}
         # Neighbours have one sharding: one group after the other, they are in order.
         groups: list[list[Any]] = [[] for _ in self._output_leaves()]
         chosen = (n for n, x in zip(numbers, leaves, strict=True) if is_array(x))
         for n, x in zip(chosen, arrays, strict=True):
             groups[n].append(x)
-        return (*groups, {number: ()})
+        return tuple(groups), {number: ()}
+
+    @property
+    def groups_outputs(self) -> bool:
+        """Whether the arrays of an output come in a group for each sharding."""
+        return self._of_outputs is not None and not _is_leaf(self._of_outputs)
 
     def _output_leaves(self) -> list[Any]:
         return jtu.tree_leaves(self._of_outputs, is_leaf=is_none)

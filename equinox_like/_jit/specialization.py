@@ -32,11 +32,13 @@ from .retrace import Trace, announce, trace_of
 class Outputs:
     """The outputs that a function has returned, without their arrays, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, are_grouped: bool) -> None:
+        """`are_grouped` says whether the arrays come in a group for each sharding."""
+        self._are_grouped = are_grouped
         self._known: list[tuple[Any, Rest]] = []
         # From the arrays to the output. Without JIT, it is the output already.
         self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of an output, and its number."""
@@ -48,31 +50,30 @@ class Outputs:
                     return arrays, number
             number = len(self._known)
             self._known.append((output, rest))
-            self.build[number] = output.build
+            build = output.build
+            self.build[number] = _of_groups(build) if self._are_grouped else build
         return arrays, number
 
     def tree(self, out: Any) -> Any:
         """The output of a call."""
-        data, number = as_data(out)
+        data, (number,) = out
         return self.build[number](data)
 
     def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
         """The output with anything in place of its arrays; and `static(leaf)` elsewhere."""
-        data, number = as_data(out)
+        data, (number,) = out
         if number is None:
             return data
-        return self._known[number][1].fill(data, static)
+        _, rest = self._known[number]
+        return rest.fill(_chained(data) if self._are_grouped else data, static)
 
 
-def as_data(out: Any) -> tuple[Any, Any]:
-    """What JAX returns, as arrays and the number of the output."""
-    if len(out) == 2:
-        data, mark = out
-    else:  # a group for each sharding
-        *groups, mark = out
-        data = [x for group in groups for x in group]
-    (number,) = mark
-    return data, number
+def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda groups: build(_chained(groups))
+
+
+def _chained(groups: Any) -> list[Any]:
+    return [x for group in groups for x in group]
 
 
 class Specialization:
@@ -80,7 +81,8 @@ class Specialization:
 
     def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Skeleton):
         self.skeleton = skeleton
-        self.outputs = Outputs()
+        shardings = program.shardings
+        self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
         # Whether there is a new trace, or one that holds a runtime check; and for what a
         # trace depends on, whether it holds one.
@@ -90,13 +92,17 @@ class Specialization:
 
     def __call__(self, layout: Layout, leaves: list[Any]) -> Any:
         try:
-            out = self.function(*layout.groups(leaves))
+            if layout.is_whole:
+                out = self.function(tuple(leaves))
+            else:
+                out = self.function(*layout.groups(leaves))
             if self.may_hold_check:
                 self.wait_for_check(layout, leaves, out)
         except BaseException as e:
             forget_calls(self.function)
             raise_explained(e, layout, leaves)
-        return self.outputs.tree(out)
+        data, (number,) = out
+        return self.outputs.build[number](data)
 
     def stage(self, name: str, layout: Layout, leaves: list[Any]) -> Any:
         """`trace`, `lower` or `eval_shape` of the function."""

@@ -73,7 +73,8 @@ class Structure:
     - `inner`: the tuple of the node's own children, as a treedef of our registry. Its
         leaves are the children in our registry.
     - `fields`: the names of the attributes of a lazy instance once it is built.
-    - `is_lazy`: whether a node with this structure may be built later.
+    - `can_wait`: whether building such a node runs no code of the user's.
+    - `is_lazy`: whether instances are lazy: it can wait, and there are fields.
     - `is_closed`: whether nothing in it can be changed in place.
     - `canonical`: of a lazy node that will not be closed, the structure of the same node
         once it is built; else `None`.
@@ -84,6 +85,7 @@ class Structure:
         "__weakref__",
         "_contents",
         "aux",
+        "can_wait",
         "canonical",
         "fields",
         "inner",
@@ -97,6 +99,7 @@ class Structure:
     aux: Any
     inner: Any
     fields: Sequence[str]
+    can_wait: bool
     is_closed: bool
     is_lazy: bool
     canonical: Any
@@ -149,8 +152,7 @@ class Cached(_Bare):
         build_now(self)
         attributes = raw_dict(self)
         if not self._is_open_:
-            for name in _REMEMBERED:
-                attributes.pop(name, None)
+            forget(self)
         return attributes
 
     @__dict__.setter
@@ -161,7 +163,11 @@ class Cached(_Bare):
         return self.__dict__.copy()
 
 
-_REMEMBERED: Final = (FLAT, "_aux_")
+def forget(instance: Any) -> None:
+    """Drops what an instance remembers. It has its fields: see `build_now`."""
+    attributes = raw_dict(instance)
+    attributes.pop(FLAT, None)
+    attributes.pop("_aux_", None)
 
 
 class Attribute:
@@ -335,14 +341,14 @@ class OwnRegistry:
                 s.is_closed for s in below
             )
             structure.fields = _cached[kind][2](aux)
-            structure.is_lazy = (
-                bool(structure.fields)
-                and all(k in _cached or _is_trusted(k) for k in nodes)
-                and all(s.is_lazy for s in below)
+            structure.can_wait = (
+                all(k in _cached or _is_trusted(k) for k in nodes)
+                and all(s.can_wait for s in below)
                 and not any(
                     type(s) is Fixed and may_become_node(type(s.value)) for s in statics
                 )
             )
+            structure.is_lazy = structure.can_wait and bool(structure.fields)
             structure._contents = contents
             structure.programs = structure.canonical = None
             built = self._as_built(inner)

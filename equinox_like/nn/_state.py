@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._tree import tree_pformat
+from .._tree.cached import Attribute, Cached, forget, register_cached
 from .._tree.paths import path_str
 
 _P = ParamSpec("_P")
@@ -85,7 +86,7 @@ class StateIndex(Module, Generic[_T]):
         self.init = init
 
 
-class State:
+class State(Cached):
     """The values that the layers of a model remember, for one step.
 
     It is a pytree, so it passes through `jax.jit`, `jax.vmap`, `jax.lax.scan` and the
@@ -106,8 +107,8 @@ class State:
         ```
     """
 
-    _values: dict[Any, Any] | None
-    _markers: tuple[Any, ...]
+    _values: Any = Attribute("_values")
+    _markers: Any = Attribute("_markers")
 
     def __init__(self, model: Any):
         """**Arguments:**
@@ -216,6 +217,7 @@ class State:
 
     def _replaced(self, values: dict[Any, Any]) -> "State":
         self._values = None
+        forget(self)
         return _state(values)
 
     def _set_all(self, values: dict[Any, Any]) -> None:
@@ -381,3 +383,4 @@ def _unflatten(markers: tuple[Any, ...], values: Iterable[Any]) -> State:
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
+register_cached(State, _flatten, _unflatten, lambda _: ("_values", "_markers"))
