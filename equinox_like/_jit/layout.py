@@ -19,9 +19,9 @@ import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
 from .._core.base import name_of
-from .._tree.cached import Fixed, may_become_node, registry
 from .._tree.filters import is_array
 from .._tree.paths import path_str
+from .._tree.registry import registry
 from .._tree.split import (
     STATIC,
     Skeleton,
@@ -30,6 +30,7 @@ from .._tree.split import (
     refuse_unhashable,
 )
 from .._tree.strict import strict_key
+from .._tree.structure import Fixed, may_become_node
 
 _T = TypeVar("_T")
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]

@@ -21,8 +21,8 @@ from .._compat.fast_path import forget_calls
 from .._compat.trace_state import at_top_level, trace_context
 from .._core.base import function_of, jit_is_disabled, name_of
 from .._core.parts import Rest, take_apart
-from .._tree.cached import registry
 from .._tree.filters import is_array
+from .._tree.registry import registry
 from .._tree.split import Skeleton, merge
 from .checks import explained, holds_check, there_are_checks, wait_for
 from .layout import DONATE, MAX_KEPT, Layout, groups_of, keep

@@ -21,9 +21,9 @@ from .._tree.cached import (
     Cached,
     build_now,
     raw_dict,
-    register_cached,
     set_raw_dict,
 )
+from .._tree.registry import register_cached
 from .._tree.strict import strict_key
 
 WRAPPER_ATTRIBUTES: Final = (

@@ -20,6 +20,7 @@ from .._tree.filters import is_array, is_inexact_array
 from .._tree.glob import matches_above
 from .._tree.partition import tree_filter
 from .._tree.paths import plain_path
+from .._tree.registry import register_cached
 from .field import field
 from .flatten import Node
 from .module import Module
@@ -293,3 +294,4 @@ def _unflatten(_: None, children: Iterable[Any]) -> Frozen:
 
 
 jtu.register_pytree_with_keys(Frozen, _flatten_with_keys, _unflatten, _flatten)
+register_cached(Frozen, _flatten, _unflatten, lambda _: ("value",))

@@ -17,8 +17,9 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._tree import tree_pformat
-from .._tree.cached import Attribute, Cached, forget, register_cached
+from .._tree.cached import Attribute, Cached, forget
 from .._tree.paths import path_str
+from .._tree.registry import register_cached
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

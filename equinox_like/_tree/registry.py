@@ -1,0 +1,358 @@
+"""How `filter_jit` flattens its arguments, and builds its outputs.
+
+By a registry of our own (`_compat/registry.py`), in which cached nodes know how they are
+flattened, and are built lazily:
+
+    leaves, structure = registry.flatten(tree)
+    registry.adopt(tree)                    # learns of new types: then flatten again
+    registry.expand(structure)              # what each leaf that JAX sees is here
+    arrays, output = registry.describe_output(tree)
+    output.build(arrays)                    # the tree, with lazy nodes
+
+What may be changed in place, a list, a dict or a node of the user's, is flattened in each
+call. Types that users register with JAX are adopted when they are met.
+"""
+
+import operator
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .._compat.registry import new_registry
+from .._compat.tracer import Tracer
+from .._environment import REGISTRY
+from .filters import is_array
+from .intern import Contents
+from .structure import (
+    CachedType,
+    Fixed,
+    Open,
+    Structure,
+    cached_types,
+    may_become_node,
+    structures,
+)
+
+# The attribute by which a cached node remembers its children and its structure.
+FLAT: Final = "_flat_"
+_set = object.__setattr__
+_new = object.__new__
+
+
+class OwnRegistry:
+    """Flattens with cached nodes, and builds lazy ones."""
+
+    def __init__(self, nodes: Any):
+        self._nodes = nodes
+        self._jax = jtu.default_registry
+        # Children and aux data of a node; `None` for a leaf.
+        self._level = self._jax.flatten_one_level
+        self._adopted: set[type] = set()
+        self._lock = threading.RLock()
+        self.flatten = nodes.flatten
+        nodes.register_node(
+            Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.value
+        )
+        nodes.register_node(Open, _not_flattened, _not_flattened)
+        self._leaf = nodes.flatten(0)[1]
+        self._none = nodes.flatten(None)[1]
+        self._open = self._node((Open, None), [self._leaf])
+
+    def register_cached(self, kind: type) -> None:
+        def unflatten(structure, children):
+            if not structure.is_lazy:
+                return structure.build(children)
+            lazy = _new(kind)
+            _set(lazy, FLAT, (children, structure))
+            return lazy
+
+        self._nodes.register_node(kind, operator.attrgetter(FLAT), unflatten)
+
+    def describe(self, instance: Any) -> tuple[tuple[Any, ...], Structure]:
+        """Children and structure of a cached node."""
+        kind = type(instance)
+        values, aux = cached_types[kind].flatten(instance)
+        children: list[Any] = []
+        parts = [self._describe(value, children) for value in values]
+        return tuple(children), self._structure(kind, aux, parts)
+
+    def _describe(self, value: Any, children: list[Any]) -> Any:
+        kind = type(value)
+        if value is None:
+            return self._none
+        if is_array(value) or isinstance(value, Tracer):
+            children.append(value)
+            return self._leaf
+        if kind in cached_types:
+            below, structure = getattr(value, FLAT)
+            children.extend(below)
+            return self._node((kind, structure), [self._leaf] * len(below))
+        level = self._level(value)
+        if kind is tuple or (level is not None and _is_namedtuple(kind, level[1])):
+            parts = [self._describe(x, children) for x in level[0]]
+            return self._node((kind, None), parts)
+        if level is None and not may_become_node(kind) and _has_hash(value):
+            return self._node((Fixed, Fixed(value)), [])
+        children.append(value)
+        return self._open
+
+    def _node(self, data: Any, parts: Sequence[Any]) -> Any:
+        return self._leaf.from_node_data_and_children(self._nodes, data, list(parts))
+
+    def _structure(self, kind: type, aux: Any, parts: Sequence[Any]) -> Structure:
+        inner = self._node((tuple, None), parts)
+        statics = tuple(self._statics(inner))
+
+        def make(contents: Contents) -> Structure:
+            structure = Structure()
+            structure.kind, structure.aux, structure.inner = kind, aux, inner
+            nodes = list(self._kinds(inner))
+            below = [s for s in statics if type(s) is Structure]
+            structure.fields = cached_types[kind].lazy_fields(aux)
+            structure.can_wait = (
+                all(k in cached_types or _is_trusted(k) for k in nodes)
+                and all(s.can_wait for s in below)
+                and not any(
+                    type(s) is Fixed and may_become_node(type(s.value)) for s in statics
+                )
+            )
+            structure.is_lazy = structure.can_wait and bool(structure.fields)
+            structure._contents = contents
+            structure.programs = structure.canonical = None
+            built = self._as_built(inner)
+            if built != inner:
+                structure.canonical = self._structure(kind, aux, built.children())
+            return structure
+
+        hashes = tuple(hash(s) if _has_hash(s) else 0 for s in statics)
+        own = hash(aux) if _has_hash(aux) else 0
+        full_hash = hash((kind, own, inner, hashes))
+        return structures.find((kind, aux, inner), make, full_hash)
+
+    def _as_built(self, treedef: Any) -> Any:
+        """What `describe` makes of a node that was described as output."""
+        node = treedef.node_data()
+        if node is None or node[0] in (Open, type(None)):
+            return treedef
+        kind, aux = node
+        if kind is Fixed:
+            return self._open if may_become_node(type(aux.value)) else treedef
+        if kind in cached_types:
+            structure = aux.canonical or aux
+            count = structure.inner.num_leaves
+            return self._node((kind, structure), [self._leaf] * count)
+        if kind is tuple or (hasattr(kind, "_fields") and kind not in self._adopted):
+            return self._node(node, [self._as_built(c) for c in treedef.children()])
+        return self._open
+
+    def _statics(self, treedef: Any) -> Iterator[Any]:
+        """The static leaves in a treedef of ours, and the structures of cached nodes."""
+        node = treedef.node_data()
+        if node is None:
+            return
+        if node[0] is Fixed or node[0] in cached_types:
+            yield node[1]
+        else:
+            for child in treedef.children():
+                yield from self._statics(child)
+
+    def _kinds(self, treedef: Any) -> Iterator[type]:
+        node = treedef.node_data()
+        if node is not None:
+            yield node[0]
+            if node[0] not in cached_types:
+                for child in treedef.children():
+                    yield from self._kinds(child)
+
+    def adopt(self, tree: Any) -> bool:
+        """Registers here the nodes in a tree that are registered with JAX alone."""
+        examples: dict[type, Any] = {}
+
+        def note(node: Any) -> bool:
+            examples.setdefault(type(node), node)
+            return False
+
+        jtu.tree_flatten(tree, note)
+        found = False
+        for kind, example in examples.items():
+            if kind in cached_types or kind in _BUILT_IN or kind in self._adopted:
+                continue
+            level = self._level(example)
+            if level is not None and not _is_namedtuple(kind, level[1]):
+                self._adopt(kind)
+                found = True
+        return found
+
+    def _adopt(self, kind: type) -> None:
+        jax_leaf = jtu.tree_structure(0)
+
+        def unflatten(aux, children):
+            treedef = jax_leaf.from_node_data_and_children(
+                self._jax, (kind, aux), [jax_leaf] * len(children)
+            )
+            return treedef.unflatten(children)
+
+        with self._lock:
+            if kind not in self._adopted:  # by another thread, just now
+                self._nodes.register_node(kind, self._level, unflatten)
+                self._adopted.add(kind)
+
+    def is_still_leaf(self, value: Any) -> bool:
+        """Whether the type of a static leaf was not registered with JAX meanwhile."""
+        return self._level(value) is None
+
+    def expand(self, treedef: Any) -> list[Any]:
+        """For each leaf that JAX sees what it is in our registry.
+
+        The `Fixed` that a structure has; or a leaf: `True` if it is certain to be an array.
+        """
+        found: list[Any] = []
+        self._expand(treedef, None, found)
+        return found
+
+    def _expand(self, treedef: Any, below: Iterator[Any] | None, found: list) -> None:
+        """Within a cached node `below` are the treedefs in the place of its leaves."""
+        node = treedef.node_data()
+        if node is None:
+            found.append(below is not None)
+            if below is not None:
+                next(below)
+        elif node[0] is Fixed:
+            found.append(node[1])
+        elif node[0] is Open and below is not None:
+            self._expand(next(below), None, found)
+        elif node[0] in cached_types:
+            children = iter(treedef.children()) if below is None else below
+            self._expand(node[1].inner, children, found)
+        else:
+            for child in treedef.children():
+                self._expand(child, below, found)
+
+    def describe_output(
+        self, tree: Any, is_data: Callable[[Any], bool]
+    ) -> "tuple[list[Any], Output]":
+        """The arrays of a tree, and how to build the tree from others like them."""
+        leaves, treedef = jtu.tree_flatten(tree)
+        self.adopt(tree)
+        ours = self._describe_output(treedef, iter(leaves), is_data)
+        return list(filter(is_data, leaves)), Output(ours, ours.unflatten)
+
+    def _describe_output(
+        self, treedef: Any, leaves: Iterator[Any], is_data: Any
+    ) -> Any:
+        node = treedef.node_data()
+        if node is None:
+            leaf = next(leaves)
+            return self._leaf if is_data(leaf) else self._node((Fixed, Fixed(leaf)), [])
+        parts = [self._describe_output(c, leaves, is_data) for c in treedef.children()]
+        kind, aux = node
+        if kind not in cached_types:
+            return self._node(node, parts) if kind is not type(None) else self._none
+        structure = self._structure(kind, aux, parts)
+        count = structure.inner.num_leaves
+        return self._node((kind, structure), [self._leaf] * count)
+
+
+class PublicRegistry:
+    """The same by JAX's own registry: node by node, and nothing is lazy."""
+
+    def __init__(self) -> None:
+        self.flatten = jtu.tree_flatten
+
+    def register_cached(self, kind: type) -> None:
+        pass
+
+    def describe(self, instance: Any) -> Any:
+        raise AttributeError(FLAT)
+
+    def adopt(self, tree: Any) -> bool:
+        return False
+
+    def is_still_leaf(self, value: Any) -> bool:
+        return True
+
+    def expand(self, treedef: Any) -> list[Any]:
+        return [False] * treedef.num_leaves
+
+    def describe_output(
+        self, tree: Any, is_data: Callable[[Any], bool]
+    ) -> "tuple[list[Any], Output]":
+        leaves, treedef = jtu.tree_flatten(tree)
+        data = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
+        statics = [None if is_data(leaf) else Fixed(leaf) for leaf in leaves]
+        template = [None if s is None else s.value for s in statics]
+
+        def build(arrays: Sequence[Any]) -> Any:
+            filled = template.copy()
+            for i, x in zip(data, arrays, strict=True):
+                filled[i] = x
+            return treedef.unflatten(filled)
+
+        return [leaves[i] for i in data], Output((treedef, statics), build)
+
+
+def _not_flattened(*_: Any) -> Any:
+    raise TypeError("This node is part of a structure only.")
+
+
+class Output:
+    """How to build a tree from its arrays. Equal ones build the same from the same."""
+
+    __slots__ = ("build", "key")
+
+    def __init__(self, key: Any, build: Callable[[Sequence[Any]], Any]):
+        self.key = key
+        self.build = build
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Output and self.key == other.key
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+_BUILT_IN: Final = frozenset({tuple, list, dict, type(None)})
+_OF_JAX: Final = frozenset({Fixed, OrderedDict, defaultdict, jtu.Partial})
+
+
+def _is_trusted(kind: type) -> bool:
+    """Whether building such a node runs no code of the user's, so that it can wait."""
+    return kind in _BUILT_IN or kind in _OF_JAX or hasattr(kind, "_fields")
+
+
+def _is_namedtuple(kind: type, aux: Any) -> bool:
+    return issubclass(kind, tuple) and kind is not tuple and aux is kind
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True
+
+
+def _find() -> Any:
+    nodes = new_registry() if REGISTRY == "own" else None
+    return PublicRegistry() if nodes is None else OwnRegistry(nodes)
+
+
+registry: Final[Any] = _find()
+
+
+def register_cached(
+    kind: type,
+    flatten: Callable[[Any], tuple[Sequence[Any], Any]],
+    unflatten: Callable[[Any, Sequence[Any]], Any],
+    lazy_fields: Callable[[Any], Sequence[str]],
+) -> None:
+    """Lets instances of `kind`, a node of JAX's registry, remember how they are flattened.
+
+    It derives from `Cached`. `flatten` and `unflatten` are those for JAX's registry;
+    `lazy_fields(aux)` are the names of the fields of an instance with this aux data, where
+    all can be read through an `Attribute` of the class, and else empty.
+    """
+    cached_types[kind] = CachedType(flatten, unflatten, lazy_fields)
+    registry.register_cached(kind)

@@ -1,0 +1,135 @@
+"""The static side of a cached node: what is left of it without its arrays.
+
+A cached node, such as a Module, is one node in our registry (`registry.py`). Its children
+are all arrays anywhere below it, and its aux data is a `Structure`.
+"""
+
+import enum
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from .intern import InternTable
+from .strict import Strict
+
+
+class CachedType(NamedTuple):
+    """How JAX's registry flattens and builds a cached node."""
+
+    flatten: Callable[[Any], tuple[Sequence[Any], Any]]
+    unflatten: Callable[[Any, Sequence[Any]], Any]
+    # The names of the fields of a node with this aux data, if it may be lazy.
+    lazy_fields: Callable[[Any], Sequence[str]]
+
+
+cached_types: Final[dict[type, CachedType]] = {}
+
+
+class Fixed:
+    """A static leaf, as a node without children; it is its own aux data."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.key = Strict(value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Fixed and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.key))
+
+
+class Open:
+    """In `Structure.inner`, a node around a child that may be anything: not an array."""
+
+
+class Structure:
+    """A cached node without its children. Equal ones are the same object.
+
+    **Attributes:**
+
+    - `kind`, `aux`: type and aux data of the node, as JAX's registry has them.
+    - `inner`: the tuple of the node's own children, as a treedef of our registry. Its
+        leaves are the children in our registry.
+    - `fields`: the names of the attributes of a lazy instance once it is built.
+    - `can_wait`: whether building such a node runs no code of the user's.
+    - `is_lazy`: whether instances are lazy: it can wait, and there are fields.
+    - `canonical`: the structure of the same node once it is built, if that is another
+        one, as something in it can then be changed in place; else `None`.
+    - `programs`: what is compiled for callables of this structure is kept here.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_contents",
+        "aux",
+        "can_wait",
+        "canonical",
+        "fields",
+        "inner",
+        "is_lazy",
+        "kind",
+        "programs",
+    )
+
+    kind: type
+    aux: Any
+    inner: Any
+    fields: Sequence[str]
+    can_wait: bool
+    is_lazy: bool
+    canonical: Any
+    programs: Any
+
+    def build(self, children: Sequence[Any]) -> Any:
+        """The node with its own children, of which cached ones are lazy in turn."""
+        unflatten = cached_types[self.kind].unflatten
+        return unflatten(self.aux, self.inner.unflatten(children))
+
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__}({self.inner})"
+
+
+structures: Final[InternTable[Structure]] = InternTable()
+
+
+# The packages whose types are what they are for good.
+_LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
+# But for those that hold whatever they are given, of which somebody may make nodes.
+_HOLDERS = (
+    functools.partial,
+    slice,
+    frozenset,
+    types.MethodType,
+    types.SimpleNamespace,
+)
+_IS_HEAP_TYPE = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`
+
+
+def may_become_node(kind: type) -> bool:
+    """Whether leaves of this type may be nodes some day: somebody may register it."""
+    known = _may_become_node.get(kind)
+    if known is None:
+        known = _may_become_node[kind] = not _is_lasting(kind)
+    return known
+
+
+_may_become_node: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def _is_lasting(kind: type) -> bool:
+    if issubclass(kind, enum.Enum):
+        return True
+    module = kind.__module__
+    if not isinstance(module, str) or module.split(".")[0] not in _LASTING:
+        return False
+    if issubclass(kind, _HOLDERS):
+        return False
+    # A class can have the name of a package in which it is not.
+    is_in_module = getattr(sys.modules.get(module), kind.__qualname__, None) is kind
+    return is_in_module or not kind.__flags__ & _IS_HEAP_TYPE
