@@ -107,10 +107,8 @@ def temporary_bytes(chain, blocks):
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
 def test_memory_of_the_gradient_does_not_grow(stacked):
     batched = eqx.filter_invertible(eqx.filter_vmap(rev, in_axes=(None, 0)))
-    few, more, many = (
-        temporary_bytes(batched, blocks_of(count, stacked)) for count in (4, 16, 64)
-    )
-    assert max(few, more, many) <= 1.05 * min(few, more, many)
+    sizes = [temporary_bytes(batched, blocks_of(n, stacked)) for n in (2, 8, 16)]
+    assert max(sizes) <= 1.05 * min(sizes)
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
@@ -118,7 +116,7 @@ def test_nor_if_the_batch_is_around_the_chain(stacked):
     def batched(blocks, xs):
         return eqx.filter_vmap(chain, in_axes=(None, 0))(blocks, xs)
 
-    few, many = (temporary_bytes(batched, blocks_of(n, stacked)) for n in (4, 16))
+    few, many = (temporary_bytes(batched, blocks_of(n, stacked)) for n in (2, 8))
     assert many <= 1.05 * few
 
 
@@ -126,7 +124,7 @@ def test_that_of_the_plain_chain_does():
     def batched(blocks, x):
         return jax.vmap(lambda x: plain(blocks, x))(x)
 
-    few, more = (temporary_bytes(batched, blocks_of(n, False)) for n in (4, 16))
+    few, more = (temporary_bytes(batched, blocks_of(n, False)) for n in (2, 8))
     assert more > 2 * few
 
 
