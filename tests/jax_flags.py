@@ -6,8 +6,8 @@ the flag, so that a fault which JAX has repaired is noticed, and must pass witho
 `conftest.py` marks the tests that a fault makes fail; they must fail, too. What no
 reproduction explains is a fault of ours. The flags are those of jax 0.12.
 
-`.ci/run` sets all of them at once, for the tests that `PATHS` names: what a flag changes are
-loops, custom rules and checkpoints, and the derivatives and batches of them.
+`.ci/run` sets all of them at once, for the tests that `PATHS` names: what the flags change
+are loops, custom rules and checkpoints, and the derivatives and batches of them.
 """
 
 from collections.abc import Callable, Sequence
