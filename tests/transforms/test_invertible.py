@@ -71,8 +71,8 @@ def assert_close(a, b, tolerance):
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_value_and_gradient_are_those_of_the_plain_chain(stacked, jit):
-    single = blocks_of(5, stacked=False)
-    blocks = blocks_of(5, stacked)
+    single = blocks_of(3, stacked=False)
+    blocks = blocks_of(3, stacked)
     function = eqx.filter_value_and_grad(loss(chain))
     value, (grads, grad_x) = (eqx.filter_jit(function) if jit else function)(
         (blocks, X)
@@ -92,7 +92,7 @@ def test_rounding_is_all_that_differs():
     with jax.enable_x64(True):
         arguments = jtu.tree_map(
             lambda x: x.astype(float) if eqx.is_inexact_array(x) else x,
-            (blocks_of(5, stacked=False), X),
+            (blocks_of(3, stacked=False), X),
         )
         ours = eqx.filter_grad(loss(chain))(arguments)
         assert_close(ours, eqx.filter_grad(loss(plain))(arguments), 1e-13)
