@@ -71,8 +71,8 @@ def assert_close(a, b, tolerance):
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_value_and_gradient_are_those_of_the_plain_chain(stacked, jit):
-    single = blocks_of(5, stacked=False)
-    blocks = blocks_of(5, stacked)
+    single = blocks_of(3, stacked=False)
+    blocks = blocks_of(3, stacked)
     function = eqx.filter_value_and_grad(loss(chain))
     value, (grads, grad_x) = (eqx.filter_jit(function) if jit else function)(
         (blocks, X)
@@ -92,7 +92,7 @@ def test_rounding_is_all_that_differs():
     with jax.enable_x64(True):
         arguments = jtu.tree_map(
             lambda x: x.astype(float) if eqx.is_inexact_array(x) else x,
-            (blocks_of(5, stacked=False), X),
+            (blocks_of(3, stacked=False), X),
         )
         ours = eqx.filter_grad(loss(chain))(arguments)
         assert_close(ours, eqx.filter_grad(loss(plain))(arguments), 1e-13)
@@ -107,10 +107,8 @@ def temporary_bytes(chain, blocks):
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
 def test_memory_of_the_gradient_does_not_grow(stacked):
     batched = eqx.filter_invertible(eqx.filter_vmap(rev, in_axes=(None, 0)))
-    few, more, many = (
-        temporary_bytes(batched, blocks_of(count, stacked)) for count in (4, 16, 64)
-    )
-    assert max(few, more, many) <= 1.05 * min(few, more, many)
+    sizes = [temporary_bytes(batched, blocks_of(n, stacked)) for n in (4, 8, 16)]
+    assert max(sizes) <= 1.05 * min(sizes)
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
@@ -118,7 +116,7 @@ def test_nor_if_the_batch_is_around_the_chain(stacked):
     def batched(blocks, xs):
         return eqx.filter_vmap(chain, in_axes=(None, 0))(blocks, xs)
 
-    few, many = (temporary_bytes(batched, blocks_of(n, stacked)) for n in (4, 16))
+    few, many = (temporary_bytes(batched, blocks_of(n, stacked)) for n in (2, 8))
     assert many <= 1.05 * few
 
 
@@ -126,7 +124,7 @@ def test_that_of_the_plain_chain_does():
     def batched(blocks, x):
         return jax.vmap(lambda x: plain(blocks, x))(x)
 
-    few, more = (temporary_bytes(batched, blocks_of(n, False)) for n in (4, 16))
+    few, more = (temporary_bytes(batched, blocks_of(n, False)) for n in (2, 8))
     assert more > 2 * few
 
 
