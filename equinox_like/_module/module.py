@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
-from .._tree.cached import MISSING, Attribute, raw_dict, set_raw_dict
+from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
 from .._tree.render import render
@@ -167,6 +167,8 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         namespace = {key: _as_method(key, x) for key, x in namespace.items()}
+        # A base class that is not a Module may come first, with a plain `__dict__`.
+        namespace.setdefault("__dict__", vars(Cached)["__dict__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         _make_dataclass(cls)
         _put_attributes(cls)

@@ -29,6 +29,7 @@ from .intern import Contents
 from .structure import (
     CachedType,
     Fixed,
+    Foreign,
     Open,
     Structure,
     cached_types,
@@ -57,6 +58,9 @@ class OwnRegistry:
             Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.value
         )
         nodes.register_node(Open, _not_flattened, _not_flattened)
+        nodes.register_node(
+            Foreign, _not_flattened, lambda foreign, data: foreign.build(data)
+        )
         self._leaf = nodes.flatten(0)[1]
         self._none = nodes.flatten(None)[1]
         self._open = self._node((Open, None), [self._leaf])
@@ -144,7 +148,7 @@ class OwnRegistry:
             structure = aux.canonical or aux
             count = structure.inner.num_leaves
             return self._node((kind, structure), [self._leaf] * count)
-        if kind is tuple or (hasattr(kind, "_fields") and kind not in self._adopted):
+        if kind is tuple or self._is_namedtuple_of_jax(kind):
             return self._node(node, [self._as_built(c) for c in treedef.children()])
         return self._open
 
@@ -162,7 +166,7 @@ class OwnRegistry:
     def _kinds(self, treedef: Any) -> Iterator[type]:
         node = treedef.node_data()
         if node is not None:
-            yield node[0]
+            yield node[1].kind if node[0] is Foreign else node[0]
             if node[0] not in cached_types:
                 for child in treedef.children():
                     yield from self._kinds(child)
@@ -187,17 +191,10 @@ class OwnRegistry:
         return found
 
     def _adopt(self, kind: type) -> None:
-        jax_leaf = jtu.tree_structure(0)
-
-        def unflatten(aux, children):
-            treedef = jax_leaf.from_node_data_and_children(
-                self._jax, (kind, aux), [jax_leaf] * len(children)
-            )
-            return treedef.unflatten(children)
-
         with self._lock:
             if kind not in self._adopted:  # by another thread, just now
-                self._nodes.register_node(kind, self._level, unflatten)
+                # Outputs are described as `Foreign`: such a node is never built.
+                self._nodes.register_node(kind, self._level, _not_flattened)
                 self._adopted.add(kind)
 
     def is_still_leaf(self, value: Any) -> bool:
@@ -222,6 +219,11 @@ class OwnRegistry:
                 next(below)
         elif node[0] is Fixed:
             found.append(node[1])
+        elif node[0] is Foreign and below is not None:
+            for leaf in node[1].statics:
+                found.append(leaf is None or leaf)
+                if leaf is None:
+                    next(below)
         elif node[0] is Open and below is not None:
             self._expand(next(below), None, found)
         elif node[0] in cached_types:
@@ -247,13 +249,30 @@ class OwnRegistry:
         if node is None:
             leaf = next(leaves)
             return self._leaf if is_data(leaf) else self._node((Fixed, Fixed(leaf)), [])
-        parts = [self._describe_output(c, leaves, is_data) for c in treedef.children()]
         kind, aux = node
-        if kind not in cached_types:
-            return self._node(node, parts) if kind is not type(None) else self._none
-        structure = self._structure(kind, aux, parts)
-        count = structure.inner.num_leaves
-        return self._node((kind, structure), [self._leaf] * count)
+        if kind is type(None):
+            return self._none
+        if kind in cached_types:
+            structure = self._structure(
+                kind,
+                aux,
+                [self._describe_output(c, leaves, is_data) for c in treedef.children()],
+            )
+            count = structure.inner.num_leaves
+            return self._node((kind, structure), [self._leaf] * count)
+        if kind in _BUILT_IN or self._is_namedtuple_of_jax(kind):
+            parts = [
+                self._describe_output(c, leaves, is_data) for c in treedef.children()
+            ]
+            return self._node(node, parts)
+        below = [next(leaves) for _ in range(treedef.num_leaves)]
+        marked = [x if is_data(x) else Fixed(x) for x in below]
+        count = sum(map(is_data, below))
+        return self._node((Foreign, Foreign(treedef, marked)), [self._leaf] * count)
+
+    def _is_namedtuple_of_jax(self, kind: type) -> bool:
+        """Whether JAX makes a node of a type by itself: it was not registered."""
+        return hasattr(kind, "_fields") and kind not in self._adopted
 
 
 class PublicRegistry:

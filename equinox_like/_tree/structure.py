@@ -44,6 +44,36 @@ class Fixed:
         return hash((type(self.value), self.key))
 
 
+class Foreign:
+    """A node that is registered with JAX alone, with all that is below it, as output."""
+
+    __slots__ = ("_rest", "kind", "statics")
+
+    def __init__(self, treedef: Any, leaves: Sequence[Any]):
+        """`leaves` are those of `treedef`; a `Fixed` is static, anything else is not.
+
+        `statics` is the same with `None` for the others.
+        """
+        self.kind = treedef.node_data()[0]
+        self._rest = treedef
+        self.statics = tuple(x if type(x) is Fixed else None for x in leaves)
+
+    def build(self, data: Sequence[Any]) -> Any:
+        arrays = iter(data)
+        return self._rest.unflatten(
+            next(arrays) if x is None else x.value for x in self.statics
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is Foreign
+            and self._rest == other._rest
+            and self.statics == other.statics
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
 class Open:
     """In `Structure.inner`, a node around a child that may be anything: not an array."""
 
