@@ -90,7 +90,7 @@ class DonatingSpecialization(Specialization):
         if lowering_warnings.count:
             lowering_warnings.show_again()
         if are_all_deleted(donated):
-            self._record.arrays = donated
+            self._record.note(donated)
         elif not jit_is_disabled():
             self._deletion.finish(
                 layout, donated, traits_of(groups), lambda: self._fates(layout, leaves)
@@ -193,5 +193,4 @@ class Deletion:
                 if i not in left:
                     donated[i].delete()
             self._settled = traits, left
-        # It must keep nothing that still has memory.
-        self._record.arrays = list(filter(is_deleted, donated))
+        self._record.note(filter(is_deleted, donated))

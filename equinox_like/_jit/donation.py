@@ -10,7 +10,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, Final, Literal, get_args
 
@@ -230,20 +230,26 @@ class _Records:
         with _lock:
             found = list(self._all)
         for record in found:
-            if any(array is x for array in record.arrays):
+            if any(reference() is x for reference in record.references):
                 return record.name or record.tree_type.__name__
         return None
 
 
 class Record:
-    """Deleted arrays, which hold no memory, and who took them."""
+    """Which arrays a call was given, and has deleted.
+
+    By weak references: a deleted array may still hold a copy that NumPy has read.
+    """
 
     def __init__(self, name: str):
         # Of a callable pytree there is only its type.
         self.name = name
         self.tree_type: type = type(None)
-        # Of no more than one call, since letting go of many arrays at once takes time.
-        self.arrays: Sequence[Any] = ()
+        # Of the last call.
+        self.references: Sequence[weakref.ref[Any]] = ()
+
+    def note(self, arrays: Iterable[Any]) -> None:
+        self.references = list(map(weakref.ref, arrays))
 
 
 records: Final = _Records()

@@ -5,6 +5,7 @@ table of weak references would not do: its values may lead to its keys, by a sta
 that holds the function, and the garbage collector would not see that.
 """
 
+import dataclasses
 import inspect
 import threading
 import types
@@ -115,7 +116,7 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
         return _of_identity(fun.__self__).get(fun.__func__, opaque, *options)
     if type(fun) is types.FunctionType:
         return _of_function(fun).get(None, weakref.ref(fun), *options)
-    if type(fun).__eq__ is not object.__eq__:
+    if dataclasses.is_dataclass(fun):
         return _of_value(fun).get(None, lambda: fun, *options)
     try:
         opaque = weakref.ref(fun)
@@ -164,7 +165,7 @@ _by_identity: dict[_Identity, Programs] = {}
 
 
 def _of_value(fun: Any) -> Programs:
-    """Those of a callable with an `==` of its own, such as a frozen dataclass.
+    """Those of a callable dataclass, by the values of its fields.
 
     It is kept alive with the programs, for as long as few others come.
     """

@@ -235,7 +235,7 @@ class Compiled(_Stage[_P, _T]):
         if layout.donates:
             donated = layout.take_donated(leaves)
             if are_all_deleted(donated):
-                self._program.record.arrays = donated
+                self._program.record.note(donated)
             else:
                 self._deletion.finish(layout, donated, None, lambda: self._fates)
             self._program.record.tree_type = type(self._tree)

@@ -7,6 +7,7 @@ are, with their types beside them, so that comparing costs no Python call; only 
 with a sign of zero and values with other values inside are wrapped.
 """
 
+import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -88,7 +89,16 @@ def strictly_same(a: Any, b: Any) -> bool:
         leaves_a, treedef_a = jtu.tree_flatten(a)
         leaves_b, treedef_b = jtu.tree_flatten(b)
         return treedef_a == treedef_b and all(map(strictly_same, leaves_a, leaves_b))
+    if _is_dataclass(a):
+        fields = [f.name for f in dataclasses.fields(a) if f.compare]
+        return bool(a == b) and all(
+            strictly_same(getattr(a, name), getattr(b, name)) for name in fields
+        )
     return bool(a == b)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _is_constant(value: Any) -> bool:
@@ -110,6 +120,7 @@ def _needs_wrapping(value: Any) -> bool:
         isinstance(value, float | complex | set | frozenset)
         or is_array(value)
         or _is_node(value)
+        or _is_dataclass(value)
     )
 
 

@@ -1,0 +1,318 @@
+"""What a compiled function keeps alive, and for how long: no longer than itself."""
+
+import dataclasses
+import functools
+import gc
+import sys
+import threading
+import types
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like._tree.registry import OwnRegistry, registry
+
+MODES = ["none", "arrays", "warn", "all-except-first", ("x",)]
+own_registry = pytest.mark.skipif(
+    not isinstance(registry, OwnRegistry), reason="structures do not own programs"
+)
+
+
+class Static:
+    """A static value that can be watched, and may hold anything."""
+
+    def __init__(self):
+        self.held = None
+
+    def __call__(self, x):
+        return x
+
+
+def is_freed(make) -> bool:
+    """Whether what `make()` returns weak references to dies."""
+    references = make()
+    jax.clear_caches()
+    gc.collect()
+    return all(reference() is None for reference in references)
+
+
+class Model(eqx.Module):
+    weight: Any
+    static: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        return self.weight * x
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_function_is_freed_with_the_array_that_it_captured(mode):
+    def make():
+        captured = jnp.ones(1000)
+
+        def f(x):
+            return x + captured[0]
+
+        jitted = eqx.filter_jit(f, donate=mode)
+        out = jitted(jnp.ones(()))
+        return [weakref.ref(x) for x in (captured, f, jitted, out)]
+
+    # Without clearing the caches of JAX: `jax.jit` keeps nothing either.
+    references = make()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "stage", ["trace", "lower", "compile", "eval_shape", "explain"]
+)
+def test_function_is_freed_after_each_stage(stage):
+    def make():
+        captured = jnp.ones(1000)
+        jitted = eqx.filter_jit(lambda x: x + captured[0])
+        if stage == "compile":
+            jitted.lower(jnp.ones(())).compile()(jnp.ones(()))
+        else:
+            getattr(jitted, stage)(jnp.ones(()))
+        return [weakref.ref(captured), weakref.ref(jitted)]
+
+    assert is_freed(make)
+
+
+@pytest.mark.parametrize("how", ["value", "leaf", "output", "argument"])
+def test_static_value_that_leads_back_to_the_function_is_freed(how):
+    def make():
+        static = Static()
+
+        def f(x, s):
+            return x, static if how == "output" else 1
+
+        jitted = eqx.filter_jit(f)
+        static.held = jitted, f
+        if how == "value":
+            jitted(Model(jnp.ones(2), static), None)
+        elif how == "leaf":
+            jitted(Model(static, 1), None)
+        else:
+            jitted(jnp.ones(2), static if how == "argument" else None)
+        return [weakref.ref(static), weakref.ref(f), weakref.ref(jitted)]
+
+    assert is_freed(make)
+
+
+@own_registry
+@pytest.mark.parametrize("how", ["call", "bound"])
+def test_static_fields_of_a_compiled_model_are_freed(how):
+    def make():
+        static = Static()
+        model = Model(jnp.ones(1000), static)
+        jitted = eqx.filter_jit(model if how == "call" else model.__call__)
+        static.held = jitted
+        out = jitted(jnp.ones(()))
+        return [weakref.ref(x) for x in (static, model, model.weight, out)]
+
+    assert is_freed(make)
+
+
+def test_live_arrays_stay_level_over_many_closures():
+    def run(count):
+        for _ in range(count):
+            captured = jnp.ones(10)
+            eqx.filter_jit(lambda x: x + captured.sum())(jnp.ones(()))  # noqa: B023
+
+    run(3)
+    gc.collect()
+    before = len(jax.live_arrays())
+    run(30)
+    gc.collect()
+    assert len(jax.live_arrays()) <= before + 2
+
+
+def traces_of(wrap, count=4, call=lambda f: f(jnp.ones(2))) -> int:
+    """How often a function is traced that is wrapped anew at each call."""
+    before = Traced.count
+    for _ in range(count):
+        call(wrap())
+    return Traced.count - before
+
+
+class Traced:
+    count = 0
+
+    def step(self, x):
+        Traced.count += 1
+        return x + 1
+
+    @classmethod
+    def of_class(cls, x):
+        Traced.count += 1
+        return x + 1
+
+    @staticmethod
+    def static(x):
+        Traced.count += 1
+        return x + 1
+
+    __call__ = step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: float
+
+    def __call__(self, x):
+        Traced.count += 1
+        return x * self.rate
+
+
+class TracedModule(eqx.Module):
+    layers: Any
+
+    def __call__(self, x):
+        Traced.count += 1
+        return self.layers[0] * x
+
+    def other(self, x):
+        return self(x)
+
+
+def test_wrapping_the_same_callable_again_compiles_nothing():
+    t, config = Traced(), Config(2.0)
+    partial = functools.partial(Traced.static)
+    for fun in (t, Traced.static, partial, config):
+        assert traces_of(lambda fun=fun: eqx.filter_jit(fun)) == 1
+    assert traces_of(lambda: eqx.filter_jit(t.step)) == 1
+    assert traces_of(lambda: eqx.filter_jit(Traced().of_class)) == 1
+    assert traces_of(lambda: eqx.filter_jit(Config(3.0))) == 1
+    assert traces_of(lambda: eqx.filter_jit(types.MethodType(Traced.step, t))) == 0
+
+
+def test_equal_callables_with_values_of_other_types_are_told_apart():
+    one = jnp.ones((), int)
+    assert jnp.issubdtype(eqx.filter_jit(Config(2))(one).dtype, jnp.integer)
+    assert jnp.issubdtype(eqx.filter_jit(Config(2.0))(one).dtype, jnp.floating)
+    assert eqx.filter_jit(lambda x, c: c.rate)(one, Config(2)) == 2
+    f = eqx.filter_jit(lambda x, config: config)
+    assert [type(f(one, Config(rate)).rate) for rate in (2, 2.0, True)] == [
+        int,
+        float,
+        bool,
+    ]
+
+
+def test_methods_of_two_instances_are_told_apart():
+    class Scale:
+        def __init__(self, rate):
+            self.rate = rate
+
+        def __eq__(self, other):
+            return type(other) is Scale
+
+        __hash__ = None
+
+        def apply(self, x):
+            return self.rate * x
+
+    assert [float(eqx.filter_jit(Scale(r).apply)(jnp.ones(()))) for r in (1, 2)] == [
+        1,
+        2,
+    ]
+
+
+def test_wrapping_a_model_or_its_method_again_compiles_nothing():
+    model = TracedModule([jnp.ones(2)])
+    update = eqx.filter_jit(lambda m: m)
+    assert traces_of(lambda: eqx.filter_jit(model)) == 1
+    assert traces_of(lambda: eqx.filter_jit(TracedModule([jnp.ones(2)]))) == 0
+    assert traces_of(lambda: eqx.filter_jit(update(model))) == 0
+    assert traces_of(lambda: eqx.filter_jit(model.other)) == 1
+    assert traces_of(lambda: eqx.filter_jit(update(model).other)) == 0
+
+
+def test_function_that_wraps_another_has_programs_of_its_own():
+    def inner(x):
+        return x + 1
+
+    eqx.filter_jit(inner)(jnp.ones(2))
+
+    @functools.wraps(inner)
+    def outer(x):
+        return inner(x) * 2
+
+    assert eqx.filter_jit(outer)(jnp.ones(2)).tolist() == [4, 4]
+    assert eqx.filter_jit(inner)(jnp.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_keywords_are_found_in_any_order(first):
+    traces = []
+
+    @eqx.filter_jit
+    def f(x, *, a, b):
+        traces.append(1)
+        return x + a - b
+
+    x = jnp.ones(())
+    orders = [{"a": x, "b": 2 * x}, {"b": 2 * x, "a": x}]
+    for kwargs in orders if first else orders[::-1]:
+        assert f(x, **kwargs) == 0
+    assert len(traces) == 1
+
+
+def test_list_within_itself_does_not_harm_the_interpreter():
+    f = eqx.filter_jit(lambda x: x)
+    itself: list[Any] = []
+    itself.append(itself)
+    for _ in range(300):
+        with pytest.raises((RecursionError, SystemError)):  # as JAX raises it
+            f(itself)
+    assert f([jnp.ones(())])[0] == 1
+
+    def depth(n):
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    assert depth(sys.getrecursionlimit() // 2) > 0
+
+
+def test_wrapping_in_a_finaliser_does_not_hang():
+    done = []
+
+    class Finalised:
+        def __del__(self):
+            done.append(eqx.filter_jit(lambda x: x, donate="arrays"))
+
+    def work():
+        for _ in range(50):
+            cycle: list[Any] = [Finalised()]
+            cycle.append(cycle)
+            eqx.filter_jit(lambda x: x, donate="arrays")
+        gc.collect()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and done
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_record_of_donated_arrays_keeps_none_of_them(devices):
+    mesh = jax.make_mesh((devices,), ("x",), (jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    x = jax.device_put(jnp.ones(8), sharding)
+    np.asarray(x)  # from now on it may have a copy on the host
+    f = eqx.filter_jit(lambda x: x + 1, donate="arrays")
+    compiled = f.lower(x).compile()
+    for call in (f, f, compiled):
+        x = jax.device_put(jnp.ones(8), sharding)
+        np.asarray(x)
+        call(x)
+        with pytest.raises(eqx.DonationError, match="donated to `<lambda>`"):
+            call(x)
+        seen = weakref.ref(x)
+        del x
+        gc.collect()
+        assert seen() is None
