@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from .._core.caches import on_clear
 from .._module.module import BoundMethod
-from .._tree.cached import Cached
-from .._tree.strict import Strict, strict_key
+from .._tree.registry import registry
+from .._tree.strict import strict_key
+from .._tree.structure import cached_types
 from .donation import Donate, Donation
 from .layout import keep
 from .program import DonatingProgram, Program
@@ -87,6 +88,8 @@ def _nothing() -> None:
 
 
 _all_programs: weakref.WeakSet[Programs] = weakref.WeakSet()
+# A finaliser, or a signal's handler, may wrap a function while this thread does.
+_lock = threading.RLock()
 
 
 @on_clear
@@ -116,7 +119,7 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
         return _of_identity(fun.__self__).get(fun.__func__, opaque, *options)
     if type(fun) is types.FunctionType:
         return _of_function(fun).get(None, weakref.ref(fun), *options)
-    if dataclasses.is_dataclass(fun):
+    if dataclasses.is_dataclass(fun) and not isinstance(fun, type):
         return _of_value(fun).get(None, lambda: fun, *options)
     try:
         opaque = weakref.ref(fun)
@@ -129,11 +132,12 @@ _NAME: Final = "__equinox_like_programs__"
 
 
 def _of_function(fun: Any) -> Programs:
-    found = fun.__dict__.get(_NAME)
-    # What `functools.wraps` returns has the attributes of what it wraps.
-    if type(found) is not Programs or not found.is_of(fun):
-        found = fun.__dict__[_NAME] = Programs(fun)
-    return found
+    with _lock:
+        found = fun.__dict__.get(_NAME)
+        # What `functools.wraps` returns has the attributes of what it wraps.
+        if type(found) is not Programs or not found.is_of(fun):
+            found = fun.__dict__[_NAME] = Programs(fun)
+        return found
 
 
 class _Identity(weakref.ref[Any]):
@@ -154,11 +158,12 @@ class _Identity(weakref.ref[Any]):
 
 def _of_identity(owner: Any) -> Programs:
     """Those of any other object. Its attributes are the user's, so this is a table."""
-    found = _by_identity.get(_Identity(owner))
-    if found is None or not found.is_of(owner):
-        reference = _Identity(owner, lambda gone: _by_identity.pop(gone, None))
-        found = _by_identity[reference] = Programs(owner)
-    return found
+    with _lock:
+        found = _by_identity.get(_Identity(owner))
+        if found is None or not found.is_of(owner):
+            reference = _Identity(owner, lambda gone: _by_identity.pop(gone, None))
+            found = _by_identity[reference] = Programs(owner)
+        return found
 
 
 _by_identity: dict[_Identity, Programs] = {}
@@ -169,33 +174,32 @@ def _of_value(fun: Any) -> Programs:
 
     It is kept alive with the programs, for as long as few others come.
     """
+    values = tuple(getattr(fun, f.name) for f in dataclasses.fields(fun))
     try:
-        key = Strict(fun)
-        found = _by_value.get(key)
-    except Exception:  # it has no hash
-        return Programs(None)
-    if found is None:
-        found = Programs(None)
-        keep(_by_value, key, found, most=_MOST_VALUES)
-    return found
+        key = type(fun), strict_key(values)
+        with _lock:
+            found = _by_value.get(key)
+            if found is None:
+                found = Programs(None)
+                keep(_by_value, key, found, most=_MOST_VALUES)
+            return found
+    except TypeError:  # a field that has no hash
+        return _of_identity(fun)
 
 
-_by_value: dict[Strict, Programs] = {}
+_by_value: dict[Any, Programs] = {}
 _MOST_VALUES: Final = 64
 
 
 def _of_tree(tree: Any) -> Programs:
     """Those of all callable pytrees of the same structure."""
-    if isinstance(tree, Cached):
-        try:
-            structure = tree._flat_[1]
-        except AttributeError:  # there is no registry of our own
-            return _of_type(type(tree))
-        owner = structure.canonical or structure
+    owner = registry.structure_of(tree) if type(tree) in cached_types else None
+    if owner is None:
+        return _of_type(type(tree))
+    with _lock:
         if owner.programs is None:
             owner.programs = Programs(owner)
         return owner.programs
-    return _of_type(type(tree))
 
 
 def _of_type(kind: type) -> Programs:

@@ -13,10 +13,10 @@ from .flatten import OPEN
 from .spec import ModuleSpec
 from .values import (
     HOLD_NO_ARRAY,
-    HOLD_NOTHING,
     check_callables,
     check_statics,
     check_values,
+    harmless_types,
     may_hold_callable,
     type_name,
 )
@@ -49,7 +49,10 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             return self
         _set(self, OPEN, True)
         try:
-            cls.__init__(self, *args, **kwargs)
+            if kwargs:
+                cls.__init__(self, *args, **kwargs)
+            else:  # takes less time
+                cls.__init__(self, *args)
             try:
                 values = spec.read_all(self)
             except AttributeError:
@@ -62,10 +65,11 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Nothing can hold it that nobody else refers to.
         if _count_references(self) != _ALONE:
             check_values(self, _own_fields(self, spec, values))
-    for value in values:
-        if type(value) not in HOLD_NOTHING and may_hold_callable(value):
-            check_callables(self, _own_fields(self, spec, values))
-            break
+    # In C, as nearly all values are of such types.
+    if not harmless_types.issuperset(map(type, values)) and any(
+        map(may_hold_callable, values)
+    ):
+        check_callables(self, _own_fields(self, spec, values))
     if spec.static:
         for value in spec.read_static(self):
             if type(value) not in HOLD_NO_ARRAY:

@@ -66,9 +66,13 @@ class Node(Cached):
 
 
 def register(
-    cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...]
+    cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...], is_frozen: bool
 ) -> None:
-    """Makes `cls` a pytree node whose children are the `dynamic` fields."""
+    """Makes `cls` a pytree node whose children are the `dynamic` fields.
+
+    `is_frozen` says that its instances never change, and so may remember how they are
+    flattened.
+    """
     get_dynamic, get_static = getter(dynamic), getter(static)
     new = object.__new__
     names = dynamic + static
@@ -120,7 +124,8 @@ def register(
 
     unflatten = _unflattener(len(dynamic))(cls, dynamic, unflatten_anew)
     jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    register_cached(cls, flatten, unflatten, lazy_fields)
+    if is_frozen:
+        register_cached(cls, flatten, unflatten, lazy_fields)
 
 
 def _make_aux(

@@ -52,11 +52,12 @@ class _Frozen(Node):
     _wraps_callables_: ClassVar[bool] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_open_ and name in self._module_fields_:
+            _set(self, name, value)
         # `Cls[int](...)` sets `__orig_class__` on what it has made; it is not in the tree.
-        if (
-            self._is_open_
-            and (name in self._module_fields_ or name in WRAPPER_ATTRIBUTES)
-        ) or name == "__orig_class__":
+        elif name == "__orig_class__" or (
+            self._is_open_ and name in WRAPPER_ATTRIBUTES
+        ):
             _set(self, name, value)
         else:
             refuse_assignment(self, name)
@@ -192,7 +193,8 @@ class ModuleMeta(abc.ABCMeta):
             cls.__doc__ = cls.__name__ + shown
         _set_spec(cls, spec)
         if not namespace.get("_registers_itself_", False):
-            register(cls, spec.dynamic, spec.static)
+            is_frozen = plain_setattr and cls.__delattr__ is _Frozen.__delattr__
+            register(cls, spec.dynamic, spec.static, is_frozen)
         return cls
 
     @property
@@ -212,12 +214,21 @@ class ModuleMeta(abc.ABCMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         spec = spec_of(cls)
-        if spec is not None and type(cls.__dict__.get(name)) is Attribute:
-            value = Attribute(name, value)
+        if type(cls.__dict__.get(name)) is Attribute and not hasattr(
+            type(value), "__set__"
+        ):
+            value = Attribute(cls, name, value)
         super().__setattr__(name, _as_method(name, value))
         if name == "__init__" and spec is not None:
             # Nothing is known of it: it may assign attributes, and forget some.
             _set_spec(cls, dataclasses.replace(spec, **KNOWING_NOTHING_OF_INIT))
+
+    def __delattr__(cls, name: str) -> None:
+        found = cls.__dict__.get(name)
+        if type(found) is Attribute and found.default is not MISSING:
+            type.__setattr__(cls, name, Attribute(cls, name))
+        else:
+            super().__delattr__(name)
 
     def register(cls, subclass: type) -> NoReturn:
         raise ValueError(
@@ -256,8 +267,9 @@ def _put_attributes(cls: Any) -> None:
         if declared is None or declared._field_type is not dataclasses._FIELD:  # pyright: ignore
             continue
         default = cls.__dict__.get(name, MISSING)
-        if not hasattr(type(default), "__set__"):  # a property overrides the field
-            type.__setattr__(cls, name, Attribute(name, default))
+        # A property overrides the field; a name of a wrapped function is set as it is.
+        if not hasattr(type(default), "__set__") and not _is_dunder(name):
+            type.__setattr__(cls, name, Attribute(cls, name, default))
 
 
 def _set_spec(cls: Any, spec: ModuleSpec) -> None:

@@ -38,29 +38,26 @@ _TRANSFORMED: Final = (
 )
 # Callables in which an instance may hide from JAX.
 _OPAQUE: Final = frozenset({*_TRANSFORMED, types.MethodType, functools.partial})
-# Values of these types hold nothing at all.
-HOLD_NOTHING: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
-# Types of arrays that were met.
-_array_types: set[type] = set()
+# No value of these types holds a callable: plain values, arrays of the types that were met,
+# and Modules, which were checked when they were made.
+harmless_types: Final[set[type]] = {bool, int, float, complex, str, bytes, type(None)}
 
 
 def may_hold_callable(value: Any) -> bool:
-    """Whether a callable that JAX has transformed may be in a field's value.
-
-    Quick for numbers, arrays, Modules, which were asked when they were made, and for
-    containers of these.
-    """
+    """Whether a callable that JAX has transformed may be in a field's value."""
     kind = type(value)
-    if kind in HOLD_NOTHING or kind in _array_types or isinstance(value, Node):
+    if kind in harmless_types:
         return False
     if kind is list or kind is tuple:
-        return any(map(may_hold_callable, value))
+        return not harmless_types.issuperset(map(type, value)) and any(
+            map(may_hold_callable, value)
+        )
     if kind is dict:
         return any(map(may_hold_callable, value.values()))
     if kind is types.FunctionType:
         return hasattr(value, "__wrapped__")
-    if isinstance(value, (jax.Array, np.ndarray)):
-        _array_types.add(kind)
+    if isinstance(value, (jax.Array, np.ndarray, Node)):
+        harmless_types.add(kind)
         return False
     return True
 

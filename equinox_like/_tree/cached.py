@@ -26,7 +26,10 @@ class _Flat:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        flat = registry.describe(instance)
+        try:
+            flat = registry.describe(instance)
+        except AttributeError as e:  # which would ask a `__getattr__` of the user's
+            raise RuntimeError(str(e)) from e
         if not instance._is_open_:
             _set(instance, FLAT, flat)
         return flat
@@ -51,7 +54,9 @@ class Cached(_Bare):
     _is_open_: Any = False
 
     @property
-    def __dict__(self) -> dict[str, Any]:  # pyright: ignore
+    def __dict__(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+    ) -> dict[str, Any]:
         build_now(self)
         attributes = raw_dict(self)
         if not self._is_open_:
@@ -79,33 +84,40 @@ class Attribute:
     A descriptor without `__set__`, so it is asked only where the instance has no value.
     """
 
-    __slots__ = ("default", "name")
+    __slots__ = ("default", "name", "owner")
 
-    def __init__(self, name: str, default: Any = MISSING):
+    owner: Any
+
+    def __init__(self, owner: Any, name: str, default: Any = MISSING):
+        """Of a field that the class `owner` declares."""
+        self.owner = owner
         self.name = name
         self.default = default
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.owner = owner
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         name, default = self.name, self.default
+        found: Any = owner
         if instance is not None:
+            found = instance
             build_now(instance)
             # Another thread may have been first.
             attributes = raw_dict(instance)
             if name in attributes:
                 return attributes[name]
         if default is MISSING:
-            kind = type(instance) if instance is not None else owner
-            shown = "object" if instance is not None else "type object"
-            name_of_kind = getattr(kind, "__name__", "?")
-            text = (
-                f"{name_of_kind!r} {shown}"
-                if instance is not None
-                else f"{shown} {name_of_kind!r}"
-            )
+            # A class further up may have one, or a method of this name.
+            try:
+                return getattr(super(self.owner, found), name)
+            except AttributeError:
+                pass
+            text = f"{type(found).__name__!r} object"
+            if instance is None:
+                text = f"type object {found.__name__!r}"
             raise AttributeError(
-                f"{text} has no attribute {name!r}",
-                name=name,
-                obj=owner if instance is None else instance,
+                f"{text} has no attribute {name!r}", name=name, obj=found
             )
         bind = getattr(type(default), "__get__", None)
         return default if bind is None else bind(default, instance, owner)
@@ -121,7 +133,7 @@ def build_now(instance: Any) -> None:
         return
     children, structure = flat
     attributes = raw_dict(structure.build(children))
-    if structure.canonical is None:
+    if structure.is_closed:
         attributes[FLAT] = flat
     with _publishing:
         known = raw_dict(instance)

@@ -90,12 +90,16 @@ class OwnRegistry:
         if is_array(value) or isinstance(value, Tracer):
             children.append(value)
             return self._leaf
-        if kind in cached_types:
+        cached = cached_types.get(kind)
+        if cached is not None:
+            if not cached.is_frozen or value._is_open_:
+                children.append(value)
+                return self._open
             below, structure = getattr(value, FLAT)
             children.extend(below)
             return self._node((kind, structure), [self._leaf] * len(below))
         level = self._level(value)
-        if kind is tuple or (level is not None and _is_namedtuple(kind, level[1])):
+        if kind is tuple or (level is not None and _is_namedtuple(value, level)):
             parts = [self._describe(x, children) for x in level[0]]
             return self._node((kind, None), parts)
         if level is None and not may_become_node(kind) and _has_hash(value):
@@ -107,34 +111,55 @@ class OwnRegistry:
         return self._leaf.from_node_data_and_children(self._nodes, data, list(parts))
 
     def _structure(self, kind: type, aux: Any, parts: Sequence[Any]) -> Structure:
+        """The structure of a node that a user has built."""
         inner = self._node((tuple, None), parts)
-        statics = tuple(self._statics(inner))
-
-        def make(contents: Contents) -> Structure:
-            structure = Structure()
-            structure.kind, structure.aux, structure.inner = kind, aux, inner
-            nodes = list(self._kinds(inner))
-            below = [s for s in statics if type(s) is Structure]
-            structure.fields = cached_types[kind].lazy_fields(aux)
-            structure.can_wait = (
-                all(k in cached_types or _is_trusted(k) for k in nodes)
-                and all(s.can_wait for s in below)
-                and not any(
-                    type(s) is Fixed and may_become_node(type(s.value)) for s in statics
-                )
-            )
-            structure.is_lazy = structure.can_wait and bool(structure.fields)
-            structure._contents = contents
-            structure.programs = structure.canonical = None
-            built = self._as_built(inner)
-            if built != inner:
-                structure.canonical = self._structure(kind, aux, built.children())
-            return structure
-
+        statics = self._statics(inner)
         hashes = tuple(hash(s) if _has_hash(s) else 0 for s in statics)
         own = hash(aux) if _has_hash(aux) else 0
+
+        def make(contents: Contents) -> Structure:
+            structure = self._new_structure(kind, aux, inner)
+            structure._contents = contents
+            return structure
+
         full_hash = hash((kind, own, inner, hashes))
         return structures.find((kind, aux, inner), make, full_hash)
+
+    def _structure_of_output(
+        self, kind: type, aux: Any, parts: Sequence[Any]
+    ) -> Structure:
+        structure = self._new_structure(kind, aux, self._node((tuple, None), parts))
+        built = [self._as_built(part) for part in parts]
+        structure.canonical = self._structure(kind, aux, built)
+        structure.is_closed = not any(map(self._has_open, built))
+        return structure
+
+    def _new_structure(self, kind: type, aux: Any, inner: Any) -> Structure:
+        structure = Structure()
+        structure.kind, structure.aux, structure.inner = kind, aux, inner
+        statics = list(self._statics(inner))
+        below = [s for s in statics if type(s) is Structure]
+        structure.can_wait = (
+            all(k in cached_types or _is_trusted(k) for k in self._kinds(inner))
+            and all(s.can_wait for s in below)
+            and not any(
+                type(s) is Fixed and may_become_node(type(s.value)) for s in statics
+            )
+        )
+        structure.fields = cached_types[kind].lazy_fields(aux)
+        structure.is_lazy = structure.can_wait and bool(structure.fields)
+        structure.is_closed = False
+        structure.programs = structure.canonical = None
+        return structure
+
+    def _has_open(self, treedef: Any) -> bool:
+        """Whether something that may be changed in place is part of a built node."""
+        node = treedef.node_data()
+        if node is None:
+            return False
+        if node[0] in cached_types:
+            return self._has_open(node[1].inner)
+        return node[0] is Open or any(map(self._has_open, treedef.children()))
 
     def _as_built(self, treedef: Any) -> Any:
         """What `describe` makes of a node that was described as output."""
@@ -145,6 +170,8 @@ class OwnRegistry:
         if kind is Fixed:
             return self._open if may_become_node(type(aux.value)) else treedef
         if kind in cached_types:
+            if not cached_types[kind].is_frozen:
+                return self._open
             structure = aux.canonical or aux
             count = structure.inner.num_leaves
             return self._node((kind, structure), [self._leaf] * count)
@@ -185,7 +212,7 @@ class OwnRegistry:
             if kind in cached_types or kind in _BUILT_IN or kind in self._adopted:
                 continue
             level = self._level(example)
-            if level is not None and not _is_namedtuple(kind, level[1]):
+            if level is not None and not _is_namedtuple(example, level):
                 self._adopt(kind)
                 found = True
         return found
@@ -253,11 +280,10 @@ class OwnRegistry:
         if kind is type(None):
             return self._none
         if kind in cached_types:
-            structure = self._structure(
-                kind,
-                aux,
-                [self._describe_output(c, leaves, is_data) for c in treedef.children()],
-            )
+            parts = [
+                self._describe_output(c, leaves, is_data) for c in treedef.children()
+            ]
+            structure = self._structure_of_output(kind, aux, parts)
             count = structure.inner.num_leaves
             return self._node((kind, structure), [self._leaf] * count)
         if kind in _BUILT_IN or self._is_namedtuple_of_jax(kind):
@@ -272,7 +298,12 @@ class OwnRegistry:
 
     def _is_namedtuple_of_jax(self, kind: type) -> bool:
         """Whether JAX makes a node of a type by itself: it was not registered."""
-        return hasattr(kind, "_fields") and kind not in self._adopted
+        return _may_be_namedtuple(kind) and kind not in self._adopted
+
+    def structure_of(self, instance: Any) -> Structure | None:
+        """The interned structure of a cached node."""
+        _, structure = getattr(instance, FLAT)
+        return structure.canonical or structure
 
 
 class PublicRegistry:
@@ -284,8 +315,8 @@ class PublicRegistry:
     def register_cached(self, kind: type) -> None:
         pass
 
-    def describe(self, instance: Any) -> Any:
-        raise AttributeError(FLAT)
+    def structure_of(self, instance: Any) -> None:
+        return None
 
     def adopt(self, tree: Any) -> bool:
         return False
@@ -338,11 +369,24 @@ _OF_JAX: Final = frozenset({Fixed, OrderedDict, defaultdict, jtu.Partial})
 
 def _is_trusted(kind: type) -> bool:
     """Whether building such a node runs no code of the user's, so that it can wait."""
-    return kind in _BUILT_IN or kind in _OF_JAX or hasattr(kind, "_fields")
+    return kind in _BUILT_IN or kind in _OF_JAX or _may_be_namedtuple(kind)
 
 
-def _is_namedtuple(kind: type, aux: Any) -> bool:
-    return issubclass(kind, tuple) and kind is not tuple and aux is kind
+def _may_be_namedtuple(kind: type) -> bool:
+    """Whether a type is as `NamedTuple` and `namedtuple` make it."""
+    # A class that derives from one may have a `__new__` of its own.
+    return tuple in kind.__bases__ and hasattr(kind, "_fields")
+
+
+def _is_namedtuple(value: Any, level: tuple[Sequence[Any], Any]) -> bool:
+    """Whether JAX has made a node of a named tuple by itself: it was not registered."""
+    children, aux = level
+    return (
+        _may_be_namedtuple(type(value))
+        and aux is type(value)
+        and len(children) == len(value)
+        and all(map(operator.is_, children, value))
+    )
 
 
 def _has_hash(value: Any) -> bool:
@@ -366,6 +410,7 @@ def register_cached(
     flatten: Callable[[Any], tuple[Sequence[Any], Any]],
     unflatten: Callable[[Any, Sequence[Any]], Any],
     lazy_fields: Callable[[Any], Sequence[str]],
+    is_frozen: bool = True,
 ) -> None:
     """Lets instances of `kind`, a node of JAX's registry, remember how they are flattened.
 
@@ -373,5 +418,5 @@ def register_cached(
     `lazy_fields(aux)` are the names of the fields of an instance with this aux data, where
     all can be read through an `Attribute` of the class, and else empty.
     """
-    cached_types[kind] = CachedType(flatten, unflatten, lazy_fields)
+    cached_types[kind] = CachedType(flatten, unflatten, lazy_fields, is_frozen)
     registry.register_cached(kind)

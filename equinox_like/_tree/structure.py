@@ -23,6 +23,8 @@ class CachedType(NamedTuple):
     unflatten: Callable[[Any, Sequence[Any]], Any]
     # The names of the fields of a node with this aux data, if it may be lazy.
     lazy_fields: Callable[[Any], Sequence[str]]
+    # Whether an instance never changes, so that another one may remember what is in it.
+    is_frozen: bool
 
 
 cached_types: Final[dict[type, CachedType]] = {}
@@ -79,7 +81,11 @@ class Open:
 
 
 class Structure:
-    """A cached node without its children. Equal ones are the same object.
+    """A cached node without its children.
+
+    Those of nodes that users have built are interned: equal ones are the same object. Those
+    of outputs are not, since nodes are built from them, with the very static values that
+    the function returned.
 
     **Attributes:**
 
@@ -89,8 +95,9 @@ class Structure:
     - `fields`: the names of the attributes of a lazy instance once it is built.
     - `can_wait`: whether building such a node runs no code of the user's.
     - `is_lazy`: whether instances are lazy: it can wait, and there are fields.
-    - `canonical`: the structure of the same node once it is built, if that is another
-        one, as something in it can then be changed in place; else `None`.
+    - `is_closed`: whether nothing in it can be changed in place once it is built.
+    - `canonical`: the interned structure of the same node once it is built. `None` for
+        that one itself.
     - `programs`: what is compiled for callables of this structure is kept here.
     """
 
@@ -102,6 +109,7 @@ class Structure:
         "canonical",
         "fields",
         "inner",
+        "is_closed",
         "is_lazy",
         "kind",
         "programs",
@@ -112,6 +120,7 @@ class Structure:
     inner: Any
     fields: Sequence[str]
     can_wait: bool
+    is_closed: bool
     is_lazy: bool
     canonical: Any
     programs: Any

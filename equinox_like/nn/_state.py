@@ -108,8 +108,8 @@ class State(Cached):
         ```
     """
 
-    _values: Any = Attribute("_values")
-    _markers: Any = Attribute("_markers")
+    _values: Any = Attribute(None, "_values")
+    _markers: Any = Attribute(None, "_markers")
 
     def __init__(self, model: Any):
         """**Arguments:**
@@ -384,4 +384,5 @@ def _unflatten(markers: tuple[Any, ...], values: Iterable[Any]) -> State:
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
-register_cached(State, _flatten, _unflatten, lambda _: ("_values", "_markers"))
+# An old one raises, so what holds it must ask.
+register_cached(State, _flatten, _unflatten, lambda _: ("_values", "_markers"), False)

@@ -448,3 +448,161 @@ def test_donated_model_is_replaced_and_the_old_one_tells():
     assert first.layers[0].weight.is_deleted()
     with pytest.raises(RuntimeError, match="deleted"):
         step(second)
+
+
+class Swapped(NamedTuple):
+    a: Any
+    b: Any
+
+
+jtu.register_pytree_node(
+    Swapped, lambda s: ((s.b, s.a), Swapped), lambda kind, c: kind(c[1], c[0])
+)
+
+
+def test_namedtuple_that_is_registered_with_itself_as_aux_data_is_in_order():
+    zero, one = jnp.zeros(2), jnp.ones(2)
+    a, b = eqx.filter_jit(lambda s: (s.a, s.b))(Swapped(zero, one))
+    assert a.tolist() == [0, 0] and b.tolist() == [1, 1]
+    returned = identity(Net(Swapped(zero, one))).layers
+    assert returned.a.tolist() == [0, 0] and returned.b.tolist() == [1, 1]
+
+
+def test_outputs_have_the_statics_of_their_own_function():
+    def returned(static):
+        return eqx.filter_jit(lambda x: Net({static: x}, extra=Leaf(x, size=static)))
+
+    kept = []
+    for static in (1, True, 1.0, -0.0, 0.0):
+        out = returned(static)(array())
+        kept.append(out)
+        (key,) = out.layers
+        assert type(key) is type(static) and str(key) == str(static)
+        assert type(out.extra.size) is type(static)
+
+
+def test_static_value_of_an_output_is_the_very_object_that_was_returned():
+    lists = [1], [1]
+    kept = [eqx.filter_jit(lambda x, s=s: Leaf(x, size=s))(array()) for s in lists]
+    assert [out.size for out in kept] == [[1], [1]]
+    assert kept[0].size is lists[0] and kept[1].size is lists[1]
+
+
+def test_default_and_method_further_up_are_found_through_a_field():
+    class First(eqx.Module):
+        x: int = 3
+
+    class Second(First):
+        x: int
+
+        def __init__(self):
+            pass
+
+    class Plain:
+        n = 5
+
+    class Third(Plain, eqx.Module):
+        n: int
+
+        def __init__(self):
+            pass
+
+    class Fourth(Third):
+        n: int
+
+    assert Second.x == Second().x == 3 and Third().n == Fourth().n == 5
+    assert identity(Second()).x == 3 and identity(Third()).n == 5
+    with pytest.raises(AttributeError, match="type object 'Net' has no attribute"):
+        Net.layers  # noqa: B018
+
+
+def test_class_that_lets_its_instances_change_is_flattened_in_each_call():
+    class Mutable(eqx.Module):
+        x: Any
+
+        def __setattr__(self, name, value):
+            object.__setattr__(self, name, value)
+
+    f = eqx.filter_jit(lambda net: net.layers.x.sum())
+    inner = Mutable(array())
+    net = Net(inner)
+    assert f(net) == 1
+    inner.x = array(3)
+    assert f(net) == 3 and f(identity(net)) == 3
+
+
+def test_old_state_within_a_module_raises():
+    index = eqx.nn.StateIndex(jnp.array(0.0))
+    state = eqx.nn.State(index)
+    f = eqx.filter_jit(lambda net: net.layers.get(index))
+    for net in (Net(state), identity(Net(state))):
+        assert f(net) == 0
+        net.layers.set(index, jnp.array(7.0))
+        with pytest.raises(ValueError, match="This State is an old one"):
+            f(net)
+        state = eqx.nn.State(index)
+
+
+def test_module_under_construction_is_flattened_in_each_call():
+    around = []
+    f = eqx.filter_jit(lambda net: net.layers.w)
+
+    class Calls(eqx.Module):
+        w: Any
+
+        def __init__(self):
+            self.w = jnp.array(1.0)
+            around.append(Net(self))
+            assert f(around[0]) == 1
+            self.w = jnp.array(2.0)
+
+    Calls()
+    assert f(around[0]) == 2
+
+
+def test_mutable_node_that_looks_like_a_named_tuple_is_flattened_in_each_call():
+    class Box:
+        _fields = ("x",)
+
+        def __init__(self, x):
+            self.x = x
+
+    jtu.register_pytree_node(Box, lambda b: ((b.x,), None), lambda _, c: Box(*c))
+    f = eqx.filter_jit(lambda net: net.layers.x.sum())
+    for net in (Net(Box(array())), identity(Net(Box(array())))):
+        assert f(net) == 1
+        net.layers.x = array(3)
+        assert f(net) == 3
+
+
+def test_class_attributes_may_change():
+    class Net(eqx.Module):
+        x: Any
+        y: Any = 3
+
+    returned = identity(Net(array()))
+    Net.y = 4
+    assert Net.y == 4 and returned.y == 3
+    del Net.y
+    assert not hasattr(Net, "y") and identity(Net(array(), 5)).y == 5
+    Net.x = property(lambda self: 42)
+    assert returned.x == 42
+
+
+def test_field_may_have_the_name_of_what_wraps_a_function():
+    class Named(eqx.Module):
+        x: Any
+        __name__: str
+
+        def __init__(self, x):
+            self.x = x
+            self.__name__ = "named"
+
+    assert identity(Named(array())).__name__ == "named"
+
+
+def test_deeply_nested_modules_can_be_called():
+    net = Leaf(array())
+    for _ in range(60):
+        net = Net(net)
+    assert identity(identity(net)).layers.layers.activation is jax.nn.relu
