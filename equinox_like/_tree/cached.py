@@ -54,9 +54,7 @@ class Cached(_Bare):
     _is_open_: Any = False
 
     @property
-    def __dict__(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self,
-    ) -> dict[str, Any]:
+    def __dict__(self) -> dict[str, Any]:
         build_now(self)
         attributes = raw_dict(self)
         if not self._is_open_:
@@ -64,7 +62,7 @@ class Cached(_Bare):
         return attributes
 
     @__dict__.setter
-    def __dict__(self, attributes: dict[str, Any]) -> None:
+    def __dict__(self, attributes: dict[str, Any]) -> None:  # pyright: ignore
         set_raw_dict(self, attributes)
 
     def __getstate__(self) -> Any:
