@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 
 from .._module.module import Module
 from .._tree.filters import is_array
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strictly_same
@@ -181,14 +182,7 @@ def static_fields(module: Module) -> dict[str, Any]:
 
 def _told(*sides: Any) -> Iterator[str]:
     for side in sides:
-        if isinstance(side, Leaf) or side is None:
-            yield str(side)
-        elif isinstance(side, dict):
-            yield f"a {type(side).__name__} with the keys {list(side)}"
-        elif isinstance(side, list | tuple):
-            yield f"a {type(side).__name__} of length {len(side)}"
-        else:
-            yield f"a {type(side).__name__}"
+        yield str(side) if isinstance(side, Leaf) else describe_node(side)
 
 
 def _held(treedef: Any) -> str:

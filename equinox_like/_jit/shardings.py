@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from .._tree.filters import is_array, is_none
+from .._tree.match import spread
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strict_key
@@ -73,7 +74,7 @@ class Shardings:
         named = jtu.tree_leaves_with_path(out)
         numbers = []
         for i, (number, spec) in enumerate(
-            spread("out_shardings", "out", self._of_outputs, out)
+            spread(self._of_outputs, out, "out_shardings", "out")
         ):
             numbers.append(number)
             if not is_array(leaves[i]):
@@ -147,7 +148,7 @@ class Shardings:
             else:
                 tree = treedef.unflatten(range(size))
                 yield from (
-                    spec for _, spec in spread("in_shardings", name, said, tree)
+                    spec for _, spec in spread(said, tree, "in_shardings", name)
                 )
 
     def _for_argument(self, key: int | str) -> Any:
@@ -297,20 +298,6 @@ def is_sharding(spec: Any) -> bool:
 
 def _is_function(spec: Any) -> bool:
     return callable(spec) and not is_sharding(spec)
-
-
-def spread(option: str, name: str, specs: Any, tree: Any) -> Iterator[tuple[int, Any]]:
-    """For each leaf of `tree`, the leaf of the prefix tree `specs`, with its number."""
-    leaves, treedef = jtu.tree_flatten(specs, is_leaf=is_none)
-    try:
-        subtrees = treedef.flatten_up_to(tree)
-    except ValueError as e:
-        raise ValueError(
-            f"`{option}` does not fit `{name}`, of which it must be a prefix: {e}"
-        ) from None
-    for number, (leaf, subtree) in enumerate(zip(leaves, subtrees, strict=True)):
-        for _ in jtu.tree_leaves(subtree):
-            yield number, leaf
 
 
 def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:

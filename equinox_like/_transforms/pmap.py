@@ -23,7 +23,7 @@ from .vmap import (
     axes_of_call,
     check_sizes,
     if_array,
-    resolve_axes,
+    output_axes,
 )
 
 _P = ParamSpec("_P")
@@ -160,7 +160,7 @@ class Pmapped(Transformed[..., Any]):
             ]
             tree, (args, kwargs) = held_rest.fill(held), rest.fill(row)
             out = (opaque if tree is None else tree)(*args, **kwargs)
-            chosen = resolve_axes(out_axes, out, "out_axes")
+            chosen = output_axes(out_axes, out)
             _check_outputs(out, chosen)
             with_rows, without = outputs.split(out, chosen)
             return [jnp.asarray(x)[None] for x in with_rows], without

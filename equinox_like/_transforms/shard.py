@@ -11,9 +11,10 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 from .._compat.trace_state import at_top_level
 from .._errors import DonationError
 from .._jit.donation import buffers_of, describe, is_concrete
-from .._jit.shardings import constrain, is_sharding, refuse_misfit, spread
+from .._jit.shardings import constrain, is_sharding, refuse_misfit
 from .._tree.copy import copy_array
 from .._tree.filters import is_array
+from .._tree.match import spread
 from .._tree.paths import path_str
 
 _Tree = TypeVar("_Tree")
@@ -145,7 +146,7 @@ def filter_device_put(
 
 def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
     leaves, treedef = jtu.tree_flatten_with_path(tree)
-    chosen = [spec for _, spec in spread(option, name, specs, tree)]
+    chosen = [spec for _, spec in spread(specs, tree, option, name)]
     return treedef.unflatten(
         [
             place(path_str(path, name), x, spec) if is_array(x) else x

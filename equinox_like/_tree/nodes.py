@@ -1,4 +1,4 @@
-"""All nodes and leaves of a tree in one list, found again by identity or by key path."""
+"""The nodes of a tree: all of them, found by identity or by key path; and one of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,3 +57,26 @@ class Nodes:
 
         jtu.tree_flatten_with_path(self.all[0], visit, is_leaf_takes_path=True)
         return paths
+
+
+def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
+    """The children of a node with their key paths, each of one entry; and its structure."""
+    is_below = False
+
+    def stop(_: Any) -> bool:
+        nonlocal is_below
+        was_below, is_below = is_below, True
+        return was_below
+
+    return jtu.tree_flatten_with_path(node, is_leaf=stop)
+
+
+def describe_node(node: Any) -> str:
+    """What a message calls a node or a leaf: by its type, and its size or keys."""
+    if node is None:
+        return "None"
+    if isinstance(node, dict):
+        return f"a {type(node).__name__} with the keys {list(node)}"
+    if isinstance(node, list | tuple):
+        return f"a {type(node).__name__} of length {len(node)}"
+    return f"a {type(node).__name__}"
