@@ -13,12 +13,12 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
+from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .donation import describe, is_concrete
 from .layout import Layout, groups_of, keep
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
@@ -275,7 +275,7 @@ class _Sharded:
                 sharding, x.ndim
             ):
                 raise ValueError(
-                    f"`{name}` ({describe(x)}) is sharded by {x.sharding}, but "
+                    f"`{name}` ({describe_array(x)}) is sharded by {x.sharding}, but "
                     f"`in_shardings` says {spec}. Move it there with `jax.device_put`, or "
                     "leave its sharding to JAX by `None`."
                 ) from error
@@ -330,7 +330,7 @@ def refuse_misfit(
     parts = getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
         return
-    says = f"`{option}` gives {parts} for `{name}` ({describe(x)})"
+    says = f"`{option}` gives {parts} for `{name}` ({describe_array(x)})"
     if len(parts) > len(x.shape):
         raise ValueError(
             f"{says}, which has {len(x.shape)} dimensions only."
@@ -386,8 +386,8 @@ def _refuse_order(
         ordered = sorted(axes, key=lambda axis: kinds.get(axis) != AxisType.Explicit)
         if ordered != list(axes):
             raise ValueError(
-                f"`{option}` gives {spec} for `{name}` ({describe(x)}): while traced, "
-                f"explicit axes come before automatic ones in one dimension. Write "
+                f"`{option}` gives {spec} for `{name}` ({describe_array(x)}): while "
+                f"traced, explicit axes come before automatic ones in one dimension. Write "
                 f"{tuple(ordered)} for dimension {i}."
             )
 

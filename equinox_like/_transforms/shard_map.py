@@ -15,10 +15,10 @@ from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
-from .._jit.donation import describe
 from .._jit.jit import Jitted, filter_jit
 from .._jit.shardings import refuse_misfit
 from .._module.field import field
+from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.paths import path_str
@@ -211,8 +211,8 @@ class ShardMapped(Transformed[..., Any]):
             differs = varying_axes(jax.typeof(x)) & axes - set(jtu.tree_leaves([*spec]))
             if differs and self._check_vma:
                 raise ValueError(
-                    f"`out_specs` gives {spec} for `{name}` ({describe(x)}), which may "
-                    f"differ along {sorted(map(str, differs))}: name the axis there to "
+                    f"`out_specs` gives {spec} for `{name}` ({describe_array(x)}), which "
+                    f"may differ along {sorted(map(str, differs))}: name the axis there to "
                     "return all the parts, or make them the same by `jax.lax.psum` or "
                     "`jax.lax.pmean`."
                 )
@@ -237,9 +237,9 @@ def _explain_explicit(names, data, specs, error: ValueError) -> None:
         has = jax.typeof(x).sharding.spec
         if _padded(has, x.ndim) != _padded(spec, x.ndim):
             raise ValueError(
-                f"`in_specs` gives {spec} for `{name}` ({describe(x)}), which is split by "
-                f"{has}. Of explicit axes a spec must say how the array is split: use "
-                "`filter_shard` on it before."
+                f"`in_specs` gives {spec} for `{name}` ({describe_array(x)}), which is "
+                f"split by {has}. Of explicit axes a spec must say how the array is split: "
+                "use `filter_shard` on it before."
             ) from error
 
 

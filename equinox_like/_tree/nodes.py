@@ -5,6 +5,8 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .arrays import describe_array
+from .filters import is_array
 from .paths import path_str
 
 
@@ -79,4 +81,4 @@ def describe_node(node: Any) -> str:
         return f"a {type(node).__name__} with the keys {list(node)}"
     if isinstance(node, list | tuple):
         return f"a {type(node).__name__} of length {len(node)}"
-    return f"a {type(node).__name__}"
+    return describe_array(node) if is_array(node) else f"a {type(node).__name__}"
