@@ -54,10 +54,8 @@ def match_prefix(
 ) -> Iterator[tuple[Any, Any]]:
     """Each leaf of `prefix` with the subtree of `tree` that it stands for."""
     leaves, treedef = jtu.tree_flatten(prefix, is_leaf)
-    names = prefix_name, tree_name
-    return zip(
-        leaves, flatten_up_to(treedef, prefix, tree, *names, is_leaf), strict=True
-    )
+    subtrees = flatten_up_to(treedef, prefix, tree, prefix_name, tree_name, is_leaf)
+    return zip(leaves, subtrees, strict=True)
 
 
 def spread(
