@@ -13,12 +13,14 @@ import jax.tree_util as jtu
 
 from .._module.module import Module
 from .._tree.filters import is_array
+from .._tree.nodes import children_of, describe_node
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strictly_same
 
 ARGUMENTS: Final = "argument count"
 STRUCTURE: Final = "tree structure"
+ARRAY_TYPE: Final = "array type"
 STATIC_TYPE: Final = "static type"
 STATIC_VALUE: Final = "static value"
 
@@ -65,11 +67,18 @@ def differences(
 
 
 def tree_differences(
-    path: str, before: Any, after: Any, is_data: Callable[[Any], bool] = is_array
+    path: str,
+    before: Any,
+    after: Any,
+    is_data: Callable[[Any], bool] = is_array,
+    type_of: Callable[[Any], str] = lambda _: "an array",
 ) -> Iterator[Difference]:
-    """Each place at which two trees differ otherwise than in their arrays."""
+    """Each place at which two trees differ otherwise than in their arrays.
+
+    Arrays are equal if `type_of` gives the same text for them; by default all are.
+    """
     try:
-        old, new = (_without_data(tree, is_data) for tree in (before, after))
+        old, new = (_without_data(tree, is_data, type_of) for tree in (before, after))
         yield from _walk(path, old, new)
     except Exception:
         # As above.
@@ -77,12 +86,14 @@ def tree_differences(
         yield Difference(path, STRUCTURE, str(was), str(now))
 
 
-def _without_data(tree: Any, is_data: Callable[[Any], bool]) -> Any:
-    return jtu.tree_map(lambda x: Leaf("data") if is_data(x) else Leaf(STATIC, x), tree)
+def _without_data(tree: Any, is_data: Callable[[Any], bool], type_of: Any) -> Any:
+    return jtu.tree_map(
+        lambda x: Leaf("data", type_of(x)) if is_data(x) else Leaf(STATIC, x), tree
+    )
 
 
 class Leaf:
-    """Stands for a leaf: the label of data, or a static value."""
+    """Stands for a leaf: the label of data and how to show it, or a static value."""
 
     def __init__(self, label: Any, value: Any = None):
         self.label = label
@@ -111,17 +122,19 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
             yield from _static(path, old.value, new.value)
         elif old.label != new.label:
             yield Difference(path, STATIC_TYPE, *_told(old, new))
+        elif old.value != new.value:
+            yield Difference(path, ARRAY_TYPE, old.value, new.value)
         return
     if type(old) is not type(new):
         yield Difference(path, STRUCTURE, *_told(old, new))
         return
-    keys, children = _children(old)
-    other_keys, others = _children(new)
-    if keys != other_keys:
+    steps, children = _children(old)
+    other_steps, others = _children(new)
+    if steps != other_steps:
         yield Difference(path, STRUCTURE, *_told(old, new))
         return
     same = True
-    for found in _below(path, keys, children, others, old, new):
+    for found in _below(path, steps, children, others, old, new):
         same = False
         yield found
     was, now = jtu.tree_structure(old), jtu.tree_structure(new)
@@ -130,7 +143,7 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
         yield Difference(path, STRUCTURE, _held(was), _held(now))
 
 
-def _below(path, keys, children, others, old, new) -> Iterator[Difference]:
+def _below(path, steps, children, others, old, new) -> Iterator[Difference]:
     if isinstance(old, Module):
         statics, other = static_fields(old), static_fields(new)
         for name in statics:
@@ -141,8 +154,8 @@ def _below(path, keys, children, others, old, new) -> Iterator[Difference]:
                     other[name],
                     "It is a static field.",
                 )
-    for key, child, counterpart in zip(keys, children, others, strict=True):
-        yield from _walk(path_str((key,), path), child, counterpart)
+    for step, child, counterpart in zip(steps, children, others, strict=True):
+        yield from _walk(path_str(step, path), child, counterpart)
 
 
 def _static(path: str, old: Any, new: Any, fix: str = "") -> Iterator[Difference]:
@@ -169,9 +182,8 @@ def _fix(old: Any, new: Any) -> str:
 
 
 def _children(tree: Any) -> tuple[list[Any], list[Any]]:
-    pairs, _ = jtu.flatten_one_level_with_keys(tree)
-    pairs = list(pairs)
-    return [key for key, _ in pairs], [child for _, child in pairs]
+    pairs, _ = children_of(tree)
+    return [step for step, _ in pairs], [child for _, child in pairs]
 
 
 def static_fields(module: Module) -> dict[str, Any]:
@@ -181,14 +193,7 @@ def static_fields(module: Module) -> dict[str, Any]:
 
 def _told(*sides: Any) -> Iterator[str]:
     for side in sides:
-        if isinstance(side, Leaf) or side is None:
-            yield str(side)
-        elif isinstance(side, dict):
-            yield f"a {type(side).__name__} with the keys {list(side)}"
-        elif isinstance(side, list | tuple):
-            yield f"a {type(side).__name__} of length {len(side)}"
-        else:
-            yield f"a {type(side).__name__}"
+        yield str(side) if isinstance(side, Leaf) else describe_node(side)
 
 
 def _held(treedef: Any) -> str:

@@ -145,7 +145,7 @@ def is_stored_as(dtype: np.dtype, stored: np.dtype) -> bool:
     return _is_extension(dtype) and stored == np.dtype(f"V{dtype.itemsize}")
 
 
-def describe(dtype: np.dtype) -> str:
+def stored_name(dtype: np.dtype) -> str:
     """The name of what is stored under `dtype`."""
     if dtype.names is not None and len(dtype.names) == 1:
         return dtype.names[0]
@@ -154,7 +154,7 @@ def describe(dtype: np.dtype) -> str:
 
 def key_impl_of(dtype: np.dtype) -> str | None:
     """The PRNG implementation whose keys are stored under `dtype`."""
-    name = describe(dtype)
+    name = stored_name(dtype)
     return name[len(_KEY_PREFIX) : -1] if name.startswith(_KEY_PREFIX) else None
 
 
@@ -351,15 +351,15 @@ def _read_array(file: Any, shape: tuple[int, ...], dtype: Any, narrow: bool = Fa
     is_number = native.kind in "biufc"
     if narrow and is_number and jax.dtypes.canonicalize_dtype(native) == dtype:
         return read_data(file, header).astype(native, copy=False)
-    raise _mismatch("dtype", describe(header.dtype), dtype)
+    raise _mismatch("dtype", stored_name(header.dtype), dtype)
 
 
 def _read_key(file: Any, like: Any) -> jax.Array:
     header = _read_fitting_header(file, like.shape)
     impl = key_impl_of(header.dtype)
     if impl is None:
-        raise _mismatch("dtype", describe(header.dtype), like.dtype)
-    data = read_data(file, header)[describe(header.dtype)]
+        raise _mismatch("dtype", stored_name(header.dtype), like.dtype)
+    data = read_data(file, header)[stored_name(header.dtype)]
     return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
 
 
@@ -393,7 +393,7 @@ def _refuse_other_kind(header: Header, dtype: np.dtype, name: Any) -> None:
         jnp.issubdtype(header.dtype, kind) and jnp.issubdtype(dtype, kind)
         for kind in kinds
     ):
-        raise _mismatch("type", describe(header.dtype), name)
+        raise _mismatch("type", stored_name(header.dtype), name)
 
 
 def _refuse_other_value(value: Any, stored: Any, name: Any) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from .._compat.put import putter
 from .._errors import LeafError
+from .._tree.match import flatten_up_to
 from .._tree.paths import path_str
 from .atomic import replacing, with_suffix
 from .checksum import checksum
@@ -87,7 +88,7 @@ def tree_serialise_leaves(
         assert loaded["w"][2] == 2.0 and loaded["name"] == "second"
         ```
     """
-    items, _ = _assign(filter_spec, pytree, is_leaf)
+    items, _ = _assign(filter_spec, pytree, is_leaf, "pytree")
     if not _is_path(path_or_file):
         for spec, path, leaf in items:
             _write_leaf(path_or_file, spec, path, leaf)
@@ -149,7 +150,7 @@ def tree_deserialise_leaves(
             assert eqx.tree_deserialise_leaves(f"{folder}/model", like)[1] == 0.1
         ```
     """
-    items, rebuild = _assign(filter_spec, like, is_leaf)
+    items, rebuild = _assign(filter_spec, like, is_leaf, "like")
     items = _sharing_put(items)
     if not _is_path(path_or_file):
         return rebuild([_read_leaf(path_or_file, *item) for item in items])
@@ -164,15 +165,10 @@ def tree_deserialise_leaves(
 # What both directions share
 
 
-def _assign(filter_spec: Any, tree: Any, is_leaf: Any):
+def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
     """For each leaf of `tree` its function, path and value; and how to rebuild the tree."""
     specs, treedef = jtu.tree_flatten_with_path(filter_spec)
-    if callable(filter_spec) and jtu.all_leaves([filter_spec]):
-        subtrees = [tree]
-    else:
-        # It is a prefix, or this is the error that names the path of the difference.
-        jtu.tree_map(lambda _, subtree: None, filter_spec, tree)
-        subtrees = treedef.flatten_up_to(tree)
+    subtrees = flatten_up_to(treedef, filter_spec, tree, "filter_spec", name)
     items, treedefs = [], []
     for (prefix, spec), subtree in zip(specs, subtrees, strict=True):
         if not callable(spec):

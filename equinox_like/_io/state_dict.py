@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._tree.arrays import describe_array, describe_type
 from .._tree.paths import path_str
 from .checkpoint import Faults
 from .records import is_typed_key
-from .tensors import describe, is_savable
+from .tensors import is_savable
 
 _Tree = TypeVar("_Tree")
 _Path = tuple[Any, ...]
@@ -144,12 +145,12 @@ def _convert_number(array: Any, like: Any) -> Any:
     }
     python = next(kind for kind in kinds if isinstance(like, kind))
     if array.shape != () or not jnp.issubdtype(array.dtype, kinds[python]):
-        raise _Unfit(describe(array.dtype, array.shape), f"a Python {python.__name__}")
+        raise _Unfit(describe_array(array), f"a Python {python.__name__}")
     return type(like)(array.item())
 
 
 def _require(array: Any, dtype: Any, shape: tuple[int, ...]) -> None:
-    found, wanted = describe(array.dtype, array.shape), describe(dtype, shape)
+    found, wanted = describe_array(array), describe_type(dtype, shape)
     if found != wanted:
         raise _Unfit(found, wanted)
 

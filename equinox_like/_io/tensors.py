@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from .._compat.tracer import Tracer
+from .._tree.arrays import describe_array, describe_type
 from .._tree.filters import is_array
 from .records import is_typed_key
 
@@ -84,13 +85,7 @@ class Tensor(NamedTuple):
     def __str__(self) -> str:
         if "python" in self.kind:
             return f"a Python {self.kind['python']}"
-        return describe(self._dtype_name, self.leaf_shape)
-
-
-@functools.lru_cache(maxsize=1024)
-def describe(dtype: Any, shape: tuple[int, ...]) -> str:
-    name = dtype if isinstance(dtype, str) else dtype.name
-    return f"{name}[{','.join(map(str, shape))}]"
+        return describe_type(self._dtype_name, self.leaf_shape)
 
 
 def is_savable(leaf: Any) -> bool:
@@ -178,7 +173,7 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
     """What keeps `tensor` from being loaded in place of `like`: what each of them is."""
     dtype = tensor.leaf_dtype
     if is_array(like) or isinstance(like, jax.ShapeDtypeStruct):
-        wanted = describe(like.dtype, like.shape)
+        wanted = describe_array(like)
         return None if dtype is not None and str(tensor) == wanted else wanted
     python = _python_type(like)
     stored = tensor.kind.get("python")

@@ -15,7 +15,8 @@ import jax.tree_util as jtu
 from .._compat.jaxpr import name_and_params
 from .._compat.tokens import forget_failed, runtime_tokens
 from .._core.base import hide_frames
-from .donation import explain_failure, is_concrete
+from .._tree.arrays import is_concrete
+from .donation import explain_failure
 
 # From each primitive to what makes of JAX's error the one to raise, or nothing.
 _checks: dict[Any, Callable[[Exception], Exception | None]] = {}

@@ -13,13 +13,13 @@ from .._compat.fast_path import forget_calls
 from .._compat.lowered import Buffer, buffers_of
 from .._core.base import jit_is_disabled
 from .._errors import DonationError, DonationWarning
+from .._tree.arrays import is_deleted
 from .donation import (
     Donation,
     Record,
     are_all_deleted,
     are_any_deleted,
     are_any_sharded,
-    is_deleted,
     lowering_warnings,
     refuse_deleted,
     refuse_shared,

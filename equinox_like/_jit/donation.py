@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, Final, Literal, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._compat.lowered import Buffer
-from .._compat.tracer import Tracer
 from .._errors import DonationError, DonationWarning
+from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._warn import warn
 
 Mode = Literal[
@@ -62,7 +60,7 @@ class Donation:
         """Raises or warns, as the mode says, for donations that no output can reuse."""
         if not leaves:
             return
-        listing = ", ".join(f"`{name}` ({describe(x)})" for name, x in leaves)
+        listing = ", ".join(f"`{name}` ({describe_array(x)})" for name, x in leaves)
         if self.is_strict:
             raise DonationError(
                 f'`donate="strict"`, and some donated buffers are not usable: {listing}. '
@@ -178,7 +176,7 @@ def refuse_deleted(
         more = f" (and {len(deleted) - 1} more)" if len(deleted) > 1 else ""
         owner = records.owner_of(x)
         raise DonationError(
-            f"`{name}` ({describe(x)}){more} has been deleted: it was donated to "
+            f"`{name}` ({describe_array(x)}){more} has been deleted: it was donated to "
             + (f"`{owner}`" if owner else "an earlier call")
             + ", whose output may now be in its memory. Use what that call returned in its "
             "place; or keep the array, by passing a copy of it to that call or by "
@@ -297,37 +295,14 @@ _TWICE = (
 )
 
 
-def describe(x: Any) -> str:
-    """dtype and shape, as in `float32[3]`."""
-    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
-
-
-def is_deleted(x: Any) -> bool:
-    # A tracer has no buffer; a NumPy array keeps its own.
-    return is_concrete(x) and x.is_deleted()
-
-
-def is_concrete(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
-
-
 def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]]:
     """Pairs of names of arrays, one of them donated, that hold the same buffer."""
     seen: dict[Any, tuple[str, bool]] = {}
     for name, x, donated in filter(lambda leaf: is_concrete(leaf[1]), named):
-        for buffer in buffers_of(x):
+        for buffer in buffer_pointers(x):
             other = seen.setdefault(buffer, (name, donated))
             if other[0] != name and (donated or other[1]):
                 yield other[0], name
-
-
-def buffers_of(x: jax.Array) -> list[Any]:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    try:
-        return [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
-    except Exception:
-        return [id(x)]  # a backend that has no pointers: the same object at least
 
 
 def unusable(

@@ -8,8 +8,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.lowered import Buffer, buffers_of
+from .._tree.arrays import describe_array
 from .._tree.paths import path_str
-from .donation import describe
 from .stages import Lowered
 
 Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
@@ -62,7 +62,7 @@ class DonationReport:
 
     def __str__(self) -> str:
         cells = [("array", "", "bytes", "outcome")] + [
-            (r.path, describe(r), f"{r.bytes:,}", str(r)) for r in self.rows
+            (r.path, describe_array(r), f"{r.bytes:,}", str(r)) for r in self.rows
         ]
         first, second, third = (
             max(len(row[i]) for row in cells) for i in range(len("abc"))

@@ -13,11 +13,12 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
+from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
+from .._tree.match import spread
 from .._tree.paths import path_str
 from .._tree.split import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .donation import describe, is_concrete
 from .layout import Layout, groups_of, keep
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
@@ -73,7 +74,7 @@ class Shardings:
         named = jtu.tree_leaves_with_path(out)
         numbers = []
         for i, (number, spec) in enumerate(
-            spread("out_shardings", "out", self._of_outputs, out)
+            spread(self._of_outputs, out, "out_shardings", "out")
         ):
             numbers.append(number)
             if not is_array(leaves[i]):
@@ -147,7 +148,7 @@ class Shardings:
             else:
                 tree = treedef.unflatten(range(size))
                 yield from (
-                    spec for _, spec in spread("in_shardings", name, said, tree)
+                    spec for _, spec in spread(said, tree, "in_shardings", name)
                 )
 
     def _for_argument(self, key: int | str) -> Any:
@@ -274,7 +275,7 @@ class _Sharded:
                 sharding, x.ndim
             ):
                 raise ValueError(
-                    f"`{name}` ({describe(x)}) is sharded by {x.sharding}, but "
+                    f"`{name}` ({describe_array(x)}) is sharded by {x.sharding}, but "
                     f"`in_shardings` says {spec}. Move it there with `jax.device_put`, or "
                     "leave its sharding to JAX by `None`."
                 ) from error
@@ -297,20 +298,6 @@ def is_sharding(spec: Any) -> bool:
 
 def _is_function(spec: Any) -> bool:
     return callable(spec) and not is_sharding(spec)
-
-
-def spread(option: str, name: str, specs: Any, tree: Any) -> Iterator[tuple[int, Any]]:
-    """For each leaf of `tree`, the leaf of the prefix tree `specs`, with its number."""
-    leaves, treedef = jtu.tree_flatten(specs, is_leaf=is_none)
-    try:
-        subtrees = treedef.flatten_up_to(tree)
-    except ValueError as e:
-        raise ValueError(
-            f"`{option}` does not fit `{name}`, of which it must be a prefix: {e}"
-        ) from None
-    for number, (leaf, subtree) in enumerate(zip(leaves, subtrees, strict=True)):
-        for _ in jtu.tree_leaves(subtree):
-            yield number, leaf
 
 
 def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
@@ -343,7 +330,7 @@ def refuse_misfit(
     parts = getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
         return
-    says = f"`{option}` gives {parts} for `{name}` ({describe(x)})"
+    says = f"`{option}` gives {parts} for `{name}` ({describe_array(x)})"
     if len(parts) > len(x.shape):
         raise ValueError(
             f"{says}, which has {len(x.shape)} dimensions only."
@@ -399,8 +386,8 @@ def _refuse_order(
         ordered = sorted(axes, key=lambda axis: kinds.get(axis) != AxisType.Explicit)
         if ordered != list(axes):
             raise ValueError(
-                f"`{option}` gives {spec} for `{name}` ({describe(x)}): while traced, "
-                f"explicit axes come before automatic ones in one dimension. Write "
+                f"`{option}` gives {spec} for `{name}` ({describe_array(x)}): while "
+                f"traced, explicit axes come before automatic ones in one dimension. Write "
                 f"{tuple(ordered)} for dimension {i}."
             )
 

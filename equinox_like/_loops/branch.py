@@ -1,6 +1,6 @@
 """`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 import jax
@@ -12,7 +12,6 @@ from .._core.difference import tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import is_number, take_apart
 from .._tree.filters import is_array
-from .._tree.paths import path_str
 from .._tree.strict import strictly_same
 from .carry import type_of
 
@@ -162,13 +161,11 @@ class _Branches:
             return
         (name, first), *others = self._outputs.items()
         for other, out in others:
-            found = next(_output_differences(first, out), None)
-            if found is not None:
-                path, one, another = found
+            for found in tree_differences("output", first, out, is_array, type_of):
                 raise TypeError(
                     f"`{name}` and `{other}` must return the same but for the values of "
-                    f"arrays: `{path}` is {one} by the former, and {another} by the "
-                    "latter."
+                    f"arrays: `{found.path}` is {found.before} by the former, and "
+                    f"{found.after} by the latter."
                 )
 
 
@@ -179,15 +176,3 @@ def _may_become_array(column: tuple[Any, ...]) -> bool:
     return len(numbers) < len(column) or not all(
         strictly_same(x, numbers[0]) for x in numbers
     )
-
-
-def _output_differences(first: Any, other: Any) -> Iterator[tuple[str, str, str]]:
-    for difference in tree_differences("output", first, other):
-        yield difference.path, difference.before, difference.after
-    if jtu.tree_structure(first) != jtu.tree_structure(other):
-        return
-    for (path, x), y in zip(
-        jtu.tree_leaves_with_path(first), jtu.tree_leaves(other), strict=True
-    ):
-        if is_array(x) and is_array(y) and type_of(x) != type_of(y):
-            yield path_str(path, "output"), type_of(x), type_of(y)

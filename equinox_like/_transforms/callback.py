@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.tree_util as jtu
 from jax.experimental import io_callback
 
 from .._core.base import name_of, require_callable
 from .._core.parts import Rest, take_apart
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
+from .._tree.match import pair_leaves
 from .._tree.paths import path_str
 
 
@@ -150,16 +150,14 @@ class _Call:
     def __call__(self, data: list[Any]) -> list[Any]:
         args, kwargs = self._rest.fill(data)
         out = self._callback(*args, **kwargs)
-        leaves, treedef = jtu.tree_flatten_with_path(out)
-        expected = self.result.fill(self.structs)
-        if treedef != jtu.tree_structure(expected):
-            raise ValueError(
-                f"{self._where} returned another structure than `result_shape_dtypes` "
-                f"announced: {treedef} instead of {jtu.tree_structure(expected)}."
-            )
-        for (path, leaf), wanted in zip(leaves, jtu.tree_leaves(expected), strict=True):
+        message = (
+            f"{self._where} returned another structure than `result_shape_dtypes` "
+            "announced."
+        )
+        pairs = pair_leaves(self.result.fill(self.structs), out, message)
+        for path, wanted, leaf in pairs:
             self._check(leaf, wanted, path_str(path, "result"))
-        return [leaves[i][1] for i in self.result.places]
+        return [pairs[i][2] for i in self.result.places]
 
     def _check(self, leaf: Any, wanted: Any, name: str) -> None:
         if not isinstance(wanted, jax.ShapeDtypeStruct):

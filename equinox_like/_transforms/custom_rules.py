@@ -18,6 +18,7 @@ from .._core.pack import pack, unpack
 from .._core.parts import as_arrays, take_apart
 from .._module.field import field
 from .._tree.filters import is_array, is_array_like, is_inexact_array, is_none
+from .._tree.match import pair_leaves
 from .._tree.partition import combine, filter, partition
 from .._tree.paths import path_str
 from .._warn import warn
@@ -375,18 +376,15 @@ def _input_cotangents(
     gradient: Any, treedef: Any, data: list[Any], name: str
 ) -> list[Any]:
     """What the user's backward rule returned, checked, for each inexact array."""
+    message = (
+        f"The gradient that `def_bwd` of `{name}` returned must have the same structure "
+        "as `filter(vjp_arg, is_inexact_array)`, with `None` for zero."
+    )
     expected = treedef.unflatten(data)
-    paths, expected_treedef = jtu.tree_flatten_with_path(expected, is_none)
-    leaves, given_treedef = jtu.tree_flatten(gradient, is_none)
-    if expected_treedef != given_treedef:
-        raise RuntimeError(
-            f"The gradient that `def_bwd` of `{name}` returned must have the same "
-            "structure as `filter(vjp_arg, is_inexact_array)`, with `None` for zero. "
-            "Expected\n    "
-            f"{expected_treedef}\nand got\n    {given_treedef}"
-        )
     cotangents = []
-    for (path, primal), leaf in zip(paths, leaves, strict=True):
+    for path, primal, leaf in pair_leaves(
+        expected, gradient, message, is_none, RuntimeError
+    ):
         where = path_str(path, "gradient")
         if primal is not None:
             cotangents.append(

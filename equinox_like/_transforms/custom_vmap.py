@@ -17,6 +17,7 @@ from .._core.base import Transformed, by_position, frames_hidden, name_of
 from .._core.difference import tree_differences
 from .._core.parts import Rest, is_array_or_struct, take_apart, take_apart_like
 from .._module.field import field
+from .._tree.match import leaf_name, spread
 from .._tree.paths import path_str
 from .custom_rules import Rules
 from .trace import trace
@@ -163,8 +164,8 @@ class _Expected:
                     else "The structures differ."
                 )
             )
-        spread = jtu.tree_leaves(self._spread(out_batched, out))
-        flags = [spread[i] for i in rest.places]
+        all_flags = self._spread(out_batched, out)
+        flags = [all_flags[i] for i in rest.places]
         paths = [path for path, _ in jtu.tree_leaves_with_path(out)]
         for i, x, struct, flag in zip(
             rest.places, data, self._structs, flags, strict=True
@@ -172,22 +173,22 @@ class _Expected:
             self._check_leaf(path_str(paths[i], "out"), x, struct, flag, axis_size)
         return data, flags
 
-    def _spread(self, out_batched: Any, out: Any) -> Any:
+    def _spread(self, out_batched: Any, out: Any) -> list[bool]:
         """`out_batched` for each leaf of `out`."""
         try:
-            spread = jax.tree.broadcast(out_batched, out)
+            flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
         except ValueError as e:
             raise ValueError(
                 f"{self._where} must return `out_batched` like `out`, or a prefix tree of "
                 f"it: {e}"
             ) from None
-        for path, flag in jtu.tree_leaves_with_path(spread):
+        for number, flag in flags:
             if not isinstance(flag, bool):
                 raise ValueError(
                     f"{self._where} must say by `True` or `False` what is batched; "
-                    f"`{path_str(path, 'out_batched')}` is {flag!r}."
+                    f"`{leaf_name(out_batched, number, 'out_batched')}` is {flag!r}."
                 )
-        return spread
+        return [flag for _, flag in flags]
 
     def _check_leaf(
         self, name: str, x: Any, struct: Any, flag: bool, axis_size: int

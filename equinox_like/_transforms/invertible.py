@@ -18,9 +18,10 @@ from .._compat.tracer import Tracer
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.parts import take_apart
 from .._errors import NotInvertibleError
-from .._jit.donation import describe
 from .._module.field import field
 from .._tree.filters import is_array, is_inexact_array
+from .._tree.match import pair_leaves
+from .._tree.nodes import children_of, describe_node
 from .._tree.partition import combine, filter, partition
 from .._tree.paths import path_str
 from .callback import filter_io_callback
@@ -282,7 +283,8 @@ def _after(x: Any, done: Any) -> Any:
 
 
 def _sequence(blocks: Sequence[Any]) -> Any:
-    return jtu.tree_structure(blocks, is_leaf=lambda x: x is not blocks)
+    _, treedef = children_of(blocks)
+    return treedef
 
 
 def _require_stacked(arrays: Any) -> None:
@@ -305,15 +307,13 @@ def _require_stacked(arrays: Any) -> None:
 
 def _like(y: Any, x: Any, fun: Any) -> Any:
     """`y`, which must be of the form of `x`."""
-    old, new = (jtu.tree_flatten_with_path(tree) for tree in (x, y))
-    if old[1] != new[1]:
-        raise ValueError(
-            f"`{name_of(fun)}` must return something of the structure of its second "
-            f"argument, which is\n    {old[1]}\nand returned\n    {new[1]}"
-        )
-    for (path, before), (_, after) in zip(old[0], new[0], strict=True):
+    message = (
+        f"`{name_of(fun)}` must return something of the structure of its second "
+        "argument."
+    )
+    for path, before, after in pair_leaves(x, y, message):
         if is_array(before) or is_array(after):
-            was, now = (_text(leaf) for leaf in (before, after))
+            was, now = map(describe_node, (before, after))
             if was != now:
                 raise ValueError(
                     f"`{name_of(fun)}` must return something like its second argument: "
@@ -323,12 +323,6 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
     return jtu.tree_map(
         lambda old, new: new.astype(old.dtype) if is_array(old) else old, x, y
     )
-
-
-def _text(leaf: Any) -> str:
-    if not is_array(leaf):
-        return f"a {type(leaf).__name__}"
-    return describe(leaf)
 
 
 def _verify(fun: Any, inverse: Any, blocks: Any, x: Any) -> None:

@@ -12,9 +12,9 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, name_of
 from .._core.parts import take_apart
-from .._jit.donation import describe
 from .._jit.jit import Jitted, filter_jit
 from .._module.field import field
+from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
 from .vmap import (
@@ -23,7 +23,7 @@ from .vmap import (
     axes_of_call,
     check_sizes,
     if_array,
-    resolve_axes,
+    output_axes,
 )
 
 _P = ParamSpec("_P")
@@ -160,7 +160,7 @@ class Pmapped(Transformed[..., Any]):
             ]
             tree, (args, kwargs) = held_rest.fill(held), rest.fill(row)
             out = (opaque if tree is None else tree)(*args, **kwargs)
-            chosen = resolve_axes(out_axes, out, "out_axes")
+            chosen = output_axes(out_axes, out)
             _check_outputs(out, chosen)
             with_rows, without = outputs.split(out, chosen)
             return [jnp.asarray(x)[None] for x in with_rows], without
@@ -236,8 +236,8 @@ def _refuse_other_meshes(
         if axis is not None or any(sharding.spec):
             raise ValueError(
                 f"`filter_pmap` of `{name_of(fun)}`: "
-                f"`{argument_name(fun, args, kwargs, path)}` ({describe(x)}) is on another "
-                "mesh, one with explicit axes. Take it off by `jax.device_get`."
+                f"`{argument_name(fun, args, kwargs, path)}` ({describe_array(x)}) is on "
+                "another mesh, one with explicit axes. Take it off by `jax.device_get`."
             )
 
 
@@ -259,7 +259,7 @@ def _check_outputs(out: Any, axes: Sequence[int | None]) -> None:
     for (path, x), axis in zip(jtu.tree_leaves_with_path(out), axes, strict=True):
         if axis is None and is_array(x) and varying_axes(jax.typeof(x)):
             raise ValueError(
-                f"`{path_str(path, 'out')}` ({describe(x)}) may differ between devices, "
-                "and so cannot be returned once, as its output axis `None` says. Make it "
-                "the same by `jax.lax.psum` or `jax.lax.pmean`, or give it an axis."
+                f"`{path_str(path, 'out')}` ({describe_array(x)}) may differ between "
+                "devices, and so cannot be returned once, as its output axis `None` says. "
+                "Make it the same by `jax.lax.psum` or `jax.lax.pmean`, or give it an axis."
             )

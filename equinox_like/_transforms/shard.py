@@ -10,10 +10,11 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from .._compat.trace_state import at_top_level
 from .._errors import DonationError
-from .._jit.donation import buffers_of, describe, is_concrete
-from .._jit.shardings import constrain, is_sharding, refuse_misfit, spread
+from .._jit.shardings import constrain, is_sharding, refuse_misfit
+from .._tree.arrays import buffer_pointers, describe_array, is_concrete
 from .._tree.copy import copy_array
 from .._tree.filters import is_array
+from .._tree.match import spread
 from .._tree.paths import path_str
 
 _Tree = TypeVar("_Tree")
@@ -121,7 +122,8 @@ def filter_device_put(
     def put(name: str, x: Any, spec: Any) -> Any:
         if is_concrete(x) and x.is_deleted():
             raise DonationError(
-                f"`filter_device_put`: `{name}` ({describe(x)}) was donated or deleted."
+                f"`filter_device_put`: `{name}` ({describe_array(x)}) was donated or "
+                "deleted."
             )
         if not shares and not isinstance(x, jax.Array):
             x = np.array(x)
@@ -130,7 +132,7 @@ def filter_device_put(
         out = jax.device_put(x, spec)
         if shares or not is_concrete(x) or not is_concrete(out):
             return out
-        overlap = not set(buffers_of(x)).isdisjoint(buffers_of(out))
+        overlap = not set(buffer_pointers(x)).isdisjoint(buffer_pointers(out))
         return copy_array(out) if overlap else out
 
     out = _placed("device", "tree", tree, device, put)
@@ -145,7 +147,7 @@ def filter_device_put(
 
 def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
     leaves, treedef = jtu.tree_flatten_with_path(tree)
-    chosen = [spec for _, spec in spread(option, name, specs, tree)]
+    chosen = [spec for _, spec in spread(specs, tree, option, name)]
     return treedef.unflatten(
         [
             place(path_str(path, name), x, spec) if is_array(x) else x
@@ -160,14 +162,14 @@ def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
         return SingleDeviceSharding(spec)
     if not is_sharding(spec):
         raise ValueError(
-            f"`{option}` is {spec!r} for `{name}` ({describe(x)}): it must be a device, a "
-            "sharding or a `PartitionSpec`."
+            f"`{option}` is {spec!r} for `{name}` ({describe_array(x)}): it must be a "
+            "device, a sharding or a `PartitionSpec`."
         )
     mesh = jax.sharding.get_abstract_mesh()
     if isinstance(spec, PartitionSpec) and mesh.empty:
         raise ValueError(
-            f"`{option}` gives {spec} for `{name}` ({describe(x)}), and there is no mesh "
-            "that it is meant for: do it under `jax.set_mesh(mesh)`, or give "
+            f"`{option}` gives {spec} for `{name}` ({describe_array(x)}), and there is no "
+            "mesh that it is meant for: do it under `jax.set_mesh(mesh)`, or give "
             "`jax.sharding.NamedSharding(mesh, spec)`."
         )
     refuse_misfit(option, name, spec, x)

@@ -15,11 +15,12 @@ from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
-from .._jit.donation import describe
 from .._jit.jit import Jitted, filter_jit
-from .._jit.shardings import refuse_misfit, spread
+from .._jit.shardings import refuse_misfit
 from .._module.field import field
+from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
+from .._tree.match import spread
 from .._tree.paths import path_str
 from .vmap import argument_name, by_name
 
@@ -174,21 +175,21 @@ class ShardMapped(Transformed[..., Any]):
         """The spec of each array of the arguments."""
         given, fun = self._in_specs, self.__wrapped__
         if isinstance(given, dict):
-            given = by_name("in_specs", fun, given, args, kwargs, None)
-        elif isinstance(given, tuple):
-            if kwargs:
-                raise ValueError(
-                    f"`in_specs` of `{name_of(fun)}` says nothing of {list(kwargs)}, which "
-                    "have no position: let it be a dictionary from names to specs."
-                )
-            given = (given, {})
+            parts = by_name("in_specs", fun, given, args, kwargs, None)
+        elif isinstance(given, tuple) and kwargs:
+            raise ValueError(
+                f"`in_specs` of `{name_of(fun)}` says nothing of {list(kwargs)}, which "
+                "have no position: let it be a dictionary from names to specs."
+            )
+        else:
+            parts: list[tuple[Any, Any, str, str]] = [
+                (given, args, "in_specs", "the arguments")
+            ]
+            parts += [(given, kwargs[k], "in_specs", k) for k in sorted(kwargs)]
+        specs = [spec for part in parts for _, spec in spread(*part)]
         return [
             spec or PartitionSpec()
-            for x, (_, spec) in zip(
-                jtu.tree_leaves((args, kwargs)),
-                spread("in_specs", "the arguments", given, (args, kwargs)),
-                strict=True,
-            )
+            for x, spec in zip(jtu.tree_leaves((args, kwargs)), specs, strict=True)
             if is_array(x)
         ]
 
@@ -197,7 +198,7 @@ class ShardMapped(Transformed[..., Any]):
 
     def _grouped(self, out: Any, axes: frozenset[Any]) -> Grouped:
         numbers = []
-        found = spread("out_specs", "out", self._out_specs, out)
+        found = spread(self._out_specs, out, "out_specs", "out")
         for (path, x), (number, spec) in zip(
             jtu.tree_leaves_with_path(out), found, strict=True
         ):
@@ -210,8 +211,8 @@ class ShardMapped(Transformed[..., Any]):
             differs = varying_axes(jax.typeof(x)) & axes - set(jtu.tree_leaves([*spec]))
             if differs and self._check_vma:
                 raise ValueError(
-                    f"`out_specs` gives {spec} for `{name}` ({describe(x)}), which may "
-                    f"differ along {sorted(map(str, differs))}: name the axis there to "
+                    f"`out_specs` gives {spec} for `{name}` ({describe_array(x)}), which "
+                    f"may differ along {sorted(map(str, differs))}: name the axis there to "
                     "return all the parts, or make them the same by `jax.lax.psum` or "
                     "`jax.lax.pmean`."
                 )
@@ -236,9 +237,9 @@ def _explain_explicit(names, data, specs, error: ValueError) -> None:
         has = jax.typeof(x).sharding.spec
         if _padded(has, x.ndim) != _padded(spec, x.ndim):
             raise ValueError(
-                f"`in_specs` gives {spec} for `{name}` ({describe(x)}), which is split by "
-                f"{has}. Of explicit axes a spec must say how the array is split: use "
-                "`filter_shard` on it before."
+                f"`in_specs` gives {spec} for `{name}` ({describe_array(x)}), which is "
+                f"split by {has}. Of explicit axes a spec must say how the array is split: "
+                "use `filter_shard` on it before."
             ) from error
 
 

@@ -15,6 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, value_and_aux
 from .._tree.filters import is_array_like, is_inexact_array, is_none
+from .._tree.match import pair_leaves
 from .._tree.partition import combine, partition
 from .._tree.paths import path_str
 
@@ -56,17 +57,13 @@ def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[
     `ValueError` if structures or shapes differ; `TypeError` if dtypes do, or there is a
     tangent of what has none.
     """
-    leaves, treedef = jtu.tree_flatten_with_path(primals, is_none)
-    given, given_treedef = jtu.tree_flatten(tangents, is_none)
-    if treedef != given_treedef:
-        raise ValueError(
-            f"`{name}` must have the structure of what they belong to, with `None` for "
-            f"whatever is not differentiated. Expected\n    {treedef}\nand got\n    "
-            f"{given_treedef}"
-        )
+    message = (
+        f"`{name}` must have the structure of what they belong to, with `None` for "
+        "whatever is not differentiated."
+    )
     return [
         _match(primal, tangent, path_str(path, name))
-        for (path, primal), tangent in zip(leaves, given, strict=True)
+        for path, primal, tangent in pair_leaves(primals, tangents, message, is_none)
     ]
 
 

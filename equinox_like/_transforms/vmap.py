@@ -19,7 +19,8 @@ from jax.sharding import AxisType
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
 from .._jit.layout import argument_names
 from .._module.field import field
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_none
+from .._tree.match import leaf_name, match_prefix
 from .._tree.paths import path_str
 
 _P = ParamSpec("_P")
@@ -164,14 +165,12 @@ class Vmapped(Transformed[..., Any]):
                 filled[i] = value
             args, kwargs = treedef.unflatten(filled)
             out = fun(*args, **kwargs)
-            return unmapped_outputs.split(out, resolve_axes(out_axes, out, "out_axes"))
+            return unmapped_outputs.split(out, output_axes(out_axes, out))
 
         if not mapped and self._axis_size is None:
             # There is no batch: legal if nothing asks for one in the output.
             out = fun(*args, **kwargs)
-            if any(
-                axis is not None for axis in resolve_axes(out_axes, out, "out_axes")
-            ):
+            if any(axis is not None for axis in output_axes(out_axes, out)):
                 raise ValueError(
                     f"`filter_vmap` of `{name_of(fun)}`: no argument is mapped, so there "
                     "is no batch dimension to put into the outputs. Map an argument, or "
@@ -201,15 +200,15 @@ def axes_of_call(
 ) -> list[int | None]:
     """For each leaf of `(args, kwargs)` its axis."""
     if isinstance(in_axes, dict):
-        axes = by_name("in_axes", fun, in_axes, args, kwargs, if_array(0))
-        return resolve_axes(axes, (args, kwargs), "in_axes")
+        parts = by_name("in_axes", fun, in_axes, args, kwargs, if_array(0))
+        return [axis for part in parts for axis in resolve_axes(*part)]
     if kwargs:
         raise RuntimeError(
             f"`{where}` of `{name_of(fun)}` cannot be called with keyword arguments "
             f"({', '.join(kwargs)}) unless `in_axes` is a dictionary from names to axes, "
             "which may be empty: pass them by position."
         )
-    return resolve_axes(in_axes, args, "in_axes")
+    return resolve_axes(in_axes, args, "in_axes", "args")
 
 
 class Unmapped:
@@ -236,25 +235,29 @@ class Unmapped:
         return [self.leaves[i] for i in indices]
 
 
-def resolve_axes(axes: Any, tree: Any, option: str) -> list[int | None]:
+def output_axes(out_axes: Any, out: Any) -> list[int | None]:
+    return resolve_axes(out_axes, out, "out_axes", "out")
+
+
+def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | None]:
     """For each leaf of `tree` its axis, from the prefix tree `axes`."""
     if isinstance(axes, if_array):
         axis = axes.axis
         return [axis if is_array(x) else None for x in jtu.tree_leaves(tree)]
     resolved: list[int | None] = []
 
-    def resolve(path: Any, axis: Any, subtree: Any) -> None:
+    matched = match_prefix(axes, tree, option, name, is_none)
+    for number, (axis, subtree) in enumerate(matched):
         for leaf in jtu.tree_leaves(subtree):
             chosen: Any = axis(leaf) if callable(axis) else axis
             if chosen is not None and (type(chosen) is bool or not _is_int(chosen)):
                 error = TypeError if callable(axis) else ValueError
                 raise error(
                     f"The leaves of `{option}` must be ints, `None`, or callables that "
-                    f"return one; `{option}{jtu.keystr(path)}` gives {chosen!r}."
+                    f"return one; `{leaf_name(axes, number, option, is_none)}` gives "
+                    f"{chosen!r}."
                 )
             resolved.append(None if chosen is None else operator.index(chosen))
-
-    jtu.tree_map_with_path(resolve, axes, tree, is_leaf=lambda x: x is None)
     return resolved
 
 
@@ -269,8 +272,9 @@ def by_name(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     default: Any,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What an option says by name of what is passed by position, and by keyword."""
+) -> list[tuple[Any, Any, str, str]]:
+    """For each argument what an option says of it by name, its value, and the names of
+    both, in the order of the leaves of `(args, kwargs)`."""
     names = _names(fun, args, kwargs)
     # What is one of `*args` has no name of its own.
     shown = [name if name == parameter else None for name, parameter in names]
@@ -281,10 +285,13 @@ def by_name(
             f"`{option}` names {unknown}, which `{name_of(fun)}` was not passed; the "
             f"arguments that can be named in this call are {sorted(known)}."
         )
-    return (
-        tuple(default if name is None else given.get(name, default) for name in shown),
-        {name: given.get(name, default) for name in kwargs},
-    )
+    named = [*zip(shown, args, strict=True), *sorted(kwargs.items())]
+    return [
+        (given.get(name, default), value, f"{option}[{name!r}]", name)
+        if name is not None
+        else (default, value, option, "args")
+        for name, value in named
+    ]
 
 
 def _names(

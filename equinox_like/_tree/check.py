@@ -10,6 +10,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .nodes import children_of
 from .paths import path_str
 
 
@@ -41,7 +42,7 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
         assert treedef.unflatten("xy") == {"a": "x", "b": "y"}
         ```
     """
-    children, treedef = _children(pytree)
+    children, treedef = children_of(pytree)
     if any(path and child is pytree for path, child in children):
         raise ValueError(
             f"A {type(pytree).__qualname__} is a child of its own, so it is no tree."
@@ -97,25 +98,13 @@ def tree_check(pytree: Any) -> None:
         elif jtu.all_leaves([node]):
             continue
         else:
-            children, _ = _children(node)
+            children, _ = children_of(node)
             if not children:
                 continue
         if key in seen:
             raise ValueError(_at_two_places(node, seen[key][1], path))
         seen[key] = node, path
         pending += [(child, (*path, *last)) for last, child in reversed(children)]
-
-
-def _children(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
-    """The children of a node with their key paths, each of one entry."""
-    is_below = False
-
-    def stop(_: Any) -> bool:
-        nonlocal is_below
-        was_below, is_below = is_below, True
-        return was_below
-
-    return jtu.tree_flatten_with_path(node, is_leaf=stop)
 
 
 def _memory(array: Any) -> Any:

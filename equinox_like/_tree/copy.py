@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._compat.tracer import Tracer
 from .._errors import DonationError
+from .arrays import describe_array, is_concrete
 from .filters import is_array
 from .paths import path_str
 
@@ -50,11 +50,11 @@ def tree_copy(pytree: _Tree) -> _Tree:
 def _copy(path: tuple[Any, ...], x: Any) -> Any:
     if not is_array(x):
         return x
-    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+    if not is_concrete(x):
         return x.copy()
     if x.is_deleted():
         raise DonationError(
-            f"Cannot copy `{path_str(path, 'pytree')}`, {x.dtype}{list(x.shape)}: it was "
+            f"Cannot copy `{path_str(path, 'pytree')}`, {describe_array(x)}: it was "
             "donated or deleted. Copy it before that."
         )
     return copy_array(x)

@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.tracer import Tracer
+from .arrays import is_concrete
 from .filters import is_array, is_inexact_array
 
 
@@ -151,7 +152,7 @@ def _moved_to(target: Any, x: Any) -> Any:
 
 
 def _is_committed(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not _is_traced(x) and x.committed
+    return is_concrete(x) and x.committed
 
 
 def _is_zero(tolerance: Any) -> bool:

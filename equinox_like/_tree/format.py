@@ -14,7 +14,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.tracer import Tracer
+from .arrays import is_deleted
 
 
 def _never(node: Any) -> bool:
@@ -137,7 +137,7 @@ class TreeWLCustom:
 
         if self.short_arrays:
             return self._array(x)
-        if not isinstance(x, Tracer) and x.is_deleted():
+        if is_deleted(x):
             return self._array(x, "deleted")
         return wl.TextDoc(repr(x))
 

@@ -1,10 +1,12 @@
-"""All nodes and leaves of a tree in one list, found again by identity or by key path."""
+"""The nodes of a tree: all of them, found by identity or by key path; and one of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
 
+from .arrays import describe_array
+from .filters import is_array
 from .paths import path_str
 
 
@@ -57,3 +59,26 @@ class Nodes:
 
         jtu.tree_flatten_with_path(self.all[0], visit, is_leaf_takes_path=True)
         return paths
+
+
+def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
+    """The children of a node with their key paths, each of one entry; and its structure."""
+    is_below = False
+
+    def stop(_: Any) -> bool:
+        nonlocal is_below
+        was_below, is_below = is_below, True
+        return was_below
+
+    return jtu.tree_flatten_with_path(node, is_leaf=stop)
+
+
+def describe_node(node: Any) -> str:
+    """What a message calls a node or a leaf: by its type, and its size or keys."""
+    if node is None:
+        return "None"
+    if isinstance(node, dict):
+        return f"a {type(node).__name__} with the keys {list(node)}"
+    if isinstance(node, list | tuple):
+        return f"a {type(node).__name__} of length {len(node)}"
+    return describe_array(node) if is_array(node) else f"a {type(node).__name__}"

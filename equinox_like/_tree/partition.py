@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 
 from .filters import is_none
 from .format import tree_pformat
-from .paths import path_str
+from .match import flatten_up_to, leaf_name
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -106,8 +106,9 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
         raise TypeError("`combine` takes at least one tree.")
     stop = is_none if is_leaf is None else lambda x: x is None or is_leaf(x)
     leaves, treedef = jtu.tree_flatten(pytrees[0], stop)
-    for other in pytrees[1:]:
-        others = flatten_up_to(treedef, pytrees[0], other, stop)
+    for i, other in enumerate(pytrees[1:], 1):
+        names = "pytrees[0]", f"pytrees[{i}]"
+        others = flatten_up_to(treedef, pytrees[0], other, *names, stop)
         leaves = [b if a is None else a for a, b in zip(leaves, others, strict=True)]
     return treedef.unflatten(leaves)
 
@@ -125,16 +126,6 @@ def _is_tree_filter(spec: Any) -> bool:
     return getattr(spec, _TREE_FILTER, False) is True
 
 
-def flatten_up_to(treedef, prefix, full, is_leaf=None) -> list[Any]:
-    """The subtrees of `full` at the leaves of `prefix`, or an error with the key path."""
-    try:
-        return treedef.flatten_up_to(full)
-    except ValueError:
-        # `tree_map` finds the same fault, and its message has the key path.
-        jtu.tree_map(lambda _, subtree: None, prefix, full, is_leaf=is_leaf)
-        raise
-
-
 def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     """One bool for each leaf of `pytree`."""
     if _is_tree_filter(filter_spec):
@@ -146,7 +137,8 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     if spec_treedef == treedef and set(map(type, specs)) <= {bool}:
         return specs
     keep: list[bool] = []
-    subtrees = flatten_up_to(spec_treedef, filter_spec, pytree)
+    names = "filter_spec", "pytree"
+    subtrees = flatten_up_to(spec_treedef, filter_spec, pytree, *names)
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
         below = jtu.tree_leaves(subtree, is_leaf)
         if _is_tree_filter(spec):
@@ -156,9 +148,9 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
         elif callable(spec) and not isinstance(spec, jax.Array):
             keep.extend(bool(spec(leaf)) for leaf in below)
         else:
-            path, _ = jtu.tree_leaves_with_path(filter_spec)[i]
             raise ValueError(
                 "The leaves of `filter_spec` must be `True`, `False` or callables; at "
-                f"`{path_str(path, 'filter_spec')}` there is `{tree_pformat(spec)}`."
+                f"`{leaf_name(filter_spec, i, 'filter_spec')}` there is "
+                f"`{tree_pformat(spec)}`."
             )
     return keep

@@ -11,8 +11,8 @@ from typing import Any, TypeGuard
 
 import jax.tree_util as jtu
 
+from .match import flatten_up_to
 from .nodes import Nodes
-from .partition import flatten_up_to
 from .paths import path_str
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
@@ -28,7 +28,7 @@ def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
     """The places that `where` chooses, and whether it is one node or several."""
     paths = nodes.key_paths()
     if _is_mask(where):
-        flatten_up_to(jtu.tree_structure(where), where, nodes.all[0])
+        flatten_up_to(jtu.tree_structure(where), where, nodes.all[0], "where", "pytree")
         places = {path: place for place, path in enumerate(paths)}
         chosen = [path for path, flag in jtu.tree_leaves_with_path(where) if flag]
         return [places[path] for path in chosen], False

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 
 from .filters import is_none
+from .match import flatten_up_to
 from .paths import path_str
 
 _Tree = TypeVar("_Tree")
@@ -40,7 +41,12 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
         assert model["w"].sum() == 0 and model["name"] == "first"
         ```
     """
-    return jtu.tree_map_with_path(_add, updates, model, is_leaf=is_none)
+    items, treedef = jtu.tree_flatten_with_path(updates, is_none)
+    nodes = flatten_up_to(treedef, updates, model, "updates", "model", is_none)
+    return treedef.unflatten(
+        _add(path, update, node)
+        for (path, update), node in zip(items, nodes, strict=True)
+    )
 
 
 def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 
 from .._module import Frozen, Module
+from .._tree.nodes import children_of
 from ._stacked import Stacked
 from ._state import State
 
@@ -39,13 +40,13 @@ def _below(node: Any, here: Place) -> Iterator[Place]:
         return
     classes = (*here.classes, type(node))
     rows = (*here.rows, node.depth) if isinstance(node, Stacked) else here.rows
-    children, _ = jtu.flatten_one_level_with_keys(node)
-    for key, child in children:
+    children, _ = children_of(node)
+    for step, child in children:
         owner, name = here.owner, here.name
         if isinstance(node, Module):
-            owner, name = node, getattr(key, "name", None)
+            owner, name = node, getattr(step[0], "name", None)
         elif isinstance(node, State):
             owner, name = node, None
         yield from _below(
-            child, Place((*here.path, key), None, owner, name, rows, classes)
+            child, Place((*here.path, *step), None, owner, name, rows, classes)
         )

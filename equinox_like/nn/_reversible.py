@@ -14,11 +14,10 @@ from .._loops import filter_scan
 from .._module import Frozen, Module, field
 from .._transforms.invertible import filter_invertible
 from .._tree import is_array
-from ._shape import within
+from ._shape import described, within
 from ._stacked import (
     Stacked,
     check_kept,
-    described,
     policy_of,
     shape_and_dtype,
     strongly_typed,

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, SupportsIndex
 
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
 from .._errors import ShapeError
 
 
@@ -89,6 +92,14 @@ def within(path: str) -> Iterator[None]:
 
 
 _AT = "At `"
+
+
+def described(tree: Any) -> str:
+    """The shape and dtype of an array or a number, or of each leaf of a tree."""
+    shown = jtu.tree_map(
+        lambda x: f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}", tree
+    )
+    return shown if isinstance(shown, str) else str(shown)
 
 
 def _shape_of(x: Any) -> tuple[int, ...] | None:

@@ -10,12 +10,12 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from .._core.difference import tree_differences
+from .._core.difference import ARRAY_TYPE, tree_differences
 from .._errors import ShapeError
 from .._module import field
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
-from ._shape import as_size, within
+from ._shape import as_size, described, within
 from ._stack import build_stacked
 from ._state import StateIndex, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
@@ -274,13 +274,6 @@ def shape_and_dtype(leaf: Any) -> _Leaf:
     return _Leaf((jnp.shape(leaf), jnp.result_type(leaf)))
 
 
-def described(tree: Any) -> str:
-    shown = jtu.tree_map(
-        lambda x: f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}", tree
-    )
-    return shown if isinstance(shown, str) else str(shown)
-
-
 def strongly_typed(x: Any) -> Any:
     x = jnp.asarray(x)
     return jnp.asarray(x, x.dtype)
@@ -303,17 +296,12 @@ def _is_index(node: Any) -> bool:
 
 
 def _refuse_difference(first: Any, layer: Any, index: int) -> None:
-    for found in tree_differences("layer", first, layer):
+    for found in tree_differences("layer", first, layer, is_array, described):
+        if found.kind == ARRAY_TYPE:
+            wanted, verb = "with equal shapes and dtypes", "has"
+        else:
+            wanted, verb = "of equal structure", "is"
         raise ValueError(
-            "`Stacked.from_layers` takes layers of equal structure. "
-            f"`{found.path}` is {found.before} in layer 0, and {found.after} in layer "
-            f"{index}."
+            f"`Stacked.from_layers` takes layers {wanted}. `{found.path}` {verb} "
+            f"{found.before} in layer 0, and {found.after} in layer {index}."
         )
-    leaves = zip(jtu.tree_leaves_with_path(first), jax.tree.leaves(layer), strict=True)
-    for (path, one), other in leaves:
-        if is_array(one) and shape_and_dtype(one) != shape_and_dtype(other):
-            raise ValueError(
-                "`Stacked.from_layers` takes layers with equal shapes and dtypes. "
-                f"`{path_str(path, 'layer')}` has {described(one)} in layer 0, and "
-                f"{described(other)} in layer {index}."
-            )

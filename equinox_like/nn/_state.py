@@ -20,6 +20,7 @@ from .._tree import tree_pformat
 from .._tree.cached import Attribute, Cached, forget
 from .._tree.paths import path_str
 from .._tree.registry import register_cached
+from ._shape import described
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -348,13 +349,9 @@ def _like(value: Any, old: Any, name: str) -> Any:
         if new_leaf.shape != old_leaf.shape or new_leaf.dtype != old_leaf.dtype:
             raise ValueError(
                 f"The value of `{path_str(path, name)}` cannot change from "
-                f"{_described(old_leaf)} to {_described(new_leaf)}."
+                f"{described(old_leaf)} to {described(new_leaf)}."
             )
     return value
-
-
-def _described(leaf: Any) -> str:
-    return f"shape {leaf.shape} and dtype {leaf.dtype}"
 
 
 def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:

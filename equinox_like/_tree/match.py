@@ -1,0 +1,118 @@
+"""Two trees side by side: a prefix tree and what it stands for, or two of one structure.
+
+A prefix tree, such as `in_axes`, ends earlier than the tree that it is about: each of its
+leaves stands for a whole subtree. JAX's own error says neither which argument that is, nor,
+where `None` counts as a leaf, the place at which the two differ; the errors here do.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .filters import is_none
+from .nodes import children_of, describe_node
+from .paths import path_str
+
+_Path = tuple[Any, ...]
+_IsLeaf = Callable[[Any], bool] | None
+
+
+def flatten_up_to(
+    treedef: Any,
+    prefix: Any,
+    tree: Any,
+    prefix_name: str,
+    tree_name: str,
+    is_leaf: _IsLeaf = None,
+) -> list[Any]:
+    """The subtrees of `tree` at the leaves of `prefix`, whose structure is `treedef`.
+
+    **Raises:**
+
+    `ValueError` if `prefix` is not a prefix of `tree`, naming both and the path.
+    """
+    try:
+        return treedef.flatten_up_to(tree)
+    except ValueError as error:
+        found = _first_misfit(prefix, tree, is_leaf)
+        # A node may be flattened in another way each time.
+        path, one, other, reason = found or ((), prefix, tree, error)
+        here, there = path_str(path, prefix_name), path_str(path, tree_name)
+        one, other = describe_node(one), describe_node(other)
+        why = f"`{here}` is {one}, and `{there}` is {other}."
+        if one == other:
+            why = f"`{here}` and `{there}` differ: {reason}"
+        raise ValueError(
+            f"`{prefix_name}` does not fit `{tree_name}`, of which it must be a prefix "
+            f"(pytree structure error): {why}"
+        ) from None
+
+
+def match_prefix(
+    prefix: Any, tree: Any, prefix_name: str, tree_name: str, is_leaf: _IsLeaf = None
+) -> Iterator[tuple[Any, Any]]:
+    """Each leaf of `prefix` with the subtree of `tree` that it stands for."""
+    leaves, treedef = jtu.tree_flatten(prefix, is_leaf)
+    subtrees = flatten_up_to(treedef, prefix, tree, prefix_name, tree_name, is_leaf)
+    return zip(leaves, subtrees, strict=True)
+
+
+def spread(
+    prefix: Any,
+    tree: Any,
+    prefix_name: str,
+    tree_name: str,
+    is_leaf: _IsLeaf = is_none,
+) -> Iterator[tuple[int, Any]]:
+    """For each leaf of `tree`, the leaf of `prefix` that stands for it, with its number."""
+    matched = match_prefix(prefix, tree, prefix_name, tree_name, is_leaf)
+    for number, (leaf, subtree) in enumerate(matched):
+        for _ in jtu.tree_leaves(subtree):
+            yield number, leaf
+
+
+def leaf_name(tree: Any, number: int, name: str, is_leaf: _IsLeaf = None) -> str:
+    """How one writes the leaf of this number; for messages, since paths take time."""
+    path, _ = jtu.tree_leaves_with_path(tree, is_leaf)[number]
+    return path_str(path, name)
+
+
+def pair_leaves(
+    expected: Any,
+    given: Any,
+    message: str,
+    is_leaf: _IsLeaf = None,
+    error: type[Exception] = ValueError,
+) -> list[tuple[_Path, Any, Any]]:
+    """The leaves of two trees of one structure, each pair with its path.
+
+    **Raises:**
+
+    `error` if the structures differ: `message`, and both of them.
+    """
+    items, expected_treedef = jtu.tree_flatten_with_path(expected, is_leaf)
+    others, given_treedef = jtu.tree_flatten(given, is_leaf)
+    if expected_treedef != given_treedef:
+        raise error(
+            f"{message} Expected\n    {expected_treedef}\nand got\n    {given_treedef}"
+        )
+    return [(path, x, y) for (path, x), y in zip(items, others, strict=True)]
+
+
+def _first_misfit(
+    prefix: Any, tree: Any, is_leaf: _IsLeaf, path: _Path = ()
+) -> tuple[_Path, Any, Any, Exception] | None:
+    """The first node of `prefix` that differs from that of `tree`: its path, both, why."""
+    if jtu.all_leaves([prefix], is_leaf):
+        return None
+    children, treedef = children_of(prefix)
+    try:
+        others = treedef.flatten_up_to(tree)
+    except ValueError as error:
+        return path, prefix, tree, error
+    for (step, child), other in zip(children, others, strict=True):
+        found = _first_misfit(child, other, is_leaf, (*path, *step))
+        if found is not None:
+            return found
+    return None
