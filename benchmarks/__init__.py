@@ -1,1 +1,1 @@
-"""Speed against plain JAX, and against the peer where it is installed, as ratios."""
+"""Speed against plain JAX, and against Equinox where it is installed, as ratios."""

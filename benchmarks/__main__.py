@@ -32,8 +32,8 @@ def main() -> None:
     options = parser.parse_args()
     print(
         f"Python {platform.python_version()}, jax {jax.__version__}, "
-        f"{jax.default_backend()}; the peer: "
-        + (f"equinox {peer.__version__}" if peer else "not installed")
+        f"{jax.default_backend()}; Equinox: "
+        + (f"{peer.__version__}" if peer else "not installed")
     )
     print("Ratios to the first column: median (10 % - 90 % of rounds).")
     for name in options.only or SUBJECTS:

@@ -1,4 +1,4 @@
-"""The same arrays in nested dicts, in our Modules, and in the peer's."""
+"""The same arrays in nested dicts, in our Modules, and in Equinox's."""
 
 import importlib
 from types import ModuleType
@@ -18,7 +18,7 @@ def find_peer() -> ModuleType | None:
 
 
 peer = find_peer()
-LIBRARIES: dict[str, Any] = {"ours": eqx} | ({"peer": peer} if peer else {})
+LIBRARIES: dict[str, Any] = {"ours": eqx} | ({"Equinox": peer} if peer else {})
 SIZES = (4, 40, 400, 2000)
 
 

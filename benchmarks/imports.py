@@ -14,7 +14,7 @@ start = time.perf_counter()
 import {module}
 print(time.perf_counter() - start)
 """
-_MODULES = {"ours": "equinox_like", "peer": "equinox"}
+_MODULES = {"ours": "equinox_like", "Equinox": "equinox"}
 
 
 def run(rounds: int) -> None:

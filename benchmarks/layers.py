@@ -1,4 +1,4 @@
-"""Networks of the library's layers, beside the same in plain jax.numpy and in the peer.
+"""Networks of the library's layers, beside the same in plain jax.numpy and in Equinox.
 
 All of them compute the same numbers, which is checked first. The time is that of the
 compiled program; of 24 blocks of a transformer also what it takes to lower and compile.

@@ -10,7 +10,7 @@ evaluated.
 each Module, with its fields as keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
@@ -138,7 +138,8 @@ def read(*trees: Any) -> Any:
 
 
 def step(*trees: Any) -> Any:
-    return jax.tree.map(lambda x: x + 1 if eqx.is_array(x) else x, trees)
+    stepped = jax.tree.map(lambda x: x + 1 if eqx.is_array(x) else x, trees)
+    return *stepped, read(trees)  # which stands for the loss
 
 
 def arrays(tree: Any) -> list[Any]:
@@ -168,15 +169,18 @@ def jit(name: str, fun: Any, donate: bool = False) -> Any:
 
 
 class Loop:
-    """A train loop: each call replaces all arguments by the function's outputs."""
+    """A train loop: each call replaces all arguments by the function's outputs.
 
-    def __init__(self, fun: Any, parts: tuple[Any, ...]):
+    As users do, it reads the loss, and nothing of the model.
+    """
+
+    def __init__(self, fun: Any, parts: Sequence[Any]):
         self.fun = fun
         self.parts = parts
 
     def __call__(self) -> Any:
-        self.parts = self.fun(*self.parts)
-        return self.parts
+        *self.parts, loss = self.fun(*self.parts)
+        return loss
 
 
 @dataclass

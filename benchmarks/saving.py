@@ -33,7 +33,7 @@ def run(rounds: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = {
                 key: str(Path(folder, key))
-                for key in ("safetensors", "ours", "ours, .eqx", "peer")
+                for key in ("safetensors", "ours", "ours, .eqx", "Equinox")
             }
             host = {name: np.asarray(x) for name, x in tree.items()}
             saving: dict[str, Any] = {
@@ -54,9 +54,11 @@ def run(rounds: int) -> None:
                 ),
             }
             if peer:
-                saving["peer"] = partial(peer.tree_serialise_leaves, path["peer"], tree)
-                loading["peer"] = partial(
-                    peer.tree_deserialise_leaves, path["peer"], tree
+                saving["Equinox"] = partial(
+                    peer.tree_serialise_leaves, path["Equinox"], tree
+                )
+                loading["Equinox"] = partial(
+                    peer.tree_deserialise_leaves, path["Equinox"], tree
                 )
             goals = {"saving": "peer's", "loading": "0.1 peer's"}
             show(

@@ -35,7 +35,7 @@ def run(rounds: int) -> None:
 
 
 def run_functions(rounds: int) -> None:
-    """Each against one round trip of our own Modules, the peer on its own ones too."""
+    """Each against one round trip of our own Modules, Equinox on its own ones too."""
     rows = []
     for size in SIZES[:3]:
         trees = {key: net(key, nested_dict(size)) for key in LIBRARIES}

@@ -24,7 +24,6 @@ from .values import (
 _new = object.__new__
 _set = object.__setattr__
 _unset = object.__delattr__
-_make = type.__call__
 _count_references = sys.getrefcount
 
 
@@ -41,47 +40,65 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Makes an instance: calls `__init__`, freezes it, and checks its fields."""
     spec: ModuleSpec = cls._module_spec_
     if spec.init_is_all:
-        self = _make(cls, *args, **kwargs) if kwargs else _make(cls, *args)
-        values = spec.read_all(self)
+        self = _new(cls)
+        if kwargs:
+            cls.__init__(self, *args, **kwargs)
+            args += tuple(kwargs.values())
+        else:  # takes less time
+            cls.__init__(self, *args)
+        if spec.has_checks:
+            _check_fields(self, spec, spec.read_all(self))
+            return self
+        for value in args:  # takes less time than anything that calls
+            if type(value) not in harmless_types:
+                _check_fields(self, spec, spec.read_all(self))
+                break
+        return self
+    if spec.new_is_plain:
+        self = _new(cls)
     else:
-        self = _new(cls) if spec.new_is_plain else _make_empty(cls, spec, args, kwargs)
+        self = _make_empty(cls, spec, args, kwargs)
         if not isinstance(self, cls):
             return self
-        _set(self, OPEN, True)
+    _set(self, OPEN, cls._open_names_)
+    try:
+        if kwargs:
+            cls.__init__(self, *args, **kwargs)
+        else:
+            cls.__init__(self, *args)
         try:
-            if kwargs:
-                cls.__init__(self, *args, **kwargs)
-            else:  # takes less time
-                cls.__init__(self, *args)
-            try:
-                values = spec.read_all(self)
-            except AttributeError:
-                _require_all_fields(self, spec)
-                raise
-        finally:
-            _unset(self, OPEN)
-        if spec.has_hooks:
-            values = _convert(self, spec)
-        # Nothing can hold it that nobody else refers to.
-        if _count_references(self) != _ALONE:
-            check_values(self, _own_fields(self, spec, values))
-    # In C, as nearly all values are of such types.
-    if not harmless_types.issuperset(map(type, values)) and any(
-        map(may_hold_callable, values)
-    ):
-        check_callables(self, _own_fields(self, spec, values))
-    if spec.static:
-        for value in spec.read_static(self):
-            if type(value) not in HOLD_NO_ARRAY:
-                check_statics(
-                    self, zip(spec.static, spec.read_static(self), strict=True)
-                )
-                break
+            values = spec.read_all(self)
+        except AttributeError:
+            _require_all_fields(self, spec)
+            raise
+    finally:
+        _unset(self, OPEN)
+    if spec.has_hooks:
+        values = _convert(self, spec)
+    # Nothing can hold it that nobody else refers to.
+    if _count_references(self) != _ALONE:
+        check_values(self, _own_fields(self, spec, values))
+    if spec.has_checks:
+        _check_fields(self, spec, values)
+        return self
+    for value in values:
+        if type(value) not in harmless_types:
+            _check_fields(self, spec, values)
+            break
+    return self
+
+
+def _check_fields(self: Any, spec: ModuleSpec, values: Any) -> None:
+    for value in values:
+        if type(value) not in harmless_types and may_hold_callable(value):
+            check_callables(self, _own_fields(self, spec, values))
+            break
+    if spec.static and not HOLD_NO_ARRAY.issuperset(map(type, spec.read_static(self))):
+        check_statics(self, zip(spec.static, spec.read_static(self), strict=True))
     if spec.no_init:
         _check_cached_values(self, spec)
     for check in spec.checks:
         check(self)
-    return self
 
 
 def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ WRAPPER_ATTRIBUTES: Final = (
 AUX: Final = "_aux_"
 # What `_is_open_` of an instance is while it is under construction.
 OPEN: Final = "_is_open_"
-SCANNED: Final = "a tree is searched for this instance"
+SCANNED: Final = frozenset({"<a tree is searched for this instance>"})
 
 # What `==` and reading an attribute raise for what has none.
 _WITHOUT_VALUE: Final = (AttributeError, RuntimeError, TypeError, ValueError)

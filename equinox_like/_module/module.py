@@ -48,16 +48,14 @@ class _Frozen(Node):
 
     _module_spec_: ClassVar[ModuleSpec]
     _module_fields_: ClassVar[frozenset[str]]
+    # What can be assigned under construction: fields, and the names of a wrapped function.
+    _open_names_: ClassVar[frozenset[str]]
     # Whether it is no mistake that a field holds a callable with arrays of its own.
     _wraps_callables_: ClassVar[bool] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_open_ and name in self._module_fields_:
-            _set(self, name, value)
         # `Cls[int](...)` sets `__orig_class__` on what it has made; it is not in the tree.
-        elif name == "__orig_class__" or (
-            self._is_open_ and name in WRAPPER_ATTRIBUTES
-        ):
+        if name in self._is_open_ or name == "__orig_class__":
             _set(self, name, value)
         else:
             refuse_assignment(self, name)
@@ -275,6 +273,7 @@ def _put_attributes(cls: Any) -> None:
 def _set_spec(cls: Any, spec: ModuleSpec) -> None:
     cls._module_spec_ = spec
     cls._module_fields_ = frozenset(spec.names)
+    cls._open_names_ = cls._module_fields_.union(WRAPPER_ATTRIBUTES)
 
 
 class _OfCallables:

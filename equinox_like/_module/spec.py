@@ -42,6 +42,8 @@ class ModuleSpec:
     init_is_all: bool
     # Whether there are converters, or abstract variables without a value.
     has_hooks: bool
+    # Whether fields are to be checked whatever their types are.
+    has_checks: bool
 
 
 # What a spec says of an `__init__` that came after the class was made.
@@ -91,6 +93,7 @@ def make_spec(
         and not has_hooks
         and not hasattr(cls, "__post_init__"),
         has_hooks=has_hooks,
+        has_checks=bool(static or no_init or checks),
     )
 
 

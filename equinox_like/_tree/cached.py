@@ -50,8 +50,9 @@ class Cached(_Bare):
     # How JAX's registry flattens it, and how ours does.
     _aux_: Any = None
     _flat_: Any = _Flat()
-    # Whether it is under construction: then nothing is remembered.
-    _is_open_: Any = False
+    # The attributes that can be assigned now. It has some under construction only, and then
+    # remembers nothing.
+    _is_open_: Any = frozenset()
 
     @property
     def __dict__(self) -> dict[str, Any]:

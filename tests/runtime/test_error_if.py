@@ -194,7 +194,7 @@ def test_symbolic_zeros_stay_symbolic():
 
 def test_program_without_a_check_is_not_waited_for(monkeypatch):
     waits = []
-    monkeypatch.setattr("equinox_like._jit.jit.wait_for", waits.append)
+    monkeypatch.setattr("equinox_like._jit.specialization.wait_for", waits.append)
     eqx.filter_jit(lambda x: eqx.error_if(x, False, MESSAGE))(GOOD)
     eqx.filter_jit(lambda x: eqx.error_if(x, x < 0, MESSAGE, on_error="nan"))(GOOD)
     eqx.filter_jit(lambda x: eqx.error_if(x, x < 0, MESSAGE, on_error="off"))(GOOD)
