@@ -25,3 +25,9 @@ def test_number_of_frames_is_an_integer():
     assert _environment.read_frames("3") == 3
     with pytest.raises(ValueError, match=r"EQX_ON_ERROR_BREAKPOINT_FRAMES.* got 'x'"):
         _environment.read_frames("x")
+
+
+def test_registry_is_own_or_public():
+    assert _environment.read_registry("public") == "public"
+    with pytest.raises(ValueError, match="EQX_REGISTRY is own or public; got 'jax'"):
+        _environment.read_registry("jax")

@@ -5,7 +5,8 @@ have been traced for an earlier call of somebody else. So only the frames of the
 one are sure to belong to a value. It begins below the last frame of
 `jax/_src/interpreters/partial_eval.py`, which makes all programs. If a frame of
 `jax/_src/shard_map.py` comes first it is the body of a `shard_map`: all devices get there.
-Should these files be gone there are no frames, and no body of a `shard_map` is known.
+Should the first file be gone there are no frames. Should the second be gone it is not known
+whether this is the body of a `shard_map`; where there are manual axes it is taken for one.
 """
 
 import os
@@ -22,6 +23,9 @@ _TRACER = os.path.join(_JAX, "_src", "interpreters", "partial_eval.py")
 _SHARD_MAP = os.path.join(_JAX, "_src", "shard_map.py")
 
 
+_IS_SHARD_MAP_KNOWN = os.path.exists(_SHARD_MAP)
+
+
 def traced_frames(passed_over: tuple[str, ...]) -> tuple[tuple[Frame, ...], bool]:
     """Frames, outermost first, without JAX's and those in files that are passed over;
     and whether they are directly in the body of a `shard_map`.
@@ -33,6 +37,8 @@ def traced_frames(passed_over: tuple[str, ...]) -> tuple[tuple[Frame, ...], bool
         code = frame.f_code
         filename = code.co_filename
         if filename == _TRACER:
+            if not _IS_SHARD_MAP_KNOWN:
+                in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
             return tuple(reversed(found)), in_shard_map
         in_shard_map |= filename == _SHARD_MAP
         if not (

@@ -58,3 +58,14 @@ def test_without_the_private_name_unused_arguments_leave_it_open():
     lowered = lower(lambda a, b: a + 1, jnp.ones(3), jnp.ones(5), donate=(0, 1))
     assert ask(lowered) == [0, Buffer.PRUNED]
     assert ask(lowered, without_private_names=True) is None
+
+
+def test_other_words_of_xla_leave_it_open():
+    lowered = lower(lambda a: a + 1, jnp.ones(3), donate=0)
+    compiled = lowered.compile()
+    text = compiled.as_text().replace("input_output_alias", "reuse")
+    text = text.replace("alias", "reuse").replace("buffer_donor", "offer")
+    other = types.SimpleNamespace(as_text=lambda: text)
+    assert buffers_of(lowered, compiled) == [0] and buffers_of(lowered, other) is None
+    kept = lower(lambda a: a + 1, jnp.ones(3))
+    assert ask(kept) == [Buffer.KEPT]

@@ -1,5 +1,7 @@
 """The quick way to make JAX arrays agrees with the public one."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,17 @@ def aligned(array):
 def test_quick_way_is_in_use():
     assert put.putter(copy=False) is not jax.device_put
     assert put.putter(copy=True) is not jnp.array
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_other_parameters_lead_to_the_public_way(copy):
+    client = types.SimpleNamespace(
+        batched_device_put=lambda aval, /: None,
+        HostBufferSemantics=types.SimpleNamespace(
+            IMMUTABLE_ONLY_DURING_CALL=0, ZERO_COPY=1
+        ),
+    )
+    assert put.find(client, copy=copy)(np.ones(3, np.float32)).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("copy", [True, False])
