@@ -229,7 +229,7 @@ class _Records:
             found = list(self._all)
         for record in found:
             if any(reference() is x for reference in record.references):
-                return record.name or record.tree_type.__name__
+                return record.name
         return None
 
 
@@ -240,9 +240,7 @@ class Record:
     """
 
     def __init__(self, name: str):
-        # Of a callable pytree there is only its type.
         self.name = name
-        self.tree_type: type = type(None)
         # Of the last call.
         self.references: Sequence[weakref.ref[Any]] = ()
 

@@ -148,7 +148,7 @@ class Jitted(Transformed[_P, _T]):
         if any(option in jitkwargs for option in OPTIONS):
             shardings = Shardings(jitkwargs, name_of(fun), signature)
         self._program = program_of(
-            self._opaque, self._tree, signature, donate, jitkwargs, shardings
+            fun, self._tree, signature, donate, jitkwargs, shardings
         )
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

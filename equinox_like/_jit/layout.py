@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
-from .._core.base import name_of
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.registry import registry
@@ -192,9 +191,8 @@ class LayoutTable:
         name: str,
         donates: Callable[[str, bool], bool],
     ):
-        """`name` is that of the callable, if it is not part of the calls. `donates` says
-        whether arrays in the parameter of this name are donated, given whether it is the
-        first argument."""
+        """`name` is that of the callable. `donates` says whether arrays in the parameter
+        of this name are donated, given whether it is the first argument."""
         self._signature = signature
         self._name = name
         self._donates = donates
@@ -243,8 +241,7 @@ class LayoutTable:
         not the same; `is_data` whether a leaf is passed to the compiled function.
         """
         leaves, treedef = jtu.tree_flatten(call)
-        name = self._name or name_of(call[0])
-        arguments = _bind(self._signature, name, call, treedef, self._donates)
+        arguments = _bind(self._signature, self._name, call, treedef, self._donates)
         expanded = [False] * len(leaves) if expanded is None else expanded
         counter = itertools.count()
         where = [None if type(x) is Fixed else next(counter) for x in expanded]

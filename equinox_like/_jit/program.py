@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from .._compat.trace_state import at_top_level
-from .._core.base import name_of
 from .._tree.registry import registry
 from .._tree.split import Skeleton
 from .donating import DonatingSpecialization
@@ -33,6 +32,7 @@ class Program:
 
     def __init__(
         self,
+        name: str,
         opaque: Callable[[], Any],
         signature: inspect.Signature,
         donate: Donate,
@@ -41,22 +41,24 @@ class Program:
         without_donation: Callable[[], "Program"],
     ):
         """`without_donation()` is the same program with `donate="none"`."""
+        self.name = name
         self.opaque = opaque
-        self.signature = signature
         self.donate: Donate = donate
         self.jitkwargs = jitkwargs
         self.shardings = shardings
         self.options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
-        fun = opaque()
-        self.name = name_of(fun) if fun is not None else ""
         self.donation = Donation(donate)
-        self.record = records.new(self.name)
-        self.layouts = LayoutTable(signature, self.name, self.donation.donates)
+        self.record = records.new(name)
+        self.layouts = LayoutTable(signature, name, self.donation.donates)
         self._specializations: dict[Skeleton, Specialization] = {}
         self._lock = threading.RLock()
+        self._donates = self.donation.is_any
         self._without_donation = without_donation
 
     def __call__(self, call: Call) -> Any:
+        if self._donates and not at_top_level():
+            # JAX would donate there too, though the caller may still need the arrays.
+            return self.without_donation(call)
         leaves, structure = flatten(call)
         layout = self.layouts.find(structure, leaves)
         if layout is None:
@@ -114,16 +116,3 @@ class Program:
     def traces(self) -> list[Trace]:
         specializations = list(self._specializations.values())
         return [t for s in specializations for t in list(s.traces)]
-
-
-class DonatingProgram(Program):
-    """A program that donates, but not under another transformation.
-
-    JAX would donate there too, though the caller may still need the arrays.
-    """
-
-    def __call__(self, call: Call) -> Any:
-        if not at_top_level():
-            return self.without_donation(call)
-        self.record.tree_type = type(call[0])
-        return super().__call__(call)

@@ -13,14 +13,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+from .._core.base import name_of
 from .._core.caches import on_clear
 from .._module.module import BoundMethod
 from .._tree.registry import registry
 from .._tree.strict import strict_key
 from .._tree.structure import cached_types
-from .donation import Donate, Donation
+from .donation import Donate
 from .layout import keep
-from .program import DonatingProgram, Program
+from .program import Program
 from .shardings import OPTIONS, Shardings
 
 
@@ -39,6 +40,7 @@ class Programs:
         self,
         key: Any,
         opaque: Callable[[], Any],
+        name: str,
         signature: inspect.Signature,
         donate: Donate,
         jitkwargs: dict[str, Any],
@@ -47,12 +49,11 @@ class Programs:
         """The program with these options: the same one for equal options and keys."""
 
         def without_donation() -> Program:
-            return self.get(key, opaque, signature, "none", jitkwargs, shardings)
+            return self.get(key, opaque, name, signature, "none", jitkwargs, shardings)
 
         def make() -> Program:
-            kind = DonatingProgram if Donation(donate).is_any else Program
-            return kind(
-                opaque, signature, donate, jitkwargs, shardings, without_donation
+            return Program(
+                name, opaque, signature, donate, jitkwargs, shardings, without_donation
             )
 
         parameters = tuple(
@@ -106,6 +107,7 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
 
     `options` are the signature, `donate`, the other arguments of `jax.jit`, and shardings.
     """
+    options = name_of(fun), *options
     if tree is not None:
         owner, key = tree, None
         if type(tree) is BoundMethod:

@@ -238,7 +238,6 @@ class Compiled(_Stage[_P, _T]):
                 self._program.record.note(donated)
             else:
                 self._deletion.finish(layout, donated, None, lambda: self._fates)
-            self._program.record.tree_type = type(self._tree)
         return self._call.specialization.outputs.tree(out)
 
     def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
