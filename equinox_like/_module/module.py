@@ -18,11 +18,12 @@ import jax.tree_util as jtu
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
+from .._tree.registry import FLAT
 from .._tree.render import render
 from .abstract import own_declarations
 from .construct import construct, refuse_assignment
 from .field import field
-from .flatten import WRAPPER_ATTRIBUTES, Node, register
+from .flatten import AUX, OPEN, WRAPPER_ATTRIBUTES, Node, register
 from .spec import (
     KNOWING_NOTHING_OF_INIT,
     ModuleSpec,
@@ -235,6 +236,9 @@ class ModuleMeta(abc.ABCMeta):
         )
 
 
+_RESERVED = frozenset({FLAT, AUX, OPEN})
+
+
 def _make_dataclass(cls: Any) -> None:
     annotations = inspect.get_annotations(cls)
     slots = set(cls.__dict__.get("__slots__", ())) & set(annotations)
@@ -242,6 +246,12 @@ def _make_dataclass(cls: Any) -> None:
         raise TypeError(
             f"`__slots__` of {cls.__qualname__} names the fields {sorted(slots)}. "
             "Fields of a Module live in its `__dict__`: remove `__slots__`."
+        )
+    reserved = sorted(_RESERVED.intersection(annotations))
+    if reserved:
+        raise TypeError(
+            f"Field '{reserved[0]}' of {cls.__qualname__} has a name under which a Module "
+            "remembers how it is flattened: give it another one."
         )
     # Without one, `dataclasses` would write a docstring from a signature that is not ours.
     cls.__doc__ = cls.__doc__ or " "

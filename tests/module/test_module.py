@@ -730,3 +730,17 @@ def test_no_warning_for_ordinary_values():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Affine(jnp.ones(2), name=("a", 1, jax.nn.relu, None, len, int))
+
+
+@pytest.mark.parametrize("name", ["_flat_", "_aux_", "_is_open_"])
+def test_field_with_a_name_that_is_used_is_refused(name):
+    with pytest.raises(TypeError, match=f"Field '{name}' of Used has a name under"):
+        type(eqx.Module)("Used", (eqx.Module,), {"__annotations__": {name: int}})
+
+
+def test_dictionary_holds_the_fields_and_nothing_else():
+    module = Affine(1.0)
+    eqx.filter_jit(lambda m: None)(module)
+    jtu.tree_flatten(module)
+    assert vars(module).keys() == {f.name for f in dataclasses.fields(Affine)}
+    assert Affine(**vars(module)) == module
