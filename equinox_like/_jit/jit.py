@@ -126,7 +126,7 @@ class JittedMethod(Partial):
         if type(jitted) is not Jitted or self.keywords:  # somebody has put it together
             return super().__call__(*args, **kwargs)
         try:
-            return jitted._program((jitted._tree, (*self.args, *args), kwargs))
+            return jitted._program.call((jitted._tree, (*self.args, *args), kwargs))
         except Exception as e:
             hide_frames(e)
             raise
@@ -153,7 +153,7 @@ class Jitted(Transformed[_P, _T]):
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
-            return self._program((self._tree, args, kwargs))
+            return self._program.call((self._tree, args, kwargs))
         except Exception as e:
             hide_frames(e)
             raise

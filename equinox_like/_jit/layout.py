@@ -182,6 +182,16 @@ def groups_of(
     return itertools.groupby(data, label_of)
 
 
+class Form(NamedTuple):
+    """Calls of one structure: the layouts, by the types of the leaves that are open.
+
+    `take_open` picks these, which are not certain to be arrays.
+    """
+
+    take_open: Callable[[Sequence[Any]], Any]
+    layouts: dict[tuple[type, ...], Layout]
+
+
 class LayoutTable:
     """The layouts of one callable with one set of options."""
 
@@ -196,23 +206,15 @@ class LayoutTable:
         self._signature = signature
         self._name = name
         self._donates = donates
-        # By the structure of a call: which leaves may be of any type, and by their types
-        # the layouts.
-        self._forms: dict[Any, tuple[Any, dict[tuple[type, ...], Layout]]] = {}
+        # By the structure of a call.
+        self.forms: dict[Any, Form] = {}
 
     def fit(self, call: Call) -> tuple[Layout, list[Any]]:
         """The layout of a call, and its leaves in the order that it expects."""
         leaves, structure = registry.flatten(call)
-        layout = self.find(structure, leaves)
+        form = self.forms.get(structure)
+        layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))
         return (layout, leaves) if layout is not None else self.fit_anew(call)
-
-    def find(self, structure: Any, leaves: list[Any]) -> Layout | None:
-        """The layout for this structure and leaves of these types, if it is known."""
-        form = self._forms.get(structure)
-        if form is None:
-            return None
-        take_open, layouts = form
-        return layouts.get(tuple(map(type, take_open(leaves))))
 
     def fit_anew(self, call: Call) -> tuple[Layout, list[Any]]:
         leaves, structure = registry.flatten(call)
@@ -221,12 +223,13 @@ class LayoutTable:
             leaves, structure = registry.flatten(call)
         expanded = registry.expand(structure)
         layout = self.make(call, expanded)
-        if structure not in self._forms:
+        form = self.forms.get(structure)
+        if form is None:
             visible = [x for x in expanded if type(x) is not Fixed]
             are_open = [i for i, is_data in enumerate(visible) if not is_data]
-            keep(self._forms, structure, (_getter(are_open), {}))
-        take_open, layouts = self._forms[structure]
-        keep(layouts, tuple(map(type, take_open(leaves))), layout)
+            form = Form(_getter(are_open), {})
+            keep(self.forms, structure, form)
+        keep(form.layouts, tuple(map(type, form.take_open(leaves))), layout)
         return layout, leaves
 
     def make(
@@ -261,18 +264,18 @@ class LayoutTable:
         )
 
     def forget(self, specialization: Any) -> None:
-        for _, layouts in list(self._forms.values()):
-            for layout in list(layouts.values()):
+        for form in list(self.forms.values()):
+            for layout in list(form.layouts.values()):
                 layout.forget(specialization)
 
     def clear(self, tree_structure: Any) -> None:
         """Forgets the layouts of callables of this structure."""
-        for structure, (_, layouts) in list(self._forms.items()):
-            for types, layout in list(layouts.items()):
+        for structure, form in list(self.forms.items()):
+            for types, layout in list(form.layouts.items()):
                 if layout.treedef.children()[0] == tree_structure:
-                    layouts.pop(types, None)
-            if not layouts:
-                self._forms.pop(structure, None)
+                    form.layouts.pop(types, None)
+            if not form.layouts:
+                self.forms.pop(structure, None)
 
 
 class _Argument(NamedTuple):

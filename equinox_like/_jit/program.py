@@ -50,17 +50,20 @@ class Program:
         self.donation = Donation(donate)
         self.record = records.new(name)
         self.layouts = LayoutTable(signature, name, self.donation.donates)
+        self._forms = self.layouts.forms
         self._specializations: dict[Skeleton, Specialization] = {}
         self._lock = threading.RLock()
         self._donates = self.donation.is_any
         self._without_donation = without_donation
 
-    def __call__(self, call: Call) -> Any:
+    def call(self, call: Call) -> Any:
+        """Calls the function with these arguments."""
         if self._donates and not at_top_level():
             # JAX would donate there too, though the caller may still need the arrays.
-            return self.without_donation(call)
+            return self.without_donation.call(call)
         leaves, structure = flatten(call)
-        layout = self.layouts.find(structure, leaves)
+        form = self._forms.get(structure)
+        layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))
         if layout is None:
             layout, leaves = self.layouts.fit_anew(call)
         specialization = layout.only

@@ -373,7 +373,7 @@ class TestCaches:
         first(jnp.ones(2))
         first.clear_cache()
         program = first._program
-        assert not program.layouts._forms and not program._specializations
+        assert not program.layouts.forms and not program._specializations
         for jitted in (first, second, first):
             jitted(jnp.ones(2))
         assert len(traces) == 2
@@ -444,9 +444,7 @@ class TestCaches:
         assert len(traces) == 30 and len(program._specializations) == 8
         specializations = set(program._specializations.values())
         layouts = [
-            x
-            for _, by_types in program.layouts._forms.values()
-            for x in by_types.values()
+            x for form in program.layouts.forms.values() for x in form.layouts.values()
         ]
         kept = [set(layout._known.values()) for layout in layouts]
         assert kept == [set(), specializations]
