@@ -7,7 +7,7 @@ where the caller still needs them: `jax._src.core.trace_state_clean`, 0.2 us a c
 fallback is `jax.extend.core.get_opaque_trace_state`, which takes 0.35 us, and whose module
 alone takes as long to import as this whole library may.
 
-The second tells why a function is traced anew: `jax._src.config.trace_context`, which JAX
+The second tells why a function is retraced: `jax._src.config.trace_context`, which JAX
 itself compares. The fallback are the settings that have a name.
 """
 

@@ -56,15 +56,15 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
         callable pytree are traced, too. Without it a decorator is returned, as in
         `@filter_jit(donate="arrays")`.
     - `donate`: whose buffers the outputs may reuse. An array that was donated, and could
-        be reused, is gone after the call.
+        be reused, is deleted by the call.
         - `"none"`: no array's.
         - `"arrays"`, alias `"all"`: those of every JAX array in the arguments. An array
             whose buffer no output can take stays alive.
         - `"all-except-first"`: as before, but for those in the first argument.
         - `"warn"`, `"warn-except-first"`: likewise, and a
             [`equinox_like.DonationWarning`][] names the arrays that no output can take,
-            once for each compilation, before anything runs.
-        - `"strict"`: as `"arrays"`, but such an array is an error, and nothing runs.
+            once for each compilation, before execution.
+        - `"strict"`: as `"arrays"`, but such an array is an error, raised before execution.
         - a tuple of names of parameters, `("model", "opt_state")`: the arrays in these. One
             that no output can take is warned of, and deleted all the same.
 
@@ -81,8 +81,8 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
 
     A callable like `fun`. It compiles once for each combination of shapes, dtypes,
     structure and static values, where values of different type differ (`1`, `1.0`,
-    `True`). Its outputs may hold anything; what is no array comes back as the very object
-    that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
+    `True`). Its outputs may hold anything; what is not an array comes back as the very
+    object that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
     result. `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
     `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time, and so does
     `.donation_report` and `.explain`; `.clear_cache()` forgets what was compiled.

@@ -1,7 +1,7 @@
 """Where the leaves of a call go: from flattened arguments to groups of arrays.
 
 A group is a run of neighbours that are all donated, or all kept. So the groups one after
-the other are the data in canonical order, and JAX is told of each whether to donate it.
+the other are the data in canonical order, and JAX donates a group as a whole, or not.
 Canonical order is that of the signature, however the arguments were passed.
 
 A layout depends on the structure of the arguments and on the types of their leaves alone,
@@ -214,9 +214,9 @@ class LayoutTable:
         leaves, structure = registry.flatten(call)
         form = self.forms.get(structure)
         layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))
-        return (layout, leaves) if layout is not None else self.fit_anew(call)
+        return (layout, leaves) if layout is not None else self.add(call)
 
-    def fit_anew(self, call: Call) -> tuple[Layout, list[Any]]:
+    def add(self, call: Call) -> tuple[Layout, list[Any]]:
         leaves, structure = registry.flatten(call)
         # This builds what is lazy in the call. The next one like it is lazy again.
         if registry.adopt(call):
@@ -340,9 +340,9 @@ def keep(
     """Adds to a table of bounded size, and returns the oldest values if they had to go."""
     # A copy of the keys, because another thread may add one meanwhile.
     excess = list(table)[: max(0, len(table) - (most or MAX_KEPT) + 1)]
-    gone = [table.pop(oldest, None) for oldest in excess]
+    dropped = [table.pop(oldest, None) for oldest in excess]
     table[key] = value
-    return gone
+    return dropped
 
 
 def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:

@@ -65,7 +65,7 @@ class Program:
         form = self._forms.get(structure)
         layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))
         if layout is None:
-            layout, leaves = self.layouts.fit_anew(call)
+            layout, leaves = self.layouts.add(call)
         specialization = layout.only
         if specialization is None:  # a static leaf decides
             specialization, layout, leaves = self.specialize(layout, leaves, call)
@@ -76,7 +76,7 @@ class Program:
     ) -> tuple[Specialization, Layout, list[Any]]:
         """The compiled function for the static leaves of a call; and how to call it."""
         if layout.is_outdated(leaves):
-            layout, leaves = self.layouts.fit_anew(call)
+            layout, leaves = self.layouts.add(call)
         found = layout.find(leaves)
         if found is None:
             found = self.find(layout, leaves, call)

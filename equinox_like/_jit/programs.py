@@ -163,7 +163,7 @@ def _of_identity(owner: Any) -> Programs:
     with _lock:
         found = _by_identity.get(_Identity(owner))
         if found is None or not found.is_of(owner):
-            reference = _Identity(owner, lambda gone: _by_identity.pop(gone, None))
+            reference = _Identity(owner, lambda dead: _by_identity.pop(dead, None))
             found = _by_identity[reference] = Programs(owner)
         return found
 

@@ -1,4 +1,4 @@
-"""Why a function is traced anew: what the call differs in from those before it.
+"""Why a function is retraced: what the call differs in from those before it.
 
 A trace depends on the static side of the arguments (`difference.py`), on what JAX knows of
 each array while it traces, and on settings of JAX. All three are kept of each trace.
@@ -62,7 +62,7 @@ def trace_to_be(layout: Any, leaves: Sequence[Any]) -> Trace:
 
 
 class Retrace:
-    """Why a call is traced anew; from `filter_jit(f).explain(...)`.
+    """Why a call is retraced; from `filter_jit(f).explain(...)`.
 
     **Attributes:**
 
@@ -82,7 +82,7 @@ class Retrace:
     def __str__(self) -> str:
         if not self.differences:
             return f"`{self.function}` has not been traced yet, or no longer is."
-        sentences = [f"`{self.function}` is traced anew."]
+        sentences = [f"`{self.function}` is retraced."]
         for i, difference in enumerate(self.differences[:_SHOWN]):
             sentences.append(str(difference))
             fixes_to_come = [d.fix for d in self.differences[i + 1 : _SHOWN]]
@@ -178,10 +178,10 @@ _listening: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 class explain_retraces(ContextDecorator):
-    """Logs why functions of [`equinox_like.filter_jit`][] are traced anew.
+    """Logs why functions of [`equinox_like.filter_jit`][] are retraced.
 
     A context manager and a decorator for functions. Within it, each trace of a function
-    that has been traced before is told as a warning of the logger
+    that has been traced before is logged as a warning of the logger
     `equinox_like.retrace`: the differences to the nearest trace, and the fix where there is
     a known one. It is about the calls of this thread.
 

@@ -84,9 +84,9 @@ def register(
                 return get_dynamic(self), aux
         except _WITHOUT_VALUE:
             pass  # statics that do not compare, a field deleted behind our back
-        return flatten_anew(self)
+        return flatten_first(self)
 
-    def flatten_anew(self):
+    def flatten_first(self):
         build_now(self)
         attributes = raw_dict(self)
         state = self._is_open_
@@ -108,7 +108,7 @@ def register(
         keys = map(jtu.GetAttrKey, aux[0])
         return tuple(zip(keys, children, strict=True)), aux
 
-    def unflatten_anew(aux, children):
+    def unflatten_first(aux, children):
         attributes = dict.fromkeys(aux[0]) | aux.statics
         attributes[AUX] = aux
         if aux.values is not None:
@@ -122,7 +122,7 @@ def register(
         is_plain = aux.values is not None and are_read_lazily(cls, names)
         return names if is_plain else ()
 
-    unflatten = _unflattener(len(dynamic))(cls, dynamic, unflatten_anew)
+    unflatten = _unflattener(len(dynamic))(cls, dynamic, unflatten_first)
     jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     if is_frozen:
         register_cached(cls, flatten, unflatten, lazy_fields)
@@ -172,13 +172,13 @@ def _unflattener(count: int) -> Callable[..., Any]:
     names = "".join(f"name{i}, " for i in range(count))
     targets = "".join(f"attributes[name{i}], " for i in range(count))
     code = f"""
-def unflattener(cls, names, unflatten_anew):
+def unflattener(cls, names, unflatten_first):
     ({names}) = names
 
     def unflatten(aux, children):
         blank = aux.blank
         if blank is None:
-            return unflatten_anew(aux, children)
+            return unflatten_first(aux, children)
         attributes = blank.copy()
         ({targets}) = children
         self = new(cls)

@@ -51,7 +51,7 @@ class _Frozen(Node):
     _module_fields_: ClassVar[frozenset[str]]
     # What can be assigned under construction: fields, and the names of a wrapped function.
     _open_names_: ClassVar[frozenset[str]]
-    # Whether it is no mistake that a field holds a callable with arrays of its own.
+    # Whether it is intended that a field holds a callable with arrays of its own.
     _wraps_callables_: ClassVar[bool] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -101,7 +101,7 @@ class MethodDescriptor:
 
 
 class _Forwarder:
-    """Stands for the method of a base class that is no Module, and binds it alike."""
+    """Stands for the method of a base class that is not a Module, and binds it alike."""
 
     def __init__(self, definer: type, name: str):
         self.definer = definer
@@ -323,7 +323,7 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
     **Raises:**
 
     `TypeError` if a field was not set. `dataclasses.FrozenInstanceError` on assignment
-    to anything that is no field, and on any assignment after construction.
+    to anything that is not a field, and on any assignment after construction.
 
     !!! example
 

@@ -13,6 +13,7 @@ What may be changed in place, a list, a dict or a node of the user's, is flatten
 call. Types that users register with JAX are adopted when they are met.
 """
 
+import functools
 import operator
 import threading
 from collections import OrderedDict, defaultdict
@@ -267,7 +268,9 @@ class OwnRegistry:
         leaves, treedef = jtu.tree_flatten(tree)
         self.adopt(tree)
         ours = self._describe_output(treedef, iter(leaves), is_data)
-        return list(filter(is_data, leaves)), Output(ours, ours.unflatten)
+        # Not `ours.unflatten`: in jax 0.10 the garbage collector does not look into that.
+        build = functools.partial(type(ours).unflatten, ours)
+        return list(filter(is_data, leaves)), Output(ours, build)
 
     def _describe_output(
         self, treedef: Any, leaves: Iterator[Any], is_data: Any

@@ -1,4 +1,4 @@
-"""Why a call is traced anew: told beforehand, and as it happens."""
+"""Why a call is retraced: told beforehand, and as it happens."""
 
 import logging
 import threading
