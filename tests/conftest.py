@@ -3,12 +3,9 @@
 This file is read before anything imports JAX or the library.
 """
 
-import atexit
 import importlib
 import os
 import random
-import shutil
-import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -19,13 +16,6 @@ os.environ["XLA_FLAGS"] = (
 # Most programs here run once: compiling them takes far longer than running them. LLVM does
 # little about them, therefore; what XLA does before is the same as ever.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The processes of one run share what they compile. Several runs share it if this variable
-# is set beforehand.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    scratch = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jaxtyping
 

@@ -48,10 +48,10 @@ class Programs:
     ) -> Program:
         """The program with these options: the same one for equal options and keys."""
 
-        def without_donation() -> Program:
+        def without_donation():
             return self.get(key, opaque, name, signature, "none", jitkwargs, shardings)
 
-        def make() -> Program:
+        def make():
             return Program(
                 name, opaque, signature, donate, jitkwargs, shardings, without_donation
             )

@@ -26,7 +26,6 @@ from .._compat.registry import new_registry
 from .._compat.tracer import Tracer
 from .._environment import REGISTRY
 from .filters import is_array
-from .intern import Contents
 from .structure import (
     CachedType,
     Fixed,
@@ -118,7 +117,7 @@ class OwnRegistry:
         hashes = tuple(hash(s) if _has_hash(s) else 0 for s in statics)
         own = hash(aux) if _has_hash(aux) else 0
 
-        def make(contents: Contents) -> Structure:
+        def make(contents):
             structure = self._new_structure(kind, aux, inner)
             structure._contents = contents
             return structure
@@ -338,7 +337,7 @@ class PublicRegistry:
         statics = [None if is_data(leaf) else Fixed(leaf) for leaf in leaves]
         template = [None if s is None else s.value for s in statics]
 
-        def build(arrays: Sequence[Any]) -> Any:
+        def build(arrays):
             filled = template.copy()
             for i, x in zip(data, arrays, strict=True):
                 filled[i] = x

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .intern import Contents, InternTable
+from .intern import InternTable
 from .paths import path_str
 from .strict import strict_key
 
@@ -151,7 +151,7 @@ def make_skeleton(
     """The interned skeleton of these contents; `split` without the splitting."""
     labels, statics = tuple(labels), tuple(statics)
 
-    def make(contents: Contents) -> Skeleton:
+    def make(contents):
         made: Any = object.__new__(Skeleton)
         for name, value in zip(
             ("treedef", "labels", "statics", "_contents"),
