@@ -161,13 +161,13 @@ def _has_tuples(answer: Any) -> bool:
 def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
     """A copy of `pytree` in which each tuple is a `_Tuple`."""
 
-    def is_user_leaf(node: Any) -> bool:
+    def is_user_leaf(node):
         return is_leaf is not None and is_leaf(node)
 
-    def stop(node: Any) -> bool:
+    def stop(node):
         return is_user_leaf(node) or type(node) is tuple
 
-    def copy(tree: Any) -> Any:
+    def copy(tree):
         parts, treedef = jtu.tree_flatten(tree, stop)
         return treedef.unflatten(
             [
@@ -283,7 +283,7 @@ def _rebuild(leaves: list[Any], nodes: Nodes, new: dict[int, Any]) -> Any:
 
     place = 0
 
-    def is_replaced(_: Any) -> bool:
+    def is_replaced(_):
         nonlocal place
         here, place = place, ends.get(place, place + 1)
         return here in new

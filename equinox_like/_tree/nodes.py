@@ -26,7 +26,7 @@ class Nodes:
         self.places: dict[int, list[int]] = {}
         stop_ids = set(map(id, stop))
 
-        def visit(node: Any) -> bool:
+        def visit(node):
             self.places.setdefault(id(node), []).append(len(self.all))
             self.all.append(node)
             return id(node) in stop_ids if is_leaf is None else is_leaf(node)
@@ -53,7 +53,7 @@ class Nodes:
         """The key path of each node, where no `is_leaf` or `stop` was given."""
         paths: list[tuple[Any, ...]] = []
 
-        def visit(path: tuple[Any, ...], _: Any) -> bool:
+        def visit(path, _):
             paths.append(path)
             return False
 
@@ -65,7 +65,7 @@ def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
     """The children of a node with their key paths, each of one entry; and its structure."""
     is_below = False
 
-    def stop(_: Any) -> bool:
+    def stop(_):
         nonlocal is_below
         was_below, is_below = is_below, True
         return was_below

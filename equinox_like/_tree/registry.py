@@ -202,7 +202,7 @@ class OwnRegistry:
         """Registers here the nodes in a tree that are registered with JAX alone."""
         examples: dict[type, Any] = {}
 
-        def note(node: Any) -> bool:
+        def note(node):
             examples.setdefault(type(node), node)
             return False
 
