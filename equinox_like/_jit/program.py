@@ -61,6 +61,7 @@ class Program:
         if self._donates and not at_top_level():
             # JAX would donate there too, though the caller may still need the arrays.
             return self.without_donation.call(call)
+        # As `LayoutTable.fit`, without a step in between.
         leaves, structure = flatten(call)
         form = self._forms.get(structure)
         layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))

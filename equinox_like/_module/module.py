@@ -151,9 +151,8 @@ def _forward_methods(cls: type) -> None:
 class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a dataclass and a pytree node."""
 
-    if (
-        not TYPE_CHECKING
-    ):  # for type checkers, calling a class is calling its `__init__`
+    # For type checkers, calling a class is calling its `__init__`.
+    if not TYPE_CHECKING:
         __call__ = construct
 
     def __new__(

@@ -48,9 +48,8 @@ class OwnRegistry:
 
     def __init__(self, nodes: Any):
         self._nodes = nodes
-        self._jax = jtu.default_registry
-        # Children and aux data of a node; `None` for a leaf.
-        self._level = self._jax.flatten_one_level
+        # Children and aux data of a node of JAX's registry; `None` for a leaf.
+        self._level = jtu.default_registry.flatten_one_level
         self._adopted: set[type] = set()
         self._lock = threading.RLock()
         self.flatten = nodes.flatten
