@@ -110,7 +110,7 @@ class DonatingSpecialization(Specialization):
         self._refuse_fatal(layout, leaves)
         self._before_lowering(layout, leaves, groups)
         with expected.trace_of(self):
-            return self.function(*groups)
+            return lowering_warnings.lower(lambda: self.function(*groups))
 
     def _refuse_fatal(self, layout: Layout, leaves: list[Any]) -> None:
         """Raises for arrays on several devices that would end the process on jax 0.10."""
@@ -130,6 +130,7 @@ class DonatingSpecialization(Specialization):
         if not jit_is_disabled():
             if self._donation.inspects_first:
                 self._fates(layout, leaves)
+            # Not only in `_first_call`: JAX may lower for this call without a trace.
             lowering_warnings.hide()
         # Equal ones, too: those of the next call are likely to be the same objects.
         self._traits = traits_of(groups)
@@ -143,9 +144,10 @@ class DonatingSpecialization(Specialization):
         key = tuple(traits_of(layout.groups(leaves)))
         found: Buffers | None = self._buffers.get(key)
         if found is None:
-            lowering_warnings.hide()
             try:
-                lowered = self.stage("lower", layout, abstract(leaves))
+                lowered = lowering_warnings.lower(
+                    lambda: self.stage("lower", layout, abstract(leaves))
+                )
             finally:
                 lowering_warnings.show_again()
             buffers = buffers_of(lowered, lowered.compile())

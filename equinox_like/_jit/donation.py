@@ -98,6 +98,12 @@ _HIDE = (
 # A signal's handler may come to it while this thread has it.
 _lock = threading.RLock()
 _users = 0
+_ATTEMPTS = 5
+
+
+def _remove_filter() -> None:
+    if _HIDE in warnings.filters:
+        warnings.filters.remove(_HIDE)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _LoweringWarnings(threading.local):
@@ -105,7 +111,8 @@ class _LoweringWarnings(threading.local):
 
     `warnings.catch_warnings` would put back the filters that it found, and so lose those
     that another thread has set meanwhile; here one filter comes, and goes with the last
-    call that needs it.
+    call that needs it. Another thread's `catch_warnings` may lose that one, too; where the
+    warning is an error then, `lower` lowers again.
     """
 
     # How often this thread has hidden them.
@@ -116,7 +123,8 @@ class _LoweringWarnings(threading.local):
         self.count += 1
         with _lock:
             _users += 1
-            if _HIDE not in warnings.filters:
+            if warnings.filters[:1] != [_HIDE]:
+                _remove_filter()
                 warnings.filters.insert(0, _HIDE)  # pyright: ignore[reportAttributeAccessIssue]
 
     def show_again(self) -> None:
@@ -125,9 +133,20 @@ class _LoweringWarnings(threading.local):
             return
         with _lock:
             _users -= self.count
-            if _users == 0 and _HIDE in warnings.filters:
-                warnings.filters.remove(_HIDE)  # pyright: ignore[reportAttributeAccessIssue]
+            if _users == 0:
+                _remove_filter()
         self.count = 0
+
+    def lower(self, lower: Callable[[], Any]) -> Any:
+        """Returns `lower()`, which JAX's warning, made an error, does not end."""
+        for _ in range(_ATTEMPTS):
+            self.hide()
+            try:
+                return lower()
+            except UserWarning as e:
+                if not self.is_one(e):
+                    raise
+        return lower()
 
     def is_one(self, error: Exception) -> bool:
         """Whether it is JAX's warning, made an error, and was not hidden."""

@@ -107,9 +107,10 @@ class Traced(_Stage[_P, _T]):
         others can be looked at, but not compiled.
         """
         # JAX warns of donated buffers while it lowers, see `donation.py`.
-        lowering_warnings.hide()
         try:
-            lowered = self.traced.lower(lowering_platforms=lowering_platforms)
+            lowered = lowering_warnings.lower(
+                lambda: self.traced.lower(lowering_platforms=lowering_platforms)
+            )
         finally:
             lowering_warnings.show_again()
         return Lowered(lowered, self._call, lowering_platforms)

@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -637,3 +638,18 @@ def test_failing_call_within_a_trace_does_not_end_the_muting_of_the_outer_one():
         warnings.resetwarnings()
         outer(jnp.ones((4, 4)))
     assert not [w for w in caught if "donated" in str(w.message)]
+
+
+@pytest.mark.parametrize("donate", ["arrays", "warn", ("x",)])
+def test_filters_that_another_thread_sets_do_not_fail_a_call(donate):
+    @eqx.filter_jit(donate=donate)
+    def f(x):
+        # As another thread may, while this one traces.
+        warnings.filterwarnings(
+            "error", "Some donated buffers were not usable: float32"
+        )
+        return x.sum()
+
+    silent = donate == "arrays"
+    with nullcontext() if silent else pytest.warns(eqx.DonationWarning):
+        assert f(jnp.ones((3, 5))) == 15
