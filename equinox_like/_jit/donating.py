@@ -57,7 +57,7 @@ class DonatingSpecialization(Specialization):
         self._deletion = Deletion(program.donation, program.record)
         super().__init__(program, fun, layout, skeleton)
 
-    def __call__(self, layout: Layout, leaves: list[Any]) -> Any:
+    def run(self, layout: Layout, leaves: list[Any]) -> Any:
         groups = (tuple(leaves),) if layout.is_whole else layout.groups(leaves)
         try:
             # For arrays elsewhere JAX may compile again without a trace. To ask each array

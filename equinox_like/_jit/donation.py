@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from .._compat.deleted import may_be_donated
 from .._compat.lowered import Buffer
 from .._errors import DonationError, DonationWarning
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
@@ -194,10 +195,17 @@ def refuse_deleted(
     for name, x in deleted[:1]:
         more = f" (and {len(deleted) - 1} more)" if len(deleted) > 1 else ""
         owner = records.owner_of(x)
+        if owner or may_be_donated(x):
+            reason = "it was donated to " + (
+                f"`{owner}`" if owner else "an earlier call"
+            )
+        else:
+            reason = (
+                "it was donated to an earlier call, or its `delete` method was called"
+            )
         raise DonationError(
-            f"`{name}` ({describe_array(x)}){more} has been deleted: it was donated to "
-            + (f"`{owner}`" if owner else "an earlier call")
-            + ", whose output may now be in its memory. Use what that call returned in its "
+            f"`{name}` ({describe_array(x)}){more} has been deleted: {reason}. A donated "
+            "array may be overwritten by the output: use what that call returned in its "
             "place; or keep the array, by passing a copy of it to that call or by "
             '`filter_jit(..., donate="none")`.'
         ) from error
@@ -255,7 +263,8 @@ class _Records:
 class Record:
     """Which arrays a call was given, and has deleted.
 
-    By weak references: a deleted array may still hold a copy that NumPy has read.
+    By weak references: a deleted array may still hold a copy that NumPy has read. Their
+    addresses alone would not do: freed ones are soon those of other arrays.
     """
 
     def __init__(self, name: str):

@@ -70,7 +70,7 @@ class Program:
         specialization = layout.only
         if specialization is None:  # a static leaf decides
             specialization, layout, leaves = self.specialize(layout, leaves, call)
-        return specialization(layout, leaves)
+        return specialization.run(layout, leaves)
 
     def specialize(
         self, layout: Layout, leaves: list[Any], call: Call

@@ -90,7 +90,7 @@ class Specialization:
         self._holds_check: dict[Any, bool] = {}
         self.function = self._jit(program, fun, layout)
 
-    def __call__(self, layout: Layout, leaves: list[Any]) -> Any:
+    def run(self, layout: Layout, leaves: list[Any]) -> Any:
         try:
             if layout.is_whole:
                 out = self.function(tuple(leaves))

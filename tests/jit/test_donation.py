@@ -653,3 +653,35 @@ def test_filters_that_another_thread_sets_do_not_fail_a_call(donate):
     silent = donate == "arrays"
     with nullcontext() if silent else pytest.warns(eqx.DonationWarning):
         assert f(jnp.ones((3, 5))) == 15
+
+
+class TestWhatDeletedAnArray:
+    def update(self, **options):
+        return eqx.filter_jit(lambda x: x + 1, donate="arrays", **options)
+
+    def refusal(self, x):
+        with pytest.raises(eqx.DonationError, match="`x`") as caught:
+            self.update()(x)
+        return str(caught.value)
+
+    def test_a_function_is_named(self):
+        x, update = jnp.ones(3), self.update()
+        update(x)
+        assert "it was donated to `" in self.refusal(x)
+
+    def test_a_function_that_copied_it_for_numpy_is_named(self):
+        x = jnp.ones(1024)
+        view = np.asarray(x)
+        update = self.update()
+        update(x)
+        assert "it was donated to `" in self.refusal(x) and view[0] == 1
+
+    def test_a_jitted_function_of_jax_is_an_earlier_call(self):
+        x = jnp.ones(3)
+        jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+        assert "it was donated to an earlier call." in self.refusal(x)
+
+    def test_its_own_method_may_have(self):
+        x = jnp.ones(3)
+        x.delete()
+        assert "or its `delete` method was called" in self.refusal(x)
