@@ -66,3 +66,18 @@ def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
 def is_literal(atom: Any) -> bool:
     """Whether an input of an equation is a value instead of a variable."""
     return hasattr(atom, "val")
+
+
+def is_program(x: Any) -> bool:
+    """Whether a parameter of an equation is a jaxpr, closed or open."""
+    return hasattr(getattr(x, "jaxpr", x), "eqns")
+
+
+def is_closed(program: Any) -> bool:
+    """Whether a jaxpr has its constants. Those of jax 0.12 all have."""
+    return hasattr(program, "consts")
+
+
+def opened(program: Any) -> tuple[Any, Sequence[Any]]:
+    """An open jaxpr, and its constants."""
+    return getattr(program, "jaxpr", program), getattr(program, "consts", ())

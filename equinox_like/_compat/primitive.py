@@ -34,6 +34,9 @@ def find(*cores: str) -> Any:
 
 Primitive: Any = find("jax._src.core", "jax.extend.core")
 
+# What to run in place of a primitive of ours, where none may be left: see `finalise.py`.
+finalisations: dict[Any, Callable[..., Any]] = {}
+
 
 def for_whole_batch(
     name: str,
@@ -68,6 +71,7 @@ def for_whole_batch(
     batching.primitive_batchers[primitive] = batch
     lower = mlir.lower_fun(function, multiple_results=False)
     mlir.register_lowering(primitive, lower, cacheable=False)
+    finalisations[primitive] = function
     return primitive
 
 
@@ -93,6 +97,11 @@ _host_p = Primitive("call_host")
 @_host_p.def_abstract_eval
 def _(*args: Any, **_: Any) -> Any:
     return jax.make_jaxpr(lambda: np.asarray(True))().out_avals[0]
+
+
+finalisations[_host_p] = lambda *args, function, on_tpu: _by_jax(
+    *args, function=function
+)
 
 
 def find_emit(interpreter: Any) -> Callable[..., Any] | None:

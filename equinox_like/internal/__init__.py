@@ -13,4 +13,21 @@ from .._runtime.error_if import (
     branched_error_if as branched_error_if,
     error_if as error_if,
 )
+from .._runtime.filtered_primitive import (
+    filter_primitive_batching as filter_primitive_batching,
+    filter_primitive_bind as filter_primitive_bind,
+    filter_primitive_def as filter_primitive_def,
+    filter_primitive_jvp as filter_primitive_jvp,
+    filter_primitive_transpose as filter_primitive_transpose,
+)
+from .._runtime.finalise import (
+    finalise_eval_jaxpr as finalise_eval_jaxpr,
+    finalise_fn as finalise_fn,
+    finalise_jaxpr as finalise_jaxpr,
+    finalise_jaxpr_as_fn as finalise_jaxpr_as_fn,
+    finalise_make_jaxpr as finalise_make_jaxpr,
+    primitive_finalisations as primitive_finalisations,
+    register_impl_finalisation as register_impl_finalisation,
+)
+from .._runtime.vprim import create_vprim as create_vprim
 from .._tree.format import TreeWLCustom as TreeWLCustom

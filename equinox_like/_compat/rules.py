@@ -1,0 +1,57 @@
+"""Primitives with several results, and the tables of their rules.
+
+JAX has no public way to define a primitive. Serves jax 0.10 to 0.12: the tables in
+`jax.interpreters`, and the class `ShapedArray` of `jax.core`. There is no fallback: without
+them the library does not import.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+from jax.interpreters import ad, batching, mlir
+
+from .primitive import Primitive
+
+Zero: Any = ad.Zero
+"""A symbolic zero, as rules get and return it; `Zero(aval)`."""
+UndefinedPrimal: Any = ad.UndefinedPrimal
+"""What a transposition rule gets for an input whose cotangent is wanted."""
+is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
+ShapedArray: Any = jax.core.ShapedArray
+
+jvp_rules: dict[Any, Any] = ad.primitive_jvps
+transposition_rules: dict[Any, Any] = ad.primitive_transposes
+batching_rules: dict[Any, Any] = batching.primitive_batchers
+
+
+def new_primitive(name: str) -> Any:
+    """A primitive that takes and returns lists of arrays, without any rule."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
+def lower_as(primitive: Any, function: Callable[..., Sequence[Any]]) -> None:
+    """The primitive is compiled as `function`, which JAX can trace."""
+    lower = mlir.lower_fun(function, multiple_results=True)
+    mlir.register_lowering(primitive, lower)
+
+
+def zero_like(x: Any) -> Any:
+    """The symbolic zero that is a tangent or a cotangent of `x`, an array or its type."""
+    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
+    return Zero(aval.to_tangent_aval())
+
+
+def instantiate(zero: Any) -> Any:
+    """A symbolic zero as an array."""
+    return ad.instantiate_zeros(zero)
+
+
+def as_aval(x: Any) -> Any:
+    """The abstract value of an array, or of what says of which shape and dtype one is."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type))
+    return x if isinstance(x, ShapedArray) else jax.typeof(x)

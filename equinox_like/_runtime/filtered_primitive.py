@@ -1,0 +1,289 @@
+"""Primitives of JAX that take and return any pytree.
+
+The arrays are the operands of the primitive. Everything else is in its parameters: the
+structure, the static leaves in a flat tuple, where JAX finds a jaxpr among them, and a
+`Result`, which learns what the output is like when the primitive is first evaluated.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._compat.rules import (
+    ShapedArray,
+    Zero,
+    as_aval,
+    instantiate,
+    is_undefined_primal,
+    zero_like,
+)
+from .._core.base import MISSING
+from .._core.difference import tree_differences
+from .._core.parts import Rest, take_apart
+from .._tree import is_array
+
+
+class _Data:
+    """Stands for an array among the static leaves."""
+
+    def __repr__(self) -> str:
+        return "*"
+
+
+_DATA = _Data()
+
+
+class Result:
+    """What a primitive returns beside its arrays, once that is known."""
+
+    def __init__(self) -> None:
+        self._rest: Rest | None = None
+
+    def take_apart(
+        self, out: Any, is_data: Callable[[Any], bool] = is_array
+    ) -> list[Any]:
+        """The arrays of an output; the rest must be what it was before."""
+        arrays, rest = take_apart(out, is_data)
+        if self._rest is None:
+            self._rest = rest
+        elif self._rest != rest:
+            before, after = (
+                r.fill([_DATA] * len(r.places)) for r in (self._rest, rest)
+            )
+            found = next(tree_differences("out", before, after, _is_marker), "")
+            raise ValueError(
+                "Two rules of a filtered primitive returned different structures or "
+                f"static values. {found}"
+            )
+        return arrays
+
+    def fill(self, arrays: Sequence[Any]) -> Any:
+        assert self._rest is not None  # the primitive has been evaluated
+        return self._rest.fill(arrays)
+
+    def alone(self, arrays: Sequence[Any]) -> Any:
+        assert self._rest is not None
+        return self._rest.alone(arrays)
+
+    def take_like(self, tree: Any) -> list[Any]:
+        """What a tree like the output has at its arrays; `None` where it has nothing."""
+        assert self._rest is not None
+        return _take(tree, self._rest.treedef, self._rest.places)
+
+
+def filter_primitive_bind(prim: Any, *args: Any) -> Any:
+    """Calls a primitive whose rules were made by `filter_primitive_def` and the like.
+
+    **Arguments:**
+
+    - `prim`: a primitive of JAX with `multiple_results = True`.
+    - `args`: any pytrees. Arrays are operands; all else is static, and a jaxpr among it is
+        in the parameters of the equation, where JAX and others look for it.
+
+    **Returns:**
+
+    What the rules return: any pytree.
+
+    !!! example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+        from jax.extend.core import Primitive
+
+        scale_p = Primitive("scale")
+        scale_p.multiple_results = True
+
+        @eqxi.filter_primitive_def
+        def scale(tree, by):
+            return {name: by * x for name, x in tree.items()}, "scaled"
+
+        scale_p.def_impl(scale)
+        out = eqxi.filter_primitive_bind(scale_p, {"a": jnp.ones(2)}, 3.0)
+        assert out[0]["a"].tolist() == [3, 3] and out[1] == "scaled"
+        ```
+    """
+    assert prim.multiple_results, "A filtered primitive has `multiple_results = True`."
+    leaves, treedef = jtu.tree_flatten(args)
+    operands = [jnp.asarray(x) for x in leaves if is_array(x)]
+    static = tuple(_DATA if is_array(x) else x for x in leaves)
+    result = Result()
+    arrays = prim.bind(*operands, treedef=treedef, static=static, result=result)
+    return result.fill(arrays)
+
+
+def filter_primitive_def(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For `prim.def_impl` and `prim.def_abstract_eval`: `rule(*args) -> out` of pytrees.
+
+    In abstract evaluation arrays are `jax.core.ShapedArray`s, and the rule may return those
+    or `jax.ShapeDtypeStruct`s. See [`equinox_like.internal.filter_primitive_bind`][] for an
+    example.
+    """
+
+    def flat_rule(*operands, treedef, static, result):
+        out = rule(*_fill(map(_as_array, operands), treedef, static))
+        if all(isinstance(x, ShapedArray) for x in operands):
+            return [as_aval(x) for x in result.take_apart(out, _is_abstract)]
+        return [jnp.asarray(x) for x in result.take_apart(out)]
+
+    return flat_rule
+
+
+def filter_primitive_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For JAX's table of forward-mode rules: `rule(primals, tangents) -> (out, tangent)`.
+
+    All four are pytrees; a tangent is `None` for a symbolic zero and for what is not an
+    array, in what the rule gets and in what it returns.
+
+    !!! example
+
+        ```python
+        from equinox_like import internal as eqxi
+        from jax.extend.core import Primitive
+        from jax.interpreters import ad
+
+        double_p = Primitive("double")
+        double_p.multiple_results = True
+        double_p.def_impl(eqxi.filter_primitive_def(lambda x: 2 * x))
+
+        @eqxi.filter_primitive_jvp
+        def double_jvp(primals, tangents):
+            (x,), (t,) = primals, tangents
+            double = lambda x: eqxi.filter_primitive_bind(double_p, x)
+            return double(x), None if t is None else double(t)
+
+        ad.primitive_jvps[double_p] = double_jvp
+        ```
+    """
+
+    def flat_rule(primals, tangents, *, treedef, static, result):
+        tangents = [None if type(t) is Zero else t for t in tangents]
+        given = _fill(
+            tangents, treedef, (_DATA if x is _DATA else None for x in static)
+        )
+        out, out_tangents = rule(_fill(map(_as_array, primals), treedef, static), given)
+        data = result.take_apart(out)
+        found = result.take_like(out_tangents)
+        return data, [
+            zero_like(x) if t is None else t for x, t in zip(data, found, strict=True)
+        ]
+
+    return flat_rule
+
+
+def filter_primitive_transpose(
+    rule: Any = MISSING, *, materialise_zeros: bool = False
+) -> Any:
+    """For JAX's table of transposition rules: `rule(inputs, cts_out) -> cts`.
+
+    **Arguments:**
+
+    - `rule`: gets a tuple of the inputs, with JAX's `UndefinedPrimal` for each array whose
+        cotangent is wanted, and the cotangents of the output, with `None` for symbolic
+        zeros and for what is not an array. It returns a tuple like the inputs, with `None`
+        for zeros and for what is not differentiated. Without it a decorator is returned.
+    - `materialise_zeros`: whether the rule gets arrays of zeros in place of symbolic ones.
+
+    !!! example
+
+        ```python
+        from equinox_like import internal as eqxi
+
+        @eqxi.filter_primitive_transpose(materialise_zeros=True)
+        def double_transpose(inputs, cotangent):
+            return (2 * cotangent,)
+        ```
+    """
+    if rule is MISSING:
+        return lambda rule: filter_primitive_transpose(
+            rule, materialise_zeros=materialise_zeros
+        )
+
+    def flat_rule(cotangents, *operands, treedef, static, result):
+        given = [_cotangent(ct, materialise_zeros) for ct in cotangents]
+        inputs = _fill(map(_as_array, operands), treedef, static)
+        found = rule(inputs, result.alone(given))
+        places = [i for i, x in enumerate(static) if x is _DATA]
+        return [
+            (zero_like(x.aval) if ct is None else ct)
+            if is_undefined_primal(x)
+            else None
+            for x, ct in zip(operands, _take(found, treedef, places), strict=True)
+        ]
+
+    return flat_rule
+
+
+def filter_primitive_batching(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For JAX's table of batching rules: `rule(inputs, batch_axes) -> (out, out_axes)`.
+
+    The trees of axes are like the inputs and the output, with `None` for what has no batch
+    axis and for what is not an array.
+
+    !!! example
+
+        ```python
+        from equinox_like import internal as eqxi
+
+        @eqxi.filter_primitive_batching
+        def double_batching(inputs, axes):
+            (x,), (axis,) = inputs, axes
+            return 2 * x, axis
+        ```
+    """
+
+    def flat_rule(operands, axes, *, treedef, static, result):
+        # Of the batch; what the equation returns has other shapes.
+        own = Result()
+        given = _fill(axes, treedef, (_DATA if x is _DATA else None for x in static))
+        out, out_axes = rule(_fill(map(_as_array, operands), treedef, static), given)
+        arrays = own.take_apart(out)
+        result.take_apart(out)
+        return arrays, own.take_like(out_axes)
+
+    return flat_rule
+
+
+def _fill(operands: Iterable[Any], treedef: Any, static: Iterable[Any]) -> Any:
+    remaining = iter(operands)
+    leaves = [next(remaining) if x is _DATA else x for x in static]
+    return treedef.unflatten(leaves)
+
+
+def _as_array(x: Any) -> Any:
+    """A literal of a jaxpr, which is not an array, as one; anything else as it is."""
+    if isinstance(x, bool | int | float | complex):
+        return jnp.asarray(x, jax.typeof(x).dtype)
+    return x
+
+
+def _take(tree: Any, treedef: Any, places: Sequence[int]) -> list[Any]:
+    """What is at these leaves of `treedef`, where `None` may stand for a subtree."""
+    whole = treedef.unflatten(range(treedef.num_leaves))
+    spread = jax.tree.broadcast(tree, whole, is_leaf=_is_none)
+    found = jtu.tree_leaves(spread, is_leaf=_is_none)
+    numbers = jtu.tree_leaves(whole, is_leaf=_is_none)
+    by_number = dict(zip(numbers, found, strict=True))
+    return [by_number[i] for i in places]
+
+
+def _is_marker(x: Any) -> bool:
+    return x is _DATA
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _is_abstract(x: Any) -> bool:
+    return is_array(x) or isinstance(x, ShapedArray | jax.ShapeDtypeStruct)
+
+
+def _cotangent(cotangent: Any, materialise_zeros: bool) -> Any:
+    if type(cotangent) is not Zero:
+        return cotangent
+    return instantiate(cotangent) if materialise_zeros else None

@@ -1,0 +1,196 @@
+"""The library's own primitives, replaced by what they do: for export and inspection.
+
+A program is run equation by equation. An equation of a primitive that is to be replaced is
+run as its replacement; one with programs in its parameters gets those finalised.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from .._compat.jaxpr import (
+    is_closed,
+    is_literal,
+    is_program,
+    name_and_params,
+    opened,
+    run_equation,
+)
+from .._compat.primitive import finalisations
+from .._core.parts import take_apart
+
+primitive_finalisations: Final[dict[Any, Callable[..., Any]]] = finalisations
+"""From primitives to what replaces them: `replacement(*arrays, **params)` returns what
+`prim.bind(*arrays, **params)` would. Open for primitives of your own."""
+
+
+def register_impl_finalisation(prim: Any) -> None:
+    """Has a primitive replaced by its `impl`, which JAX must be able to trace.
+
+    !!! example
+
+        ```python
+        from equinox_like import internal as eqxi
+        from jax.extend.core import Primitive
+
+        identity_p = Primitive("my_identity")
+        identity_p.def_impl(lambda x: x)
+        eqxi.register_impl_finalisation(identity_p)
+        assert identity_p in eqxi.primitive_finalisations
+        ```
+    """
+    primitive_finalisations[prim] = prim.impl
+
+
+def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does the same without any primitive of this library.
+
+    Apply it last: to transform what it returns may silently be wrong, because the
+    derivatives of `jax.custom_jvp` functions and `stop_gradient` are gone.
+
+    **Arguments:**
+
+    - `fn`: any callable of positional arguments.
+
+    **Returns:**
+
+    A function of the same arguments, with the same output.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        def checked(x):
+            return eqx.error_if(x, x < 0, "negative")
+
+        assert "for_whole_batch" not in str(jax.make_jaxpr(eqxi.finalise_fn(checked))(1.0))
+        assert eqxi.finalise_fn(checked)(jnp.ones(())) == 1
+        ```
+    """
+
+    def finalised(*args):
+        data, rest = take_apart(args)
+        out_rest: Any = None
+
+        def flat(*data):
+            nonlocal out_rest
+            out, out_rest = take_apart(fn(*rest.fill(data)))
+            return [jnp.asarray(x) for x in out]
+
+        jaxpr, consts = opened(jax.make_jaxpr(flat)(*data))
+        return out_rest.fill(finalise_eval_jaxpr(jaxpr, consts, *data))
+
+    return finalised
+
+
+def finalise_make_jaxpr(
+    fn: Callable[..., Any], *, return_shape: bool = False
+) -> Callable[..., Any]:
+    """`jax.make_jaxpr` of [`equinox_like.internal.finalise_fn`][] of a function.
+
+    !!! example
+
+        ```python
+        from equinox_like import internal as eqxi
+
+        jaxpr = eqxi.finalise_make_jaxpr(lambda x: x + 1)(1.0)
+        assert [e.primitive.name for e in jaxpr.jaxpr.eqns] == ["add"]
+        ```
+    """
+    make: Any = jax.make_jaxpr(finalise_fn(fn), return_shape=return_shape)
+    return make
+
+
+def finalise_jaxpr(closed_jaxpr: Any) -> Any:
+    """A closed jaxpr without any primitive of this library."""
+    jaxpr, _ = opened(closed_jaxpr)
+    types = [_struct(v.aval) for v in jaxpr.invars]
+    return jax.make_jaxpr(finalise_jaxpr_as_fn(closed_jaxpr))(*types)
+
+
+def finalise_jaxpr_as_fn(closed_jaxpr: Any) -> Callable[..., list[Any]]:
+    """A function that runs it so: of arrays, to a list of arrays."""
+    jaxpr, consts = opened(closed_jaxpr)
+    return lambda *args: finalise_eval_jaxpr(jaxpr, consts, *args)
+
+
+def finalise_eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Runs an open jaxpr with its constants, without any primitive of this library."""
+    values: dict[Any, Any] = {}
+
+    def read(atom):
+        return atom.val if is_literal(atom) else values[atom]
+
+    values.update(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, args, strict=True))
+    for equation in jaxpr.eqns:
+        out = _run(jaxpr, equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, out, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
+    name, params = name_and_params(equation)
+    if name == "stop_gradient":
+        return args
+    if name == "custom_jvp_call":
+        return finalise_jaxpr_as_fn(params["call_jaxpr"])(*args)
+    replacement = primitive_finalisations.get(equation.primitive)
+    if replacement is not None:
+        return _run_replacement(equation, replacement, args)
+    programs = {k: v for k, v in equation.params.items() if _needs_finalising(v)}
+    if not programs:
+        return run_equation(jaxpr, equation, args)
+    if name == "remat2" and not is_closed(programs["jaxpr"]):
+        # An open jaxpr has no room for constants; nothing is differentiated any more.
+        return finalise_eval_jaxpr(programs["jaxpr"], (), *args)
+    changed = {k: _finalised(v) for k, v in programs.items()}
+    new = equation.replace(params={**equation.params, **changed})
+    return run_equation(jaxpr, new, args)
+
+
+def _run_replacement(
+    equation: Any, replacement: Callable[..., Any], args: list[Any]
+) -> list[Any]:
+    """It may use primitives that are to be replaced in turn."""
+
+    def flat(*args):
+        out = replacement(*args, **equation.params)
+        return out if equation.primitive.multiple_results else [out]
+
+    return finalise_jaxpr_as_fn(jax.make_jaxpr(flat)(*args))(*args)
+
+
+def _programs(param: Any) -> list[Any]:
+    found = param if isinstance(param, tuple | list) else [param]
+    return [x for x in found if is_program(x)]
+
+
+def _needs_finalising(param: Any) -> bool:
+    for program in _programs(param):
+        for equation in opened(program)[0].eqns:
+            name, _ = name_and_params(equation)
+            if (
+                equation.primitive in primitive_finalisations
+                or name in ("stop_gradient", "custom_jvp_call")
+                or any(_needs_finalising(x) for x in equation.params.values())
+            ):
+                return True
+    return False
+
+
+def _finalised(param: Any) -> Any:
+    if not isinstance(param, tuple | list):
+        return finalise_jaxpr(param) if is_program(param) else param
+    return type(param)(finalise_jaxpr(x) if is_program(x) else x for x in param)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)

@@ -1,0 +1,238 @@
+"""`create_vprim`: a primitive that gets its batching rule from its other rules.
+
+A batch of it is one more primitive, whose parameters hold the axes of each `jax.vmap`,
+outermost first. Its rules are those of the first one, under as many `jax.vmap`s.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from .._compat.rules import (
+    ShapedArray,
+    UndefinedPrimal,
+    Zero,
+    batching_rules,
+    is_undefined_primal,
+    jvp_rules,
+    lower_as,
+    new_primitive,
+    transposition_rules,
+    zero_like,
+)
+
+
+class _Batch(NamedTuple):
+    """One `jax.vmap`: the batch axis of each input, or `None`, and the batch size."""
+
+    axes: tuple[int | None, ...]
+    size: int
+
+
+def create_vprim(
+    name: str,
+    impl: Callable[..., Sequence[Any]],
+    abstract_eval: Callable[..., Sequence[Any]],
+    jvp: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
+    transpose: Callable[..., Sequence[Any]],
+) -> Any:
+    """Makes a primitive of JAX from four rules; its batching rule is derived from them.
+
+    **Arguments:**
+
+    - `name`: of the primitive, as jaxprs show it.
+    - `impl`: `impl(*arrays, **params) -> list of arrays`. JAX must be able to trace it: it
+        is what is compiled, too.
+    - `abstract_eval`: the same of `jax.core.ShapedArray`s.
+    - `jvp`: `jvp(primals, tangents, **params) -> (out, out_tangents)`, lists, with JAX's
+        symbolic zeros.
+    - `transpose`: `transpose(cotangents, *inputs, **params) -> list of cotangents`, with
+        JAX's `UndefinedPrimal` for the inputs whose cotangent is wanted.
+
+    The rules never see a batch axis.
+
+    **Returns:**
+
+    A primitive with `multiple_results = True`; call its `bind(*arrays, **params)`.
+
+    !!! example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        def total(x):
+            return [x.sum()]
+
+        def total_jvp(primals, tangents):
+            return total_p.bind(*primals), total_p.bind(*tangents)
+
+        def total_transpose(cotangents, x):
+            return [jnp.broadcast_to(cotangents[0], x.aval.shape)]
+
+        def total_type(x):
+            return [jax.core.ShapedArray((), x.dtype)]
+
+        total_p = eqxi.create_vprim("total", total, total_type, total_jvp, total_transpose)
+        (out,) = jax.vmap(lambda x: total_p.bind(x))(jnp.ones((3, 4)))
+        assert out.tolist() == [4, 4, 4]
+        ```
+    """
+    single, batched = new_primitive(name), new_primitive(f"{name}_batched")
+
+    def run(*args, batches, **params):
+        return _mapped(partial(impl, **params), batches)(*args)
+
+    def type_of_results(*avals, batches, **params):
+        sizes = tuple(batch.size for batch in batches)
+        inner = abstract_eval(*_types_within(avals, batches), **params)
+        return [
+            ShapedArray((*sizes, *x.shape), x.dtype, weak_type=x.weak_type)
+            for x in inner
+        ]
+
+    def push_forward(primals, tangents, *, batches, **params):
+        return _map_jvp(partial(jvp, **params), batches, primals, tangents)
+
+    def pull_back(cotangents, *inputs, batches, **params):
+        rule = partial(transpose, **params)
+        return _map_transpose(rule, batches, cotangents, inputs)
+
+    def batch(args, axes, *, batches=(), **params):
+        size = next(
+            x.shape[i] for x, i in zip(args, axes, strict=True) if i is not None
+        )
+        batches = (_Batch(tuple(axes), size), *batches)
+        out = batched.bind(*args, batches=batches, **params)
+        return out, [0] * len(out)
+
+    single.def_impl(impl)
+    single.def_abstract_eval(abstract_eval)
+    jvp_rules[single] = jvp
+    transposition_rules[single] = transpose
+    lower_as(single, impl)
+    batched.def_impl(run)
+    batched.def_abstract_eval(type_of_results)
+    jvp_rules[batched] = push_forward
+    transposition_rules[batched] = pull_back
+    lower_as(batched, run)
+    batching_rules[single] = batching_rules[batched] = batch
+    return single
+
+
+def _mapped(function: Callable[..., Any], batches: Sequence[_Batch]) -> Any:
+    """`function` of arrays under these `jax.vmap`s."""
+    for batch in reversed(batches):
+        function = jax.vmap(function, in_axes=batch.axes, axis_size=batch.size)
+    return function
+
+
+def _types_within(avals: Sequence[Any], batches: Sequence[_Batch]) -> list[Any]:
+    """The types of the inputs without their batch axes."""
+    shapes = [list(x.shape) for x in avals]
+    for batch in batches:
+        for shape, axis in zip(shapes, batch.axes, strict=True):
+            if axis is not None:
+                del shape[axis]
+    return [
+        ShapedArray(tuple(shape), x.dtype, weak_type=x.weak_type)
+        for shape, x in zip(shapes, avals, strict=True)
+    ]
+
+
+def _map_jvp(
+    rule: Callable[..., Any],
+    batches: Sequence[_Batch],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    present = [type(t) is not Zero for t in tangents]
+    found: list[bool] = []
+
+    def one(*args):
+        primals, given = args[: len(present)], iter(args[len(present) :])
+        tangents = [
+            next(given) if is_present else zero_like(x)
+            for x, is_present in zip(primals, present, strict=True)
+        ]
+        out, out_tangents = rule(list(primals), tangents)
+        found[:] = [type(t) is not Zero for t in out_tangents]
+        return list(out), [t for t in out_tangents if type(t) is not Zero]
+
+    chosen = [i for i, is_present in enumerate(present) if is_present]
+    wide = [
+        _Batch((*batch.axes, *(batch.axes[i] for i in chosen)), batch.size)
+        for batch in batches
+    ]
+    out, given = _mapped(one, wide)(*primals, *(tangents[i] for i in chosen))
+    remaining = iter(given)
+    return out, [
+        next(remaining) if is_present else zero_like(x)
+        for x, is_present in zip(out, found, strict=True)
+    ]
+
+
+def _map_transpose(
+    rule: Callable[..., Any],
+    batches: Sequence[_Batch],
+    cotangents: Sequence[Any],
+    inputs: Sequence[Any],
+) -> list[Any]:
+    wanted = [is_undefined_primal(x) for x in inputs]
+    types = _types_within(
+        [x.aval if is_undefined_primal(x) else jax.typeof(x) for x in inputs], batches
+    )
+    nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not Zero]
+    zeros = [
+        None if i in nonzero else _type_without_batches(ct.aval, len(batches))
+        for i, ct in enumerate(cotangents)
+    ]
+    known = [i for i, is_wanted in enumerate(wanted) if not is_wanted]
+    found: list[bool] = []
+
+    def one(*args):
+        given, values = iter(args[: len(nonzero)]), iter(args[len(nonzero) :])
+        cotangents = [next(given) if aval is None else Zero(aval) for aval in zeros]
+        inputs = [
+            UndefinedPrimal(aval) if is_wanted else next(values)
+            for aval, is_wanted in zip(types, wanted, strict=True)
+        ]
+        out = rule(cotangents, *inputs)
+        is_given = [ct is not None and type(ct) is not Zero for ct in out]
+        found[:] = [a and b for a, b in zip(is_given, wanted, strict=True)]
+        return [ct for ct, is_found in zip(out, found, strict=True) if is_found]
+
+    narrow = [
+        _Batch((*(0 for _ in nonzero), *(batch.axes[i] for i in known)), batch.size)
+        for batch in batches
+    ]
+    args = [*(cotangents[i] for i in nonzero), *(inputs[i] for i in known)]
+    remaining = iter(_mapped(one, narrow)(*args))
+    return [
+        _unbatched_like(next(remaining), i, batches)
+        if is_found
+        else zero_like(x.aval)
+        if is_wanted
+        else None
+        for i, (x, is_found, is_wanted) in enumerate(
+            zip(inputs, found, wanted, strict=True)
+        )
+    ]
+
+
+def _type_without_batches(aval: Any, count: int) -> Any:
+    return ShapedArray(aval.shape[count:], aval.dtype, weak_type=aval.weak_type)
+
+
+def _unbatched_like(cotangent: Any, i: int, batches: Sequence[_Batch]) -> Any:
+    """A cotangent of the input `i`, whose batch axes come first, with its own axes."""
+    for depth in reversed(range(len(batches))):
+        axis = batches[depth].axes[i]
+        if axis is None:  # the same input for all elements
+            cotangent = cotangent.sum(depth)
+        else:
+            cotangent = jax.numpy.moveaxis(cotangent, depth, depth + axis)
+    return cotangent
