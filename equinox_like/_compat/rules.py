@@ -23,7 +23,7 @@ ShapedArray: Any = jax.core.ShapedArray
 
 jvp_rules: dict[Any, Any] = ad.primitive_jvps
 transposition_rules: dict[Any, Any] = ad.primitive_transposes
-batching_rules: dict[Any, Any] = batching.primitive_batchers
+batching_rules: Any = batching.primitive_batchers
 
 
 def new_primitive(name: str) -> Any:

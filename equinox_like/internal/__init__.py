@@ -29,5 +29,6 @@ from .._runtime.finalise import (
     primitive_finalisations as primitive_finalisations,
     register_impl_finalisation as register_impl_finalisation,
 )
+from .._runtime.noinline import noinline as noinline, noinline_p as noinline_p
 from .._runtime.vprim import create_vprim as create_vprim
 from .._tree.format import TreeWLCustom as TreeWLCustom

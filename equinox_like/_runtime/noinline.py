@@ -1,0 +1,339 @@
+"""`noinline`: a computation that is compiled by itself, and called from other programs.
+
+The surrounding program calls Python, which calls a compiled function. What is called is a
+hashable value, a `_Call`, so that all uses of a function share what is compiled for it.
+Each transformation by JAX makes another one of it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._compat.primitive import finalisations
+from .._compat.rules import (
+    Zero,
+    as_aval,
+    batching_rules,
+    instantiate,
+    is_undefined_primal,
+    jvp_rules,
+    lower_as,
+    new_primitive,
+    transposition_rules,
+    zero_like,
+)
+from .._compat.tracer import Tracer
+from .._core.base import Transformed, frames_hidden, name_of
+from .._core.parts import Rest, take_apart
+from .._module.field import field
+from .._tree import is_array
+from .._tree.split import STATIC, Skeleton, merge, split
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def noinline(
+    fn: Callable[_P, _T], abstract_fn: Callable[..., Any] | None = None
+) -> Callable[_P, _T]:
+    """Has a function compiled by itself and called by other programs, for the CPU.
+
+    A program that uses a large function many times then compiles it once, instead of once
+    for each use. Each call costs some 50 us, because it passes through Python.
+
+    **Arguments:**
+
+    - `fn`: any callable of pytrees. Its arrays, if it is a Module, are inputs; what is not
+        an array must be hashable. A function may not close over tracers.
+    - `abstract_fn`: `abstract_fn(arrays_of_fn, *args, **kwargs)` returns something of the
+        structure, shapes and dtypes of what `fn` returns, and is traced in its place. The
+        first argument is `fn` with `None` for all that is not an array. Two functions with
+        the same `abstract_fn` may take each other's place as arguments of a compiled
+        function without a retrace. They are kept for as long as the process lives.
+
+    **Returns:**
+
+    A function of the same arguments. Called without tracers it calls `fn` directly. It can
+    be differentiated in both modes and batched; each variant is compiled once.
+
+    **Raises:**
+
+    `TypeError` if `fn` cannot be hashed, `ValueError` if it closes over a tracer. When the
+    program runs, an error if the output differs from what `abstract_fn` said.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        traces = []
+
+        def layer(x):
+            traces.append(1)
+            return jnp.tanh(x)
+
+        @jax.jit
+        def deep(x):
+            for _ in range(100):
+                x = eqxi.noinline(layer)(x)
+            return x
+
+        deep(jnp.ones(3))
+        assert len(traces) == 2  # for the shapes, and to compile it
+        ```
+    """
+    return NotInlined(fn, abstract_fn)
+
+
+class NotInlined(Transformed[_P, _T]):
+    """What [`equinox_like.internal.noinline`][] returns."""
+
+    # Where `fn` is in `_functions`, if it may be replaced by another one.
+    _index: Any
+    _abstract_fn: Any = field(static=True)
+
+    def __init__(self, fn: Callable[_P, _T], abstract_fn: Callable[..., Any] | None):
+        self._index = None
+        self._abstract_fn = abstract_fn
+        if abstract_fn is None:
+            super().__init__(fn)
+            return
+        arrays, rest = take_apart(fn)
+        super().__init__(abstract_fn)
+        self._tree = rest.alone(arrays)
+        self._opaque = abstract_fn
+        self._index = np.int32(_index_of(rest))
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return super().__wrapped__ if self._abstract_fn is None else self._abstract_fn
+
+    @frames_hidden
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        fun = self._tree if self._index is not None else self.__wrapped__
+        call = self._index, fun, args, kwargs
+        if not any(isinstance(x, Tracer) for x in jtu.tree_leaves(call)):
+            if self._index is not None:
+                fun = _functions[int(self._index)].fill(jtu.tree_leaves(fun))
+            return fun(*args, **kwargs)
+        try:
+            groups, skeleton = split(call, lambda x: _DATA if is_array(x) else STATIC)
+        except ValueError as e:
+            raise TypeError(str(e)) from None
+        data = [jnp.asarray(x) for x in groups.get(_DATA, ())]
+        target = _Call(skeleton, self._abstract_fn)
+        _, rest = _trace(target, tuple(map(as_aval, data)))
+        return rest.fill(noinline_p.bind(*data, call=target))
+
+    def __repr__(self) -> str:
+        return f"<noinline of {name_of(self.__wrapped__)}>"
+
+
+_DATA: Final = "data"
+# The functions that may replace each other, without their arrays.
+_functions: Final[list[Rest]] = []
+
+
+def _index_of(rest: Rest) -> int:
+    try:
+        hash(tuple(rest.leaves))
+    except TypeError as e:
+        raise TypeError(f"`noinline` needs a function that has a hash: {e}.") from None
+    for i, known in enumerate(_functions):
+        if known == rest:
+            return i
+    _functions.append(rest)
+    return len(_functions) - 1
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the user calls: of arrays, to a list of arrays."""
+
+    skeleton: Skeleton
+    abstract_fn: Callable[..., Any] | None
+    # Which of the functions it is, as soon as that is known.
+    rest: Rest | None = None
+
+    def __call__(self, *data: Any) -> list[Any]:
+        return take_apart(self.output(data))[0]
+
+    def output(self, data: Sequence[Any]) -> Any:
+        _, fun, args, kwargs = merge({_DATA: list(data)}, self.skeleton)
+        if self.rest is not None:
+            return self.rest.fill(jtu.tree_leaves(fun))(*args, **kwargs)
+        if self.abstract_fn is not None:
+            return self.abstract_fn(fun, *args, **kwargs)
+        return fun(*args, **kwargs)
+
+    def found(self, data: Sequence[Any]) -> "_Call":
+        """The same with the function that the arrays tell. Their first one is its index."""
+        if self.abstract_fn is None:
+            return self
+        return replace(self, rest=_functions[int(data[0])])
+
+
+class _Variant:
+    """Of a call that JAX transforms. The index of its function stays the first array."""
+
+    call: Any
+
+    def found(self, data: Sequence[Any]) -> Any:
+        return replace(self, call=self.call.found(data))  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class _Tangent(_Variant):
+    """The tangents of the inexact outputs; of all inputs, and tangents of some."""
+
+    call: Any
+    perturbed: tuple[int, ...]
+
+    def __call__(self, *data: Any) -> list[Any]:
+        count = len(data) - len(self.perturbed)
+        primals, tangents = list(data[:count]), data[count:]
+
+        def function(*chosen):
+            for i, x in zip(self.perturbed, chosen, strict=True):
+                primals[i] = x
+            return [x for x in self.call(*primals) if _is_inexact(x)]
+
+        chosen = [primals[i] for i in self.perturbed]
+        return jax.jvp(function, chosen, list(tangents))[1]
+
+
+@dataclass(frozen=True)
+class _Transpose(_Variant):
+    """The cotangents of some inputs, in which the call is linear; of the other inputs, and
+    the cotangents of the outputs."""
+
+    call: Any
+    wanted: tuple[int, ...]
+    types: tuple[Any, ...]  # of those
+    known: int  # the number of the others
+
+    def __call__(self, *data: Any) -> list[Any]:
+        total = self.known + len(self.wanted)
+        others, cotangents = iter(data[: self.known]), data[self.known :]
+        inputs = [None if i in self.wanted else next(others) for i in range(total)]
+
+        def function(*chosen):
+            for i, x in zip(self.wanted, chosen, strict=True):
+                inputs[i] = x
+            return self.call(*inputs)
+
+        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.types]
+        return list(jax.linear_transpose(function, *structs)(list(cotangents)))
+
+
+@dataclass(frozen=True)
+class _Map(_Variant):
+    """The call for each element of a batch."""
+
+    call: Any
+    axes: tuple[int | None, ...]
+    size: int
+
+    def __call__(self, *data: Any) -> list[Any]:
+        return jax.vmap(self.call, self.axes, axis_size=self.size)(*data)
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, np.inexact)
+
+
+@functools.lru_cache(maxsize=1024)
+def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """The types of what a call returns; and of a `_Call` its output without arrays."""
+    rest: Any = None
+
+    def flat(*data):
+        nonlocal rest
+        if not isinstance(call, _Call):
+            return call(*data)
+        arrays, rest = take_apart(call.output(data))
+        return arrays
+
+    structs = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in types
+    ]
+    jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*structs)
+    if any(isinstance(x, Tracer) for x in jaxpr.consts):
+        raise ValueError(
+            "A function that is not inlined closes over a tracer, an array of the program "
+            "around it. Pass that as an argument."
+        )
+    return tuple(map(as_aval, out)), rest
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(call: Any) -> Callable[..., list[Any]]:
+    return jax.jit(lambda *data: call(*data))
+
+
+noinline_p = new_primitive("noinline")
+"""The primitive of [`equinox_like.internal.noinline`][]."""
+
+
+@noinline_p.def_impl
+def _(*data: Any, call: Any) -> list[Any]:
+    return _compiled(call.found(data))(*data)
+
+
+@noinline_p.def_abstract_eval
+def _(*types: Any, call: Any) -> Sequence[Any]:
+    return _trace(call, types)[0]
+
+
+def _lowered(*data: Any, call: Any) -> Sequence[Any]:
+    types, _ = _trace(call, tuple(map(as_aval, data)))
+
+    def on_host(*data):
+        return list(map(np.asarray, _compiled(call.found(data))(*data)))
+
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
+    return jax.pure_callback(on_host, structs, *data)
+
+
+def _push_forward(
+    primals: Sequence[Any], tangents: Sequence[Any], *, call: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    out = noinline_p.bind(*primals, call=call)
+    perturbed = tuple(i for i, t in enumerate(tangents) if type(t) is not Zero)
+    given = [tangents[i] for i in perturbed]
+    found = iter(noinline_p.bind(*primals, *given, call=_Tangent(call, perturbed)))
+    return out, [next(found) if _is_inexact(x) else zero_like(x) for x in out]
+
+
+def _pull_back(cotangents: Sequence[Any], *inputs: Any, call: Any) -> Sequence[Any]:
+    wanted = tuple(i for i, x in enumerate(inputs) if is_undefined_primal(x))
+    types = tuple(inputs[i].aval for i in wanted)
+    known = [x for x in inputs if not is_undefined_primal(x)]
+    given = [instantiate(ct) for ct in cotangents]
+    transpose = _Transpose(call, wanted, types, len(known))
+    found = iter(noinline_p.bind(*known, *given, call=transpose))
+    return [next(found) if is_undefined_primal(x) else None for x in inputs]
+
+
+def _batch(
+    data: Sequence[Any], axes: Sequence[int | None], *, call: Any
+) -> tuple[Sequence[Any], Sequence[int]]:
+    size = next(x.shape[i] for x, i in zip(data, axes, strict=True) if i is not None)
+    out = noinline_p.bind(*data, call=_Map(call, tuple(axes), size))
+    return out, [0] * len(out)
+
+
+lower_as(noinline_p, _lowered)
+jvp_rules[noinline_p] = _push_forward
+transposition_rules[noinline_p] = _pull_back
+batching_rules[noinline_p] = _batch
+finalisations[noinline_p] = lambda *data, call: call(*data)

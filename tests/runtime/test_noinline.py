@@ -1,0 +1,175 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import internal as eqxi
+
+X = jnp.asarray([0.5, -1.5, 2.0])
+
+
+class Counted:
+    """A function that counts its traces."""
+
+    def __init__(self, fn):
+        self.fn = fn
+        self.traces = 0
+
+    def __call__(self, *args):
+        self.traces += 1
+        return self.fn(*args)
+
+
+def plain(x, y):
+    return jnp.sin(x) * y.sum(), x.astype("int32")
+
+
+TRANSFORMED = {
+    "jit": lambda f: f,
+    "vmap": lambda f: jax.vmap(f, (0, None)),
+    "vmap of both": lambda f: (
+        lambda x, y: jax.vmap(jax.vmap(f))(jnp.stack([x, y]), jnp.stack([y, x]))
+    ),
+    "jvp": lambda f: lambda x, y: jax.jvp(lambda x: f(x, y), (x,), (jnp.cos(x),)),
+    "grad": lambda f: jax.grad(lambda x, y: (f(x, y)[0] ** 2).sum(), (0, 1)),
+    "hessian": lambda f: jax.hessian(lambda x, y: (f(x, y)[0] ** 2).sum()),
+    "grad of grad": lambda f: jax.grad(
+        lambda x, y: jax.grad(lambda x: (f(x, y)[0] ** 2).sum())(x).sum()
+    ),
+    "vmap of grad": lambda f: jax.vmap(
+        jax.grad(lambda x, y: (f(x, y)[0] ** 2).sum()), (0, None)
+    ),
+    "grad of vmap": lambda f: jax.grad(
+        lambda x, y: (jax.vmap(f, (0, None))(x, y)[0] ** 2).sum()
+    ),
+    "jacrev": lambda f: jax.jacrev(lambda x, y: f(x, y)[0]),
+    "scan": lambda f: (
+        lambda x, y: jax.grad(
+            lambda x: jax.lax.scan(lambda c, _: (f(c, y)[0], c), x, length=3)[0].sum()
+        )(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("transform", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_every_transformation_gives_what_the_function_gives(transform, wrap):
+    ours, expected = (
+        wrap(transform(f))(X, X + 1) for f in (eqxi.noinline(plain), plain)
+    )
+    assert jax.tree.structure(ours) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        if a.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
+
+
+def test_uses_with_the_same_shapes_share_their_compilation():
+    fn = Counted(jnp.sin)
+
+    @jax.jit
+    def f(x):
+        for _ in range(5):
+            x = eqxi.noinline(fn)(x)
+        return x
+
+    jax.block_until_ready(f(X))
+    assert fn.traces == 2
+    jax.block_until_ready(jax.jit(lambda x: eqxi.noinline(fn)(x) + 1)(X))
+    assert fn.traces == 2
+
+
+def test_module_and_output_may_hold_anything():
+    model = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    wrapped = eqxi.noinline(
+        lambda model, x, name: {"y": model(x), "name": name, "z": None}
+    )
+    out = eqx.filter_jit(wrapped)(model, X, "first")
+    np.testing.assert_allclose(out["y"], model(X), rtol=1e-6)
+    assert out["name"] == "first" and out["z"] is None
+
+    def loss(f):
+        return lambda model: (f(model)(X) ** 2).sum()
+
+    ours = eqx.filter_jit(eqx.filter_grad(loss(eqxi.noinline)))(model)
+    expected = eqx.filter_grad(loss(lambda model: model))(model)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_call_without_tracers_calls_the_function():
+    seen = []
+    eqxi.noinline(lambda x: seen.append(x))(X)
+    assert seen[0] is X
+
+
+def test_large_arrays_pass():
+    x = jnp.ones((1000, 1000))
+    out = jax.jit(lambda x: eqxi.noinline(lambda x: x @ x)(x).sum())(x)
+    assert out == 1e9
+
+
+class TestAbstractFunction:
+    def like(self, arrays, x):
+        return x
+
+    def test_functions_take_each_others_place_without_a_retrace(self):
+        traces = []
+
+        @eqx.filter_jit
+        def apply(fn, x):
+            traces.append(1)
+            return jax.grad(lambda x: fn(x).sum())(x)
+
+        like = Counted(lambda arrays, x: x)
+        double, triple = (
+            eqxi.noinline(f, like) for f in (lambda x: 2 * x, lambda x: 3 * x)
+        )
+        assert apply(double, X).tolist() == [2, 2, 2]
+        assert apply(triple, X).tolist() == [3, 3, 3]
+        assert len(traces) == 1 and double(X).tolist() == (2 * X).tolist()
+
+    def test_it_gets_the_arrays_of_the_function(self):
+        seen = []
+        model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+
+        def like(arrays, x):
+            seen.append(arrays)
+            return x
+
+        wrapped = eqxi.noinline(model, like)
+        out = jax.jit(lambda x: wrapped(x))(X)
+        np.testing.assert_allclose(out, model(X), rtol=1e-6)
+        assert seen[0].weight.shape == (3, 3)
+        assert wrapped.__wrapped__ is like
+
+    def test_result_of_another_shape_is_an_error(self):
+        wrapped = eqxi.noinline(lambda x: x[:2], lambda arrays, x: x)
+        with pytest.raises(Exception, match="shape"):
+            jax.block_until_ready(jax.jit(wrapped)(X))
+
+
+def test_function_that_closes_over_a_tracer_is_refused():
+    with pytest.raises(ValueError, match="closes over a tracer"):
+        jax.jit(lambda x: eqxi.noinline(lambda y: x * y)(x))(X)
+
+
+def test_function_without_a_hash_is_refused():
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, x):
+            return x
+
+    for abstract_fn in (None, lambda arrays, x: x):
+        with pytest.raises(TypeError, match="hash"):
+            jax.jit(lambda x, a=abstract_fn: eqxi.noinline(Unhashable(), a)(x))(X)
+
+
+def test_finalised_program_holds_the_function_itself():
+    f = functools.partial(jax.vmap, in_axes=0)(eqxi.noinline(jnp.sin))
+    names = [e.primitive.name for e in eqxi.finalise_make_jaxpr(f)(X).jaxpr.eqns]
+    assert names == ["sin"]
