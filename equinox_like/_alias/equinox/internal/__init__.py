@@ -1,0 +1,17 @@
+"""The name `equinox.internal`, under which `equinox_like.internal` answers."""
+
+from typing import Any
+
+from equinox_like import internal as _library
+
+__all__ = [name for name in dir(_library) if not name.startswith("_")]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_library, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

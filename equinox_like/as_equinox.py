@@ -1,0 +1,72 @@
+"""Libraries that were written for Equinox, run with this one.
+
+After `import equinox_like.as_equinox`, `import equinox` and the imports of its submodules
+resolve to `equinox_like`, in every library that is imported later:
+
+    import equinox_like.as_equinox
+    import diffrax
+
+`python -m equinox_like.as_equinox script.py` runs a script that way, and `-m module` after
+it a module. `importlib.metadata` then reports the version of Equinox whose interface this
+is. Nothing is changed unless this module is imported.
+
+A folder with a package of that name comes first on `sys.path`; nothing else is changed.
+"""
+
+import importlib
+import os
+import runpy
+import sys
+from pathlib import Path
+
+_FOLDER = str(Path(__file__).parent / "_alias")
+
+
+def for_child_processes() -> None:
+    """Has `import equinox` resolve to `equinox_like` in processes that are started later.
+
+    By the environment variable `PYTHONPATH`, which they inherit.
+
+    !!! example
+
+        ```python
+        from equinox_like import as_equinox
+
+        as_equinox.for_child_processes()
+        ```
+    """
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _FOLDER not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_FOLDER, *paths]))
+
+
+def _install() -> None:
+    known = sys.modules.get("equinox")
+    origin = getattr(known, "__file__", None) or ""
+    if known is not None and not origin.startswith(_FOLDER):
+        raise ImportError(
+            "Equinox itself has been imported already, from "
+            f"{origin or 'an unknown place'}. Import `equinox_like.as_equinox` before "
+            "anything that imports `equinox`."
+        )
+    if _FOLDER not in sys.path:
+        sys.path.insert(0, _FOLDER)
+        importlib.invalidate_caches()
+    importlib.import_module("equinox")
+
+
+def _main(arguments: list[str]) -> None:
+    if not arguments or arguments == ["-m"]:
+        sys.exit("usage: python -m equinox_like.as_equinox (script.py | -m module) ...")
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+_install()
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,153 @@
+"""Each test runs in a process of its own: what `as_equinox` does lasts as long as that."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import equinox_like
+
+ROOT = str(Path(equinox_like.__file__).parent.parent)
+
+
+def run(code: str, *arguments: str, path: str = "") -> str:
+    command = [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))]
+    paths = [path, ROOT] if path else [ROOT]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_every_public_name_is_the_one_of_this_library():
+    out = run("""
+        import equinox_like.as_equinox
+        import equinox as eqx
+        import equinox.debug
+        import equinox.internal as eqxi
+        import equinox.nn as nn
+        import equinox_like
+        from equinox import Module, filter_jit
+        from equinox.internal import noinline
+        from equinox.nn import Linear
+
+        for theirs, ours in (
+            (eqx, equinox_like),
+            (nn, equinox_like.nn),
+            (eqxi, equinox_like.internal),
+            (equinox.debug, equinox_like.debug),
+        ):
+            for name in dir(ours):
+                if not name.startswith("_") and name not in ("nn", "debug", "internal"):
+                    assert getattr(theirs, name) is getattr(ours, name), name
+        assert Module is equinox_like.Module and Linear is equinox_like.nn.Linear
+        print("passed")
+    """)
+    assert out == "passed\n", out
+
+
+def test_metadata_report_the_version_of_equinox():
+    out = run("""
+        import equinox_like.as_equinox
+        import equinox
+        from importlib.metadata import version
+
+        print(version("equinox"), equinox.__version__)
+    """)
+    assert out == "0.13.8 0.13.8\n", out
+
+
+def test_genuine_equinox_that_is_there_already_is_an_error(tmp_path):
+    (tmp_path / "equinox.py").touch()
+    out = run("import equinox; import equinox_like.as_equinox", path=str(tmp_path))
+    assert "Equinox itself has been imported already" in out and str(tmp_path) in out
+
+
+def test_nothing_is_shadowed_without_the_import(tmp_path):
+    (tmp_path / "equinox.py").write_text("print('genuine')")
+    assert run("import equinox_like, equinox", path=str(tmp_path)) == "genuine\n"
+
+
+@pytest.mark.parametrize("on_request", [True, False])
+def test_child_processes_follow_on_request(tmp_path, on_request):
+    (tmp_path / "equinox.py").write_text("print('genuine')")
+    out = run(
+        f"""
+        import subprocess, sys
+        from equinox_like import as_equinox
+        if {on_request}:
+            as_equinox.for_child_processes()
+            as_equinox.for_child_processes()
+        code = "import equinox; print(getattr(equinox, 'Module', None))"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        """,
+        path=str(tmp_path),
+    )
+    ours = "<class 'equinox_like._module.module.Module'>\n"
+    assert out == (ours if on_request else "genuine\nNone\n")
+
+
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_scripts_and_modules_run_with_their_arguments(tmp_path, kind):
+    (tmp_path / "beside_it.py").write_text("x = 1")
+    script = tmp_path / "my_script.py"
+    script.write_text(
+        "import sys, equinox, beside_it\n"
+        "print(__name__, equinox.Module.__module__, sys.argv[1:])\n"
+    )
+    start = ["-m", "equinox_like.as_equinox"]
+    if kind == "script":
+        out = run("", *start, str(script), "a", "-b")
+    else:
+        out = run("", *start, "-m", "my_script", "a", "-b", path=str(tmp_path))
+    assert out == "__main__ equinox_like._module.module ['a', '-b']\n"
+
+
+def test_private_names_that_libraries_use():
+    out = run("""
+        import equinox_like.as_equinox
+        import equinox as eqx
+        from equinox._module._module import _currently_initialising, is_abstract_module
+
+        class Meta(eqx._module._module._ModuleMeta):
+            def __call__(cls, *args):
+                self = cls.__new__(cls, *args)
+                _currently_initialising.add(self)
+                try:
+                    cls.__init__(self, *args)
+                finally:
+                    _currently_initialising.remove(self)
+                return self
+
+        class A(eqx.Module, metaclass=Meta):
+            x: int
+
+            def __init__(self, x):
+                self.x = 2 * x
+
+        class B(eqx.Module):
+            x: eqx.AbstractVar[int]
+
+        a = A(1)
+        assert a.x == 2 and not is_abstract_module(A) and is_abstract_module(B)
+        try:
+            a.x = 3
+        except AttributeError:
+            print("frozen")
+    """)
+    assert out == "frozen\n", out
+
+
+def test_unknown_private_name_is_an_attribute_error():
+    out = run("""
+        import equinox_like.as_equinox
+        import equinox
+
+        assert not hasattr(equinox, "_unknown") and not hasattr(equinox.nn, "_unknown")
+        print("passed")
+    """)
+    assert out == "passed\n", out
