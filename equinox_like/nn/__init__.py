@@ -52,6 +52,7 @@ from ._pool import (
     Pool as Pool,
 )
 from ._prelu import PReLU as PReLU
+from ._recurrent import RNN as RNN, Bidirectional as Bidirectional
 from ._reinit import reinit as reinit
 from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from ._reversible import (
