@@ -28,6 +28,7 @@ from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
+from ._lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
 from ._loss_scale import (
     DynamicLossScale as DynamicLossScale,
     NoLossScale as NoLossScale,
