@@ -5,7 +5,17 @@ import platform
 
 import jax
 
-from . import dispatch, eager, imports, layers, modules, networks, saving, trees
+from . import (
+    dispatch,
+    eager,
+    imports,
+    layers,
+    memory,
+    modules,
+    networks,
+    saving,
+    trees,
+)
 from ._models import peer
 
 SUBJECTS = {
@@ -22,6 +32,7 @@ SUBJECTS = {
     "layers": layers.run,
     "saving": saving.run,
     "imports": imports.run,
+    "memory": memory.run,
 }
 
 

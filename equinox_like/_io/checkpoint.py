@@ -26,7 +26,7 @@ from .._compat.put import putter
 from .._errors import LeafError
 from .._tree.paths import plain_path
 from .atomic import replacing, with_suffix
-from .checksum import checksum
+from .checksum import checksum, has_checksum
 from .records import are_bools
 from .tensors import Tensor, decode_tensor, encode_tensor, is_savable, what_is_wrong
 
@@ -383,7 +383,7 @@ class _File:
         expected = self.kinds.get(name, {}).get("sum")
         if expected is None:
             return self.tensors[name].leaf_dtype != np.bool_ or are_bools(data)
-        return checksum(data) == expected
+        return has_checksum(data, expected)
 
     def _bytes(self, name: str) -> np.ndarray:
         start, end = self.entries[name]["data_offsets"]

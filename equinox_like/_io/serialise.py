@@ -7,23 +7,17 @@ neither the old file nor the new one.
 """
 
 import functools
-import io
-import json
-import mmap
 import os
-import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import jax.tree_util as jtu
-import numpy as np
 
 from .._compat.put import putter
 from .._errors import LeafError
 from .._tree.match import flatten_up_to
 from .._tree.paths import path_str
-from .atomic import replacing, with_suffix
-from .checksum import checksum
+from .atomic import opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
     bytes_remaining,
@@ -31,20 +25,18 @@ from .records import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
     is_data,
-    read_data,
-    read_header,
     read_leaf,
-    write_record,
+)
+from .structure import (
+    Mapped,
+    Records,
+    Structure,
+    find_structure,
+    read_structure,
+    structure_record,
 )
 
 _Path = tuple[Any, ...]
-
-
-class _Structure(NamedTuple):
-    """What a file says at its end: the leaves in it, and what each of them sums up to."""
-
-    names: list[Any]
-    sums: list[Any]
 
 
 def tree_serialise_leaves(
@@ -56,7 +48,8 @@ def tree_serialise_leaves(
     """Saves the leaves of a tree to a file.
 
     A file named by its path is replaced in one step, once all is written: even if the
-    process is killed, what stands there is the old file or the new one.
+    process is killed, what stands there is the old file or the new one. Another hard link
+    to the old file keeps that. A pipe or a device is written to.
 
     **Arguments:**
 
@@ -64,7 +57,8 @@ def tree_serialise_leaves(
         file open for writing, which is left open, so that it can take several trees.
     - `pytree`: any pytree.
     - `filter_spec`: a function `(file, leaf) -> None` that writes a leaf, or a prefix tree
-        of such functions.
+        of such functions. If one writes nothing for an array or a number, the file can be
+        loaded into a tree without that leaf, and paths are not compared.
     - `is_leaf`: nodes of `pytree` that the function is to get whole.
 
     **Raises:**
@@ -95,14 +89,16 @@ def tree_serialise_leaves(
         return
     with replacing(with_suffix(path_or_file, ".eqx")) as file:
         written: list[tuple[str, int]] = []
-        end = 0
+        end, is_selection = 0, False
         for spec, path, leaf in items:
             _write_leaf(file, spec, path, leaf)
             start, end = end, file.tell()
             if end != start:
                 written.append((path_str(path), end))
+            elif is_data(leaf):
+                is_selection = True
         file.flush()
-        file.write(_structure_record(written, _Mapped(file.name)))
+        file.write(structure_record(written, is_selection, Mapped(file.name)))
 
 
 def tree_deserialise_leaves(
@@ -122,7 +118,7 @@ def tree_deserialise_leaves(
     - `like`: a tree of the same structure, whose leaves have the types, shapes and dtypes
         of those saved. [`equinox_like.filter_eval_shape`][] makes one without computing.
     - `filter_spec`: a function `(file, leaf of like) -> leaf`, or a prefix tree of such
-        functions.
+        functions. Where it is not the default, paths are not compared.
     - `is_leaf`: nodes of `like` that the function is to get whole.
 
     **Returns:**
@@ -155,9 +151,9 @@ def tree_deserialise_leaves(
     if not _is_path(path_or_file):
         return rebuild([_read_leaf(path_or_file, *item) for item in items])
     path = with_suffix(path_or_file, ".eqx")
-    with open(path, "rb") as file:
-        saved = _find_structure(file)
-        leaves = list(_read_leaves(file, items, saved, _Mapped(path)))
+    with opened(path) as file:
+        saved = find_structure(file)
+        leaves = list(_read_leaves(file, items, saved, Mapped(file.name)))
         _refuse_rest(file, items, saved)
     return rebuild(leaves)
 
@@ -211,6 +207,10 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
 # Reading
 
 
+def _is_default(spec: Any) -> bool:
+    return isinstance(spec, functools.partial) and spec.func is read_leaf
+
+
 def _sharing_put(items: list[Any]) -> list[Any]:
     """The same, where what the default function needs for each leaf is made once."""
     read = functools.partial(read_leaf, put=putter(copy=True))
@@ -221,30 +221,26 @@ def _sharing_put(items: list[Any]) -> list[Any]:
 
 
 def _read_leaves(
-    file: Any, items: list[Any], saved: _Structure | None, mapped: "_Mapped"
+    file: Any, items: list[Any], saved: Structure | None, mapped: "Mapped"
 ) -> Iterator[Any]:
     """The leaves, read one by one, and compared with the names and sums that were saved."""
-    names, sums = saved or _Structure([], [])
-    expected, sums_left = iter(names), iter(sums)
-
-    def is_due(path: _Path) -> bool:
-        return saved is None or next(expected, None) == path_str(path)
-
+    records = Records(saved, mapped)
     end = file.tell()
-    for item in items:
-        _, path, like = item
+    for spec, path, like in items:
         start = end
         try:
-            leaf = _read_leaf(file, *item)
+            leaf = _read_leaf(file, spec, path, like)
         except LeafError as error:
-            if is_data(like) and not is_due(path):
-                raise _other_structure(path, items, names) from error
+            if is_data(like) and not records.is_next(path):
+                raise _other_structure(path, items, records.names) from error
             raise
         end = file.tell()
         if end != start:
-            if not is_due(path):
-                raise _other_structure(path, items, names)
-            if next(sums_left, None) not in (None, mapped.checksum(start, end)):
+            # A function of the user's, now or when saving, may have skipped some.
+            if _is_default(spec) and not records.are_selection:
+                if not records.is_next(path):
+                    raise _other_structure(path, items, records.names)
+            if not records.are_intact(start, end):
                 raise _error_at(path, "it is damaged: it does not have its checksum")
         yield leaf
 
@@ -269,75 +265,9 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
     return leaf
 
 
-# The last record of a file, which names the leaves that were written before it, with a
-# checksum of each. It tells its own length at its very end, so that it can be found before
-# anything else is read.
-
-_STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
-
-
-def _structure_record(written: list[tuple[str, int]], mapped: "_Mapped") -> bytes:
-    starts = [0, *(end for _, end in written)]
-    sums = [
-        mapped.checksum(start, end)
-        for start, (_, end) in zip(starts, written, strict=False)
-    ]
-    names = [name for name, _ in written]
-    text = json.dumps({"equinox_like": 1, "leaves": names, "sums": sums})[:-1]
-
-    def record(size: int) -> bytes:
-        file = io.BytesIO()
-        whole = f'{text}, "record_bytes": {size:>20}}}'
-        write_record(file, np.array(whole.encode()))
-        return file.getvalue()
-
-    return record(len(record(0)))
-
-
-class _Mapped:
-    """A file in memory, to look at what is read from it or was written to it."""
-
-    def __init__(self, path: str):
-        with open(path, "rb") as file:
-            try:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:
-                mapped = b""  # an empty file has no map
-        self.data = np.frombuffer(mapped, np.uint8)
-
-    def checksum(self, start: int, end: int) -> str:
-        return checksum(self.data[start:end])
-
-
-def _find_structure(file: Any) -> _Structure | None:
-    """What stands at the end of the file, if it has that. Goes back to its start."""
-    end = file.seek(0, io.SEEK_END)
-    file.seek(max(0, end - 64))
-    found = _STRUCTURE_END.search(file.read())
-    structure = None
-    if found is not None and int(found[1]) <= end:
-        file.seek(end - int(found[1]))
-        structure = _read_structure(file)
-    file.seek(0)
-    return structure
-
-
-def _read_structure(file: Any) -> _Structure | None:
-    start = file.tell()
-    try:
-        header = read_header(file)
-        if header.shape == () and header.dtype.kind == "S":
-            found = json.loads(read_data(file, header).item())
-            return _Structure(list(found["leaves"]), list(found.get("sums", ())))
-    except (AttributeError, EOFError, KeyError, RecursionError, TypeError, ValueError):
-        pass
-    file.seek(start)
-    return None
-
-
-def _refuse_rest(file: Any, items: list[Any], saved: _Structure | None) -> None:
+def _refuse_rest(file: Any, items: list[Any], saved: Structure | None) -> None:
     end = file.tell()
-    written = _read_structure(file)
+    written = read_structure(file)
     if written is None and saved is not None:
         raise RuntimeError(
             f"{bytes_remaining(file)} bytes of the file are left over after all leaves of "

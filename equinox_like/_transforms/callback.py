@@ -1,11 +1,13 @@
 """`filter_pure_callback` and `filter_io_callback`: calling Python from compiled code."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.experimental import io_callback
 
+from .._compat.trace_state import at_top_level
 from .._core.base import name_of, require_callable
 from .._core.parts import Rest, take_apart
 from .._tree.equal import tree_equal
@@ -76,10 +78,8 @@ def filter_pure_callback(
             "`'sequential'` for one that does not."
         )
     call = _Call(callback, args, kwargs, result_shape_dtypes, "filter_pure_callback")
-    out = jax.pure_callback(
-        call, call.structs, call.data, sharding=sharding, vmap_method=vmap_method
-    )
-    return call.result.fill(out)
+    options = {"sharding": sharding, "vmap_method": vmap_method}
+    return call.result.fill(_bound(jax.pure_callback, call, options))
 
 
 def filter_io_callback(
@@ -128,8 +128,16 @@ def filter_io_callback(
         ```
     """
     call = _Call(callback, args, kwargs, result_shape_dtypes, "filter_io_callback")
-    out = io_callback(call, call.structs, call.data, sharding=sharding, ordered=ordered)
-    return call.result.fill(out)
+    options = {"sharding": sharding, "ordered": ordered}
+    return call.result.fill(_bound(io_callback, call, options))
+
+
+def _bound(bind: Callable[..., Any], call: "_Call", options: dict[str, Any]) -> Any:
+    """The arrays that the callback returns, once JAX has made it part of the program."""
+    data, call.data = call.data, []  # what JAX keeps must not keep the arguments
+    bound = functools.partial(bind, call, call.structs, **options)
+    # Outside of a program, JAX keeps the callback, and what it refers to, for good.
+    return (jax.jit(bound) if at_top_level() else bound)(data)
 
 
 class _Call:

@@ -28,6 +28,7 @@ from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
+from ._lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
 from ._loss_scale import (
     DynamicLossScale as DynamicLossScale,
     NoLossScale as NoLossScale,
@@ -52,6 +53,7 @@ from ._pool import (
     Pool as Pool,
 )
 from ._prelu import PReLU as PReLU
+from ._recurrent import RNN as RNN, Bidirectional as Bidirectional
 from ._reinit import reinit as reinit
 from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
 from ._reversible import (

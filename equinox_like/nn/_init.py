@@ -13,6 +13,8 @@ from jaxtyping import Array, Inexact, PRNGKeyArray
 Init = Callable[..., Any] | str | ArrayLike
 # How to call an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
 Layout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
+# What the weights of layers are called.
+WEIGHTS = ("weight", "weight_ih", "weight_hh")
 
 
 def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
@@ -78,6 +80,15 @@ def initialised(
 def layout_of(cls: type, name: str) -> Layout:
     """How the class lays out a parameter: as its `_layouts` say, or as JAX does."""
     return getattr(cls, "_layouts", {}).get(name, as_stored)
+
+
+def leading_axes(layer: Any, name: str, ndim: int, default: int) -> int:
+    """How many of the `ndim` axes of a parameter are in front of those of one layer: it is
+    stacked, or an ensemble. `default` if the class does not tell."""
+    layout = layout_of(type(layer), name)
+    if layout is as_stored:
+        return default
+    return ndim - (layer.num_spatial_dims + 2 if layout is channels_first else 2)
 
 
 def as_stored(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -12,11 +12,10 @@ from jaxtyping import PRNGKeyArray
 
 from .._tree.glob import matches
 from .._tree.paths import plain_path
-from ._init import Init, as_stored, channels_first, initialised, layout_of
+from ._init import WEIGHTS, Init, initialised, layout_of, leading_axes
 from ._places import Place, places
 
 _Tree = TypeVar("_Tree")
-_WEIGHTS = ("weight", "weight_ih", "weight_hh")
 
 
 def reinit(
@@ -101,7 +100,7 @@ def _selects(selector: Any, place: Place) -> bool:
         cls, name = selector
         return isinstance(place.owner, cls) and place.name == name
     if isinstance(selector, type | tuple):
-        return isinstance(place.owner, selector) and place.name in _WEIGHTS
+        return isinstance(place.owner, selector) and place.name in WEIGHTS
     if callable(selector):
         path = plain_path(place.path)
         return bool(selector(path, place.owner, place.name, place.leaf))
@@ -116,18 +115,10 @@ def _drawn(init: Init, place: Place, key: Any) -> Any:
     key = jax.random.fold_in(key, zlib.crc32(path.encode()))
     layout = layout_of(type(place.owner), place.name or "")
     shape, dtype = tuple(place.leaf.shape), place.leaf.dtype
-    number = _leading_axes(place, layout)
+    number = leading_axes(place.owner, place.name or "", len(shape), len(place.rows))
     if number == 0 or (not callable(init) and not isinstance(init, str)):
         return initialised(init, key, shape, dtype, layout, path)
     rows, shape = shape[:number], shape[number:]
     keys = jax.random.split(key, math.prod(rows))
     drawn = [initialised(init, k, shape, dtype, layout, path) for k in keys]
     return jnp.stack(drawn).reshape(*rows, *shape)
-
-
-def _leading_axes(place: Place, layout: Any) -> int:
-    """How many axes are in front of those of one layer: it is stacked, or an ensemble."""
-    if layout is as_stored:
-        return len(place.rows)
-    ndim = place.owner.num_spatial_dims + 2 if layout is channels_first else 2
-    return len(place.leaf.shape) - ndim

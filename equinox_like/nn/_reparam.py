@@ -124,7 +124,7 @@ class SpectralNorm(StatefulLayer):
         projected = matvec(matrix, v)
         whole = None if explicit_mesh(projected) is None else PartitionSpec()
         sigma = placed(jnp.vdot, whole, u, projected)
-        return _with_weight(self, weight / sigma)(x), state
+        return with_weight(self.layer, self.weight_name, weight / sigma)(x), state
 
 
 class WeightNorm(Module):
@@ -189,13 +189,12 @@ class WeightNorm(Module):
         # The root of zero would make NaN of the gradient, though masked out.
         norm = jnp.sqrt(jnp.where(is_zero, 1, square))
         weight = jnp.where(is_zero, 0, v * self.g / norm)
-        return _with_weight(self, weight)(x)
+        return with_weight(self.layer, self.weight_name, weight)(x)
 
 
-def _with_weight(wrapper: SpectralNorm | WeightNorm, weight: Array) -> Any:
-    """The wrapped layer with another weight."""
-    where = lambda layer: getattr(layer, wrapper.weight_name)  # noqa: E731
-    return tree_at(where, wrapper.layer, weight)
+def with_weight(layer: Any, name: str, weight: Any) -> Any:
+    """The layer with another weight."""
+    return tree_at(lambda layer: getattr(layer, name), layer, weight)
 
 
 def _as_matrix(weight: Array) -> Array:

@@ -1,3 +1,4 @@
+import concurrent.futures
 import copy
 import enum
 import io
@@ -689,6 +690,59 @@ def test_filter_spec_may_be_a_prefix_of_the_tree(tmp_path):
         {"a": load_half, "b": skip, "c": eqx.default_deserialise_filter_spec},
     )
     assert same(loaded, {**tree, "b": like["b"]})
+
+
+def skip_matrices(file, leaf):
+    if leaf.ndim != 2:
+        eqx.default_serialise_filter_spec(file, leaf)
+
+
+@pytest.mark.parametrize("as_tree", [list, dict])
+def test_leaves_that_a_function_skipped_need_not_be_in_the_tree(as_tree, tmp_path):
+    vector, matrix, scalar = jnp.arange(2.0), jnp.ones((2, 2)), jnp.array(3.0)
+    tree, smaller = [vector, matrix, scalar], [vector, scalar]
+    if as_tree is dict:
+        tree = dict(zip("abc", tree, strict=True))
+        smaller = dict(zip("xy", smaller, strict=True))
+    eqx.tree_serialise_leaves(tmp_path / "tree", tree, skip_matrices)
+    like = jtu.tree_map(blank, smaller)
+    assert same(eqx.tree_deserialise_leaves(tmp_path / "tree", like), smaller)
+    with pytest.raises(eqx.LeafError, match="another structure"):
+        eqx.tree_deserialise_leaves(tmp_path / "tree", jtu.tree_map(blank, tree))
+    eqx.tree_serialise_leaves(tmp_path / "tree", smaller)
+    with pytest.raises(eqx.LeafError, match="another structure"):
+        eqx.tree_deserialise_leaves(tmp_path / "tree", (jnp.ones(2), {"z": scalar}))
+
+
+def test_function_may_read_several_records_which_are_checked_all_the_same(tmp_path):
+    def load_second(file, like):
+        np.load(file)
+        return eqx.default_deserialise_filter_spec(file, like)
+
+    spec = [eqx.default_deserialise_filter_spec, load_second]
+    path = tmp_path / "tree.eqx"
+    eqx.tree_serialise_leaves(path, [1.0, jnp.ones(3), 2.0])
+    assert eqx.tree_deserialise_leaves(path, [0.0, 0.0], spec) == [1.0, 2.0]
+    data = path.read_bytes().replace(np.ones(1, "f4").tobytes(), b"abcd", 1)
+    path.write_bytes(data)
+    with pytest.raises(eqx.LeafError, match=r"\[1\]: it is damaged"):
+        eqx.tree_deserialise_leaves(path, [0.0, 0.0], spec)
+
+
+@pytest.mark.parametrize("save", [eqx.tree_serialise_leaves, eqx.save])
+def test_pipe_stays_a_pipe(save, tmp_path):
+    pipe, file = tmp_path / "pipe.eqx", tmp_path / "file.eqx"
+    os.mkfifo(pipe)
+    save(file, [jnp.arange(3.0)])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        reading = pool.submit(pipe.read_bytes)
+        save(pipe, [jnp.arange(3.0)])
+        assert reading.result(60) == file.read_bytes()
+        assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+        if save is eqx.tree_serialise_leaves:
+            pool.submit(pipe.write_bytes, file.read_bytes())
+            (loaded,) = eqx.tree_deserialise_leaves(pipe, [jnp.zeros(3)])
+            assert loaded.tolist() == [0, 1, 2]
 
 
 def test_path_of_an_error_below_a_prefix_is_whole():

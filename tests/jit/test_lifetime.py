@@ -67,20 +67,133 @@ def test_function_is_freed_with_the_array_that_it_captured(mode):
     assert [reference() for reference in references] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    "stage", ["trace", "lower", "compile", "eval_shape", "explain"]
-)
-def test_function_is_freed_after_each_stage(stage):
-    def make():
-        captured = jnp.ones(1000)
-        jitted = eqx.filter_jit(lambda x: x + captured[0])
-        if stage == "compile":
-            jitted.lower(jnp.ones(())).compile()(jnp.ones(()))
-        else:
-            getattr(jitted, stage)(jnp.ones(()))
-        return [weakref.ref(captured), weakref.ref(jitted)]
+def compiled_call(jitted, x):
+    return jitted.lower(x).compile()(x)
 
-    assert is_freed(make)
+
+STAGES = {
+    "compile": compiled_call,
+    "trace": lambda jitted, x: jitted.trace(x).out_info,
+    "lower": lambda jitted, x: jitted.lower(x).as_text(),
+    "eval_shape": lambda jitted, x: jitted.eval_shape(x),
+    "explain": lambda jitted, x: (jitted(jnp.zeros(())), jitted.explain(x)),
+    "donation_report": lambda jitted, x: str(jitted.donation_report(x)),
+    "export": lambda jitted, x: eqx.filter_export(jitted)(x),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("mode", ["none", "arrays", "warn"])
+def test_all_is_freed_after_each_stage(stage, mode):
+    def make():
+        captured, x = jnp.ones(1000), jnp.ones(())
+
+        def f(x):
+            return x + captured[0]
+
+        jitted = eqx.filter_jit(f, donate=mode)
+        out = STAGES[stage](jitted, x)
+        arrays = [y for y in jax.tree.leaves(out) if isinstance(y, jax.Array)]
+        return [weakref.ref(y) for y in (captured, f, jitted, x, *arrays)]
+
+    references = make()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * len(references)
+
+
+def custom_jvp(f, x):
+    function = eqx.filter_custom_jvp(lambda x: f(x))
+
+    @function.def_jvp
+    def rule(primals, tangents):
+        return f(*primals), tangents[0]
+
+    return jax.grad(lambda x: function(x).sum())(x)
+
+
+def custom_vjp(f, x):
+    function = eqx.filter_custom_vjp(lambda x: f(x))
+    function.def_fwd(lambda perturbed, x: (f(x), x))
+    function.def_bwd(lambda residuals, grad, perturbed, x: grad)
+    return jax.grad(lambda x: function(x).sum())(x)
+
+
+def custom_vmap(f, x):
+    function = eqx.filter_custom_vmap(lambda x: f(x))
+    function.def_vmap(lambda size, batched, x: (f(x), batched[0]))
+    return jax.vmap(function)(x)
+
+
+def invertible(f, x):
+    def block(_, both):
+        return both[0] + f(both[1]), both[1]
+
+    chain = eqx.filter_invertible(block)
+    return jax.grad(lambda x: chain([None, None], (x, x))[0].sum())(x)
+
+
+def over_a_mesh(f, x):
+    mesh = jax.make_mesh((1,), ("x",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    return eqx.filter_shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
+def called_back(transformation):
+    def call(f, x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return transformation(lambda x: np.asarray(f(x)), x, result_shape_dtypes=like)
+
+    return call
+
+
+# Each calls `f` in one way of the library, on an array of shape (3,).
+TRANSFORMATIONS = {
+    "grad": lambda f, x: eqx.filter_grad(lambda x: f(x).sum())(x),
+    "vmap": lambda f, x: eqx.filter_vmap(f)(x),
+    "jvp": lambda f, x: eqx.filter_jvp(f, (x,), (x,)),
+    "vjp": lambda f, x: eqx.filter_vjp(f, x)[1](x),
+    "linearize": lambda f, x: eqx.filter_linearize(f, x)[1](x),
+    "jacfwd": lambda f, x: eqx.filter_jacfwd(f)(x),
+    "jacrev": lambda f, x: eqx.filter_jacrev(f)(x),
+    "hessian": lambda f, x: eqx.filter_hessian(lambda x: f(x).sum())(x),
+    "checkpoint": lambda f, x: eqx.filter_vjp(eqx.filter_checkpoint(f), x)[1](x),
+    "closure_convert": lambda f, x: eqx.filter_closure_convert(f, x)(x),
+    "eval_shape": lambda f, x: (eqx.filter_eval_shape(f, x), x)[1],
+    "make_jaxpr": lambda f, x: (eqx.filter_make_jaxpr(f)(x), x)[1],
+    "custom_jvp": custom_jvp,
+    "custom_vjp": custom_vjp,
+    "custom_vmap": custom_vmap,
+    "invertible": invertible,
+    "pure_callback": called_back(eqx.filter_pure_callback),
+    "io_callback": called_back(eqx.filter_io_callback),
+    "scan": lambda f, x: eqx.filter_scan(lambda c, y: (f(c), y), x, x),
+    "map": lambda f, x: eqx.filter_map(f, x),
+    "cond": lambda f, x: eqx.filter_cond(x[0] > 0, f, lambda y: -y, x),
+    "switch": lambda f, x: eqx.filter_switch(jnp.array(0), [f, lambda y: -y], x),
+    "while_loop": lambda f, x: eqx.filter_while_loop(lambda c: c[0] < 0, f, x),
+    "fori_loop": lambda f, x: eqx.filter_fori_loop(0, 2, lambda i, c: f(c), x),
+    "shard_map": over_a_mesh,
+    "pmap": lambda f, x: eqx.filter_pmap(f)(x[None]),
+    "error_if": lambda f, x: eqx.error_if(f(x), x[0] < 0, "negative"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
+def test_all_is_freed_after_each_transformation(name, wrap):
+    def make():
+        captured, x = jnp.ones(1000), jnp.arange(3.0) + 1
+
+        def f(x):
+            return x * captured[0]
+
+        out = wrap(lambda x: TRANSFORMATIONS[name](f, x))(x)
+        return [weakref.ref(y) for y in (captured, f, x, *jax.tree.leaves(out))]
+
+    references = make()
+    jax.effects_barrier()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * len(references)
 
 
 @pytest.mark.parametrize("how", ["value", "leaf", "output", "argument"])
@@ -118,18 +231,23 @@ def test_static_fields_of_a_compiled_model_are_freed(how):
     assert is_freed(make)
 
 
-def test_live_arrays_stay_level_over_many_closures():
-    def run(count):
+@pytest.mark.parametrize(("traced", "called"), [(250, 30)])
+def test_live_arrays_stay_level_over_many_closures(traced, called):
+    def run(count, use):
         for _ in range(count):
             captured = jnp.ones(10)
-            eqx.filter_jit(lambda x: x + captured.sum())(jnp.ones(()))  # noqa: B023
+            use(eqx.filter_jit(lambda x: x + captured.sum()))  # noqa: B023
 
-    run(3)
-    gc.collect()
-    before = len(jax.live_arrays())
-    run(30)
-    gc.collect()
-    assert len(jax.live_arrays()) <= before + 2
+    for count, use in (
+        (traced, lambda f: f.eval_shape(1.0)),
+        (called, lambda f: f(jnp.ones(()))),
+    ):
+        run(3, use)
+        gc.collect()
+        before = len(jax.live_arrays())
+        run(count, use)
+        gc.collect()
+        assert len(jax.live_arrays()) <= before + 2
 
 
 def traces_of(wrap, count=4, call=lambda f: f(jnp.ones(2))) -> int:

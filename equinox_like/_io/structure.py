@@ -1,0 +1,141 @@
+"""The last record of a file, which names the leaves that were written before it.
+
+It has the checksum and the end of each, too. It tells its own length at its very end, so
+that it can be found before anything else is read.
+"""
+
+import io
+import json
+import mmap
+import re
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from .._tree.paths import path_str
+from .checksum import checksum, has_checksum
+from .records import read_data, read_header, write_record
+
+
+class Structure(NamedTuple):
+    """What a file says at its end of the leaves in it."""
+
+    names: list[Any]
+    sums: list[Any]
+    # Where each of them ends. Files of older versions do not say.
+    ends: list[Any] | None
+    # Whether a function of the user's left out leaves that have data.
+    is_selection: bool
+
+
+_UNKNOWN: Final = Structure([], [], None, False)
+_STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
+
+
+def structure_record(
+    written: list[tuple[str, int]], is_selection: bool, mapped: "Mapped"
+) -> bytes:
+    ends = [end for _, end in written]
+    bounds = zip([0, *ends], ends, strict=False)
+    described = {
+        "equinox_like": 1,
+        "leaves": [name for name, _ in written],
+        "sums": [mapped.checksum(start, end) for start, end in bounds],
+        "ends": ends,
+        "selection": is_selection,
+    }
+    text = json.dumps(described)[:-1]
+
+    def record(size: int) -> bytes:
+        file = io.BytesIO()
+        whole = f'{text}, "record_bytes": {size:>20}}}'
+        write_record(file, np.array(whole.encode()))
+        return file.getvalue()
+
+    return record(len(record(0)))
+
+
+class Mapped:
+    """A file in memory, to look at what is read from it or was written to it."""
+
+    def __init__(self, path: str):
+        with open(path, "rb") as file:
+            try:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                mapped = b""  # an empty file has no map
+        self.data = np.frombuffer(mapped, np.uint8)
+
+    def checksum(self, start: int, end: int) -> str:
+        return checksum(self.data[start:end])
+
+    def has_checksum(self, start: int, end: int, expected: str) -> bool:
+        return has_checksum(self.data[start:end], expected)
+
+
+def find_structure(file: Any) -> Structure | None:
+    """What stands at the end of the file, if it has that. Goes back to its start."""
+    end = file.seek(0, io.SEEK_END)
+    file.seek(max(0, end - 64))
+    found = _STRUCTURE_END.search(file.read())
+    structure = None
+    if found is not None and int(found[1]) <= end:
+        file.seek(end - int(found[1]))
+        structure = read_structure(file)
+    file.seek(0)
+    return structure
+
+
+def read_structure(file: Any) -> Structure | None:
+    start = file.tell()
+    try:
+        header = read_header(file)
+        if header.shape == () and header.dtype.kind == "S":
+            return _as_structure(json.loads(read_data(file, header).item()))
+    except (AttributeError, EOFError, KeyError, RecursionError, TypeError, ValueError):
+        pass
+    file.seek(start)
+    return None
+
+
+def _as_structure(found: Any) -> Structure:
+    """**Raises:** `KeyError` or `TypeError` if that is not what a file says at its end."""
+    names, sums, ends = found["leaves"], found.get("sums", []), found.get("ends")
+    texts, numbers = (names, sums), [] if ends is None else ends
+    if not all(type(x) is list and all(type(y) is str for y in x) for x in texts):
+        raise TypeError
+    if type(numbers) is not list or not all(type(x) is int for x in numbers):
+        raise TypeError
+    return Structure(names, sums, ends, found.get("selection") is True)
+
+
+class Records:
+    """What a file says of its records, from the next one to be read on."""
+
+    def __init__(self, saved: Structure | None, mapped: "Mapped"):
+        self.names, self._sums, self._ends, self.are_selection = saved or _UNKNOWN
+        self._is_known = saved is not None
+        self._mapped = mapped
+        self._next = 0
+
+    def is_next(self, path: tuple[Any, ...]) -> bool:
+        if not self._is_known:
+            return True
+        left = self._next < len(self.names)
+        return left and self.names[self._next] == path_str(path)
+
+    def are_intact(self, start: int, end: int) -> bool:
+        """Whether those that were read, from `start` to `end`, have their checksums."""
+        if self._ends is None:
+            return self._is_next_intact(start, end)
+        while self._next < len(self._ends) and self._ends[self._next] <= end:
+            start = self._ends[self._next - 1] if self._next else 0
+            if not self._is_next_intact(start, self._ends[self._next]):
+                return False
+        return True
+
+    def _is_next_intact(self, start: int, end: int) -> bool:
+        index, self._next = self._next, self._next + 1
+        if index >= len(self._sums):
+            return True
+        return self._mapped.has_checksum(start, end, self._sums[index])

@@ -1,0 +1,392 @@
+"""`LoRA`: trains a low-rank update of a layer's weight in place of the weight.
+
+Like the other layers that compute the weight of a layer (`_reparam.py`), it puts another
+weight into a copy of the layer, and calls that.
+"""
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._module import Module, field, frozen, trainable, unfrozen
+from .._module.trainable import leaves_under
+from .._tree import is_array, is_inexact_array, tree_at
+from .._tree.paths import plain_path
+from ._embedding import Embedding
+from ._init import WEIGHTS, leading_axes
+from ._linear import Linear
+from ._places import places
+from ._reparam import with_weight
+from ._rnn import GRUCell, LSTMCell
+from ._sharding import explicit_mesh, like
+from ._state import StateIndex
+from ._stateful import StatefulLayer, is_stateful, takes_key
+
+_Tree = TypeVar("_Tree")
+
+
+class LoRA(StatefulLayer):
+    r"""A layer whose weight is trained by a low-rank update.
+
+    $$W' = W + \frac{\alpha}{r} B A,$$
+
+    where $W$ is the weight that the layer has, as a matrix with a row for each element of
+    its first axis; $A$ has $r$ rows, and $B$ has $r$ columns. Only these two are trained.
+    $B$ starts as zero, so that at first the layer does what it did; $A$ starts normal, with
+    variance $1/n$ for a weight with $n$ columns. From [LoRA: Low-Rank Adaptation of Large
+    Language Models](https://arxiv.org/abs/2106.09685) (Hu et al. 2021).
+
+    Attributes and methods are those of the layer with the weight $W'$. `Linear`,
+    `Embedding`, `GRUCell` and `LSTMCell` are computed without forming $W'$, unless the axes
+    of a mesh are explicit; other layers with it.
+
+    [`equinox_like.nn.add_lora`][] does this to the layers of a whole model.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        linear = eqx.nn.Linear(8, 8, key=jax.random.key(0))
+        layer = eqx.nn.LoRA(linear, rank=2, key=jax.random.key(1))
+        x = jnp.ones(8)
+        assert (layer(x) == linear(x)).all()
+
+        grads = eqx.filter_grad(lambda m: m(x).sum())(layer)
+        assert grads.b.shape == (8, 2) and grads.layer.weight is None
+        merged = layer.merge()
+        assert (merged.unmerge()(x) == linear(x)).all()
+        ```
+    """
+
+    layer: Any = field(trainable=False)
+    a: Any
+    b: Any
+    alpha: float = field(static=True)
+    weight_name: str | tuple[str, ...] = field(static=True)
+    is_merged: bool = field(static=True)
+
+    def __init__(
+        self,
+        layer: Any,
+        rank: int,
+        alpha: float | None = None,
+        weight_name: str | tuple[str, ...] = "weight",
+        *,
+        batch_ndim: int | None = None,
+        key: PRNGKeyArray,
+    ):
+        r"""**Arguments:**
+
+        - `layer`: the layer to wrap: any Module with a weight.
+        - `rank`: $r$, the number of columns of $B$.
+        - `alpha`: $\alpha$. The update is scaled by `alpha / rank`; by default by 1.
+        - `weight_name`: the name of the layer's weight, a floating or complex array with
+            two axes at least; or a tuple of names, as `("weight_ih", "weight_hh")` for a
+            `GRUCell`. Then `a` and `b` are tuples, too.
+        - `batch_ndim`: how many axes in front of the weight are not of one layer, but of an
+            ensemble or a [`equinox_like.nn.Stacked`][]. By default as many as a layer of
+            this library has more than it should, and for layers of your own none.
+        - `key`: for the first values of $A$.
+
+        **Raises:**
+
+        `ValueError` if `rank` is less than 1, or if there is no such weight.
+        """
+        if rank < 1:
+            raise ValueError(f"LoRA takes a `rank` of 1 at least; got {rank}.")
+        self.layer = layer
+        self.weight_name = weight_name
+        self.alpha = float(rank if alpha is None else alpha)
+        self.is_merged = False
+        if isinstance(weight_name, str):
+            self.a, self.b = _first_matrices(layer, weight_name, rank, batch_ndim, key)
+        else:
+            keys = jax.random.split(key, len(weight_name))
+            drawn = [
+                _first_matrices(layer, name, rank, batch_ndim, k)
+                for name, k in zip(weight_name, keys, strict=True)
+            ]
+            self.a, self.b = (tuple(matrices) for matrices in zip(*drawn, strict=True))
+
+    @property
+    def rank(self) -> int:
+        """The number of columns of $B$."""
+        return jax.tree.leaves(self.b)[0].shape[-1]
+
+    @jax.named_scope("eqx.nn.LoRA")
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer with the updated weight."""
+        if not takes_key(self.layer):
+            kwargs.pop("key", None)
+        meets_mesh = explicit_mesh(*jax.tree.leaves((self, args, kwargs))) is not None
+        if self.is_merged or meets_mesh or type(self.layer) not in _TAKE_STAND_INS:
+            layer = self._updated_layer()
+        else:
+            layer = self._with_weights(_Updated)
+        return layer(*args, **kwargs)
+
+    def merge(self) -> "LoRA":
+        """A copy whose layer has the updated weight, so that a call costs what the layer
+        costs. Nothing of it is trained. `merge().layer` is the layer alone.
+
+        The new weight is rounded to its dtype.
+        """
+        if self.is_merged:
+            return self
+        a, b = frozen(self.a), frozen(self.b)
+        return _changed(self, layer=self._updated_layer(), a=a, b=b, is_merged=True)
+
+    def unmerge(self) -> "LoRA":
+        """The inverse of [`merge`][equinox_like.nn.LoRA.merge], by subtraction.
+
+        An element of the weight comes back exactly if its sum with the update was not
+        rounded, as where the update is zero; and mostly if the update is small beside it.
+        Otherwise it differs by at most one spacing of the numbers at the merged one. To
+        come back exactly, keep the `LoRA` from before.
+        """
+        if not self.is_merged:
+            return self
+        layer = self._with_weights(lambda weight, b, a: weight - _product(b, a, weight))
+        a, b = unfrozen(self.a), unfrozen(self.b)
+        return _changed(self, layer=layer, a=a, b=b, is_merged=False)
+
+    def is_stateful(self) -> bool:
+        """Whether the layer is."""
+        return is_stateful(self.layer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "layer" not in self.__dict__:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        # What is computed of the weight, by a method or a property, is of the new one.
+        is_as_before = name in vars(self.layer) and name not in self._names()
+        return getattr(self.layer if is_as_before else self._updated_layer(), name)
+
+    def _names(self) -> tuple[str, ...]:
+        names = self.weight_name
+        return (names,) if isinstance(names, str) else names
+
+    def _updated_layer(self) -> Any:
+        if self.is_merged:
+            return self.layer
+        return self._with_weights(lambda weight, b, a: weight + _product(b, a, weight))
+
+    def _with_weights(self, make: Callable[[Any, Any, Any], Any]) -> Any:
+        """The layer with `make(weight, b, a)` for each weight, where `b` is scaled."""
+        layer, scale = self.layer, self.alpha / self.rank
+        one = isinstance(self.weight_name, str)
+        matrices = [(self.b, self.a)] if one else zip(self.b, self.a, strict=True)
+        for name, (b, a) in zip(self._names(), matrices, strict=True):
+            weight = getattr(layer, name)
+            # Within `tree_at` a field may hold anything.
+            if is_array(weight) or hasattr(weight, "__jax_array__"):
+                # Scaled before the product. If it was scaled after it, XLA might scale and
+                # add in one operation, and `unmerge` would subtract another number.
+                new = make(jnp.asarray(weight), jnp.asarray(b) * scale, jnp.asarray(a))
+                layer = with_weight(layer, name, new)
+        return layer
+
+
+def add_lora(
+    model: _Tree,
+    where: Any,
+    rank: int,
+    alpha: float | None = None,
+    *,
+    key: PRNGKeyArray,
+) -> _Tree:
+    """Wraps layers of a model in [`equinox_like.nn.LoRA`][], and freezes all else.
+
+    So only the matrices of the updates are what [`equinox_like.trainable`][] chooses:
+    [`equinox_like.filter_grad`][] differentiates nothing else. To train a further part,
+    take its freezing back: `tree_at("head", model, replace_fn=unfrozen)`.
+
+    **Arguments:**
+
+    - `model`: any pytree.
+    - `where`: which layers, or parts of the model with all layers in them: a class; a
+        pattern for paths, such as `"**.query_proj"`; a function that returns nodes, as in
+        [`equinox_like.tree_at`][]; or a list of these. Wrapped are those that have a
+        `weight`, `weight_ih` or `weight_hh` with two axes at least.
+    - `rank`, `alpha`: as for `LoRA`.
+    - `key`: each layer is wrapped with a key made of this one and its path.
+
+    **Returns:**
+
+    The new model. What was frozen before is frozen like all else.
+
+    **Raises:**
+
+    `ValueError` if `where` chooses no such weight.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        model = eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0))
+        tuned = eqx.nn.add_lora(model, "layers[*]", rank=2, key=jax.random.key(1))
+        params = eqx.filter(tuned, eqx.trainable)
+        assert len(jax.tree.leaves(params)) == 2 * len(model.layers)
+        assert eqx.tree_equal(eqx.nn.merge_lora(tuned), model)
+        ```
+    """
+    model = unfrozen(model)
+    chosen = _weights_under(model, where)
+    if not chosen:
+        raise ValueError(
+            f"`add_lora` found no weight with two axes at least under {where!r}. Correct "
+            "`where`; a layer whose weight has another name can be wrapped by `LoRA`."
+        )
+    # Those within others first, while their paths are what they were.
+    for path, names in sorted(chosen.items(), key=lambda item: -len(item[0])):
+        layer_key = jax.random.fold_in(key, zlib.crc32(plain_path(path).encode()))
+        model = tree_at(
+            [path], model, replace_fn=_wrapper(names, rank, alpha, layer_key)
+        )
+    return _frozen_but_lora(model)
+
+
+def merge_lora(model: _Tree) -> _Tree:
+    """The model with each [`equinox_like.nn.LoRA`][] in it replaced by its layer, with the
+    updated weight; and with nothing frozen.
+
+    It has the structure from before [`equinox_like.nn.add_lora`][], unless a part was
+    frozen then. Each weight is rounded to its dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
+        tuned = eqx.nn.LoRA(model, rank=2, key=jax.random.key(1))
+        assert eqx.tree_equal(eqx.nn.merge_lora(tuned), model)
+        ```
+    """
+
+    def each(node):
+        return merge_lora(node.merge().layer) if isinstance(node, LoRA) else node
+
+    return jax.tree.map(
+        each, unfrozen(model), is_leaf=lambda node: isinstance(node, LoRA)
+    )
+
+
+class _Updated(Module):
+    """Stands for a weight and its update where that is only indexed or multiplied."""
+
+    weight: Array
+    b: Array
+    a: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    def __matmul__(self, x: Array) -> Array:
+        # With `x` first: under `vmap` that is the batch, and nothing is to be transposed.
+        update = jnp.inner(jnp.inner(x, self.a), self.b)
+        return jnp.inner(x, self.weight) + update
+
+    def __getitem__(self, index: ArrayLike) -> Array:
+        return self.weight[index] + self.b[index] @ self.a
+
+
+_TAKE_STAND_INS = (Linear, Embedding, GRUCell, LSTMCell)
+
+
+def _product(b: Array, a: Array, weight: Array) -> Array:
+    return like((b @ a).reshape(weight.shape), weight)
+
+
+def _first_matrices(
+    layer: Any, name: str, rank: int, batch_ndim: int | None, key: PRNGKeyArray
+) -> tuple[Array, Array]:
+    """$A$ and $B$ for a weight of the layer."""
+    weight = _weight_of(layer, name)
+    if batch_ndim is None:
+        batch_ndim = leading_axes(layer, name, weight.ndim, 0)
+    if weight.ndim < batch_ndim + 2:
+        raise ValueError(
+            f"LoRA takes a weight with two axes at least; the `{name}` of this "
+            f"{type(layer).__name__} has shape {weight.shape}."
+        )
+    batch, (rows, *others) = weight.shape[:batch_ndim], weight.shape[batch_ndim:]
+    columns = math.prod(others)
+    normal = jax.random.normal(key, (*batch, rank, columns), weight.dtype)
+    a = normal / math.sqrt(max(columns, 1))
+    return a, jnp.zeros((*batch, rows, rank), weight.dtype)
+
+
+def _weight_of(layer: Any, name: str) -> Any:
+    weight = getattr(layer, name, None)
+    if weight is not None:
+        weight = jnp.asarray(weight)
+        if is_inexact_array(weight):
+            return weight
+    raise ValueError(
+        f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
+        f"{type(layer).__name__} has none. Wrap the layers in it instead, for example by "
+        "`add_lora`, or pass `weight_name`."
+    )
+
+
+def _changed(lora: LoRA, **fields: Any) -> LoRA:
+    new: Any = object.__new__(type(lora))
+    for each in dataclasses.fields(lora):
+        value = fields.get(each.name, getattr(lora, each.name))
+        object.__setattr__(new, each.name, value)
+    return new
+
+
+def _weights_under(model: Any, where: Any) -> dict[Any, dict[str, int]]:
+    """The weights that `where` chooses: for the path of each layer the names of its
+    weights, and how many axes in front of them are not of one layer."""
+    selectors = where if isinstance(where, list) else [where]
+    flags = zip(*(leaves_under(model, each) for each in selectors), strict=True)
+    found: dict[Any, dict[str, int]] = {}
+    for place, chosen in zip(places(model), flags, strict=True):
+        leaf, name = place.leaf, place.name
+        if not any(chosen) or name not in WEIGHTS or not is_inexact_array(leaf):
+            continue
+        batch_ndim = leading_axes(place.owner, name, leaf.ndim, len(place.rows))
+        is_its_field = getattr(place.owner, name) is leaf  # not somewhere below it
+        if is_its_field and leaf.ndim >= batch_ndim + 2:
+            found.setdefault(place.path[:-1], {})[name] = batch_ndim
+    return found
+
+
+def _wrapper(
+    names: dict[str, int], rank: int, alpha: float | None, key: PRNGKeyArray
+) -> Callable[[Any], LoRA]:
+    (batch_ndim,) = set(names.values())
+    name = next(iter(names)) if len(names) == 1 else tuple(names)
+    return lambda layer: LoRA(layer, rank, alpha, name, batch_ndim=batch_ndim, key=key)
+
+
+def _frozen_but_lora(model: Any) -> Any:
+    def each(node, flag):
+        is_left = isinstance(node, (LoRA, StateIndex)) or flag is not True
+        return node if is_left else frozen(node)
+
+    return jax.tree.map(
+        each,
+        model,
+        trainable(model),
+        is_leaf=lambda node: isinstance(node, (LoRA, StateIndex)),
+    )

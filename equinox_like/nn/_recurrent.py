@@ -1,0 +1,418 @@
+"""`RNN` and `Bidirectional`: cells run over a sequence, layer by layer.
+
+A cell is called as `cell(x, state)`, returns the next state, and has an `init_state()`. How
+one is run over a sequence is in `_scanned`, which all of this file leads to.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._compat.varying import varying_axes
+from .._errors import ShapeError
+from .._module import Module, field
+from .._tree import is_array
+from ._dropout import Dropout
+from ._shape import as_size, within
+
+
+def concatenate(forward: Any, backward: Any) -> Any:
+    """The outputs of both directions, joined along the last axis."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), forward, backward)
+
+
+class Bidirectional(Module):
+    """Runs one cell forward over a sequence, and another one backward.
+
+    Both run in one `jax.lax.scan`. It is called on a whole sequence, by itself or as a
+    layer of an [`equinox_like.nn.RNN`][]. From [Bidirectional Recurrent Neural
+    Networks](https://doi.org/10.1109/78.650093) (Schuster, Paliwal 1997).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        k1, k2 = jax.random.split(jax.random.key(0))
+        forward = eqx.nn.GRUCell(3, 4, key=k1)
+        backward = eqx.nn.GRUCell(3, 4, key=k2)
+        layer = eqx.nn.Bidirectional(forward, backward)
+        outputs, (last_forward, last_backward) = layer(jnp.ones((10, 3)))
+        assert outputs.shape == (10, 8)
+        assert (outputs[-1, :4] == last_forward).all()
+        assert (outputs[0, 4:] == last_backward).all()
+        ```
+    """
+
+    forward: Any
+    backward: Any
+    merge: Callable[[Any, Any], Any]
+    unroll: int | bool = field(static=True)
+
+    _takes_sequence: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        forward: Any,
+        backward: Any,
+        merge: Callable[[Any, Any], Any] = concatenate,
+        *,
+        unroll: int | bool = 1,
+    ):
+        """**Arguments:**
+
+        - `forward`, `backward`: two cells: [`equinox_like.nn.GRUCell`][],
+            [`equinox_like.nn.LSTMCell`][] or your own, as for
+            [`equinox_like.nn.scan_cell`][].
+        - `merge`: a function of the outputs of both directions, each in the order of the
+            inputs. By default they are concatenated along the last axis; `operator.add`
+            adds them.
+        - `unroll`: as for `jax.lax.scan`.
+        """
+        self.forward = forward
+        self.backward = backward
+        self.merge = merge
+        self.unroll = unroll
+
+    @jax.named_scope("eqx.nn.Bidirectional")
+    def __call__(
+        self,
+        xs: Any,
+        init: Sequence[Any] | None = None,
+        *,
+        length: ArrayLike | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """**Arguments:**
+
+        - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
+        - `init`: the pair of the first states, forward and backward. By default, also in
+            place of one of them, what `init_state()` of the cell returns.
+        - `length`: an integer, of shape `()`: how many elements of the sequence there are.
+            The others are padding: see [`equinox_like.nn.RNN`][].
+        - `key`: ignored.
+
+        **Returns:**
+
+        The pair of the merged outputs and of the last states. The last state of the
+        backward cell is the one after the first element of the sequence.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `init` is not a pair, or a cell says so.
+        """
+        states = _as_states(self, init, 2, "direction")
+        cells = self.forward, self.backward
+        names = "forward", "backward"
+        there = _there(self, xs, length)
+        (forward, backward), last = _scanned(
+            cells, names, states, xs, there, self.unroll
+        )
+        return self.merge(forward, backward), (last[0], last[1])
+
+
+class RNN(Module):
+    """A recurrent network: cells of any kind, in layers, in one or both directions.
+
+    Each layer runs over the whole sequence in one `jax.lax.scan`, and the next one takes
+    its outputs. The output of a step is the state, or the first part of it if the state is
+    a tuple.
+
+    A batch of sequences is padded to one length, and each is told its own `length`, as in
+    `jax.vmap(rnn)(batch, length=lengths)`. What the padding holds does not matter, not even
+    NaN: outputs there are zero, no gradient reaches it, the last state is the one after the
+    last element, and the backward direction begins at the last element.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        rnn = eqx.nn.RNN.build(
+            eqx.nn.LSTMCell, 3, 4, num_layers=2, bidirectional=True, key=jax.random.key(0)
+        )
+        outputs, states = rnn(jnp.ones((10, 3)))
+        assert outputs.shape == (10, 8)
+        forward, backward = states[1]  # of the second layer
+        assert forward[0].shape == forward[1].shape == (4,)
+
+        batch, lengths = jnp.ones((5, 10, 3)), jnp.array([10, 3, 7, 1, 0])
+        outputs, states = jax.vmap(rnn)(batch, length=lengths)
+        assert not outputs[1, 3:].any()
+        ```
+    """
+
+    layers: tuple[Any, ...]
+    dropout: Dropout
+    unroll: int | bool = field(static=True)
+
+    _takes_sequence: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        layers: Any,
+        *,
+        dropout: ArrayLike = 0.0,
+        inference: bool | Array = False,
+        unroll: int | bool = 1,
+    ):
+        """**Arguments:**
+
+        - `layers`: a cell or a [`equinox_like.nn.Bidirectional`][], or a sequence of these.
+            Cells are as for [`equinox_like.nn.scan_cell`][].
+        - `dropout`: with what probability each output of a layer is dropped before the next
+            layer, in training.
+        - `inference`: of the dropout, see [`equinox_like.nn.Dropout`][].
+        - `unroll`: as for `jax.lax.scan`. A `Bidirectional` has its own.
+
+        **Raises:**
+
+        `ValueError` if there is no layer.
+        """
+        many = isinstance(layers, Iterable) and not isinstance(layers, Module)
+        self.layers = tuple(layers) if many else (layers,)
+        if not self.layers:
+            raise ValueError("RNN takes one layer at least.")
+        self.dropout = Dropout(dropout, inference)
+        self.unroll = unroll
+
+    @staticmethod
+    def build(
+        cell: Callable[..., Any],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        bidirectional: bool = False,
+        dropout: ArrayLike = 0.0,
+        inference: bool = False,
+        unroll: int | bool = 1,
+        key: PRNGKeyArray,
+        **kwargs: Any,
+    ) -> "RNN":
+        """A network whose layers are all alike.
+
+        **Arguments:**
+
+        - `cell`: a class of cells, called as `cell(input_size, hidden_size, key=key)`.
+        - `input_size`, `hidden_size`: the sizes of an input and of an output of a cell.
+            From the second layer on the input has the size of what a layer puts out: twice
+            `hidden_size` if `bidirectional`.
+        - `num_layers`: how many layers, 1 or more.
+        - `bidirectional`: whether each layer is a [`equinox_like.nn.Bidirectional`][].
+        - `dropout`, `inference`, `unroll`: as for [`equinox_like.nn.RNN`][].
+        - `key`: for the first values of the parameters.
+        - `**kwargs`: passed to `cell`.
+
+        **Returns:**
+
+        The `RNN`.
+        """
+        num_layers = as_size(RNN, "num_layers", num_layers, 1)
+        layers: list[Any] = []
+        for layer_key in jax.random.split(key, num_layers):
+            if bidirectional:
+                forward, backward = (
+                    cell(input_size, hidden_size, key=k, **kwargs)
+                    for k in jax.random.split(layer_key)
+                )
+                layers.append(Bidirectional(forward, backward, unroll=unroll))
+                input_size = 2 * hidden_size
+            else:
+                layers.append(cell(input_size, hidden_size, key=layer_key, **kwargs))
+                input_size = hidden_size
+        return RNN(layers, dropout=dropout, inference=inference, unroll=unroll)
+
+    @jax.named_scope("eqx.nn.RNN")
+    def __call__(
+        self,
+        xs: Any,
+        init: Sequence[Any] | None = None,
+        *,
+        length: ArrayLike | None = None,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """**Arguments:**
+
+        - `xs`: one sequence: an array, or a pytree of arrays, whose first axis is that of
+            the sequence.
+        - `init`: the first states, one for each layer; that of a `Bidirectional` is a pair.
+            By default, also in place of one of them, what `init_state()` of the cell
+            returns.
+        - `length`: an integer, of shape `()`: how many elements of the sequence there are.
+            The others are padding, at its end. An array out of range is taken for the
+            nearest end.
+        - `key`: for the dropout.
+        - `inference`: takes the place of the dropout's own, unless it is `None`.
+
+        **Returns:**
+
+        The pair of the outputs of the last layer, stacked, and of the last states, which
+        can be passed as `init` to go on with the next piece of the sequence.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `init` does not have a state for each layer,
+        `length` is not a scalar, or a cell is given another shape than it takes.
+        `ValueError` if `length` is a Python int out of range. `RuntimeError` if the dropout
+        is active and there is no `key`.
+        """
+        states = _as_states(self, init, len(self.layers), "layer")
+        there = _there(self, xs, length)
+        number = len(self.layers) - 1
+        keys = [None] * number if key is None else jax.random.split(key, number)
+        last = []
+        for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+            if i > 0:
+                xs = self.dropout(xs, key=keys[i - 1], inference=inference)
+            with within(f"layers[{i}]"):
+                if getattr(layer, "_takes_sequence", False):
+                    xs, state = layer(xs, state, length=length)
+                else:
+                    (xs,), (state,) = _scanned(
+                        (layer,), ("",), (state,), xs, there, self.unroll
+                    )
+            last.append(state)
+        return xs, tuple(last)
+
+
+def _scanned(
+    cells: Sequence[Any],
+    names: Sequence[str],
+    states: Sequence[Any],
+    xs: Any,
+    there: Array | None,
+    unroll: int | bool,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The outputs and the last state of each cell: the first one runs forward over the
+    sequence, the second one backward. Where `there` is false is padding."""
+    if there is not None:
+        # A gradient of zero times NaN is NaN: a cell must not see what the padding holds.
+        xs = jax.tree.map(lambda x: _without_padding(x, there), xs)
+    states = tuple(
+        _start(cell, name, xs) if state is None else state
+        for cell, name, state in zip(cells, names, states, strict=True)
+    )
+    states = _varying_as((cells, xs), states)
+    inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
+
+    def step(states, inputs):
+        new, outputs = [], []
+        for cell, name, state, (x, is_there) in zip(
+            cells, names, states, inputs, strict=True
+        ):
+            after = _called(cell, name, x, state)
+            output = after[0] if isinstance(after, tuple) else after
+            if is_there is not None:
+                after = _where(is_there, after, state)
+                output = _where(is_there, output, jax.tree.map(jnp.zeros_like, output))
+            new.append(after)
+            outputs.append(output)
+        return tuple(new), tuple(outputs)
+
+    last, outputs = jax.lax.scan(step, states, inputs, unroll=unroll)
+    return (outputs[0], *map(_flipped, outputs[1:])), tuple(last)
+
+
+def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
+    if not name:
+        return cell(x, state)
+    with within(name):
+        return cell(x, state)
+
+
+def _start(cell: Any, name: str, xs: Any) -> Any:
+    """The cell's own first state, in the dtypes that it has after a step.
+
+    Those of parameters and inputs may differ, and a `mixed` cell computes in its own.
+    """
+    state = jax.tree.map(jnp.asarray, cell.init_state())
+    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    # Twice, as the state of the first step may change the dtypes of the second.
+    for _ in range(2):
+        after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
+        state = jax.tree.map(lambda s, a: s.astype(a.dtype), state, after)
+    return state
+
+
+def _varying_as(tree: Any, states: Any) -> Any:
+    """`states`, differing between the devices of a `shard_map` where an array of `tree`
+    does: a scan asks for it."""
+    arrays = [x for x in jax.tree.leaves(tree) if is_array(x)]
+    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in arrays))
+    if not axes:
+        return states
+
+    def each(x):
+        missing = tuple(axes - varying_axes(jax.typeof(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(each, states)
+
+
+def _there(layer: Any, xs: Any, length: Any) -> Array | None:
+    """Which elements of a sequence there are; `None` if all."""
+    name = type(layer).__name__
+    sizes = [x.shape[0] for x in jax.tree.leaves(xs) if is_array(x) and x.ndim > 0]
+    if not sizes:
+        raise ShapeError(
+            f"{name} takes as `xs` an array, or a pytree of arrays, whose first axis is "
+            "that of the sequence."
+        )
+    if length is None:
+        return None
+    if jnp.shape(length) != ():
+        raise ShapeError(
+            f"{name} takes one sequence, and its `length` as one integer; got shape "
+            f"{jnp.shape(length)}. Use `jax.vmap` for a batch, as in "
+            "`jax.vmap(rnn)(xs, length=lengths)`."
+        )
+    if not jnp.issubdtype(jnp.result_type(length), jnp.integer):
+        raise TypeError(
+            f"{name} takes an integer as `length`; got dtype {jnp.result_type(length)}."
+        )
+    if isinstance(length, SupportsIndex) and not is_array(length):
+        if not 0 <= operator.index(length) <= sizes[0]:
+            raise ValueError(
+                f"{name} was given a sequence of {sizes[0]} elements, and a `length` of "
+                f"{length}."
+            )
+    return jnp.arange(sizes[0]) < jnp.asarray(length).astype(int)
+
+
+def _as_states(
+    layer: Any, init: Sequence[Any] | None, number: int, what: str
+) -> Sequence[Any]:
+    if init is None:
+        return (None,) * number
+    if not isinstance(init, list | tuple) or len(init) != number:
+        got = f"{len(init)}" if isinstance(init, list | tuple) else type(init).__name__
+        raise ShapeError(
+            f"{type(layer).__name__} takes as `init` a tuple with one state for each "
+            f"{what}, {number} in all; got {got}."
+        )
+    return init
+
+
+def _flipped(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.flip(x, 0), tree)
+
+
+def _without_padding(x: Any, there: Array) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return jnp.where(there.reshape(there.shape + (1,) * (x.ndim - 1)), x, 0)
+
+
+def _where(condition: Array, tree: Any, other: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)

@@ -1,0 +1,265 @@
+"""Low-rank updates: what they compute, what is trained, and the way back."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import equinox_like as eqx
+from equinox_like import nn
+
+KEY = jax.random.key(0)
+
+
+class Own(eqx.Module):
+    """A layer of the user's, which needs a true array and has another method."""
+
+    weight: jax.Array
+
+    def __call__(self, x):
+        return jax.lax.dot(self.weight, x)
+
+    def first_row(self):
+        return self.weight[0]
+
+
+LAYERS: dict[str, Any] = {
+    "Linear": (lambda: nn.Linear(5, 4, key=KEY), (5,)),
+    "scalar Linear": (lambda: nn.Linear("scalar", 4, key=KEY), ()),
+    "Embedding": (lambda: nn.Embedding(7, 4, key=KEY), None),
+    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, groups=2, key=KEY), (4, 5, 5)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 3, key=KEY), (4, 5)),
+    "frozen Linear": (lambda: eqx.frozen(nn.Linear(5, 4, key=KEY)), (5,)),
+    "Own": (lambda: Own(jax.random.normal(KEY, (4, 5))), (5,)),
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def make(name, draw):
+    build, shape = LAYERS[name]
+    return build(), 3 if shape is None else draw(*shape).astype(jnp.float32)
+
+
+def moved(model, scale=0.3):
+    """The model with updates that are not zero."""
+
+    def each(node):
+        if not isinstance(node, nn.LoRA):
+            return node
+        b = jax.tree.map(
+            lambda b: scale * jax.random.normal(KEY, b.shape, b.dtype), node.b
+        )
+        return eqx.tree_at(lambda lora: lora.b, node, b)
+
+    return jax.tree.map(each, model, is_leaf=lambda x: isinstance(x, nn.LoRA))
+
+
+@every_layer
+def test_update_is_that_of_the_formula_and_is_zero_at_first(name, draw):
+    layer, x = make(name, draw)
+    lora = nn.LoRA(layer, rank=2, alpha=6.0, key=KEY)
+    assert (lora(x) == layer(x)).all()
+    lora = moved(lora)
+    weight = layer.weight + 3.0 * (lora.b @ lora.a).reshape(layer.weight.shape)
+    expected = eqx.tree_at(lambda m: m.weight, layer, weight)
+    np.testing.assert_allclose(lora(x), expected(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(lora.weight, weight, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lora.merge()(x), expected(x), rtol=1e-4, atol=1e-5)
+
+
+@every_layer
+def test_only_the_two_matrices_are_trained(name, draw):
+    layer, x = make(name, draw)
+    lora = nn.LoRA(layer, rank=2, key=KEY)
+    rows, columns = len(layer.weight), layer.weight[0].size
+    params = jax.tree.leaves(eqx.filter(lora, eqx.trainable))
+    assert [p.shape for p in params] == [(2, columns), (rows, 2)]
+    grads = eqx.filter_grad(lambda lora: lora(x).sum())(lora)
+    assert [g.shape for g in jax.tree.leaves(grads)] == [(2, columns), (rows, 2)]
+    assert jax.tree.leaves(eqx.filter(lora.merge(), eqx.trainable)) == []
+
+
+def test_first_values_of_a_are_normal_with_the_variance_of_a_mean():
+    lora = nn.LoRA(nn.Linear(400, 10, key=KEY), rank=50, key=KEY)
+    assert lora.rank == 50 and lora.alpha == 50
+    np.testing.assert_allclose(jnp.std(lora.a), 1 / 20, rtol=0.05)
+    half = nn.LoRA(nn.Linear(4, 3, dtype=jnp.bfloat16, key=KEY), rank=2, key=KEY)
+    assert half.a.dtype == half.b.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0])
+def test_unmerging_gives_the_weight_back_to_one_spacing(dtype, scale):
+    layer = nn.Linear(30, 20, dtype=dtype, key=KEY)
+    lora = moved(nn.LoRA(layer, rank=4, key=KEY), scale)
+    merged = lora.merge()
+    again = merged.unmerge()
+    assert merged.merge() is merged and again.unmerge() is again
+    assert jax.tree.structure(again) == jax.tree.structure(lora)
+    before, between, after = (
+        np.asarray(m.layer.weight).astype(complex) for m in (lora, merged, again)
+    )
+    for part in (np.real, np.imag):
+        size = np.abs(part(between)) + np.finfo("float32").tiny
+        spacing = jnp.finfo(dtype).eps * 2.0 ** np.floor(np.log2(size))
+        assert (np.abs(part(before) - part(after)) <= spacing).all()
+    if scale < 1:
+        assert (before == after).mean() > 0.9
+    untouched = nn.LoRA(layer, rank=4, key=KEY).merge().unmerge()
+    assert (untouched.layer.weight == layer.weight).all()
+
+
+def test_methods_and_fields_are_those_of_the_updated_layer(draw):
+    lora = moved(nn.LoRA(nn.Embedding(7, 4, key=KEY), rank=2, key=KEY))
+    x = draw(4)
+    np.testing.assert_allclose(lora.attend(x), lora.merge().layer.attend(x), rtol=1e-5)
+    assert lora.num_embeddings == 7
+    own = moved(nn.LoRA(Own(jnp.ones((3, 3))), rank=1, key=KEY))
+    np.testing.assert_allclose(own.first_row(), own.weight[0])
+    with pytest.raises(AttributeError, match="'Own' object has no attribute 'missing'"):
+        _ = own.missing
+
+
+def test_gradient_is_found_without_one_of_the_weight():
+    lora = nn.LoRA(nn.Linear(7, 5, key=KEY), rank=2, key=KEY)
+    params, rest = eqx.partition(lora, eqx.trainable)
+    loss = lambda p, xs: jnp.sum(jax.vmap(eqx.combine(p, rest))(xs))  # noqa: E731
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(params, jnp.ones((3, 7)))
+    products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    avals: list[Any] = [product.outvars[0].aval for product in products]
+    shapes = {aval.shape for aval in avals}
+    assert shapes and shapes.isdisjoint({(7, 5), (5, 7)})
+
+
+MODELS: dict[str, Any] = {
+    "scan MLP": (lambda: nn.MLP(3, 2, 4, 3, scan=True, key=KEY), 3),
+    "Stacked": (lambda: nn.Stacked(lambda k: nn.Linear(3, 3, key=k), 3, key=KEY), 1),
+    "mixed": (lambda: nn.mixed(nn.Linear(3, 3, key=KEY), "compute=f16,output=f32"), 1),
+    "Sequential": (
+        lambda: nn.Sequential([nn.Linear(3, 4, key=KEY), jnp.tanh, nn.LayerNorm(4)]),
+        1,
+    ),
+    "RNN": (lambda: nn.RNN(nn.LSTMCell(3, 4, key=KEY)), 2),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(2, 4, key=KEY), 4),
+}
+
+
+def call(model):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(5, 3)), jnp.float32)
+    match model:
+        case nn.RNN():
+            return model(x)[0]
+        case nn.MultiheadAttention():
+            return model(x.T[:, :4], x.T[:, :4], x.T[:, :4])
+    return model(x[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_model_is_wrapped_frozen_and_merged(name):
+    build, number = MODELS[name]
+    model = build()
+    tuned = nn.add_lora(model, "**", rank=2, key=KEY)
+    np.testing.assert_allclose(call(tuned), call(model), rtol=1e-6)
+    params = eqx.filter(tuned, eqx.trainable)
+    assert len(jax.tree.leaves(params)) == 2 * number
+    grads = eqx.filter_grad(lambda m: call(m).sum())(tuned)
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    assert eqx.tree_equal(nn.merge_lora(tuned), model)
+
+    tuned = moved(tuned)
+    merged = nn.merge_lora(tuned)
+    assert jax.tree.structure(merged) == jax.tree.structure(model)
+    assert not eqx.tree_equal(merged, model)
+    tolerance = 2e-2 if name == "mixed" else 1e-4
+    np.testing.assert_allclose(
+        call(tuned), call(merged), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_training_moves_the_matrices_alone(draw):
+    model = nn.add_lora(nn.MLP(3, 1, 8, 1, key=KEY), nn.Linear, rank=2, key=KEY)
+    xs = draw(16, 3)
+
+    @eqx.filter_jit
+    def step(model):
+        def loss(model):
+            return jnp.mean((jax.vmap(model)(xs)[:, 0] - xs[:, 0]) ** 2)
+
+        value, grads = eqx.filter_value_and_grad(loss)(model)
+        return value, eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads))
+
+    losses, first = [], model
+    for _ in range(5):
+        value, model = step(model)
+        losses.append(value)
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+    fixed = lambda m: eqx.filter(m, eqx.trainable, inverse=True)  # noqa: E731
+    assert eqx.tree_equal(fixed(model), fixed(first))
+
+
+def test_selectors_choose_layers_and_each_path_has_its_own_draw():
+    model = nn.MLP(4, 4, 4, 2, key=KEY)
+    for where in (
+        "layers[1]",
+        lambda m: m.layers[1],
+        ["layers[1]", "layers[1].weight"],
+    ):
+        tuned = nn.add_lora(model, where, rank=2, key=KEY)
+        kinds = [type(layer) for layer in tuned.layers]
+        assert kinds == [nn.Linear, nn.LoRA, nn.Linear]
+    every = nn.add_lora(model, "**", rank=2, key=KEY)
+    assert (every.layers[1].a == tuned.layers[1].a).all()
+    assert (every.layers[1].a != every.layers[2].a).all()
+    head = eqx.tree_at("layers[2]", tuned, replace_fn=eqx.unfrozen)
+    assert len(jax.tree.leaves(eqx.filter(head, eqx.trainable))) == 4
+
+
+def test_state_goes_through_a_stateful_layer():
+    class Counting(nn.StatefulLayer):
+        weight: jax.Array
+
+        def __call__(self, x, state, *, key=None):
+            return self.weight @ x, state + 1
+
+    model = nn.Sequential([nn.LoRA(Counting(jnp.ones((3, 3))), 1, key=KEY), jnp.tanh])
+    _, state = model(jnp.ones(3), jnp.array(0), key=KEY)
+    assert state == 1
+
+
+@pytest.mark.parametrize("spec", [P("model", None), P(None, "model")])
+@pytest.mark.parametrize("name", ["Linear", "Embedding"])
+def test_weight_may_be_split_over_a_mesh(name, spec, draw):
+    layer = (
+        nn.Linear(4, 8, key=KEY) if name == "Linear" else nn.Embedding(8, 4, key=KEY)
+    )
+    xs = draw(4, 4) if name == "Linear" else jnp.array([0, 3, 5, 7])
+    lora = moved(nn.LoRA(layer, rank=2, key=KEY))
+    loss = lambda lora, xs: jnp.sum(jax.vmap(lora)(xs) ** 2)  # noqa: E731
+    wanted = eqx.filter_grad(loss)(lora, xs).b
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        weight = jax.device_put(layer.weight, NamedSharding(mesh, spec))
+        lora = eqx.tree_at(lambda m: m.layer.weight, lora, weight)
+        xs = jax.device_put(xs, NamedSharding(mesh, P("data")))
+        grad = eqx.filter_jit(eqx.filter_grad(loss))(lora, xs).b
+        np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-5)
+        back = lora.merge().unmerge().layer.weight
+        assert jax.typeof(back).sharding.spec == spec
+
+
+def test_layers_without_a_weight_are_an_error_that_says_what_to_do():
+    attention = nn.MultiheadAttention(2, 4, key=KEY)
+    with pytest.raises(ValueError, match=r"this MultiheadAttention has none.*add_lora"):
+        nn.LoRA(attention, 2, key=KEY)
+    with pytest.raises(
+        ValueError, match=r"`weight` of this LayerNorm has shape \(3,\)"
+    ):
+        nn.LoRA(nn.LayerNorm(3), 2, key=KEY)
+    with pytest.raises(ValueError, match=r"`rank` of 1 at least; got 0"):
+        nn.LoRA(nn.Linear(3, 2, key=KEY), 0, key=KEY)
+    with pytest.raises(ValueError, match=r"no weight with two axes .* under 'layer'"):
+        nn.add_lora(nn.MLP(3, 2, 4, 1, key=KEY), "layer", 2, key=KEY)
