@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._module import Module, field
 from .._tree import tree_at
 from ._sharding import explicit_mesh, matvec, placed
-from ._state import State, StateIndex
+from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
 
 
@@ -112,7 +112,12 @@ class SpectralNorm(StatefulLayer):
         **Returns:**
 
         The pair of the wrapped layer's output and the new state.
+
+        **Raises:**
+
+        `TypeError` if `state` is not a [`equinox_like.nn.State`][].
         """
+        check_state(self, state)
         weight = jnp.asarray(getattr(self.layer, self.weight_name))
         matrix = _as_matrix(weight)
         u, v = state.get(self.uv_index)

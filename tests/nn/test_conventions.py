@@ -288,7 +288,8 @@ def test_layer_is_frozen(name) -> None:
             nn.BatchNorm,
             "weight bias ema_first_time_index ema_state_index batch_counter "
             "batch_state_index axis_name inference",
-            "input_size eps channelwise_affine momentum mode batch_axis debias unbiased",
+            "input_size eps channelwise_affine momentum mode batch_axis debias unbiased "
+            "num_spatial_dims",
         ),
         (
             nn.SpectralNorm,

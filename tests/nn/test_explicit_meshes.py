@@ -512,7 +512,8 @@ def test_no_device_has_all_of_a_split_table(spec, batched):
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_state_takes_the_split_of_the_channels(mode):
-    norm, state = nn.make_with_state(nn.BatchNorm)(4, mode=mode)
+    make = nn.make_with_state(nn.BatchNorm)
+    norm, state = make(4, mode=mode, num_spatial_dims=1)
     x = jnp.ones((4, 4, 8))
     with jax.set_mesh(EXPLICIT):
         for _ in range(2):
