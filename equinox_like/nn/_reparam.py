@@ -28,6 +28,9 @@ class SpectralNorm(StatefulLayer):
     [`equinox_like.nn.State`][]. From [Spectral Normalization for Generative Adversarial
     Networks](https://arxiv.org/abs/1802.05957) (Miyato et al. 2018).
 
+    For complex weights $T$ is the conjugate transpose, and $\sigma$ the largest singular
+    value. (Equinox 0.13.8 does not conjugate, which gives another number.)
+
     !!! example
 
         ```python
