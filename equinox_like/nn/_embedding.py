@@ -155,7 +155,7 @@ def _draw(
     dtype = default_dtype(dtype)
     if init is None:
         return jax.random.normal(key, shape, dtype)
-    layout = layout_of(type(embedding), "weight")
+    layout = layout_of(embedding, "weight")
     return initialised(init, key, shape, dtype, layout, "Embedding.weight")
 
 

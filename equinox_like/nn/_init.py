@@ -47,7 +47,7 @@ def first_values(
     """What the parameter `name` of `layer` starts as: a uniform draw, or as `init` says."""
     if init is None:
         return uniform(key, shape, limit, dtype)
-    layout = layout_of(type(layer), name)
+    layout = layout_of(layer, name)
     at = f"{type(layer).__name__}.{name}"
     return initialised(init, key, tuple(shape), dtype, layout, at)
 
@@ -75,9 +75,9 @@ def initialised(
     return values.astype(dtype)
 
 
-def layout_of(cls: type, name: str) -> Layout:
-    """How the class lays out a parameter: as its `_layouts` say, or as JAX does."""
-    return getattr(cls, "_layouts", {}).get(name, as_stored)
+def layout_of(layer: Any, name: str) -> Layout:
+    """How a layer lays out a parameter: as its `_layouts` say, or as JAX does."""
+    return getattr(layer, "_layouts", {}).get(name, as_stored)
 
 
 def as_stored(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:

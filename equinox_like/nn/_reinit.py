@@ -12,6 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._tree.glob import matches
 from .._tree.paths import plain_path
+from ._einsum import EinsumLayout
 from ._init import Init, as_stored, channels_first, initialised, layout_of
 from ._places import Place, places
 
@@ -114,7 +115,7 @@ def _selects(selector: Any, place: Place) -> bool:
 def _drawn(init: Init, place: Place, key: Any) -> Any:
     path = plain_path(place.path)
     key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-    layout = layout_of(type(place.owner), place.name or "")
+    layout = layout_of(place.owner, place.name or "")
     shape, dtype = tuple(place.leaf.shape), place.leaf.dtype
     number = _leading_axes(place, layout)
     if number == 0 or (not callable(init) and not isinstance(init, str)):
@@ -129,5 +130,8 @@ def _leading_axes(place: Place, layout: Any) -> int:
     """How many axes are in front of those of one layer: it is stacked, or an ensemble."""
     if layout is as_stored:
         return len(place.rows)
-    ndim = place.owner.num_spatial_dims + 2 if layout is channels_first else 2
+    if layout is channels_first:
+        ndim = place.owner.num_spatial_dims + 2
+    else:
+        ndim = layout.ndim if isinstance(layout, EinsumLayout) else 2
     return len(place.leaf.shape) - ndim

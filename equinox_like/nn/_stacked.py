@@ -119,7 +119,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         _, rest = partition(layers[0], is_array)
         stacked = combine(jax.tree.map(lambda *xs: jnp.stack(xs), *arrays), rest)
         options = {"checkpoint": _checked_policy(checkpoint), "unroll": unroll}
-        return _filled(cls, {"layers": stacked, "depth": len(layers), **options})
+        return filled(cls, {"layers": stacked, "depth": len(layers), **options})
 
     @jax.named_scope("eqx.nn.Stacked")
     def __call__(
@@ -215,7 +215,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         """One layer, or for a slice a `Stacked` of layers."""
         if isinstance(index, slice):
             rows = {"layers": self._rows(index), "depth": len(range(self.depth)[index])}
-            return _filled(type(self), vars(self) | rows)
+            return filled(type(self), vars(self) | rows)
         i = operator.index(index)
         if not -self.depth <= i < self.depth:
             raise IndexError(f"There is no layer {i}: the depth is {self.depth}.")
@@ -228,7 +228,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         return self.depth
 
 
-def _filled(cls: type, fields: dict[str, Any]) -> Any:
+def filled(cls: type, fields: dict[str, Any]) -> Any:
     """An instance of these fields, made without drawing anything."""
     new: Any = object.__new__(cls)
     for name, value in fields.items():

@@ -279,3 +279,17 @@ def test_slice_is_stacked(key) -> None:
     x = jnp.ones(3)
     np.testing.assert_allclose(part(x), stacked[2](stacked[1](x)), rtol=1e-6)
     assert eqx.tree_equal(stacked[::-2][0], stacked[3]) and len(stacked[4:]) == 0
+
+
+def test_frozen_parts_are_stacked(key) -> None:
+    layers = [Block(k) for k in jax.random.split(key, 2)]
+    layers = [eqx.tree_at("linear.weight", m, replace_fn=eqx.frozen) for m in layers]
+    stacked = nn.Stacked.from_layers(layers)
+    assert stacked.layers.linear.weight.value.shape == (2, 3, 3)
+    with pytest.raises(ValueError, match=r"`layer.linear.weight` has shape \(3, 3\)"):
+        nn.Stacked.from_layers(
+            [
+                layers[0],
+                eqx.tree_at("linear.weight", layers[1], eqx.frozen(jnp.ones((3, 2)))),
+            ]
+        )
