@@ -85,9 +85,8 @@ def test_average_is_in_float32_at_least_and_the_model_in_its_dtypes(strict) -> N
     assert model.half.dtype == jnp.bfloat16 and model.weight.dtype == jnp.float32
     ema = nn.EMA(Model(1), dtype=jnp.float16).update(Model(2))
     assert ema.average.weight.dtype == jnp.float16
-    complexes = nn.EMA({"w": jnp.ones(2, jnp.complex64)}).update(
-        {"w": 1j * jnp.ones(2)}
-    )
+    complexes = nn.EMA({"w": jnp.ones(2, jnp.complex64)})
+    complexes = complexes.update({"w": jnp.full(2, 1j, jnp.complex64)})
     assert complexes.average["w"].dtype == jnp.complex64
     assert (complexes.model()["w"] == 1j).all()
 

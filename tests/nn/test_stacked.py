@@ -286,10 +286,6 @@ def test_frozen_parts_are_stacked(key) -> None:
     layers = [eqx.tree_at("linear.weight", m, replace_fn=eqx.frozen) for m in layers]
     stacked = nn.Stacked.from_layers(layers)
     assert stacked.layers.linear.weight.value.shape == (2, 3, 3)
+    longer = eqx.tree_at("linear.weight", layers[1], eqx.frozen(jnp.ones((4, 3))))
     with pytest.raises(ValueError, match=r"`layer.linear.weight` has shape \(3, 3\)"):
-        nn.Stacked.from_layers(
-            [
-                layers[0],
-                eqx.tree_at("linear.weight", layers[1], eqx.frozen(jnp.ones((3, 2)))),
-            ]
-        )
+        nn.Stacked.from_layers([layers[0], longer])
