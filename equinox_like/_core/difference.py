@@ -188,7 +188,7 @@ def _children(tree: Any) -> tuple[list[Any], list[Any]]:
 
 def static_fields(module: Module) -> dict[str, Any]:
     _, aux = jtu.tree_structure(module).node_data()  # see `_module/flatten.py`
-    return aux.statics
+    return {} if aux is None else aux.statics  # `Frozen` registers itself
 
 
 def _told(*sides: Any) -> Iterator[str]:

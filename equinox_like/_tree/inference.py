@@ -70,10 +70,8 @@ def _set_flags(pytree: Any, value: Any) -> Any:
         pytree, is_leaf=is_flag, is_leaf_takes_path=True
     )
     flags = {path for path, _ in parts if path and path[-1] == _FLAG}
-    # By name, as a frozen layer shows the flag of its content as its own.
-    names = set(map(path_str, flags))
     for path, node in owners:
-        if path_str((*path, _FLAG)) not in names:
+        if (*path, _FLAG) not in flags:
             raise TypeError(
                 f"`{path_str((*path, _FLAG), 'pytree')}` cannot be set: it is a static "
                 f"field, a property or a class attribute of {type(node).__qualname__}, "
@@ -84,8 +82,9 @@ def _set_flags(pytree: Any, value: Any) -> Any:
 
 def _has_flag(node: Any) -> bool:
     """Whether `node` is a node of the tree with an attribute `inference`, but no method."""
-    if jtu.all_leaves([node]):
+    if jtu.all_leaves([node]) or callable(getattr(type(node), "inference", None)):
         return False
-    return not callable(getattr(type(node), "inference", None)) and hasattr(
-        node, "inference"
+    # Its own one: a wrapper may show the flag of what it wraps, through `__getattr__`.
+    return hasattr(type(node), "inference") or "inference" in getattr(
+        node, "__dict__", ()
     )

@@ -25,7 +25,10 @@ from ._conv_transpose import (
     ConvTranspose3d as ConvTranspose3d,
 )
 from ._dropout import Dropout as Dropout
+from ._einsum import Einsum as Einsum
+from ._ema import EMA as EMA
 from ._embedding import Embedding as Embedding
+from ._group_norm import GroupNorm as GroupNorm, InstanceNorm as InstanceNorm
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
 from ._lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
@@ -38,7 +41,6 @@ from ._loss_scale import (
 )
 from ._mlp import MLP as MLP
 from ._norm import (
-    GroupNorm as GroupNorm,
     LayerNorm as LayerNorm,
     RMSNorm as RMSNorm,
 )
@@ -52,10 +54,15 @@ from ._pool import (
     MaxPool3d as MaxPool3d,
     Pool as Pool,
 )
+from ._position import (
+    LearnedPositionalEmbedding as LearnedPositionalEmbedding,
+    SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
+)
 from ._prelu import PReLU as PReLU
 from ._recurrent import RNN as RNN, Bidirectional as Bidirectional
 from ._reinit import reinit as reinit
 from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
+from ._resize import Upsample as Upsample, resize as resize
 from ._reversible import (
     ReversibleBlock as ReversibleBlock,
     ReversibleSequential as ReversibleSequential,

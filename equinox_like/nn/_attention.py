@@ -20,7 +20,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import combine, is_array, partition
 from ._dropout import Dropout, resolve_inference
-from ._init import Init
+from ._init import Init, default_dtype
 from ._kv_cache import (
     KVCache,
     empty_cache,
@@ -144,7 +144,9 @@ class MultiheadAttention(Module):
             default that of the query.
         - `output_size`: the size of the rows of the output; by default that of the query.
         - `qk_size`, `vo_size`: in each head, the size of the rows of queries and keys, and
-            of values; by default `query_size // num_heads`.
+            of values; by default `query_size // num_heads`, rounded down: 3 heads of a
+            `query_size` of 8 have size 2, and are 6 wide together. The output has the
+            `output_size` all the same.
         - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: whether the
             projections have biases.
         - `dropout_p`: with what probability each weight is dropped in training.
@@ -157,7 +159,8 @@ class MultiheadAttention(Module):
             `n // (num_heads // num_kv_heads)` of these.
         - `implementation`: of the attention itself. `None`: the formula. `"xla"`,
             `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the first
-            of `"cudnn"`, `"xla"` and `None` that can serve the call.
+            of `"cudnn"`, `"xla"` and `None` that can serve the call. In half precision, JAX
+            cannot lower the gradient of `"xla"` under strict dtype promotion.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
             projections.
 
@@ -316,12 +319,12 @@ class MultiheadAttention(Module):
         **Arguments:**
 
         - `max_length`: for how many tokens there is room.
-        - `dtype`: of what is kept; by default that of the projections.
+        - `dtype`: of what is kept; by default that of the arrays of `key_proj`.
         - `overflow`: what happens to the token after those. `"error"`: it is refused.
             `"ring"`: it takes the place of the oldest, so that queries see the last
             `max_length` tokens.
         """
-        dtype = dtype or self.key_proj.weight.dtype
+        dtype = dtype or _dtype_of(self.key_proj)
         sizes = self.qk_size, self.vo_size
         return empty_cache(max_length, self.num_kv_heads, sizes, dtype, overflow)
 
@@ -346,6 +349,14 @@ def _checked_implementation(implementation: Implementation) -> Implementation:
             f"`implementation`; got {implementation!r}."
         )
     return implementation
+
+
+def _dtype_of(projection: Any) -> DTypeLike:
+    """Of the arrays of a projection, which need not be a `Linear`."""
+    dtypes = [getattr(x, "dtype", jnp.int32) for x in jax.tree.leaves(projection)]
+    dtypes = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes) if dtypes else default_dtype(None)
 
 
 # From the inputs to the heads
@@ -506,7 +517,8 @@ def _own_kernel(
 
     def head(q, k, v, visible, bias, key):
         weights = _weights(q, k, visible, bias)
-        weights = attention.dropout(weights, key=key, inference=inference)
+        with within("dropout"):
+            weights = attention.dropout(weights, key=key, inference=inference)
         return jnp.einsum("sS,Sd->sd", weights, v), weights
 
     number, shared = attention.num_heads, k.shape[1]
@@ -541,12 +553,14 @@ def _jax_kernel(
     def with_batch(x: Any) -> Any:
         return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
-    out = jax.nn.dot_product_attention(
-        *(with_batch(x) for x in (q, k, v)),
-        bias=with_batch(bias),
-        mask=with_batch(visible),
-        implementation=name,
-    )
+    # JAX adds the bias, and masks, in float32.
+    with jax.numpy_dtype_promotion("standard"):
+        out = jax.nn.dot_product_attention(
+            *(with_batch(x) for x in (q, k, v)),
+            bias=with_batch(bias),
+            mask=with_batch(visible),
+            implementation=name,
+        )
     shape = len(q), q.shape[1] * v.shape[2]
     split = None if explicit_mesh(out) is None else PartitionSpec(*parts(out)[1:3])
     return placed(lambda out: out.reshape(shape), split, out)

@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from .._errors import ShapeError
 from .._module import field
 from .._warn import warn
+from ._batch_layout import Layout, laid_out
 from ._init import default_dtype
-from ._shape import as_size, check_channels_first, check_input, parameter_shape
-from ._sharding import explicit_mesh, like, parts, placed
-from ._state import State, StateIndex
+from ._shape import as_size
+from ._sharding import explicit_mesh, parts, placed
+from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
 
 _Mode = Literal["batch", "ema", "legacy"]
@@ -86,6 +86,7 @@ class BatchNorm(StatefulLayer):
     batch_axis: int | None = field(static=True)
     debias: Literal["exact", "peer"] = field(static=True)
     unbiased: bool = field(static=True)
+    num_spatial_dims: int | None = field(static=True, default=None)
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class BatchNorm(StatefulLayer):
         batch_axis: int | None = None,
         debias: Literal["exact", "peer"] = "exact",
         unbiased: bool = False,
+        num_spatial_dims: int | None = None,
     ):
         r"""**Arguments:**
 
@@ -122,10 +124,14 @@ class BatchNorm(StatefulLayer):
             the running variance started at 1.
         - `unbiased`: store the variance times $n / (n - 1)$, where $n$ is how many numbers
             of each channel there are.
+        - `num_spatial_dims`: how many spatial axes an example has. Only needed without an
+            `axis_name`, where it tells a batch from one example at inference. Without it
+            their shapes must tell: `(4, 4, 4)` may be a batch of 4 examples with 4
+            channels, or one example, and is refused.
 
         **Raises:**
 
-        `ValueError` for another `mode` or `debias`.
+        `ValueError` for another `mode` or `debias`, or a negative `num_spatial_dims`.
         """
         if mode not in ("batch", "ema", "legacy"):
             raise ValueError(
@@ -152,6 +158,9 @@ class BatchNorm(StatefulLayer):
         self.batch_axis = 0 if batch_axis is None and axis_name is None else batch_axis
         self.debias = debias
         self.unbiased = unbiased
+        if num_spatial_dims is not None:
+            num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
+        self.num_spatial_dims = num_spatial_dims
 
         dtype = default_dtype(dtype)
         shape = (self.input_size,)
@@ -180,7 +189,7 @@ class BatchNorm(StatefulLayer):
         """**Arguments:**
 
         - `x`: with an `axis_name`, one example of shape `(channels, size_1, ..., size_n)`.
-            Without one, a batch of such, and at inference either.
+            Without one, a batch of such, and at inference either (see `num_spatial_dims`).
         - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
         - `key`: ignored.
         - `inference`: takes the place of the layer's own, unless it is `None`.
@@ -195,11 +204,13 @@ class BatchNorm(StatefulLayer):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` or `mask` has another shape. `NameError` in
-        training if there is no `jax.vmap` of the `axis_name`.
+        [`equinox_like.ShapeError`][] if `x` or `mask` has another shape, or if `x` may be a
+        batch or one example. `NameError` in training if there is no `jax.vmap` of the
+        `axis_name`. `TypeError` if `state` is not a [`equinox_like.nn.State`][].
         """
+        check_state(self, state)
         at_rest = bool(self.inference if inference is None else inference)
-        x, layout = _laid_out(self, x, mask, at_rest)
+        x, layout = laid_out(self, x, mask, at_rest)
         running = _running(self, state)
         stored = running.mean.dtype
         # Under a policy the parameters are cast, and the state is not.
@@ -230,24 +241,6 @@ class BatchNorm(StatefulLayer):
         return y.astype(out_dtype), state
 
 
-class _Layout(NamedTuple):
-    """Where the channels of an input are, and which of its examples count."""
-
-    ndim: int
-    channel_axis: int
-    # Broadcasts with the input; `None` if all count.
-    mask: Array | None
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        return tuple(i for i in range(self.ndim) if i != self.channel_axis)
-
-    def spread(self, per_channel: Array, x: Array) -> Array:
-        shape = [1] * self.ndim
-        shape[self.channel_axis] = -1
-        return like(per_channel.reshape(shape), x)
-
-
 class _Running(NamedTuple):
     """What the state holds. `steps` is a count, or whether this is the first step."""
 
@@ -275,55 +268,6 @@ def _where(condition: Array, one: Any, other: Any) -> Any:
             for a, b in zip(one, other, strict=True)
         )
     )
-
-
-def _laid_out(
-    norm: BatchNorm, x: ArrayLike, mask: Any, inference: bool
-) -> tuple[Array, _Layout]:
-    channels = norm.input_size
-    if norm.channelwise_affine:
-        shape = parameter_shape(norm, "weight", 1)
-        channels = channels if shape is None else shape[0]
-    batch_axis = norm.batch_axis
-    if batch_axis is None or (inference and _is_one_example(x, batch_axis, channels)):
-        check_channels_first(norm, x, channels)
-        x = jnp.asarray(x)
-        layout = _Layout(x.ndim, 0, None)
-        wanted, spread = (), ()
-    else:
-        x = _checked_batch(norm, x, batch_axis, channels)
-        batch_axis %= x.ndim
-        layout = _Layout(x.ndim, 1 if batch_axis == 0 else 0, None)
-        wanted = (x.shape[batch_axis],)
-        spread = tuple(-1 if i == batch_axis else 1 for i in range(x.ndim))
-    if mask is None:
-        return x, layout
-    check_input(norm, mask, wanted, "mask")
-    return x, layout._replace(mask=jnp.asarray(mask).astype(bool).reshape(spread))
-
-
-def _is_one_example(x: Any, batch_axis: int, channels: int) -> bool:
-    shape = jnp.shape(x)
-    if len(shape) < 2:
-        return True
-    channel_axis = 1 if batch_axis % len(shape) == 0 else 0
-    return shape[channel_axis] != channels and shape[0] == channels
-
-
-def _checked_batch(norm: BatchNorm, x: Any, batch_axis: int, channels: int) -> Array:
-    shape = jnp.shape(x)
-    ndim = len(shape)
-    if ndim < 2 or not -ndim <= batch_axis < ndim:
-        raise ShapeError(
-            f"BatchNorm without an `axis_name` takes a whole batch in training, with its "
-            f"examples along axis {batch_axis} and {channels} channels along the next, "
-            f"but was given shape {shape}. Add a batch axis, or name the axis of the "
-            "`jax.vmap` by `axis_name`."
-        )
-    wanted: list[int | None] = [None] * ndim
-    wanted[1 if batch_axis % ndim == 0 else 0] = channels
-    check_input(norm, x, wanted)
-    return jnp.asarray(x)
 
 
 def _running(norm: BatchNorm, state: State) -> _Running:
@@ -361,7 +305,7 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
     return _Moments(running.mean / divisor, variance / divisor)
 
 
-def _batch_moments(norm: BatchNorm, x: Array, layout: _Layout) -> _Moments:
+def _batch_moments(norm: BatchNorm, x: Array, layout: Layout) -> _Moments:
     """Of the whole batch, over all axes that it has."""
 
     def mean(values: Array) -> Array:
@@ -389,10 +333,18 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
     if names is None:
         return x
     names = tuple(names) if isinstance(names, list) else names
-    if explicit_mesh(x) is None:
-        return reduce(x, names)
-    # JAX itself gives the result the layout of a whole batch, and finds it too long.
-    return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
+    try:
+        if explicit_mesh(x) is None:
+            return reduce(x, names)
+        # JAX itself gives the result the layout of a whole batch, and finds it too long.
+        return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
+    except NameError as error:
+        raise NameError(
+            f"BatchNorm takes its statistics in training over the axis {names!r}, and "
+            "there is no such axis here. Call it under "
+            f"`jax.vmap(..., axis_name={names!r}, in_axes=(0, None), out_axes=(0, None))`, "
+            "or with `inference=True`."
+        ) from error
 
 
 def _blend(

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._warn import warn
+from ._shape import MissingKeyError
 
 _T = TypeVar("_T")
 
@@ -104,7 +105,7 @@ class Dropout(Module):
         if not self.is_active(inference):
             return x
         if key is None:
-            raise RuntimeError(
+            raise MissingKeyError(
                 "Dropout takes a `key` outside of inference: pass `layer(x, key=key)`, or "
                 "`inference=True`."
             )

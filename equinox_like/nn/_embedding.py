@@ -1,7 +1,7 @@
 """`Embedding`: a table of vectors, looked up by index."""
 
 import operator
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class Embedding(Module):
             `jax_enable_x64` is on.
         - `key`: for the first values of the weight.
         - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the table.
-        - `check_bounds`: whether an array out of range is an error, found at run time by
+        - `check_bounds`: whether a JAX array out of range is an error, found at run time by
             [`equinox_like.error_if`][].
 
         **Raises:**
@@ -87,8 +87,9 @@ class Embedding(Module):
     ) -> Array:
         """**Arguments:**
 
-        - `x`: an integer, of shape `()`. A negative one counts from the end. An array out
-            of range is taken for the nearest end, as JAX does, but for `check_bounds`.
+        - `x`: an integer, of shape `()`. A negative one counts from the end. A JAX array
+            out of range is taken for the nearest end, as JAX does, but for `check_bounds`:
+            to look at its value would make the program wait for the device.
         - `key`: ignored.
         - `out_sharding`: how the result for one index is to be split over the explicit axes
             of a mesh; by default as the rows of the weight are.
@@ -100,8 +101,8 @@ class Embedding(Module):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `x` is no scalar. `TypeError` for floats and bools.
-        `IndexError` for a Python int out of range. With `check_bounds`
-        [`equinox_like.EquinoxRuntimeError`][] for an array out of range.
+        `IndexError` for a Python or NumPy integer out of range. With `check_bounds`
+        [`equinox_like.EquinoxRuntimeError`][] for a JAX array out of range.
         """
         _check_index(self, x)
         if self.check_bounds:
@@ -154,7 +155,7 @@ def _draw(
     dtype = default_dtype(dtype)
     if init is None:
         return jax.random.normal(key, shape, dtype)
-    layout = layout_of(type(embedding), "weight")
+    layout = layout_of(embedding, "weight")
     return initialised(init, key, shape, dtype, layout, "Embedding.weight")
 
 
@@ -186,14 +187,15 @@ def _check_index(embedding: Embedding, x: Any) -> None:
             f"{type(x).__name__}. Use `jax.vmap(embedding)` on an array of them."
         )
     check_input(embedding, x, ())
+    rows = parameter_shape(embedding, "weight", 2)
     if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
         raise TypeError(
             f"Embedding takes an integer as its index; got one of dtype "
             f"{jnp.result_type(x)}. Convert it with `.astype(int)`."
         )
-    if isinstance(x, SupportsIndex) and not is_array(x):
-        rows = parameter_shape(embedding, "weight", 2)
-        if rows is not None and not -rows[0] <= operator.index(x) < rows[0]:
+    if rows is not None and not isinstance(x, jax.Array):
+        # A Python or NumPy number: its value is known at no cost.
+        if not -rows[0] <= operator.index(x) < rows[0]:
             raise IndexError(
                 f"Embedding has {rows[0]} rows, and was asked for number {x}."
             )

@@ -49,7 +49,7 @@ def first_values(
     """What the parameter `name` of `layer` starts as: a uniform draw, or as `init` says."""
     if init is None:
         return uniform(key, shape, limit, dtype)
-    layout = layout_of(type(layer), name)
+    layout = layout_of(layer, name)
     at = f"{type(layer).__name__}.{name}"
     return initialised(init, key, tuple(shape), dtype, layout, at)
 
@@ -77,18 +77,21 @@ def initialised(
     return values.astype(dtype)
 
 
-def layout_of(cls: type, name: str) -> Layout:
-    """How the class lays out a parameter: as its `_layouts` say, or as JAX does."""
-    return getattr(cls, "_layouts", {}).get(name, as_stored)
+def layout_of(layer: Any, name: str) -> Layout:
+    """How a layer lays out a parameter: as its `_layouts` say, or as JAX does."""
+    return getattr(layer, "_layouts", {}).get(name, as_stored)
 
 
 def leading_axes(layer: Any, name: str, ndim: int, default: int) -> int:
     """How many of the `ndim` axes of a parameter are in front of those of one layer: it is
     stacked, or an ensemble. `default` if the class does not tell."""
-    layout = layout_of(type(layer), name)
+    layout = layout_of(layer, name)
     if layout is as_stored:
         return default
-    return ndim - (layer.num_spatial_dims + 2 if layout is channels_first else 2)
+    if layout is channels_first:
+        return ndim - (layer.num_spatial_dims + 2)
+    # An `Einsum` has as many axes as its equation says.
+    return ndim - getattr(layout, "ndim", 2)
 
 
 def as_stored(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:

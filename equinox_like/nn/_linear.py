@@ -61,7 +61,8 @@ class Linear(Module):
         - `in_features`: the size of the input vector, 0 or more, or `"scalar"` for an
             input of shape `()`.
         - `out_features`: the size of the output vector, or `"scalar"`.
-        - `use_bias`: whether to add `bias`.
+        - `use_bias`: whether the layer starts with a `bias`. What the call adds is decided
+            by the array: one that `tree_at` puts in is added, and `None` is not.
         - `dtype`: of the parameters, floating or complex; by default float32, or float64
             if `jax_enable_x64` is on.
         - `key`: for the first values of the parameters.
@@ -156,7 +157,7 @@ def mapped(layer: Any, x: Array) -> Array:
     """`jax.vmap(layer)(x)`: if it is a `Linear`, by one product, with no map to trace."""
     if (
         type(layer) is not Linear
-        or not is_array(layer.weight)
+        or not (is_array(layer.weight) and (layer.bias is None or is_array(layer.bias)))
         or layer.weight.shape[1:] != x.shape[1:]
         or "scalar" in (layer.in_features, layer.out_features)
         or explicit_mesh(x, layer.weight) is not None
@@ -164,7 +165,7 @@ def mapped(layer: Any, x: Array) -> Array:
         return jax.vmap(layer)(x)
     with jax.named_scope("eqx.nn.Linear"):
         y = _product(x, layer.weight)
-        return y if layer.bias is None else y + layer.bias
+        return y if layer.bias is None else y + layer.bias[None]
 
 
 def _product(x: Array, weight: Any) -> Array:

@@ -1,6 +1,7 @@
 """`MLP`: linear layers with activations between them, in a loop or in a scan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import jax
@@ -127,9 +128,10 @@ class MLP(Module):
         h = hidden(self, x) if self.depth > 0 else x
         with within(f"layers[{len(self.layers) - 1}]"):
             y = self.layers[-1](h)
-        if self.out_size == "scalar":
-            return self.final_activation(y)
-        return _each_neuron(self.final_activation, y)
+        with _of_scalars("final_activation"):
+            if self.out_size == "scalar":
+                return self.final_activation(y)
+            return _each_neuron(self.final_activation, y)
 
 
 def _build_layers(
@@ -179,19 +181,38 @@ def _each_neuron(activation: Any, x: Any) -> Any:
     return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
 
 
+@contextmanager
+def _of_scalars(name: str) -> Iterator[None]:
+    """Says of an error what the function was given, which a user may not know."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"This is from the `{name}` of an MLP, which is applied to the scalar of each "
+            "neuron, of shape (). For a function of the whole vector, such as "
+            "`jax.nn.softmax`, use `eqx.nn.Sequential([mlp, jax.nn.softmax])`."
+        )
+        raise
+
+
 def _loop_hidden(mlp: MLP, x: Any) -> Any:
     for i, layer in enumerate(mlp.layers[:-1]):
         with within(f"layers[{i}]"):
             x = layer(x)
-        x = _each_neuron(_slice(mlp.activation, i), x)
+        x = _hidden_activation(mlp, i, x)
     return x
+
+
+def _hidden_activation(mlp: MLP, index: int, x: Any) -> Any:
+    with _of_scalars("activation"):
+        return _each_neuron(_slice(mlp.activation, index), x)
 
 
 def _scan_hidden(mlp: MLP, x: Any) -> Any:
     first, stacked, _ = mlp.layers
     with within("layers[0]"):
         x = first(x)
-    x = _each_neuron(_slice(mlp.activation, 0), x)
+    x = _hidden_activation(mlp, 0, x)
     if mlp.depth == 1:  # again an empty loop
         return x
     inputs = stacked, _slice(mlp.activation, slice(1, None))

@@ -1,6 +1,7 @@
-"""`LayerNorm`, `RMSNorm` and `GroupNorm`: statistics within one example.
+"""`LayerNorm` and `RMSNorm`: statistics of a whole array.
 
-They are computed in float32 at least, whatever the dtype of the input.
+What all norms of one example compute is done in float32 at least, whatever the dtype of the
+input.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,16 +9,14 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
 from .._warn import warn
 from ._init import default_dtype
-from ._shape import as_size, check_channels_first, check_input, parameter_shape
+from ._shape import as_size, check_input, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT
 
@@ -81,7 +80,7 @@ class LayerNorm(Module):
         self.eps = eps
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight, self.bias = _parameters(self.shape, use_weight, use_bias, dtype)
+        self.weight, self.bias = parameters(self.shape, use_weight, use_bias, dtype)
 
     @overload
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
@@ -112,7 +111,7 @@ class LayerNorm(Module):
         [`equinox_like.ShapeError`][] if `x` has another shape.
         """
         check_input(self, x, _wanted_shape(self))
-        y = _normalised(self, x, _standardise)
+        y = _normalised(self, x, standardise)
         return y if state is ABSENT else (y, state)
 
 
@@ -158,7 +157,7 @@ class RMSNorm(Module):
         self.eps = eps
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight, self.bias = _parameters(self.shape, use_weight, use_bias, dtype)
+        self.weight, self.bias = parameters(self.shape, use_weight, use_bias, dtype)
 
     @overload
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
@@ -178,124 +177,12 @@ class RMSNorm(Module):
         return y if state is ABSENT else (y, state)
 
 
-class GroupNorm(Module):
-    r"""Normalises groups of channels to mean 0 and variance 1, then scales each channel.
-
-    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
-
-    where mean and (biased) variance run over each group's channels and their spatial axes,
-    and $w$ and $b$, one number for each channel, start as ones and zeros. From [Group
-    Normalization](https://arxiv.org/abs/1803.08494) (Wu, He 2018). As many groups as
-    channels make an instance norm.
-
-    !!! example
-
-        ```python
-        import equinox_like as eqx
-        import jax.numpy as jnp
-
-        norm = eqx.nn.GroupNorm(groups=2, channels=6)
-        y = norm(jnp.arange(24.0).reshape(6, 2, 2))
-        assert jnp.allclose(y[:3].mean(), 0, atol=1e-6)
-        ```
-    """
-
-    groups: int = field(static=True)
-    channels: int | None = field(static=True)
-    eps: float = field(static=True)
-    channelwise_affine: bool = field(static=True)
-    weight: Array | None
-    bias: Array | None
-
-    def __init__(
-        self,
-        groups: int,
-        channels: int | None = None,
-        eps: float = 1e-5,
-        channelwise_affine: bool = True,
-        dtype: DTypeLike | None = None,
-    ):
-        r"""**Arguments:**
-
-        - `groups`: into how many groups the channels are divided.
-        - `channels`: the size of the input's first axis, a multiple of `groups`. May be
-            left out without `channelwise_affine`.
-        - `eps`: $\varepsilon$ above.
-        - `channelwise_affine`: whether there are $w$ and $b$.
-        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
-
-        **Raises:**
-
-        `ValueError` if `channels` is no multiple of `groups`, or is missing.
-        """
-        self.groups = as_size(self, "groups", groups, 1)
-        self.channels = (
-            None if channels is None else as_size(self, "channels", channels)
-        )
-        self.eps = eps
-        self.channelwise_affine = channelwise_affine
-        if self.channels is None and channelwise_affine:
-            raise ValueError(
-                "GroupNorm needs to know `channels` for its weight and bias: pass it, or "
-                "`channelwise_affine=False`."
-            )
-        if self.channels is not None and self.channels % self.groups != 0:
-            raise ValueError(
-                "GroupNorm takes a multiple of `groups` as `channels`; got "
-                f"{self.channels}, with {self.groups} groups."
-            )
-        shape = (self.channels or 0,)
-        affine = channelwise_affine, channelwise_affine
-        self.weight, self.bias = _parameters(shape, *affine, dtype)
-
-    @overload
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
-
-    @overload
-    def __call__(
-        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Array, Any]: ...
-
-    @jax.named_scope("eqx.nn.GroupNorm")
-    def __call__(
-        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """**Arguments:**
-
-        - `x`: shape `(channels, size_1, ..., size_n)`, with any number of spatial axes.
-        - `state`: returned untouched, so that the layer can take the place of one that
-            uses it.
-        - `key`: ignored.
-
-        **Returns:**
-
-        An array of the shape and dtype of `x`. It is computed in float32 at least. If
-        `state` was passed, the pair of that array and `state`.
-
-        **Raises:**
-
-        [`equinox_like.ShapeError`][] if `x` has another number of channels.
-        """
-        _check_channels(self, x)
-        x = jnp.asarray(x)
-        accumulate = _accumulation_dtype(x)
-        per_group = len(x) // self.groups
-        grouped = x.astype(accumulate).reshape(self.groups, per_group, *x.shape[1:])
-        y = jax.vmap(lambda group: _standardise(group, self.eps))(grouped)
-        y = y.reshape(x.shape)
-        if self.channelwise_affine:
-            # The flag decides, and not whether there are parameters.
-            y = _per_channel(self.weight, y) * y + _per_channel(self.bias, y)
-        y = y.astype(x.dtype)
-        return y if state is ABSENT else (y, state)
-
-
 def _dims(norm: Any, shape: int | Sequence[int]) -> tuple[int, ...]:
     dims = shape if isinstance(shape, Sequence) else (shape,)
     return tuple(as_size(norm, "shape", size) for size in dims)
 
 
-def _parameters(
+def parameters(
     shape: tuple[int, ...], use_weight: bool, use_bias: bool, dtype: DTypeLike | None
 ) -> tuple[Array | None, Array | None]:
     dtype = default_dtype(dtype)
@@ -311,39 +198,26 @@ def _wanted_shape(norm: LayerNorm | RMSNorm) -> tuple[int, ...]:
     return norm.shape if shape is None else shape
 
 
-def _check_channels(norm: GroupNorm, x: Any) -> None:
-    channels = norm.channels
-    if norm.channelwise_affine:
-        shape = parameter_shape(norm, "weight", 1)
-        channels = channels if shape is None else shape[0]
-    check_channels_first(norm, x, channels)
-    if np.shape(x)[0] % norm.groups != 0:
-        raise ShapeError(
-            f"GroupNorm takes an `x` whose first axis, the channels, is a multiple of its "
-            f"{norm.groups} groups, but was given shape {np.shape(x)}."
-        )
-
-
 def _normalised(
     norm: LayerNorm | RMSNorm, x: ArrayLike, normalise: Callable[[Array, float], Array]
 ) -> Array:
     x = jnp.asarray(x)
-    accumulate = _accumulation_dtype(x)
-    y = normalise(_cast(x, accumulate), norm.eps)
+    accumulate = accumulation_dtype(x)
+    y = normalise(cast(x, accumulate), norm.eps)
     # The flags decide, and not whether there are parameters.
     if norm.use_weight:
-        y = like(_cast(norm.weight, accumulate), y) * y
+        y = like(cast(norm.weight, accumulate), y) * y
     if norm.use_bias:
-        y = y + like(_cast(norm.bias, accumulate), y)
-    return _cast(y, x.dtype)
+        y = y + like(cast(norm.bias, accumulate), y)
+    return cast(y, x.dtype)
 
 
-def _accumulation_dtype(x: Array) -> Any:
+def accumulation_dtype(x: Array) -> Any:
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(x.dtype, jnp.float32)
 
 
-def _standardise(x: Array, eps: float) -> Array:
+def standardise(x: Array, eps: float) -> Array:
     # `jnp.var` would make programs of many layers take thrice as long to compile.
     centred = x - jnp.mean(x)
     return centred * jax.lax.rsqrt(jnp.mean(_squared(centred)) + eps)
@@ -357,12 +231,7 @@ def _squared(x: Array) -> Array:
     return (x * x.conj()).real if jnp.iscomplexobj(x) else x * x
 
 
-def _per_channel(parameter: Any, y: Array) -> Any:
-    spread = _cast(parameter, y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
-    return like(spread, y)
-
-
-def _cast(x: Any, dtype: DTypeLike) -> Any:
+def cast(x: Any, dtype: DTypeLike) -> Any:
     # Asked first: also a cast that changes nothing takes time while it is traced. What
     # only stands for an array, as `Frozen` does, becomes one by it.
     return x if is_array(x) and x.dtype == dtype else x.astype(dtype)

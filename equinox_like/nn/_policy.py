@@ -1,5 +1,7 @@
 """`Policy` and `mixed`: in which dtype a layer keeps its parameters, and computes."""
 
+import abc
+import inspect
 from typing import Any, TypeVar
 
 import jax
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from .._module import AbstractVar, Module, field
+from .._module import AbstractVar, Frozen, Module, field
 from .._tree import is_array
 from ._state import State
 from ._stateful import StatefulLayer, is_stateful, takes_key
@@ -97,6 +99,18 @@ class _Casting(StatefulLayer):
 
     layer: AbstractVar[Any]
 
+    @abc.abstractmethod
+    def _run(
+        self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls the layer, or a method of it, with casts before and after."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Casts, calls the layer, and casts what it returns."""
+        if not takes_key(self.layer):
+            kwargs.pop("key", None)
+        return self._run(None, args, kwargs)
+
     def is_stateful(self) -> bool:
         """Whether the layer is."""
         return is_stateful(self.layer)
@@ -106,29 +120,55 @@ class _Casting(StatefulLayer):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
             )
+        if _is_method(self.layer, name):
+            return _Method(self, name)
         return getattr(self.layer, name)
+
+
+class _Method(Module):
+    """A method of a layer, called as the layer itself would be."""
+
+    owner: _Casting
+    name: str = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.owner._run(self.name, args, kwargs)
+
+
+def _is_method(layer: Any, name: str) -> bool:
+    """Whether it is a method that has the instance, and so its parameters."""
+    while isinstance(layer, _Casting | Frozen):
+        layer = layer.value if isinstance(layer, Frozen) else layer.layer
+    if name in getattr(layer, "__dict__", ()):
+        return False
+    found = inspect.getattr_static(type(layer), name, None)
+    if isinstance(found, staticmethod | classmethod | type):
+        return False
+    return callable(getattr(type(layer), name, None))
 
 
 class Mixed(_Casting):
     """What [`equinox_like.nn.mixed`][] returns: a layer that is called by a policy.
 
-    Its attributes are those of the layer.
+    Its attributes are those of the layer. Methods are called by the policy, too:
+    `mixed(model, ...).encode(x)` casts as `mixed(model, ...)(x)` does. Other attributes are
+    as they are in `layer`, so a part of the layer that is called computes in its own dtype.
     """
 
     layer: Any
     policy: Policy = field(static=True)
     keep: tuple[type, ...] = field(static=True)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Casts, calls the layer, and casts what it returns."""
+    def _run(
+        self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         dtype = self.policy.compute_dtype
         layer = cast(self.layer, dtype, self.keep)
         if dtype is not None and self.keep:
             layer = _with_kept(layer, dtype, self.keep)
         args, kwargs = cast((args, kwargs), dtype)
-        if not takes_key(self.layer):
-            kwargs.pop("key", None)
-        return self.policy.cast_output(layer(*args, **kwargs))
+        run = layer if method is None else getattr(layer, method)
+        return self.policy.cast_output(run(*args, **kwargs))
 
 
 class _Kept(_Casting):
@@ -138,11 +178,12 @@ class _Kept(_Casting):
     own_dtype: Any = field(static=True)
     outer_dtype: Any = field(static=True)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _run(
+        self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         args, kwargs = cast((args, kwargs), self.own_dtype)
-        if not takes_key(self.layer):
-            kwargs.pop("key", None)
-        return cast(self.layer(*args, **kwargs), self.outer_dtype)
+        run = self.layer if method is None else getattr(self.layer, method)
+        return cast(run(*args, **kwargs), self.outer_dtype)
 
 
 def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
@@ -161,7 +202,9 @@ def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
     **Returns:**
 
     A layer that casts its own arrays and its arguments to `compute_dtype`, calls `layer`,
-    and casts what that returns to `output_dtype`.
+    and casts what that returns to `output_dtype`. So do its methods; static and class
+    methods, which have no arrays, are left alone. The layer without the policy is its
+    attribute `layer`.
 
     !!! example
 

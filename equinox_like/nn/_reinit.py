@@ -113,7 +113,7 @@ def _selects(selector: Any, place: Place) -> bool:
 def _drawn(init: Init, place: Place, key: Any) -> Any:
     path = plain_path(place.path)
     key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-    layout = layout_of(type(place.owner), place.name or "")
+    layout = layout_of(place.owner, place.name or "")
     shape, dtype = tuple(place.leaf.shape), place.leaf.dtype
     number = leading_axes(place.owner, place.name or "", len(shape), len(place.rows))
     if number == 0 or (not callable(init) and not isinstance(init, str)):

@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._module import Module, field
 from .._tree import tree_at
 from ._sharding import explicit_mesh, matvec, placed
-from ._state import State, StateIndex
+from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
 
 
@@ -27,6 +27,9 @@ class SpectralNorm(StatefulLayer):
     first axis. Gradients flow through $W$, not through $u$ and $v$, which are kept in the
     [`equinox_like.nn.State`][]. From [Spectral Normalization for Generative Adversarial
     Networks](https://arxiv.org/abs/1802.05957) (Miyato et al. 2018).
+
+    For complex weights $T$ is the conjugate transpose, and $\sigma$ the largest singular
+    value. (Equinox 0.13.8 does not conjugate, which gives another number.)
 
     !!! example
 
@@ -112,7 +115,12 @@ class SpectralNorm(StatefulLayer):
         **Returns:**
 
         The pair of the wrapped layer's output and the new state.
+
+        **Raises:**
+
+        `TypeError` if `state` is not a [`equinox_like.nn.State`][].
         """
+        check_state(self, state)
         weight = jnp.asarray(getattr(self.layer, self.weight_name))
         matrix = _as_matrix(weight)
         u, v = state.get(self.uv_index)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._tree import is_array
 from ._init import Init, Layout, default_dtype, first_values, gates
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import matvec
@@ -232,9 +233,10 @@ class LSTMCell(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if one of the three has another shape.
+        [`equinox_like.ShapeError`][] if one of the three has another shape. `TypeError` if
+        `hidden` is not a pair.
         """
-        h, c = hidden
+        h, c = _pair(self, hidden)
         _check_input(self, input)
         _check_hidden(self, h, "hidden[0]")
         _check_hidden(self, c, "hidden[1]")
@@ -320,6 +322,20 @@ def _check_hidden(cell: Any, hidden: Any, name: str) -> None:
     shape = parameter_shape(cell, "weight_hh", 2)
     if shape is not None:
         check_input(cell, hidden, shape[1:], name)
+
+
+def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
+    if not isinstance(hidden, tuple | list) or len(hidden) != 2:
+        given = f"a {type(hidden).__name__}"
+        if is_array(hidden):
+            given = f"an array of shape {hidden.shape}"
+        elif isinstance(hidden, tuple | list):
+            given += f" of length {len(hidden)}"
+        raise TypeError(
+            f"{type(cell).__name__} takes the pair `(h, c)` as `hidden`, a tuple; got "
+            f"{given}. `cell.init_state()` makes one."
+        )
+    return hidden[0], hidden[1]
 
 
 def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:

@@ -108,7 +108,7 @@ class RotaryPositionalEmbedding(Module):
         """
         check_input(self, x, (None, self.embedding_size))
         x = jnp.asarray(x)
-        cos, sin = self._angles(_positions(len(x), offset, positions))
+        cos, sin = self._angles(row_positions(self, len(x), offset, positions))
         if self.interleaved:
             cos, sin = jnp.repeat(cos, 2, axis=1), jnp.repeat(sin, 2, axis=1)
             rotated = _rotate_neighbours(x)
@@ -128,7 +128,7 @@ class RotaryPositionalEmbedding(Module):
             ) from error
 
     def _angles(self, positions: Array) -> tuple[Array, Array]:
-        return _cos_and_sin(self.embedding_size, positions, self.theta, self.dtype)
+        return cos_and_sin(self.embedding_size, positions, self.theta, self.dtype)
 
     @staticmethod
     def rotate_half(x: Array) -> Array:
@@ -145,33 +145,38 @@ class RotaryPositionalEmbedding(Module):
         Each has shape `(end, embedding_size // 2)`.
         """
         positions = jnp.arange(end, dtype=float)
-        return _cos_and_sin(embedding_size, positions, theta, dtype)
+        return cos_and_sin(embedding_size, positions, theta, dtype)
 
 
-def _cos_and_sin(
+def cos_and_sin(
     size: int, positions: Array, theta: float, dtype: DTypeLike
 ) -> tuple[Array, Array]:
     # Angles of far positions would be nothing but noise in half precision.
+    positions = positions.astype(jnp.result_type(float))
     frequencies = 1.0 / theta ** (jnp.arange(0, size, 2, dtype=float) / max(size, 1))
     angles = positions[:, None] * frequencies[None, :]
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 
-def _positions(length: int, offset: Any, positions: Any) -> Array:
+def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array:
+    """The position of each row, from the arguments of a call."""
     if positions is None:
-        rows = jnp.arange(length, dtype=float)
-        return rows + jnp.asarray(offset).astype(rows.dtype)
+        offset = jnp.asarray(offset)
+        # Not in the dtype of the offset, which may be too small for the sum.
+        is_integer = jnp.issubdtype(offset.dtype, jnp.integer)
+        dtype = jnp.result_type(int if is_integer else float)
+        return jnp.arange(length, dtype=dtype) + offset.astype(dtype)
     if not (isinstance(offset, int) and offset == 0):
         raise ValueError(
-            "RotaryPositionalEmbedding takes `offset` or `positions`, not both."
+            f"{type(layer).__name__} takes `offset` or `positions`, not both."
         )
     positions = jnp.asarray(positions)
     if positions.shape != (length,):
         raise ShapeError(
-            f"RotaryPositionalEmbedding takes `positions` of shape ({length},), one for "
-            f"each row, but was given shape {positions.shape}."
+            f"{type(layer).__name__} takes `positions` of shape ({length},), one for each "
+            f"row, but was given shape {positions.shape}."
         )
-    return positions.astype(jnp.result_type(float))
+    return positions
 
 
 def _rotate_neighbours(x: Array) -> Array:

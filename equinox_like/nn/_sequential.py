@@ -67,8 +67,9 @@ class Sequential(StatefulLayer):
 
         **Raises:**
 
-        `TypeError` if a member is stateful and no `state` was passed. A `ShapeError` of a
-        member says at its head which one it was, for example `layers[1]`.
+        `TypeError` if a member is stateful and no `state` was passed. An error about the
+        shape of an array or a missing key says at its head which member it came from, for
+        example `layers[1]`.
         """
         number = len(self.layers)
         keys = [None] * number if key is None else jax.random.split(key, number)

@@ -75,12 +75,16 @@ def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     return shape
 
 
+class MissingKeyError(RuntimeError):
+    """A layer that draws random numbers was called without a `key`."""
+
+
 @contextmanager
 def within(path: str) -> Iterator[None]:
-    """Puts `path` before the message of a `ShapeError` that is raised inside."""
+    """Puts `path` before the message if a shape is wrong or a key is missing inside."""
     try:
         yield
-    except ShapeError as error:
+    except (ShapeError, MissingKeyError) as error:
         # Changed in place, so that the traceback still leads to the inner layer.
         message = str(error)
         if message.startswith(_AT):

@@ -40,7 +40,7 @@ def like(x: Any, y: Any) -> Any:
     after = tuple(
         None if n == 1 else part for n, part in zip(x.shape, after, strict=True)
     )
-    return x if after == before else _resharded(x, after)
+    return x if after == before else resharded(x, after)
 
 
 def whole_along(x: Array, axis: int) -> Array:
@@ -48,7 +48,7 @@ def whole_along(x: Array, axis: int) -> Array:
     before = parts(x)
     if before[axis] is None:
         return x
-    return _resharded(x, (*before[:axis], None, *before[axis + 1 :]))
+    return resharded(x, (*before[:axis], None, *before[axis + 1 :]))
 
 
 def matvec(weight: Any, x: Any) -> Array:
@@ -69,11 +69,11 @@ def product(
     if features is not None:
         rows, columns = parts(weight)
         if columns is not None:
-            x = x if columns == features else _resharded(x, (columns,))
+            x = x if columns == features else resharded(x, (columns,))
             out_sharding = PartitionSpec(rows) if out_sharding is None else out_sharding
     if out_sharding is None:
         return plain(x, weight)
-    where = _on_mesh(out_sharding, x, weight)
+    where = on_mesh(out_sharding, x, weight)
     return jnp.einsum("i,oi->o", x, weight, out_sharding=where)
 
 
@@ -98,11 +98,11 @@ def _weight_first(x: Any, weight: Any) -> Array:
     return weight @ x
 
 
-def _resharded(x: Any, to: tuple[Any, ...]) -> Any:
-    return jax.sharding.reshard(x, _on_mesh(PartitionSpec(*to), x))
+def resharded(x: Any, to: tuple[Any, ...]) -> Any:
+    return jax.sharding.reshard(x, on_mesh(PartitionSpec(*to), x))
 
 
-def _on_mesh(spec: PartitionSpec, *arrays: Any) -> PartitionSpec | NamedSharding:
+def on_mesh(spec: PartitionSpec, *arrays: Any) -> PartitionSpec | NamedSharding:
     """The spec for the mesh of the arrays, which need not be the one in use."""
     mesh = explicit_mesh(*arrays)
     return spec if mesh is None else NamedSharding(mesh, spec)

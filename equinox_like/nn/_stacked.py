@@ -1,8 +1,9 @@
 """`Stacked`: many layers of equal structure, compiled once."""
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, SupportsIndex, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ class Stacked(StatefulLayer, Generic[_L]):
 
     It does what [`equinox_like.nn.Sequential`][] does of the same layers, in one
     `jax.lax.scan`: the time to trace and to compile does not grow with the depth. `len` is
-    the depth, and an index gives one layer.
+    the depth, an index gives one layer, and a slice a `Stacked` of some of them.
 
     !!! example
 
@@ -117,12 +118,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         arrays = [partition(layer, is_array)[0] for layer in layers]
         _, rest = partition(layers[0], is_array)
         stacked = combine(jax.tree.map(lambda *xs: jnp.stack(xs), *arrays), rest)
-        self: Any = object.__new__(cls)
-        object.__setattr__(self, "layers", stacked)
-        object.__setattr__(self, "depth", len(layers))
-        object.__setattr__(self, "checkpoint", _checked_policy(checkpoint))
-        object.__setattr__(self, "unroll", unroll)
-        return self
+        options = {"checkpoint": _checked_policy(checkpoint), "unroll": unroll}
+        return filled(cls, {"layers": stacked, "depth": len(layers), **options})
 
     @jax.named_scope("eqx.nn.Stacked")
     def __call__(
@@ -208,14 +205,35 @@ class Stacked(StatefulLayer, Generic[_L]):
         """The layers, one by one."""
         return tuple(self[i] for i in range(self.depth))
 
-    def __getitem__(self, index: SupportsIndex) -> _L:
+    @overload
+    def __getitem__(self, index: slice) -> "Stacked[_L]": ...
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> _L: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """One layer, or for a slice a `Stacked` of layers."""
+        if isinstance(index, slice):
+            rows = {"layers": self._rows(index), "depth": len(range(self.depth)[index])}
+            return filled(type(self), vars(self) | rows)
         i = operator.index(index)
         if not -self.depth <= i < self.depth:
             raise IndexError(f"There is no layer {i}: the depth is {self.depth}.")
-        return jax.tree.map(lambda a: a[i] if is_array(a) else a, self.layers)
+        return self._rows(i)
+
+    def _rows(self, index: int | slice) -> _L:
+        return jax.tree.map(lambda a: a[index] if is_array(a) else a, self.layers)
 
     def __len__(self) -> int:
         return self.depth
+
+
+def filled(cls: type, fields: dict[str, Any]) -> Any:
+    """An instance of these fields, made without drawing anything."""
+    new: Any = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(new, name, value)
+    return new
 
 
 def _checked_policy(checkpoint: Any) -> Any:
@@ -225,7 +243,25 @@ def _checked_policy(checkpoint: Any) -> Any:
                 f"There is no policy {checkpoint!r} in `jax.checkpoint_policies`. Pass one "
                 "of those, or its name, or `True` to compute everything again."
             )
+    policy = policy_of(checkpoint)
+    if callable(policy) and _makes_policies(policy):
+        name = getattr(policy, "__name__", str(checkpoint))
+        raise ValueError(
+            f"`{name}` of `jax.checkpoint_policies` is not a policy: it makes one from its "
+            f"arguments. Pass what `jax.checkpoint_policies.{name}(...)` returns."
+        )
     return checkpoint
+
+
+def _makes_policies(policy: Callable[..., Any]) -> bool:
+    """Whether it is one of JAX's functions that return a policy."""
+    if policy is not getattr(
+        jax.checkpoint_policies, getattr(policy, "__name__", ""), None
+    ):
+        return False
+    # A policy is called with the parameters of any primitive.
+    kinds = {p.kind for p in inspect.signature(policy).parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD not in kinds
 
 
 def policy_of(checkpoint: Any) -> Any:

@@ -227,6 +227,16 @@ class State(Cached):
         self._markers = tuple(values)
 
 
+def check_state(layer: Any, state: Any) -> None:
+    """Raises `TypeError` unless a layer was called with a `State`."""
+    if not isinstance(state, State):
+        raise TypeError(
+            f"{type(layer).__name__} takes a `State` as `state`; got a "
+            f"{type(state).__name__}. Build the model by `make_with_state`, which returns "
+            "`(model, state)`, and pass that state to the call."
+        )
+
+
 def make_with_state(
     make_model: Callable[_P, _T],
 ) -> Callable[_P, tuple[_T, State]]:

@@ -9,7 +9,10 @@ from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
+from .._compat.batching import is_vmapped
+from .._core.base import Transformed
 from .._module import Frozen, Module
+from .._transforms.vmap import Vmapped
 
 
 class StatefulLayer(Module):
@@ -65,6 +68,14 @@ def takes_key(layer: Any) -> bool:
     """Whether to call a layer, or a plain function, with a `key`."""
     if isinstance(layer, Frozen):
         return takes_key(layer.value)
+    if isinstance(layer, Vmapped):
+        # Only a dictionary lets it be called by keyword, and the key is one for all.
+        axes = layer._in_axes
+        return isinstance(axes, dict) and "key" in axes and takes_key(layer.__wrapped__)
+    if isinstance(layer, Transformed):
+        return takes_key(layer.__wrapped__)
+    if is_vmapped(layer):
+        return False
     try:
         parameters = inspect.signature(layer).parameters.values()
     except (TypeError, ValueError):  # a function in C may not tell

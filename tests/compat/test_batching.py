@@ -1,5 +1,7 @@
 """Whether arrays are mapped right now, and that no is said where nothing is known."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -57,3 +59,23 @@ def test_no_is_said_where_nothing_is_known():
     found = []
     jax.vmap(lambda x: found.append(batching.mapped_at_once([x], None)) or x)(X)
     assert found == [False]
+
+
+def test_what_vmap_returned_is_known():
+    f = jax.vmap(jnp.sin)
+    for g in (f, jax.jit(f), jax.checkpoint(f), functools.wraps(f)(lambda x: f(x))):
+        assert batching.is_vmapped(g)
+    for g in (jnp.sin, jax.jit(jnp.sin), jax.checkpoint(jnp.sin), lambda x: f(x), jax):
+        assert not batching.is_vmapped(g)
+
+
+def test_a_function_of_another_name_is_not_known():
+    assert not batching.is_vmapped(jax.vmap(jnp.sin), name="renamed")
+
+
+def test_a_variable_without_a_value_is_passed_over():
+    def f(x):
+        return later(x)
+
+    assert not batching.is_vmapped(f)
+    later = jnp.sin

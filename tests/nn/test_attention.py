@@ -451,3 +451,40 @@ def test_wrong_cache_is_an_error(build) -> None:
         attention.init_cache(0)
     with pytest.raises(ValueError, match="`window` >= 1; got 0"):
         attention(x, x, x, window=0)
+
+
+@pytest.mark.parametrize("biased", ["query", "key", "value", "output"])
+def test_bias_of_a_projection_needs_no_rank_promotion(biased, strict, build, draw):
+    options = {f"use_{biased}_bias": True}
+    attention = build(nn.MultiheadAttention, 2, 4, **options)
+    x = draw(3, 4).astype(jnp.float32)
+    with jax.numpy_rank_promotion("allow"):
+        expected = attention(x, x, x)
+    np.testing.assert_allclose(eqx.filter_jit(attention)(x, x, x), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [None, (3, 3), (2, 3, 3)])
+def test_jax_kernel_runs_under_strict_promotion(dtype, shape, strict, build, draw):
+    attention = build(nn.MultiheadAttention, 2, 4, dtype=dtype, implementation="xla")
+    x = draw(3, 4).astype(dtype)
+    bias = None if shape is None else draw(*shape).astype(dtype)
+    options = {"is_causal": True, "bias": bias}
+    # Traced, not run: promotion is decided while tracing.
+    out = eqx.filter_eval_shape(attention, x, x, x, **options)
+    assert out.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("replace", "dtype"),
+    [
+        (nn.WeightNorm, "float16"),
+        (eqx.frozen, "float16"),
+        (lambda projection: nn.Sequential([projection, nn.Identity()]), "float16"),
+        (lambda projection: nn.Lambda(lambda x: x), "float32"),
+    ],
+)
+def test_cache_of_a_wrapped_projection_has_its_dtype(replace, dtype, build):
+    attention = build(nn.MultiheadAttention, 2, 4, dtype="float16")
+    attention = eqx.tree_at(lambda a: a.key_proj, attention, replace_fn=replace)
+    assert attention.init_cache(3).key.dtype == dtype

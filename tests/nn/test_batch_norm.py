@@ -188,10 +188,22 @@ def test_other_vmaps_have_states_of_their_own(draw) -> None:
     assert states.get(norm.batch_state_index)[0].shape == (4, 3)
 
 
-def test_training_needs_the_name(draw) -> None:
-    norm, state = make(3, "b")
-    with pytest.raises(NameError, match="b"):
-        norm(draw(3), state)
+@pytest.mark.parametrize("batch_axis", [None, 0])
+def test_training_needs_the_name(batch_axis, draw) -> None:
+    norm, state = make(3, "b", batch_axis=batch_axis)
+    with pytest.raises(
+        NameError, match=r"over the axis 'b'.*`jax.vmap\(..., axis_name='b'"
+    ):
+        norm(draw(4, 3)[0 if batch_axis is None else slice(None)], state)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_state_must_be_one(inference, draw, without_type_checks) -> None:
+    norm, _ = make(3)
+    with pytest.raises(
+        TypeError, match="BatchNorm takes a `State` as `state`; got a None"
+    ):
+        norm(draw(4, 3), None, inference=inference)
 
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
@@ -336,6 +348,12 @@ def test_wrong_argument_is_an_error(without_type_checks) -> None:
     [
         ((3,), (4, 2), r"takes `x` of shape \(any, 3\), but was given shape \(4, 2\)"),
         ((3,), (3,), "takes a whole batch in training.*examples along axis 0 and 3"),
+        # As under a `jax.vmap` over the examples.
+        (
+            (3,),
+            (3, 4, 4),
+            r"takes a whole batch .*`jax.vmap\(..., axis_name=\"batch\"\)`",
+        ),
         ((3, "b"), (6, 4), r"takes `x` of shape \(3,\), but was given shape \(4,\)"),
         ((3, "b"), (6, 5, 3), r"\(3,\).*given shape \(5, 3\).*1 axis in front"),
     ],
@@ -356,6 +374,56 @@ def test_single_example_is_taken_at_inference(draw) -> None:
     whole, _ = norm(x, state, inference=True)
     one, _ = norm(x[0], state, inference=True)
     np.testing.assert_allclose(one, whole[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["plain", "vmapped"])
+def test_what_may_be_a_batch_or_one_example_is_an_error(form, draw) -> None:
+    norm, state = make(4)
+    call = lambda x: norm(x, state, inference=True)[0]  # noqa: E731
+    message = (
+        r"shape \(4, 4, 4\) at inference.*batch of 4 .*`num_spatial_dims=1`.*`num_spa"
+    )
+    with pytest.raises(eqx.ShapeError, match=message):
+        call(draw(4, 4, 4)) if form == "plain" else jax.vmap(call)(draw(6, 4, 4, 4))
+
+
+def test_number_of_spatial_axes_tells_a_batch_from_one_example(draw) -> None:
+    norm, state = make(4, num_spatial_dims=2)
+    x = draw(6, 4, 4, 4) * jnp.arange(1.0, 5)[:, None, None]
+    _, state = norm(x, state)
+    whole, _ = norm(x, state, inference=True)
+    one, _ = norm(x[0], state, inference=True)
+    np.testing.assert_allclose(one, whole[0], atol=1e-6)
+    each = jax.vmap(lambda x: norm(x, state, inference=True)[0])(x)
+    np.testing.assert_allclose(each, whole, atol=1e-6)
+    # A batch as large as the number of channels.
+    four, _ = norm(x[:4], state, inference=True)
+    np.testing.assert_allclose(four, whole[:4], atol=1e-6)
+    with pytest.raises(eqx.ShapeError, match="takes a whole batch in training"):
+        norm(x[0], state)
+    with pytest.raises(eqx.ShapeError, match=r"shape \(any, 4, any, any\)"):
+        norm(x[None], state)
+    with pytest.raises(ValueError, match="int >= 0 as `num_spatial_dims`; got -1"):
+        make(4, num_spatial_dims=-1)
+
+
+def test_mask_tells_a_batch_from_one_example(draw) -> None:
+    norm, state = make(4)
+    x = draw(4, 4, 4) * jnp.arange(1.0, 5)[:, None]
+    _, state = norm(x, state)
+    expected = jax.vmap(lambda x: norm(x, state, inference=True)[0])(x[..., :3])
+    mask = jnp.ones(4, bool)
+    out, _ = norm(x, state, inference=True, mask=mask)
+    np.testing.assert_allclose(out[..., :3], expected, atol=1e-6)
+
+
+def test_one_channel_is_read_alike_in_both_ways(draw) -> None:
+    norm, state = make(1)
+    x = draw(6, 1, 3)
+    _, state = norm(x, state)
+    whole, _ = norm(x, state, inference=True)
+    one, _ = norm(x[:1], state, inference=True)
+    np.testing.assert_allclose(one, whole[:1], atol=1e-6)
 
 
 def test_it_runs_in_a_scan_of_training_steps(draw) -> None:

@@ -50,6 +50,22 @@ LAYERS = {
     "AdaptivePool": (lambda dt, k: nn.AdaptiveAvgPool2d(2), (2, 3, 4)),
     "RMSNorm": (lambda dt, k: nn.RMSNorm((2, 3), dtype=dt), (2, 3)),
     "GroupNorm": (lambda dt, k: nn.GroupNorm(2, 4, dtype=dt), (4, 3)),
+    "InstanceNorm": (lambda dt, k: nn.InstanceNorm(2, dtype=dt), (2, 3)),
+    "Einsum": (
+        lambda dt, k: nn.Einsum(
+            "...hk,hkd->...hd", {"h": 2, "k": 3, "d": 2}, dtype=dt, key=k
+        ),
+        (2, 3),
+    ),
+    "Upsample": (lambda dt, k: nn.Upsample(1.5, method="cubic"), (2, 3, 4)),
+    "LearnedPositionalEmbedding": (
+        lambda dt, k: nn.LearnedPositionalEmbedding(5, 4, dt, key=k),
+        (3, 4),
+    ),
+    "SinusoidalPositionalEmbedding": (
+        lambda dt, k: nn.SinusoidalPositionalEmbedding(4),
+        (3, 4),
+    ),
     "PReLU": (lambda dt, k: nn.PReLU(dtype=dt), (3,)),
     "Embedding": (lambda dt, k: nn.Embedding(4, 3, dtype=dt, key=k), ()),
     "RotaryPositionalEmbedding": (
@@ -125,7 +141,8 @@ def test_dtype_is_kept_under_strict_promotion(name, dtype) -> None:
         return eqx.filter(layer, eqx.is_inexact_array), call(layer, x)
 
     # The variance of complex numbers is real.
-    mixes = name in ("LayerNorm", "GroupNorm") and dtype == "complex64"
+    norms = ("LayerNorm", "GroupNorm", "InstanceNorm")
+    mixes = name in norms and dtype == "complex64"
     promotion = jax.numpy_dtype_promotion("standard" if mixes else "strict")
     # Traced, not run: promotion is decided while tracing.
     with promotion, jax.numpy_rank_promotion("raise"):
@@ -264,6 +281,16 @@ def test_layer_is_frozen(name) -> None:
         (nn.LayerNorm, "weight bias", "shape eps use_weight use_bias"),
         (nn.RMSNorm, "weight bias", "shape eps use_weight use_bias"),
         (nn.GroupNorm, "weight bias", "groups channels eps channelwise_affine"),
+        (nn.InstanceNorm, "weight bias", "channels eps channelwise_affine"),
+        (nn.Einsum, "weight bias", "equation use_bias"),
+        (nn.Upsample, "", "size scale method antialias"),
+        (
+            nn.LearnedPositionalEmbedding,
+            "weight",
+            "max_length embedding_size check_bounds",
+        ),
+        (nn.SinusoidalPositionalEmbedding, "", "embedding_size theta"),
+        (nn.EMA, "average steps weight", "decay debias _skeleton"),
         (nn.PReLU, "negative_slope", ""),
         (nn.Embedding, "weight", "num_embeddings embedding_size check_bounds"),
         (nn.RotaryPositionalEmbedding, "", "embedding_size theta dtype interleaved"),
@@ -288,7 +315,8 @@ def test_layer_is_frozen(name) -> None:
             nn.BatchNorm,
             "weight bias ema_first_time_index ema_state_index batch_counter "
             "batch_state_index axis_name inference",
-            "input_size eps channelwise_affine momentum mode batch_axis debias unbiased",
+            "input_size eps channelwise_affine momentum mode batch_axis debias unbiased "
+            "num_spatial_dims",
         ),
         (
             nn.SpectralNorm,

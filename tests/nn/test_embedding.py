@@ -56,8 +56,8 @@ def test_bounds_are_checked_for_each_element_of_a_batch(key) -> None:
         embedding(4)
 
 
-@pytest.mark.parametrize("index", [4, -5])
-def test_python_int_out_of_range_is_an_error(index, key) -> None:
+@pytest.mark.parametrize("index", [4, -5, np.int64(4), np.array(-5)])
+def test_number_out_of_range_is_an_error(index, key) -> None:
     with pytest.raises(IndexError, match=f"has 4 rows, and was asked for .*{index}"):
         nn.Embedding(4, 3, key=key)(index)
 
@@ -124,3 +124,11 @@ def test_gradient_adds_up_over_equal_indices(key) -> None:
     indices = jnp.array([1, 1, 3])
     grads = eqx.filter_grad(lambda e: jax.vmap(e)(indices).sum())(embedding)
     assert grads.weight[:, 0].tolist() == [0, 2, 0, 1]
+
+
+def test_ensemble_called_as_one_is_an_error(key) -> None:
+    make = eqx.filter_vmap(lambda key: nn.Embedding(4, 3, key=key))
+    ensemble = make(jax.random.split(key, 5))
+    for index in (2, jnp.array(2)):
+        with pytest.raises(eqx.ShapeError, match=r"\(5, 4, 3\).*under `filter_vmap`"):
+            ensemble(index)

@@ -88,6 +88,22 @@ def attention(key, **options):
     return nn.MultiheadAttention(4, 8, key=key, **options)
 
 
+def positions(key):
+    return nn.LearnedPositionalEmbedding(8, 8, key=key)
+
+
+def at_positions(model, x):
+    return jax.vmap(lambda x: model(x, positions=jnp.array([5, 0, 2, 2, 7, 1])))(x)
+
+
+def split_heads(key):
+    return nn.Einsum("...d,dhk->...hk", {"d": 8, "h": 2, "k": 4}, key=key)
+
+
+def each_feature(key):
+    return nn.Einsum("...h,hk->...hk", {"h": 8, "k": 4}, key=key)
+
+
 def batch_norm(**options):
     return lambda key: nn.make_with_state(nn.BatchNorm)(4, **options)
 
@@ -138,6 +154,31 @@ CASES = {
     "RMSNorm of split features": Case(without(nn.RMSNorm(8)), VECTORS, XY, XY),
     "GroupNorm": Case(without(nn.GroupNorm(2, 4)), IMAGES, X, X),
     "GroupNorm by channel": Case(without(nn.GroupNorm(2, 4)), IMAGES, XY, XY, BY_ROW),
+    "InstanceNorm": Case(without(nn.InstanceNorm(4)), IMAGES, X, X),
+    "InstanceNorm by channel": Case(
+        without(nn.InstanceNorm(4)), IMAGES, XY, XY, BY_ROW
+    ),
+    "InstanceNorm of split space": Case(
+        without(nn.InstanceNorm(4)),
+        IMAGES,
+        P("x", None, "y"),
+        P("x", None, "y"),
+        BY_ROW,
+    ),
+    "sinusoids": Case(without(nn.SinusoidalPositionalEmbedding(8)), TEXT, XY, XY),
+    "table of positions": Case(positions, TEXT, XY, XY),
+    "table of positions by column": Case(
+        positions, TEXT, P("x", None, "y"), P("x", None, "y"), BY_COLUMN
+    ),
+    "table of positions, to split text": Case(positions, TEXT, XY, XY, BY_COLUMN),
+    "Einsum": Case(split_heads, TEXT, X, X),
+    "Einsum by head": Case(
+        split_heads,
+        TEXT,
+        X,
+        P("x", None, "y"),
+        {"weight": P(None, "y"), "bias": P("y")},
+    ),
     "MaxPool2d": Case(without(nn.MaxPool2d(2, 2)), IMAGES, XY, XY),
     "AvgPool2d": Case(without(nn.AvgPool2d(2, 2)), IMAGES, XY, XY),
     "rotary embedding": Case(without(nn.RotaryPositionalEmbedding(8)), TEXT, XY, XY),
@@ -242,7 +283,38 @@ CASES = {
         {"[0].layer.weight": P(None, "y")},
         call=with_state_over_batch,
     ),
+    "Einsum along the sum": Case(
+        split_heads, TEXT, P("x", None, "y"), X, {"weight": P("y")}
+    ),
+    "Einsum along the sum, of a split text": Case(
+        split_heads, TEXT, XY, XY, {"weight": P("x")}
+    ),
+    "Einsum along the sum, to heads": Case(
+        split_heads,
+        TEXT,
+        P("x", None, "y"),
+        P("x", None, "y"),
+        {"weight": P("y")},
+        out_sharding=P(None, "y"),
+    ),
+    "Einsum of split shared axes": Case(
+        each_feature, TEXT, P("x", None, "y"), P("x", None, "y")
+    ),
+    "Einsum by shared axes": Case(
+        each_feature, TEXT, X, P("x", None, "y"), {"weight": P("y"), "bias": P("y")}
+    ),
     # A gather.
+    "table of given positions": Case(
+        positions, TEXT, XY, XY, {"weight": P("y")}, call=at_positions
+    ),
+    "table of given positions by column": Case(
+        positions,
+        TEXT,
+        P("x", None, "y"),
+        P("x", None, "y"),
+        BY_COLUMN,
+        call=at_positions,
+    ),
     "Embedding of a split batch": Case(embedding, INDICES, X, X),
     "Embedding by feature": Case(embedding, INDICES, X, XY, BY_COLUMN),
     "Embedding by index": Case(embedding, INDICES, X, X, {"weight": P("y")}),
@@ -317,6 +389,18 @@ CASES = {
         XY,
         {f"[0].{k}": v for k, v in BY_ROW.items()},
         call=with_state_over_batch,
+    ),
+    "Upsample of split channels": Case(
+        without(nn.Upsample(2, method="linear")), IMAGES, XY, XY
+    ),
+    "Upsample of split space": Case(
+        without(nn.Upsample((2, 1))),
+        IMAGES,
+        P("x", None, None, "y"),
+        P("x", None, None, "y"),
+    ),
+    "Upsample along a split axis": Case(
+        without(nn.Upsample((2, 1))), IMAGES, P("x", None, "y"), X
     ),
     # Bins, each of which may be on two devices.
     "AdaptivePool of split channels": Case(
@@ -512,7 +596,8 @@ def test_no_device_has_all_of_a_split_table(spec, batched):
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_state_takes_the_split_of_the_channels(mode):
-    norm, state = nn.make_with_state(nn.BatchNorm)(4, mode=mode)
+    make = nn.make_with_state(nn.BatchNorm)
+    norm, state = make(4, mode=mode, num_spatial_dims=1)
     x = jnp.ones((4, 4, 8))
     with jax.set_mesh(EXPLICIT):
         for _ in range(2):

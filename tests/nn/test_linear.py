@@ -167,3 +167,12 @@ def test_identities_are_equal_and_have_no_leaves() -> None:
     assert nn.Identity(1) == nn.Identity(2, use_bias=True)
     assert hash(nn.Identity(1)) == hash(nn.Identity())
     assert jax.tree.leaves(nn.Identity(1)) == []
+
+
+def test_bias_that_is_put_in_is_added(build, draw) -> None:
+    layer = build(nn.Linear, 3, 2, use_bias=False)
+    bias = draw(2)
+    with_bias = eqx.tree_at(lambda m: m.bias, layer, bias, is_leaf=lambda x: x is None)
+    x = draw(3)
+    np.testing.assert_allclose(with_bias(x), layer(x) + bias, rtol=1e-6)
+    assert with_bias.use_bias is False

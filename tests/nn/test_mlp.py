@@ -214,3 +214,17 @@ def test_ensemble_agrees_with_its_members(scan, key) -> None:
     expected = [build(k)(jnp.ones(3)) for k in keys]
     out = eqx.filter_jit(call)(ensemble, jnp.ones(3))
     np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+    ("out_size", "name"),
+    [(2, "final_activation"), ("scalar", "final_activation"), (2, "activation")],
+)
+def test_function_of_a_whole_vector_is_told_where_to_go(scan, out_size, name, key):
+    options = {name: jax.nn.softmax, "scan": scan, "key": key}
+    mlp = nn.MLP(3, out_size, 4, 2, **options)
+    with pytest.raises(ValueError) as info:
+        mlp(jnp.ones(3))
+    note = info.value.__notes__[-1]
+    assert f"`{name}` of an MLP" in note and "eqx.nn.Sequential([mlp, jax" in note

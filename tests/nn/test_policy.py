@@ -139,3 +139,86 @@ def test_mixed_stands_in_a_sequential(key) -> None:
     assert out.dtype == jnp.float32
     with pytest.raises(AttributeError, match="nothing"):
         norm.nothing  # noqa: B018
+
+
+class TwoWays(eqx.Module):
+    embedding: nn.Embedding
+    linear: nn.Linear
+    activation: object
+
+    def __init__(self, key):
+        self.activation = jnp.tanh
+        self.embedding = nn.Embedding(4, 3, key=key)
+        self.linear = nn.Linear(3, 2, key=key)
+
+    def __call__(self, x):
+        return self.linear(x)
+
+    def encode(self, x, *, scale=1):
+        assert x.dtype == self.linear.weight.dtype
+        return scale * self.activation(self.linear(x))
+
+    @eqx.filter_jit
+    def compiled(self, x):
+        return self.encode(x)
+
+    def attend(self, x):
+        return self.embedding.attend(x)
+
+    @staticmethod
+    def plain(x):
+        return x
+
+    @classmethod
+    def of_class(cls, x):
+        return x
+
+
+def test_methods_compute_in_the_compute_dtype_too(key) -> None:
+    model = TwoWays(key)
+    mixed = nn.mixed(model, HALF)
+    x = jnp.linspace(0, 1, 3)
+    expected = 2 * model.encode(x)
+    y = mixed.encode(x, scale=2)
+    assert y.dtype == jnp.float32
+    # Rounded to 8 bits, and so not computed in full precision.
+    np.testing.assert_allclose(y, expected, rtol=0.05)
+    assert (y != expected).any() and (y == y.astype(jnp.bfloat16)).all()
+    np.testing.assert_allclose(mixed.compiled(x), mixed.encode(x))
+    for wrapped in (eqx.frozen(mixed), nn.mixed(eqx.frozen(model), HALF)):
+        assert (wrapped.encode(x) == mixed.encode(x)).all()
+    assert nn.mixed(mixed, "output=f16").encode(x).dtype == jnp.float16
+
+
+def test_what_is_no_method_of_the_instance_is_left_alone(key) -> None:
+    mixed = nn.mixed(TwoWays(key), HALF)
+    x = jnp.ones(3) / 3
+    assert mixed.plain(x) is x and mixed.of_class(x) is x
+    assert mixed.activation is jnp.tanh
+    assert mixed.linear(x).dtype == jnp.float32 and mixed.linear is mixed.layer.linear
+
+
+def test_method_is_a_pytree_with_the_parameters(key) -> None:
+    mixed = nn.mixed(TwoWays(key), HALF)
+    xs = jnp.ones((4, 3))
+    assert jax.vmap(mixed.encode)(xs).shape == (4, 2)
+    assert eqx.filter_jit(mixed.encode)(xs[0]).dtype == jnp.float32
+    grads = eqx.filter_grad(lambda m: m.encode(xs[0]).sum())(mixed)
+    assert grads.linear.weight.dtype == jnp.float32 and grads.linear.weight.any()
+    assert len(jax.tree.leaves(eqx.filter(mixed.encode, eqx.is_array))) == 3
+
+
+def test_method_of_a_kept_layer_computes_in_its_own_dtype(key) -> None:
+    mixed = nn.mixed(TwoWays(key), "compute=bf16", keep=nn.Embedding)
+    x = jnp.linspace(0, 1, 3)
+    assert mixed.attend(x).dtype == jnp.bfloat16
+    exact = mixed.layer.embedding.attend(x.astype(jnp.bfloat16).astype(jnp.float32))
+    assert (mixed.attend(x) == exact.astype(jnp.bfloat16)).all()
+
+
+def test_default_state_of_a_cell_has_the_dtype_of_its_output(key) -> None:
+    for cls in (nn.GRUCell, nn.LSTMCell):
+        for policy in ("compute=bf16", HALF):
+            cell = nn.mixed(cls(3, 4, key=key), policy)
+            outputs, _ = nn.scan_cell(cell, jnp.ones((5, 3)))
+            assert outputs.dtype == cell(jnp.ones(3), cell.init_state())[0].dtype

@@ -120,3 +120,22 @@ def test_scan_cell_starts_from_a_given_state_and_checks_the_mask(draw, key) -> N
     np.testing.assert_allclose(outs[0], cell(xs[0], h), rtol=1e-6)
     with pytest.raises(eqx.ShapeError, match=r"`mask` of shape \(1,\)"):
         nn.scan_cell(cell, xs, mask=jnp.ones(2, bool))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "given"),
+    [
+        (jnp.ones(4), r"an array of shape \(4,\)"),
+        (jnp.ones((2, 4)), r"an array of shape \(2, 4\)"),
+        ((jnp.ones(4),), "a tuple of length 1"),
+        (None, "a NoneType"),
+    ],
+)
+def test_lstm_takes_a_pair(hidden, given, key, without_type_checks) -> None:
+    cell = nn.LSTMCell(3, 4, key=key)
+    with pytest.raises(
+        TypeError, match=rf"LSTMCell takes the pair `\(h, c\)`.*got {given}"
+    ):
+        cell(jnp.ones(3), hidden)
+    h, _ = cell(jnp.ones(3), [jnp.ones(4), jnp.ones(4)])
+    assert h.shape == (4,)

@@ -186,3 +186,41 @@ def test_lambda_and_sequential_hold_the_arrays_of_their_members(key) -> None:
     assert all(x is y for x, y in pairs)
     grads = jax.grad(lambda m: m(jnp.ones(3)).sum())(model)
     assert grads.layers[0].fn.weight.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        eqx.filter_vmap,
+        eqx.filter_vmap(in_axes={}),
+        lambda layer: eqx.filter_jit(eqx.filter_vmap(layer)),
+        jax.vmap,
+        lambda layer: jax.jit(jax.vmap(layer)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:A JAX-transformed callable")
+def test_mapped_members_get_no_key(mapped, key) -> None:
+    linear = nn.Linear(3, 2, key=key)
+    model = nn.Sequential([mapped(linear), nn.Dropout(0.0)])
+    x = jnp.ones((5, 3))
+    np.testing.assert_allclose(model(x, key=key), jax.vmap(linear)(x), rtol=1e-6)
+    model = nn.Sequential([mapped(nn.Dropout())])
+    with pytest.raises(RuntimeError, match=r"^At `layers\[0\]`: Dropout takes a `key`"):
+        model(x, key=key)
+
+
+def test_key_goes_to_a_mapped_member_that_says_how(key) -> None:
+    model = nn.Sequential([eqx.filter_vmap(nn.Dropout(), in_axes={"key": None})])
+    out = model(jnp.ones((5, 3)), key=key)
+    assert (out == out[0]).all() and set(out[0].tolist()) <= {0.0, 2.0}
+
+
+def test_missing_key_names_the_member(key) -> None:
+    inner = nn.Sequential([nn.Identity(), nn.Dropout()])
+    with pytest.raises(
+        RuntimeError, match=r"^At `layers\[1\].layers\[1\]`: Dropout takes"
+    ):
+        nn.Sequential([nn.Identity(), inner])(jnp.ones(3))
+    attention = nn.MultiheadAttention(2, 4, dropout_p=0.5, key=key)
+    with pytest.raises(RuntimeError, match=r"^At `dropout`: Dropout takes a `key`"):
+        attention(*[jnp.ones((3, 4))] * 3)

@@ -253,3 +253,39 @@ def test_layers_can_be_changed_in_place(key) -> None:
     stacked = nn.Stacked(Block, 2, key=key)
     stacked = eqx.tree_at("layers.linear.weight", stacked, replace_fn=jnp.zeros_like)
     assert not stacked[1].linear.weight.any()
+
+
+@pytest.mark.parametrize(
+    "name", ["save_only_these_names", "save_from_both_policies", "every one"]
+)
+def test_function_that_makes_policies_is_not_one(name, key) -> None:
+    policies = jax.checkpoint_policies
+    if name == "every one":
+        for policy in ("dots_saveable", "nothing_saveable", "checkpoint_dots"):
+            nn.Stacked(Block, 0, key=key, checkpoint=policy)
+        nn.Stacked(Block, 0, key=key, checkpoint=policies.save_only_these_names("a"))
+        return
+    message = rf"`{name}` .*is not a policy.*`jax.checkpoint_policies.{name}\(...\)`"
+    for checkpoint in (name, getattr(policies, name)):
+        with pytest.raises(ValueError, match=message):
+            nn.Stacked(Block, 2, key=key, checkpoint=checkpoint)
+
+
+def test_slice_is_stacked(key) -> None:
+    stacked = nn.Stacked(Block, 4, key=key, checkpoint=True, unroll=2)
+    part = stacked[1:3]
+    assert type(part) is nn.Stacked and len(part) == 2
+    assert part.checkpoint is True and part.unroll == 2
+    x = jnp.ones(3)
+    np.testing.assert_allclose(part(x), stacked[2](stacked[1](x)), rtol=1e-6)
+    assert eqx.tree_equal(stacked[::-2][0], stacked[3]) and len(stacked[4:]) == 0
+
+
+def test_frozen_parts_are_stacked(key) -> None:
+    layers = [Block(k) for k in jax.random.split(key, 2)]
+    layers = [eqx.tree_at("linear.weight", m, replace_fn=eqx.frozen) for m in layers]
+    stacked = nn.Stacked.from_layers(layers)
+    assert stacked.layers.linear.weight.value.shape == (2, 3, 3)
+    longer = eqx.tree_at("linear.weight", layers[1], eqx.frozen(jnp.ones((4, 3))))
+    with pytest.raises(ValueError, match=r"`layer.linear.weight` has shape \(3, 3\)"):
+        nn.Stacked.from_layers([layers[0], longer])

@@ -124,3 +124,18 @@ def test_transformed_model_is_switched_inside():
     assert eqx.tree_inference(wrapped)(jnp.ones(3)).sum() == 3
     switched = jax.jit(eqx.tree_inference)(Layer(jnp.ones(2)))
     assert switched.inference
+
+
+def test_flag_of_what_is_wrapped_is_set() -> None:
+    class Wrapper(eqx.Module):
+        inner: object
+
+        def __getattr__(self, name):
+            return getattr(self.__dict__["inner"], name)
+
+    wrapped = eqx.tree_inference(Wrapper(eqx.frozen(Layer(inference=False))))
+    assert wrapped.inference is True and wrapped.inner.value.inference is True
+    mixed = eqx.nn.mixed(eqx.nn.Dropout(), "compute=bf16")
+    for model in (mixed, eqx.frozen(mixed), eqx.nn.mixed(mixed, "output=f32")):
+        assert eqx.tree_inference(model)(jnp.ones(2)).sum() == 2
+        assert eqx.tree_inference(eqx.tree_inference(model), False).inference is False

@@ -1,0 +1,334 @@
+"""`Einsum`: a linear map of some axes of an array to others, by the names of the axes."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._errors import ShapeError
+from .._module import Module, field
+from ._init import Init, Layout, default_dtype, first_values
+from ._shape import as_size, check_input, parameter_shape
+from ._sharding import explicit_mesh, like, parts, placed, resharded
+
+_ELLIPSIS = "..."
+
+
+class Einsum(Module):
+    r"""A linear map of some axes of an array to others, plus a bias.
+
+    The axes are named by the letters of an equation as of `jnp.einsum`, first those of the
+    input, then those of the weight, then those of the output:
+    $y = \mathrm{einsum}(\mathrm{equation}, x, W) + b$. An axis of the weight is
+
+    - summed over, if the input has it and the output does not;
+    - new, if the output has it and the input does not;
+    - shared, if both have it: then each of its elements has a map of its own.
+
+    All other axes of the input are kept as they are, and `...` stands for any number of
+    them. The bias has the axes of the output that the weight has.
+
+    With $n$ the product of the sizes that are summed over, which is the fan-in, weight and
+    bias start uniform on $[-1/\sqrt{n}, 1/\sqrt{n})$. `"...i,io->...o"` is a
+    [`equinox_like.nn.Linear`][] of the last axis.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        key = jax.random.key(0)
+        sizes = {"d": 8, "h": 2, "k": 4}
+        split_heads = eqx.nn.Einsum("...d,dhk->...hk", sizes, key=key)
+        assert split_heads(jnp.ones((5, 8))).shape == (5, 2, 4)
+        join_heads = eqx.nn.Einsum("...hk,hkd->...d", sizes, key=key)
+        assert join_heads(jnp.ones((5, 2, 4))).shape == (5, 8)
+        each_head = eqx.nn.Einsum("...hk,hkl->...hl", {"h": 2, "k": 4, "l": 3}, key=key)
+        assert each_head(jnp.ones((5, 2, 4))).shape == (5, 2, 3)
+        ```
+    """
+
+    weight: Array
+    bias: Array | None
+    equation: str = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        equation: str,
+        sizes: Mapping[str, int],
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """**Arguments:**
+
+        - `equation`: `"input,weight->output"`, in which each axis is one letter. Input and
+            output may both have a `...`.
+        - `sizes`: for each letter of the weight its size, 0 or more.
+        - `use_bias`: whether the layer starts with a `bias`.
+        - `dtype`: of the parameters, floating or complex; by default float32, or float64
+            if `jax_enable_x64` is on.
+        - `key`: for the first values of the parameters.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. The weight's
+            shape is given as `(in, out)`: the product of the sizes that are summed over,
+            and that of the new ones. Each element of the shared axes has a draw of its own.
+
+        **Raises:**
+
+        `ValueError` if the equation is not of this kind, or `sizes` has other letters than
+        the weight, or a negative size.
+        """
+        axes = _parsed(equation)
+        self.equation = str(axes)
+        self.use_bias = use_bias
+        sizes = _checked_sizes(self, axes, sizes)
+        fan_in = math.prod(sizes[name] for name in axes.summed)
+        limit = 1 / math.sqrt(fan_in) if fan_in else 1.0
+        dtype = default_dtype(dtype)
+        weight_key, bias_key = jax.random.split(key, 2)
+        shape = tuple(sizes[name] for name in axes.weight)
+        self.weight = first_values(
+            self, "weight", weight_init, weight_key, shape, limit, dtype
+        )
+        shape = tuple(sizes[name] for name in axes.bias)
+        self.bias = (
+            first_values(self, "bias", bias_init, bias_key, shape, limit, dtype)
+            if use_bias
+            else None
+        )
+
+    @property
+    def _layouts(self) -> dict[str, Layout]:
+        return {"weight": EinsumLayout(_parsed(self.equation))}
+
+    @jax.named_scope("eqx.nn.Einsum")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: an array with the axes that the equation names.
+        - `key`: ignored.
+        - `out_sharding`: how the result of one example is to be split over the explicit
+            axes of a mesh; by default each axis as in `x`, and a new one as in the weight.
+
+        **Returns:**
+
+        An array with the axes of the output, of the dtype to which JAX promotes those of
+        `x` and the parameters.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another number of axes, or one of another
+        size than in the weight, naming that.
+        """
+        axes = _parsed(self.equation)
+        _check_axes(self, axes, x)
+        x = jnp.asarray(x)
+        y = _contracted(axes, x, self.weight, out_sharding)
+        if self.bias is None:
+            return y
+        names = zip(_expanded(axes.out, y.ndim), y.shape, strict=True)
+        shape = [size if name in axes.weight else 1 for name, size in names]
+        return y + like(jnp.reshape(self.bias, shape), y)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Axes:
+    """The letters of an equation; `...` counts as one."""
+
+    x: tuple[str, ...]
+    weight: tuple[str, ...]
+    out: tuple[str, ...]
+
+    def __str__(self) -> str:
+        x, weight, out = ("".join(term) for term in (self.x, self.weight, self.out))
+        return f"{x},{weight}->{out}"
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        return tuple(name for name in self.weight if name not in self.out)
+
+    @property
+    def new(self) -> tuple[str, ...]:
+        return tuple(name for name in self.weight if name not in self.x)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return tuple(n for n in self.weight if n in self.x and n in self.out)
+
+    @property
+    def bias(self) -> tuple[str, ...]:
+        return tuple(name for name in self.out if name in self.weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class EinsumLayout:
+    """For the weight of an `Einsum`, where JAX means `(in, out)`."""
+
+    axes: _Axes
+
+    @property
+    def ndim(self) -> int:
+        return len(self.axes.weight)
+
+    def __call__(self, init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        axes = self.axes
+        sizes = dict(zip(axes.weight, shape, strict=True))
+        rows, columns, number = (
+            math.prod(sizes[name] for name in names)
+            for names in (axes.summed, axes.new, axes.shared)
+        )
+        keys = jax.random.split(key, number) if axes.shared else [key]
+        drawn = [jnp.asarray(init(k, (rows, columns), dtype)) for k in keys]
+        if not drawn:
+            return jnp.zeros(shape, dtype)
+        order = (*axes.shared, *axes.summed, *axes.new)
+        values = jnp.stack(drawn).reshape([sizes[name] for name in order])
+        return values.transpose([order.index(name) for name in axes.weight])
+
+
+def _parsed(equation: str) -> _Axes:
+    terms = equation.replace(" ", "").replace("->", ",").split(",")
+    if equation.count("->") != 1 or len(terms) != 3:
+        raise _wrong(equation, "it has not the form 'input,weight->output'")
+    axes = _Axes(*(_letters(equation, term) for term in terms))
+    if _ELLIPSIS in axes.weight:
+        raise _wrong(equation, "the weight has a '...'")
+    if (_ELLIPSIS in axes.x) is not (_ELLIPSIS in axes.out):
+        raise _wrong(
+            equation, "one of input and output has a '...' and the other has not"
+        )
+    for name in axes.weight:
+        if name not in axes.x and name not in axes.out:
+            raise _wrong(equation, f"the axis {name!r} is in the weight alone")
+    for name in axes.x:
+        if name not in axes.weight and name not in axes.out:
+            raise _wrong(equation, f"the axis {name!r} is in the input alone")
+    for name in axes.out:
+        if name not in axes.weight and name not in axes.x:
+            raise _wrong(equation, f"the axis {name!r} is in the output alone")
+    return axes
+
+
+def _letters(equation: str, term: str) -> tuple[str, ...]:
+    before, dots, after = term.partition(_ELLIPSIS)
+    names = (*before, *([dots] if dots else []), *after)
+    if any(name != _ELLIPSIS and not name.isalpha() for name in names):
+        raise _wrong(
+            equation, f"{term!r} has something else than letters and one '...'"
+        )
+    if len(set(names)) != len(names):
+        raise _wrong(equation, f"{term!r} has one axis twice")
+    return names
+
+
+def _wrong(equation: str, why: str) -> ValueError:
+    return ValueError(
+        f"Einsum takes an equation such as '...d,dhk->...hk'; in {equation!r} {why}."
+    )
+
+
+def _checked_sizes(
+    layer: Einsum, axes: _Axes, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    missing = [name for name in axes.weight if name not in sizes]
+    if missing:
+        raise ValueError(
+            f"Einsum({axes}) takes the size of each axis of its weight; `sizes` has none "
+            f"for {', '.join(map(repr, missing))}."
+        )
+    unknown = [name for name in sizes if name not in axes.weight]
+    if unknown:
+        raise ValueError(
+            f"Einsum({axes}) was given sizes for {', '.join(map(repr, unknown))}, which "
+            "its weight does not have."
+        )
+    return {
+        name: as_size(layer, f"sizes[{name!r}]", sizes[name]) for name in axes.weight
+    }
+
+
+def _check_axes(layer: Einsum, axes: _Axes, x: Any) -> None:
+    weight_shape = parameter_shape(layer, "weight", len(axes.weight))
+    sizes = dict(zip(axes.weight, weight_shape or (), strict=False))
+    ndim = len(getattr(x, "shape", ()))
+    names = _expanded(axes.x, ndim)
+    wanted = [sizes.get(name) for name in names]
+    if len(wanted) != ndim or isinstance(x, list | tuple):
+        check_input(layer, x, wanted)
+    for name, size, given in zip(names, wanted, getattr(x, "shape", ()), strict=True):
+        if size is not None and given != size:
+            raise ShapeError(
+                f"Einsum({axes}) takes an `x` whose axis {name!r} has size {size}, but was "
+                f"given shape {jnp.shape(x)}, where it has size {given}."
+            )
+
+
+def _expanded(names: tuple[str, ...], ndim: int) -> list[str]:
+    """A name for each axis of an array: `...0`, `...1` for those of the `...`."""
+    number = max(ndim - len(names) + 1, 0)
+    found: list[str] = []
+    for name in names:
+        found += [f"...{i}" for i in range(number)] if name == _ELLIPSIS else [name]
+    return found
+
+
+def _contracted(
+    axes: _Axes, x: Array, weight: Any, out_sharding: PartitionSpec | None
+) -> Array:
+    equation = str(axes)
+    if explicit_mesh(x, weight) is not None:
+        x, weight, found = _split_alike(axes, x, weight)
+        out_sharding = found if out_sharding is None else out_sharding
+    return placed(lambda x, w: jnp.einsum(equation, x, w), out_sharding, x, weight)
+
+
+def _split_alike(
+    axes: _Axes, x: Array, weight: Any
+) -> tuple[Array, Any, PartitionSpec | None]:
+    """Both, with the axes that both have split alike, and how the result is to be split."""
+    names = _expanded(axes.x, x.ndim)
+    of_x = dict(zip(names, parts(x), strict=True))
+    of_weight = dict(zip(axes.weight, parts(weight), strict=True))
+    summed = {n: of_weight[n] for n in axes.summed if of_x[n] and of_weight[n]}
+    shared = {n: of_x[n] or of_weight[n] for n in axes.shared}
+    x = _split_by(x, names, of_x | summed | shared)
+    weight = _split_by(weight, axes.weight, of_weight | shared)
+    if not summed and not any(shared.values()):
+        return x, weight, None  # JAX knows
+    out = _expanded(axes.out, x.ndim + len(axes.out) - len(axes.x))
+    split = of_weight | of_x | shared
+    return x, weight, PartitionSpec(*_each_once(split[n] for n in out))
+
+
+def _split_by(x: Any, names: Sequence[str], split: dict[str, Any]) -> Any:
+    wanted = _each_once(split[name] for name in names)
+    return x if wanted == parts(x) else resharded(x, wanted)
+
+
+def _each_once(split: Iterable[Any]) -> tuple[Any, ...]:
+    """The parts of a spec, without those whose axis of the mesh was used before."""
+    used: set[str] = set()
+    found = []
+    for part in split:
+        axes = () if part is None else part if isinstance(part, tuple) else (part,)
+        found.append(None if used.intersection(axes) else part)
+        used.update(axes)
+    return tuple(found)

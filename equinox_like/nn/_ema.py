@@ -1,0 +1,231 @@
+"""`EMA`: an average of a model over the steps of its training."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array
+
+from .._core.difference import tree_differences
+from .._module import Module, field
+from .._module.trainable import trainable_leaves
+from .._tree import is_array, partition
+from .._tree.copy import tree_copy
+from .._tree.split import STATIC, Skeleton, make_skeleton
+from ._init import default_dtype
+from ._stacked import filled
+
+_COPIED = "copied"
+
+
+class EMA(Module):
+    r"""An exponential moving average of the parameters of a model.
+
+    With $\theta_t$ the parameters at update $t$ and $d_t$ the decay,
+
+    $$m_t = d_t\, m_{t - 1} + (1 - d_t)\, \theta_t, \qquad
+    \bar\theta_t = \frac{m_t}{1 - d_1 d_2 \cdots d_t},$$
+
+    with $m_0 = 0$. The divisor takes out the start at zero: [Adam](
+    https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015), section 3. So $\bar\theta_1$ is
+    $\theta_1$, and the average of a constant is that constant. What is kept is
+    $\bar\theta_t$ itself, by the equivalent
+    $\bar\theta_t = \bar\theta_{t - 1} + r_t\, (\theta_t - \bar\theta_{t - 1})$ with
+    $r_t = (1 - d_t) / (1 - d_1 \cdots d_t)$.
+
+    Averaged are the parameters: what [`equinox_like.trainable`][] chooses. Integer arrays,
+    keys and what is frozen, or in a `field(trainable=False)`, are copies of those of the
+    last model, and everything static is that of the last model too.
+
+    It has arrays as leaves and nothing else, and each of its own, so it can be donated
+    together with the model, and is a carry of `jax.lax.scan`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        ema = eqx.nn.EMA(model, decay=0.99)
+
+        @eqx.filter_jit(donate="arrays")
+        def step(model, ema):
+            grads = eqx.filter_grad(lambda model: model(jnp.ones(3)).sum())(model)
+            model = eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads))
+            return model, ema.update(model)
+
+        model, ema = step(model, ema)
+        y = ema.model()(jnp.ones(3))
+        assert jnp.allclose(y, model(jnp.ones(3)))
+        ```
+    """
+
+    average: Any = field(trainable=False)
+    steps: Array = field(trainable=False)
+    weight: Array = field(trainable=False)
+    decay: Any = field(static=True)
+    debias: bool = field(static=True)
+    _skeleton: Skeleton = field(static=True)
+
+    def __init__(
+        self,
+        model: Any,
+        decay: float | Callable[[Array], ArrayLike] = 0.999,
+        *,
+        debias: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        r"""**Arguments:**
+
+        - `model`: any pytree. Its values are those of the average before the first update.
+        - `decay`: $d$, a number in $[0, 1]$. Or a schedule: a function of the number of
+            updates before this one, as those of `optax` are, for example
+            `lambda steps: jnp.minimum(0.999, (1 + steps) / (10 + steps))`.
+        - `debias`: whether to divide as above. If not, the average starts at the values of
+            `model` instead of zero: $\bar\theta_0$ is `model`, and $r_t = 1 - d_t$.
+        - `dtype`: of the averages; by default that of each parameter, and float32 for those
+            in half precision, where $1 - d$ times a difference would be rounded off.
+
+        **Raises:**
+
+        `ValueError` for a number outside of $[0, 1]$. `TypeError` if there is nothing to
+        average, or `dtype` is not a floating dtype.
+        """
+        if isinstance(decay, int | float) and not 0 <= decay <= 1:
+            raise ValueError(f"EMA takes a `decay` between 0 and 1; got {decay!r}.")
+        if not (callable(decay) or isinstance(decay, int | float)):
+            raise TypeError(
+                "EMA takes a Python number or a function as `decay`; got a "
+                f"{type(decay).__name__}."
+            )
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"EMA takes a floating dtype as `dtype`; got {dtype!r}.")
+        self._skeleton = _skeleton(model)
+        labels = _array_labels(self._skeleton)
+        if all(label == _COPIED for label in labels):
+            raise TypeError(
+                "EMA takes a model with trainable parameters; there are none in a "
+                f"{type(model).__name__}."
+            )
+        arrays, _ = partition(tree_copy(model), is_array)
+        leaves, treedef = jtu.tree_flatten(arrays)
+        starts = [
+            x if label == _COPIED else _wide(x, dtype)
+            for x, label in zip(leaves, labels, strict=True)
+        ]
+        self.average = treedef.unflatten(starts)
+        self.steps = jnp.zeros((), jnp.int32)
+        self.weight = jnp.zeros((), default_dtype(None))
+        self.decay = decay
+        self.debias = debias
+
+    @jax.named_scope("eqx.nn.EMA")
+    def update(self, model: Any) -> "EMA":
+        """The average after one more step of training.
+
+        **Arguments:**
+
+        - `model`: a model of the structure and shapes of the first one.
+
+        **Returns:**
+
+        A new `EMA`; this one is left as it is.
+
+        **Raises:**
+
+        `ValueError`, naming the path, if the model has another structure, or an array
+        another shape.
+        """
+        skeleton = _skeleton(model)
+        arrays, _ = partition(model, is_array)
+        _check_alike(self.average, arrays)
+        rate, weight = _rate(self)
+        leaves, treedef = jtu.tree_flatten(arrays)
+        olds, labels = jtu.tree_leaves(self.average), _array_labels(skeleton)
+        news = [
+            tree_copy(new) if label == _COPIED else _moved(old, new, rate)
+            for old, new, label in zip(olds, leaves, labels, strict=True)
+        ]
+        changed = {
+            "average": treedef.unflatten(news),
+            "steps": self.steps + 1,
+            "weight": weight,
+            "_skeleton": skeleton,
+        }
+        return filled(type(self), vars(self) | changed)
+
+    def model(self) -> Any:
+        """The model with averaged parameters, in the dtypes of the model itself.
+
+        The field `average` has its arrays in the dtypes of the averages.
+        """
+        arrays = iter(jtu.tree_leaves(self.average))
+        statics = iter(self._skeleton.statics)
+        leaves = []
+        for label in self._skeleton.labels:
+            if label is STATIC:
+                leaves.append(next(statics))
+                continue
+            array = next(arrays)
+            leaves.append(array if label == _COPIED else array.astype(label))
+        return self._skeleton.treedef.unflatten(leaves)
+
+
+def _skeleton(model: Any) -> Skeleton:
+    """What is static in a model; the label of an array is its dtype if it is averaged."""
+    leaves, treedef = jtu.tree_flatten(model)
+    labels = [
+        str(leaf.dtype) if is_parameter else _COPIED if is_array(leaf) else STATIC
+        for leaf, is_parameter in zip(leaves, trainable_leaves(model), strict=True)
+    ]
+    return make_skeleton(treedef, labels, [x for x in leaves if not is_array(x)])
+
+
+def _array_labels(skeleton: Skeleton) -> list[Any]:
+    return [label for label in skeleton.labels if label is not STATIC]
+
+
+def _wide(x: Any, dtype: DTypeLike | None) -> Array:
+    with jax.numpy_dtype_promotion("standard"):
+        if dtype is None:
+            dtype = jnp.result_type(x.dtype, jnp.float32)
+        elif jnp.iscomplexobj(x):
+            dtype = jnp.result_type(dtype, jnp.complex64)
+    # Not `astype`, which leaves a weak type: the average would lose it at the first update.
+    return jax.lax.convert_element_type(x, dtype)
+
+
+def _rate(ema: EMA) -> tuple[Array, Array]:
+    """How far the average moves to the model, and the sum of weights after that."""
+    if callable(ema.decay):
+        rate = 1 - jnp.asarray(ema.decay(ema.steps)).astype(ema.weight.dtype)
+    else:
+        # In double precision: 1 - 0.9999 has four digits in float32.
+        rate = jnp.asarray(1 - ema.decay, ema.weight.dtype)
+    weight = ema.weight + rate * (1 - ema.weight)
+    if ema.debias:
+        # With a decay of 1 nothing was averaged yet.
+        rate = jnp.where(weight > 0, rate / jnp.where(weight > 0, weight, 1), 0)
+    return rate, weight
+
+
+def _moved(old: Array, new: Any, rate: Array) -> Array:
+    new = jnp.asarray(new).astype(old.dtype)
+    moved = old + rate.astype(old.dtype) * (new - old)
+    # All of it: what the average started from may be anything, or not even finite.
+    return jnp.where(rate == 1, new, moved)
+
+
+def _check_alike(average: Any, arrays: Any) -> None:
+    shape = lambda x: f"shape {x.shape}"  # noqa: E731
+    for found in tree_differences("model", average, arrays, is_array, shape):
+        raise ValueError(
+            "EMA averages models of one structure, with arrays of equal shapes. "
+            f"`{found.path}` is {found.before} in the average, and {found.after} in the "
+            "model."
+        )

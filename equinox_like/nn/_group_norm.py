@@ -1,0 +1,250 @@
+"""`GroupNorm` and `InstanceNorm`: statistics of channels, within one example."""
+
+import math
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._errors import ShapeError
+from .._module import Module, field
+from ._norm import accumulation_dtype, cast, parameters, standardise
+from ._shape import as_size, check_channels_first, parameter_shape
+from ._sharding import like
+from ._stateful import ABSENT
+
+
+class GroupNorm(Module):
+    r"""Normalises groups of channels to mean 0 and variance 1, then scales each channel.
+
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
+
+    where mean and (biased) variance run over each group's channels and their spatial axes,
+    and $w$ and $b$, one number for each channel, start as ones and zeros. From [Group
+    Normalization](https://arxiv.org/abs/1803.08494) (Wu, He 2018).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        norm = eqx.nn.GroupNorm(groups=2, channels=6)
+        y = norm(jnp.arange(24.0).reshape(6, 2, 2))
+        assert jnp.allclose(y[:3].mean(), 0, atol=1e-6)
+        ```
+    """
+
+    groups: int = field(static=True)
+    channels: int | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        r"""**Arguments:**
+
+        - `groups`: into how many groups the channels are divided.
+        - `channels`: the size of the input's first axis, a multiple of `groups`. May be
+            left out without `channelwise_affine`.
+        - `eps`: $\varepsilon$ above.
+        - `channelwise_affine`: whether there are $w$ and $b$.
+        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
+
+        **Raises:**
+
+        `ValueError` if `channels` is no multiple of `groups`, or is missing.
+        """
+        self.groups = as_size(self, "groups", groups, 1)
+        self.channels = _channels(self, channels, channelwise_affine)
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        if self.channels is not None and self.channels % self.groups != 0:
+            raise ValueError(
+                "GroupNorm takes a multiple of `groups` as `channels`; got "
+                f"{self.channels}, with {self.groups} groups."
+            )
+        shape = (self.channels or 0,)
+        affine = channelwise_affine, channelwise_affine
+        self.weight, self.bias = parameters(shape, *affine, dtype)
+
+    @overload
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
+
+    @overload
+    def __call__(
+        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, Any]: ...
+
+    @jax.named_scope("eqx.nn.GroupNorm")
+    def __call__(
+        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: shape `(channels, size_1, ..., size_n)`, with any number of spatial axes.
+        - `state`: returned untouched, so that the layer can take the place of one that
+            uses it.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`. It is computed in float32 at least. If
+        `state` was passed, the pair of that array and `state`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another number of channels.
+        """
+        _check_channels(self, x)
+        x = jnp.asarray(x)
+        accumulate = accumulation_dtype(x)
+        per_group = len(x) // self.groups
+        grouped = x.astype(accumulate).reshape(self.groups, per_group, *x.shape[1:])
+        y = jax.vmap(lambda group: standardise(group, self.eps))(grouped)
+        y = _affine(self, y.reshape(x.shape)).astype(x.dtype)
+        return y if state is ABSENT else (y, state)
+
+
+class InstanceNorm(Module):
+    r"""Normalises each channel to mean 0 and variance 1, then scales and shifts it.
+
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
+
+    where mean and (biased) variance run over the spatial axes of each channel, and $w$ and
+    $b$, one number for each channel, start as ones and zeros. From [Instance
+    Normalization](https://arxiv.org/abs/1607.08022) (Ulyanov, Vedaldi, Lempitsky 2016),
+    where there are no $w$ and $b$: pass `channelwise_affine=False` for that. It is a
+    [`equinox_like.nn.GroupNorm`][] with as many groups as channels.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        norm = eqx.nn.InstanceNorm(3)
+        y = norm(jnp.arange(12.0).reshape(3, 2, 2))
+        assert jnp.allclose(y.mean(axis=(1, 2)), 0, atol=1e-6)
+        ```
+    """
+
+    channels: int | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        r"""**Arguments:**
+
+        - `channels`: the size of the input's first axis. May be left out without
+            `channelwise_affine`.
+        - `eps`: $\varepsilon$ above.
+        - `channelwise_affine`: whether there are $w$ and $b$.
+        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
+
+        **Raises:**
+
+        `ValueError` if `channels` is negative, or is missing.
+        """
+        self.channels = _channels(self, channels, channelwise_affine)
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        affine = channelwise_affine, channelwise_affine
+        self.weight, self.bias = parameters((self.channels or 0,), *affine, dtype)
+
+    @overload
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
+
+    @overload
+    def __call__(
+        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, Any]: ...
+
+    @jax.named_scope("eqx.nn.InstanceNorm")
+    def __call__(
+        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: shape `(channels, size_1, ..., size_n)`, with one spatial axis or more.
+        - `state`: returned untouched, so that the layer can take the place of one that
+            uses it.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`. It is computed in float32 at least. If
+        `state` was passed, the pair of that array and `state`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another number of channels, or fewer than
+        two numbers in each: their mean would be all that they are.
+        """
+        _check_channels(self, x)
+        x = jnp.asarray(x)
+        if math.prod(x.shape[1:]) == 1:
+            raise ShapeError(
+                "InstanceNorm takes an `x` of shape (channels, size_1, ..., size_n) with "
+                "more than one number in each channel, but was given shape "
+                f"{np.shape(x)}. Normalised by itself, each would be 0."
+            )
+        wide = x.astype(accumulation_dtype(x))
+        y = jax.vmap(lambda channel: standardise(channel, self.eps))(wide)
+        y = _affine(self, y).astype(x.dtype)
+        return y if state is ABSENT else (y, state)
+
+
+def _channels(norm: Any, channels: int | None, affine: bool) -> int | None:
+    if channels is not None:
+        return as_size(norm, "channels", channels)
+    if affine:
+        raise ValueError(
+            f"{type(norm).__name__} needs to know `channels` for its weight and bias: pass "
+            "it, or `channelwise_affine=False`."
+        )
+    return None
+
+
+def _check_channels(norm: GroupNorm | InstanceNorm, x: Any) -> None:
+    channels = norm.channels
+    if norm.channelwise_affine:
+        shape = parameter_shape(norm, "weight", 1)
+        channels = channels if shape is None else shape[0]
+    check_channels_first(norm, x, channels)
+    if isinstance(norm, GroupNorm) and np.shape(x)[0] % norm.groups != 0:
+        raise ShapeError(
+            f"GroupNorm takes an `x` whose first axis, the channels, is a multiple of its "
+            f"{norm.groups} groups, but was given shape {np.shape(x)}."
+        )
+
+
+def _affine(norm: GroupNorm | InstanceNorm, y: Array) -> Array:
+    if not norm.channelwise_affine:
+        return y
+    # The flag decides, and not whether there are parameters.
+    return _per_channel(norm.weight, y) * y + _per_channel(norm.bias, y)
+
+
+def _per_channel(parameter: Any, y: Array) -> Any:
+    spread = cast(parameter, y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
+    return like(spread, y)

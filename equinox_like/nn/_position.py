@@ -1,0 +1,244 @@
+"""Embeddings of positions that are added: a learned table, and sines and cosines."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._compat.tracer import Tracer
+from .._errors import ShapeError
+from .._module import Module, field
+from .._runtime.error_if import error_if
+from ._init import Init, default_dtype, initialised, layout_of
+from ._rope import cos_and_sin, row_positions
+from ._shape import as_size, check_input, parameter_shape
+from ._sharding import explicit_mesh, like, parts, placed
+
+_STANDARD_DEVIATION = 0.02
+
+
+class LearnedPositionalEmbedding(Module):
+    r"""Adds to each row a vector that is learned for its position: $y_i = x_i + W_{p_i}$.
+
+    From [Convolutional Sequence to Sequence Learning](https://arxiv.org/abs/1705.03122)
+    (Gehring et al. 2017). The weight starts normal with a standard deviation of 0.02, as in
+    [BERT](https://arxiv.org/abs/1810.04805) (Devlin et al. 2018).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        embed = eqx.nn.LearnedPositionalEmbedding(100, 8, key=jax.random.key(0))
+        x = jnp.zeros((5, 8))
+        assert (embed(x) == embed.weight[:5]).all()
+        assert (embed(x, offset=20) == embed.weight[20:25]).all()
+        ```
+    """
+
+    max_length: int = field(static=True)
+    embedding_size: int = field(static=True)
+    weight: Array
+    check_bounds: bool = field(static=True)
+
+    def __init__(
+        self,
+        max_length: int,
+        embedding_size: int,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        check_bounds: bool = False,
+    ):
+        """**Arguments:**
+
+        - `max_length`: for how many positions there is a vector.
+        - `embedding_size`: the size of each.
+        - `dtype`: of the weight; by default float32, or float64 if `jax_enable_x64` is on.
+        - `key`: for the first values of the weight.
+        - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the weight,
+            `(max_length, embedding_size)`.
+        - `check_bounds`: whether a traced position out of range is an error, found at run
+            time by [`equinox_like.error_if`][].
+
+        **Raises:**
+
+        `ValueError` if a size is negative.
+        """
+        self.max_length = as_size(self, "max_length", max_length)
+        self.embedding_size = as_size(self, "embedding_size", embedding_size)
+        self.check_bounds = check_bounds
+        shape = self.max_length, self.embedding_size
+        dtype = default_dtype(dtype)
+        if weight_init is None:
+            weight_init = jax.nn.initializers.normal(_STANDARD_DEVIATION)
+        layout, at = layout_of(self, "weight"), f"{type(self).__name__}.weight"
+        self.weight = initialised(weight_init, key, shape, dtype, layout, at)
+
+    @jax.named_scope("eqx.nn.LearnedPositionalEmbedding")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        offset: ArrayLike = 0,
+        positions: ArrayLike | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(sequence, embedding_size)`.
+        - `key`: ignored.
+        - `offset`: the position of the first row. It may be traced.
+        - `positions`: integers of shape `(sequence,)`, the position of each row, instead.
+
+        **Returns:**
+
+        An array of the shape of `x`, of the dtype to which JAX promotes those of `x` and
+        the weight. A position that is traced, and out of range, is taken for the nearest
+        one that there is, but for `check_bounds`: a program cannot raise at no cost.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` or `positions` has another shape, or more rows
+        than there are positions. `IndexError` for a position out of range that is not
+        traced, `TypeError` for one that is not an integer. `ValueError` if both `offset`
+        and `positions` are given.
+        """
+        shape = parameter_shape(self, "weight", 2) or (
+            self.max_length,
+            self.embedding_size,
+        )
+        check_input(self, x, (None, shape[1]))
+        x = jnp.asarray(x)
+        if positions is None and len(x) > shape[0]:
+            raise ShapeError(
+                f"{type(self).__name__} has {shape[0]} positions, and was given an `x` of "
+                f"{len(x)} rows. Build it with a larger `max_length`."
+            )
+        if isinstance(offset, int) and positions is None:
+            _check_range(self, np.arange(offset, offset + len(x)), shape[0])
+            rows = self.weight[offset : offset + len(x)]
+            return x + like(rows, x)
+        places = row_positions(self, len(x), offset, positions)
+        if not jnp.issubdtype(places.dtype, jnp.integer):
+            raise TypeError(
+                f"{type(self).__name__} takes integers as positions; got {places.dtype}."
+            )
+        if not isinstance(places, Tracer):
+            _check_range(self, np.asarray(places), shape[0])
+        elif self.check_bounds:
+            places = error_if(
+                places,
+                (places < 0) | (places >= shape[0]),
+                f"{type(self).__name__} has {shape[0]} positions, and was asked for "
+                "another one.",
+            )
+        return x + like(_rows(self.weight, places), x)
+
+
+class SinusoidalPositionalEmbedding(Module):
+    r"""Adds to each row sines and cosines of its position.
+
+    With $d$ the size of a row, $p_i$ the position of row $i$, and $j < d / 2$,
+
+    $$y_{i, 2j} = x_{i, 2j} + \sin(p_i\, \theta^{-2j / d}), \qquad
+    y_{i, 2j + 1} = x_{i, 2j + 1} + \cos(p_i\, \theta^{-2j / d}).$$
+
+    From [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al.
+    2017). There are no parameters, and no largest position.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        embed = eqx.nn.SinusoidalPositionalEmbedding(4)
+        y = embed(jnp.zeros((3, 4)))
+        assert (y[0] == jnp.array([0, 1, 0, 1])).all()
+        assert jnp.allclose(embed(jnp.zeros((1, 4)), offset=2), y[2:])
+        ```
+    """
+
+    embedding_size: int = field(static=True)
+    theta: float = field(static=True)
+
+    def __init__(self, embedding_size: int, theta: float = 10_000.0):
+        r"""**Arguments:**
+
+        - `embedding_size`: the size of a row, which must be even.
+        - `theta`: $\theta$ above.
+
+        **Raises:**
+
+        `ValueError` if `embedding_size` is negative or odd.
+        """
+        self.embedding_size = as_size(self, "embedding_size", embedding_size)
+        if self.embedding_size % 2 != 0:
+            raise ValueError(
+                "SinusoidalPositionalEmbedding takes an even number as `embedding_size`; "
+                f"got {embedding_size}."
+            )
+        self.theta = theta
+
+    @jax.named_scope("eqx.nn.SinusoidalPositionalEmbedding")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        offset: ArrayLike = 0,
+        positions: ArrayLike | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(sequence, embedding_size)`.
+        - `key`: ignored.
+        - `offset`: the position of the first row. It may be traced, and negative.
+        - `positions`: shape `(sequence,)`, the position of each row, instead. They need not
+            be integers: times will do.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`; integers become floats. Sines and cosines
+        are computed in JAX's default float, and then cast.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` or `positions` has another shape. `ValueError`
+        if both `offset` and `positions` are given.
+        """
+        check_input(self, x, (None, self.embedding_size))
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            x = x.astype(jnp.result_type(float))
+        places = row_positions(self, len(x), offset, positions)
+        cos, sin = cos_and_sin(self.embedding_size, places, self.theta, x.dtype)
+        both = jnp.stack([sin, cos], axis=-1).reshape(x.shape)
+        return x + like(both, x)
+
+
+def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
+    out_of_range = positions[(positions < 0) | (positions >= number)]
+    if out_of_range.size > 0:
+        raise IndexError(
+            f"{type(embedding).__name__} has {number} positions, from 0 on, and was asked "
+            f"for number {out_of_range[0]}."
+        )
+
+
+def _rows(table: Array, positions: Array) -> Array:
+    def gather(table: Array, positions: Array) -> Array:
+        # JAX would take negative ones to count from the end.
+        return table[jnp.clip(positions, 0, len(table) - 1)]
+
+    if explicit_mesh(table, positions) is None:
+        return gather(table, positions)
+    return placed(gather, PartitionSpec(None, parts(table)[1]), table, positions)

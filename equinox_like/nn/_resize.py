@@ -1,0 +1,187 @@
+"""`resize` and `Upsample`: another number of points along the spatial axes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._errors import ShapeError
+from .._module import Module, field
+from ._sharding import explicit_mesh, parts, placed
+
+# An int is not a float to a checker of annotations at run time.
+_Scale = float | int | Sequence[float | int]
+ResizeMethod = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
+
+
+@jax.named_scope("eqx.nn.resize")
+def resize(
+    x: ArrayLike,
+    *,
+    size: int | Sequence[int] | None = None,
+    scale: _Scale | None = None,
+    method: ResizeMethod = "nearest",
+    antialias: bool = True,
+) -> Array:
+    """Resizes the spatial axes of an array, by `jax.image.resize`.
+
+    Point `i` of `n` stands at the centre of its interval, at `(i + 1/2) / n` of the axis,
+    before and after. This is what other libraries call `align_corners=False`; there is no
+    `align_corners=True`. `"cubic"` is the kernel of Keys (1981) with the parameter -0.5
+    (torch: -0.75). At the edges the weights of the points that there are sum to 1.
+
+    **Arguments:**
+
+    - `x`: shape `(channels, size_1, ..., size_n)`, with one spatial axis or more.
+    - `size`: the new sizes: an int for all spatial axes, or one for each.
+    - `scale`: by what to multiply the sizes instead: a number for all spatial axes, or one
+        for each. Products are rounded down. What counts from there on are the sizes.
+    - `method`: `"nearest"`, `"linear"`, `"cubic"`, `"lanczos3"` or `"lanczos5"`.
+    - `antialias`: whether to widen the kernel where an axis shrinks, so that each old point
+        has a weight. `"nearest"` has no kernel.
+
+    **Returns:**
+
+    An array of shape `(channels, new_1, ..., new_n)` and the dtype of `x`, computed in
+    float32 at least. Integers become floats, but for `"nearest"`. On a mesh with explicit
+    axes, an axis whose size changes is not split.
+
+    **Raises:**
+
+    `ValueError` unless there is just one of `size` and `scale`, for values that are not
+    positive, and for another `method`. [`equinox_like.ShapeError`][] if there is not one
+    for each spatial axis, if there are no spatial axes, or if an axis is empty.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        x = jnp.array([[0.0, 4.0]])
+        assert (eqx.nn.resize(x, scale=2) == jnp.array([[0, 0, 4, 4]])).all()
+        y = eqx.nn.resize(x, size=4, method="linear")
+        assert (y == jnp.array([[0, 1, 3, 4]])).all()
+        ```
+    """
+    _check_options("resize", size, scale, method)
+    return _resized("resize", jnp.asarray(x), size, scale, method, antialias)
+
+
+class Upsample(Module):
+    """Resizes the spatial axes of its input: [`equinox_like.nn.resize`][] as a layer.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        upsample = eqx.nn.Upsample(scale=2, method="linear")
+        assert upsample(jnp.ones((3, 4, 5))).shape == (3, 8, 10)
+        ```
+    """
+
+    size: int | tuple[int, ...] | None = field(static=True)
+    scale: float | int | tuple[float | int, ...] | None = field(static=True)
+    method: ResizeMethod = field(static=True)
+    antialias: bool = field(static=True)
+
+    def __init__(
+        self,
+        scale: _Scale | None = None,
+        size: int | Sequence[int] | None = None,
+        method: ResizeMethod = "nearest",
+        antialias: bool = True,
+    ):
+        """Arguments and errors as for [`equinox_like.nn.resize`][]."""
+        _check_options("Upsample", size, scale, method)
+        self.size = tuple(size) if isinstance(size, Sequence) else size
+        self.scale = tuple(scale) if isinstance(scale, Sequence) else scale
+        self.method = method
+        self.antialias = antialias
+
+    @jax.named_scope("eqx.nn.Upsample")
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(channels, size_1, ..., size_n)`.
+        - `key`: ignored.
+
+        **Returns:**
+
+        As [`equinox_like.nn.resize`][].
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] as there.
+        """
+        options = self.size, self.scale, self.method, self.antialias
+        return _resized("Upsample", jnp.asarray(x), *options)
+
+
+def _check_options(name: str, size: Any, scale: Any, method: Any) -> None:
+    if (size is None) is (scale is None):
+        raise ValueError(f"`{name}` takes either `size` or `scale`.")
+    if method not in get_args(ResizeMethod):
+        known = ", ".join(map(repr, get_args(ResizeMethod)))
+        raise ValueError(f"`{name}` takes one of {known} as `method`; got {method!r}.")
+    if size is not None:
+        for each in size if isinstance(size, Sequence) else [size]:
+            if not isinstance(each, int) or each < 1:
+                raise ValueError(f"`{name}` takes ints >= 1 as `size`; got {size!r}.")
+        return
+    for each in scale if isinstance(scale, Sequence) else [scale]:
+        if not isinstance(each, int | float) or not 0 < each < math.inf:
+            raise ValueError(f"`{name}` takes numbers > 0 as `scale`; got {scale!r}.")
+
+
+def _resized(
+    name: str, x: Array, size: Any, scale: Any, method: ResizeMethod, antialias: bool
+) -> Array:
+    shape = x.shape[:1] + _new_sizes(name, x, size, scale)
+    with jax.numpy_dtype_promotion("standard"):
+        work = jnp.result_type(x.dtype, jnp.float32)
+    keeps = method == "nearest" or jnp.issubdtype(x.dtype, jnp.inexact)
+    dtype = x.dtype if keeps else work
+
+    def run(x: Array) -> Array:
+        # Weights in half precision would be off by a percent.
+        wide = x if method == "nearest" else x.astype(work)
+        return jax.image.resize(wide, shape, method, antialias).astype(dtype)
+
+    if explicit_mesh(x) is None:
+        return run(x)
+    sizes = zip(x.shape, shape, parts(x), strict=True)
+    kept = (part if before == after else None for before, after, part in sizes)
+    return placed(run, PartitionSpec(*kept), x)
+
+
+def _new_sizes(name: str, x: Array, size: Any, scale: Any) -> tuple[int, ...]:
+    old = x.shape[1:]
+    if not old or 0 in old:
+        raise ShapeError(
+            f"`{name}` takes an `x` of shape (channels, size_1, ..., size_n), with one "
+            f"spatial axis or more, none of them empty, but was given shape {x.shape}."
+        )
+    given = scale if size is None else size
+    each = tuple(given) if isinstance(given, Sequence) else (given,) * len(old)
+    if len(each) != len(old):
+        raise ShapeError(
+            f"`{name}` takes one value for each spatial axis: {len(old)} in all for an "
+            f"`x` of shape {x.shape}; got {given!r}."
+        )
+    if size is not None:
+        return each
+    # 100 * 0.29 is to be 29.
+    new = tuple(math.floor(round(n * s, 6)) for n, s in zip(old, each, strict=True))
+    if 0 in new:
+        raise ShapeError(
+            f"`{name}` by the scale {given!r} leaves nothing of {x.shape}."
+        )
+    return new
