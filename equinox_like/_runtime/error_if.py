@@ -33,6 +33,7 @@ from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
 from .._errors import EquinoxRuntimeError
 from .._jit.checks import register_check
 from .._tree import is_array, is_array_like
+from .unvmap import unvmap_any_p
 
 _T = TypeVar("_T")
 
@@ -147,7 +148,7 @@ def branched_error_if(
     messages = _check_messages(msgs)
     if mode == "off" or _is_plainly_false(pred):
         return x
-    arrays, rest = take_apart(x, _may_depend)
+    arrays, rest = take_apart(x, may_depend)
     if not arrays:
         raise ValueError(
             "No arrays are in the `x` of `error_if`, so there is nothing that the check "
@@ -162,7 +163,8 @@ def branched_error_if(
     return rest.fill(arrays)
 
 
-def _may_depend(x: Any) -> bool:
+def may_depend(x: Any) -> bool:
+    """Whether a leaf is an array that a program can compute."""
     return is_array(x) and x.dtype != jax.dtypes.float0
 
 
@@ -226,7 +228,7 @@ def _failed(
 ) -> Any:
     """One bool for all: whether an element of the batch has failed."""
     if mode == "nan":
-        return any_p.bind(pred)
+        return unvmap_any_p.bind(pred)
     frames, in_shard_map = traced_frames(_PASSED_OVER)
     if in_shard_map:
         pred, index = _of_all_devices(pred, index)
@@ -362,7 +364,6 @@ error_if_p = for_whole_batch(
     like=lambda pred, index: pred.any(),
     eager=lambda pred, index, check: check.fail_eagerly_if(pred, index),
 )
-any_p = for_whole_batch("any", jnp.any, like=jnp.any)
 
 
 def _explain(error: Exception) -> Exception | None:

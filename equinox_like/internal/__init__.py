@@ -13,4 +13,22 @@ from .._runtime.error_if import (
     branched_error_if as branched_error_if,
     error_if as error_if,
 )
+from .._runtime.guards import (
+    materialise_zeros as materialise_zeros,
+    nonbatchable as nonbatchable,
+    nonbatchable_p as nonbatchable_p,
+    nondifferentiable as nondifferentiable,
+    nondifferentiable_backward as nondifferentiable_backward,
+    nondifferentiable_backward_p as nondifferentiable_backward_p,
+    nontraceable as nontraceable,
+    nontraceable_p as nontraceable_p,
+)
+from .._runtime.unvmap import (
+    unvmap_all as unvmap_all,
+    unvmap_all_p as unvmap_all_p,
+    unvmap_any as unvmap_any,
+    unvmap_any_p as unvmap_any_p,
+    unvmap_max as unvmap_max,
+    unvmap_max_p as unvmap_max_p,
+)
 from .._tree.format import TreeWLCustom as TreeWLCustom
