@@ -10,6 +10,7 @@ from .._module import (
 )
 from .._runtime.enumeration import Enumeration as Enumeration
 from .._runtime.error_if import (
+    assert_dce as assert_dce,
     branched_error_if as branched_error_if,
     error_if as error_if,
 )
@@ -32,3 +33,11 @@ from .._runtime.unvmap import (
     unvmap_max_p as unvmap_max_p,
 )
 from .._tree.format import TreeWLCustom as TreeWLCustom
+from ..debug import (
+    announce_transform as announce_transform,
+    backward_nan as debug_backward_nan,  # noqa: F401 (public by its other name)
+    breakpoint_if as breakpoint_if,
+    inspect_dce as inspect_dce,
+    store_dce as store_dce,
+)
+from ..debug._announce import announce_jaxpr_p as announce_jaxpr_p
