@@ -24,6 +24,12 @@ from .._runtime.guards import (
     nontraceable as nontraceable,
     nontraceable_p as nontraceable_p,
 )
+from .._runtime.progress import (
+    AbstractProgressMeter as AbstractProgressMeter,
+    NoProgressMeter as NoProgressMeter,
+    TextProgressMeter as TextProgressMeter,
+    TqdmProgressMeter as TqdmProgressMeter,
+)
 from .._runtime.unvmap import (
     unvmap_all as unvmap_all,
     unvmap_all_p as unvmap_all_p,
