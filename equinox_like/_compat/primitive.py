@@ -8,7 +8,8 @@ A host call of JAX's own writes each exception to the log before it passes it on
 devices it runs on one alone, for whose failure the others then wait for ever. If it is pure
 it may be moved out of a loop that takes no step. `emit_python_callback` of
 `jax.interpreters.mlir` lets us do without all that. On TPU, and should it be gone,
-`jax.pure_callback` serves.
+`jax.pure_callback` serves. On a backend where neither does, there is a warning, and Python
+is not called.
 """
 
 import functools
@@ -20,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import batching, mlir
+
+from .._warn import warn
 
 
 def find(*cores: str) -> Any:
@@ -81,14 +84,20 @@ def _repeated(x: Any, size: int) -> jax.Array:
 
 
 def call_host(
-    *args: Any, function: Callable[..., None], on_tpu: Callable[..., None]
+    *args: Any,
+    function: Callable[..., None],
+    on_tpu: Callable[..., None],
+    is_removable: bool = False,
 ) -> Any:
     """Calls `function(*args)` in Python when a compiled program gets there; is `True` then.
 
     What it raises ends the program, unlogged. A TPU cannot be ended: `on_tpu` is for it.
+    XLA leaves out the call if its result is not used and it `is_removable`.
     To be used in a `function` of `for_whole_batch` only: it has no rules.
     """
-    return _host_p.bind(*args, function=function, on_tpu=on_tpu)
+    return _host_p.bind(
+        *args, function=function, on_tpu=on_tpu, is_removable=is_removable
+    )
 
 
 _host_p = Primitive("call_host")
@@ -109,10 +118,10 @@ def find_emit(interpreter: Any) -> Callable[..., Any] | None:
 
 
 def lower_host_call(
-    context: Any, *args: Any, function: Any, on_tpu: Any, emit: Any
+    context: Any, *args: Any, function: Any, on_tpu: Any, is_removable: bool, emit: Any
 ) -> Any:
     """The lowering of a host call: by `emit`, or without one by public means."""
-    if emit is None:
+    if emit is None or is_removable:
         by_jax = functools.partial(_by_jax, function=function)
         return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
 
@@ -125,18 +134,33 @@ def lower_host_call(
     args = mlir.lower_fun(whole, multiple_results=True)(
         context.replace(avals_out=context.avals_in), *args
     )
-    emit(
-        context.replace(avals_out=[]),
-        call,
-        None,
-        [*args],
-        context.avals_in,
-        [],
-        has_side_effect=True,
-        returns_token=False,
-        partitioned=True,
-    )
+    try:
+        emit(
+            context.replace(avals_out=[]),
+            call,
+            None,
+            [*args],
+            context.avals_in,
+            [],
+            has_side_effect=True,
+            returns_token=False,
+            partitioned=True,
+        )
+    except (NotImplementedError, ValueError) as e:
+        platforms = context.module_context.platforms
+        if len(platforms) > 1:
+            raise
+        _warn_of_backend(platforms[0], str(e))
     return [mlir.ir_constant(np.asarray(True))]
+
+
+@functools.cache
+def _warn_of_backend(platform: str, reason: str) -> None:
+    warn(
+        f"Programs on the backend {platform!r} cannot call Python. So a check of values "
+        "that fails there does not raise an error: what it checks becomes NaN, as with "
+        f"`EQX_ON_ERROR=nan`. JAX says: {reason}"
+    )
 
 
 def number_of_devices(module_context: Any) -> int:
@@ -168,8 +192,9 @@ def _by_jax(*args: Any, function: Any) -> Any:
     return jax.pure_callback(call, jax.ShapeDtypeStruct((), bool), *args)
 
 
-def _lower_on_tpu(context: Any, *args: Any, function: Any, on_tpu: Any) -> Any:
-    return lower_host_call(context, *args, function=on_tpu, on_tpu=on_tpu, emit=None)
+def _lower_on_tpu(context: Any, *args: Any, on_tpu: Any, **_: Any) -> Any:
+    by_jax = functools.partial(_by_jax, function=on_tpu)
+    return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
 
 
 mlir.register_lowering(

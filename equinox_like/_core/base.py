@@ -204,6 +204,7 @@ _PRIVATE = tuple(
         "_runtime",
         "_transforms",
         "_tree",
+        "debug",
     )
 )
 pass_over(_PRIVATE)

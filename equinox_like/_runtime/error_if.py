@@ -1,18 +1,10 @@
 """`error_if`: errors that depend on values, from within compiled programs.
 
-A check is a primitive from what failed, and which message that has, to one bool, on which
-the returned arrays then depend. Where it fails, the program calls Python, which raises. All
-that is known of the failure travels in the text of that error, through JAX's, to the call
-of `filter_jit` that waits for the program (`_jit/checks.py`): nothing is kept beside
-it, so failures in other threads cannot be confused with it.
+`check.py` has the check and its message, `spoil.py` what becomes of the arrays.
 """
 
-import dataclasses
-import functools
 import os
-import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,17 +14,18 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from .._compat.frames import Frame, traced_frames
-from .._compat.primitive import call_host, for_whole_batch
-from .._compat.trace_state import at_top_level
+from .._compat.frames import traced_frames
+from .._compat.trace_state import at_top_level, within_program
 from .._compat.tracer import Tracer
 from .._compat.varying import varying_axes
 from .._core.base import frames_hidden
 from .._core.parts import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
-from .._errors import EquinoxRuntimeError
-from .._jit.checks import register_check
 from .._tree import is_array, is_array_like
+from .._warn import warn
+from .check import Check, error_if_p
+from .spoil import may_depend, spoilt_if
+from .unvmap import unvmap_any_p
 
 _T = TypeVar("_T")
 
@@ -58,7 +51,8 @@ def error_if(
         - `"raise"`: an error is raised. On TPU, where a program cannot be ended from
             within, the message is printed and the program waits for the enter key.
         - `"nan"`: the program goes on with NaN in all arrays of `x`; with the greatest
-            integer, and `True`, in those of another dtype. Keys stay what they are.
+            integer, and `True`, in those of another dtype. Keys stay what they are. If
+            `pred` is true as a Python or NumPy value, there is a warning.
         - `"breakpoint"`: prints the message and opens JAX's debugger, with as many frames
             as `EQX_ON_ERROR_BREAKPOINT_FRAMES` said (1 by default). Then as `"nan"`.
         - `"off"`: nothing is checked.
@@ -147,7 +141,9 @@ def branched_error_if(
     messages = _check_messages(msgs)
     if mode == "off" or _is_plainly_false(pred):
         return x
-    arrays, rest = take_apart(x, _may_depend)
+    if mode == "nan":
+        _warn_if_known_true(pred, index, messages)
+    arrays, rest = take_apart(x, may_depend)
     if not arrays:
         raise ValueError(
             "No arrays are in the `x` of `error_if`, so there is nothing that the check "
@@ -158,12 +154,55 @@ def branched_error_if(
     if not _is_known_false(pred):
         failed = _failed(*_by_element(pred, index), messages, mode)
         if isinstance(failed, Tracer) or failed:
-            arrays = _spoilt_if(failed, arrays, mode)
+            arrays = spoilt_if(failed, arrays, mode)
     return rest.fill(arrays)
 
 
-def _may_depend(x: Any) -> bool:
-    return is_array(x) and x.dtype != jax.dtypes.float0
+@frames_hidden
+def assert_dce(x: _T, msg: str, *, on_error: OnError | str = "default") -> _T:
+    """Raises an error if a value is computed: asserts that the compiler has removed it.
+
+    **Arguments:**
+
+    - `x`: any pytree. What is not an array is returned as it is.
+    - `msg`: what the error says.
+    - `on_error`: as for [`equinox_like.error_if`][].
+
+    **Returns:**
+
+    `x`, with NumPy arrays as JAX arrays; `x` itself outside of `jax.jit` and the like,
+    where nothing is removed.
+
+    **Raises:**
+
+    As [`equinox_like.error_if`][], when a compiled program uses an array that is returned.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit
+        def f(x, is_used):
+            y = eqx.internal.assert_dce(jnp.sin(x), "The sine is computed.")
+            return x + y if is_used else x
+
+        assert f(jnp.asarray(1.0), is_used=False) == 1
+        try:
+            f(jnp.asarray(1.0), is_used=True)
+        except eqx.EquinoxRuntimeError as e:
+            assert "The sine is computed." in str(e)
+        ```
+    """
+    mode = _mode(on_error)
+    messages = _check_messages((msg,))
+    arrays, rest = take_apart(x, may_depend)
+    if mode == "off" or not arrays or not within_program():
+        return x
+    arrays = [jnp.asarray(array) for array in arrays]
+    failed = _failed(*_by_element(True, 0), messages, mode, is_removable=True)
+    return rest.fill(spoilt_if(failed, arrays, mode))
 
 
 def _mode(on_error: str) -> str:
@@ -208,6 +247,17 @@ def _is_known_false(pred: Any) -> bool:
     return not np.any(pred)
 
 
+def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> None:
+    is_known = not isinstance(pred, jax.Array) and not hasattr(pred, "__jax_array__")
+    if is_known and np.any(pred):
+        is_one = isinstance(index, int | np.integer) and 0 <= index < len(messages)
+        said = messages[int(index)] if is_one else ", ".join(map(repr, messages))
+        warn(
+            "The predicate of a check with `on_error='nan'` is true whatever the program "
+            f"computes, so the values that it checks become NaN. The check was for: {said}"
+        )
+
+
 def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     """Two arrays of one shape, which is `()` if there is only one index."""
     pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
@@ -222,15 +272,19 @@ def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _failed(
-    pred: jax.Array, index: jax.Array, messages: tuple[str, ...], mode: str
+    pred: jax.Array,
+    index: jax.Array,
+    messages: tuple[str, ...],
+    mode: str,
+    is_removable: bool = False,
 ) -> Any:
     """One bool for all: whether an element of the batch has failed."""
     if mode == "nan":
-        return any_p.bind(pred)
+        return unvmap_any_p.bind(pred)
     frames, in_shard_map = traced_frames(_PASSED_OVER)
     if in_shard_map:
         pred, index = _of_all_devices(pred, index)
-    check = Check(messages, frames, mode == "breakpoint")
+    check = Check(messages, frames, mode == "breakpoint", is_removable)
     failed = error_if_p.bind(pred, index, check=check)
     return _stopping_if(failed) if mode == "breakpoint" else failed
 
@@ -260,139 +314,4 @@ def _stopping_if(failed: Any) -> Any:
     return lax.cond(failed, stop, lambda: False)
 
 
-def _spoilt_if(failed: Any, arrays: list[Any], mode: str) -> list[Any]:
-    """The arrays, but NaN or the like if `failed`; in derivatives they are as they were.
-
-    A `select` would do, but XLA merges it with what comes before and after, and computes
-    all of that again for the next check: 40 of them took 16 times as long.
-    """
-    spoil = functools.partial(_spoilt, mode=mode)
-    return lax.cond(failed, lambda xs: list(map(spoil, xs)), lambda xs: xs, arrays)
-
-
-def _spoilt(x: Any, mode: str) -> Any:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        if mode == "nan":
-            return x
-        data = _spoilt(jax.random.key_data(x), mode)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    if jnp.issubdtype(x.dtype, np.inexact):
-        return x + lax.full_like(x, np.nan)
-    if jnp.issubdtype(x.dtype, np.integer):
-        return lax.full_like(x, jnp.iinfo(x.dtype).max)
-    return lax.full_like(x, True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """What a check says, and where it stands."""
-
-    messages: tuple[str, ...]
-    # Of the user's functions that lead to it, within the innermost that JAX traces whole.
-    frames: tuple[Frame, ...]
-    goes_on: bool
-
-    def fail(self, pred: np.ndarray, index: np.ndarray) -> None:
-        """Called by a compiled program."""
-        text = self._describe(pred, index)
-        if self.goes_on:
-            print(text, file=sys.stderr)
-        else:
-            raise EquinoxRuntimeError(f"\n{_BEGIN}\n{text}\n{_END}\n")
-
-    def fail_on_tpu(self, pred: np.ndarray, index: np.ndarray) -> None:
-        print(self._describe(pred, index), file=sys.stderr)
-        if not self.goes_on:
-            input("Press enter to go on with NaN in place of the values checked.")
-
-    def fail_eagerly_if(self, pred: Any, index: Any) -> np.ndarray:
-        """Called with known values, not by a compiled program."""
-        pred = np.asarray(pred)
-        if pred.any():
-            text = self._describe(pred, np.asarray(index))
-            if not self.goes_on:
-                raise EquinoxRuntimeError(_report(text))
-            print(text, file=sys.stderr)
-        return np.asarray(pred.any())
-
-    def _describe(self, pred: np.ndarray, index: np.ndarray) -> str:
-        lines = traceback.format_list(
-            [traceback.FrameSummary(*f, lookup_line=False) for f in self.frames]
-        )
-        name = EquinoxRuntimeError.__name__
-        text = "".join(lines) + f"\n{name}: " + "\n".join(self._failures(pred, index))
-        # On its way through C++ a NUL would end it, and a lone surrogate the process.
-        return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
-
-    def _failures(self, pred: np.ndarray, index: np.ndarray) -> Iterator[str]:
-        if pred.ndim == 0:
-            yield self._message(int(index))
-            return
-        places = np.argwhere(pred).tolist()
-        if not places:
-            yield f"An element of a batch failed on another device: {self!r}"
-            return
-        yield f"{len(places)} of {pred.size} elements of a batch failed."
-        for place in places[:_MAX_LISTED]:
-            shown = place[0] if len(place) == 1 else tuple(place)
-            yield f"Batch element {shown}: {self._message(int(index[tuple(place)]))}"
-        if len(places) > _MAX_LISTED:
-            yield f"... and {len(places) - _MAX_LISTED} more."
-
-    def _message(self, index: int) -> str:
-        if 0 <= index < len(self.messages):
-            return self.messages[index]
-        return (
-            f"A check failed whose index {index} is invalid: `branched_error_if` was given "
-            f"{len(self.messages)} messages."
-        )
-
-    def __repr__(self) -> str:
-        return ", ".join(map(repr, self.messages))
-
-
-def _run_check(pred: jax.Array, index: jax.Array, check: Check) -> jax.Array:
-    fail = functools.partial(call_host, function=check.fail, on_tpu=check.fail_on_tpu)
-    return lax.cond(pred.any(), fail, lambda *_: np.False_, pred, index)
-
-
-error_if_p = for_whole_batch(
-    "error_if",
-    _run_check,
-    like=lambda pred, index: pred.any(),
-    eager=lambda pred, index, check: check.fail_eagerly_if(pred, index),
-)
-any_p = for_whole_batch("any", jnp.any, like=jnp.any)
-
-
-def _explain(error: Exception) -> Exception | None:
-    if not isinstance(error, RuntimeError | ValueError):
-        return None
-    _, begin, rest = str(error).partition(f"\n{_BEGIN}\n")
-    text, end, _ = rest.partition(f"\n{_END}\n")
-    return EquinoxRuntimeError(_report(text)) if begin and end else None
-
-
-def _report(text: str) -> str:
-    return f"{_ABOVE}\n{text}\n\n{_ADVICE}"
-
-
-register_check(error_if_p, _explain)
-
 _PASSED_OVER = (str(Path(__file__).parents[1]) + os.sep,)
-_MAX_LISTED = 10
-_BEGIN = "---- a check by `equinox_like.error_if` failed ----"
-_END = (
-    "---- with `equinox_like.filter_jit` in place of `jax.jit` this would be all of the "
-    "error ----"
-)
-_ABOVE = "The frames above are those outside of JIT. Below are those inside of JIT:"
-_ADVICE = """\
---------------------
-This error is from a check of values, while the program ran. To look at them:
-
-- Set the environment variable `EQX_ON_ERROR=breakpoint`, and a debugger opens where the
-  check is. Most of the usual commands work: `u`, `d`, `p name`, `c`.
-- Set `JAX_DISABLE_JIT=1`, and most of the program runs as ordinary Python.
-- Set `EQX_ON_ERROR=nan`, and it goes on with NaN in place of the values checked.
-"""

@@ -136,7 +136,8 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             return out, _output_tangent(out, tangent_out, name)
 
         flat.defjvp(flat_rule, symbolic_zeros=True)
-        return flat(data, _hold(held, _KEYWORD_TANGENT.format(name=name), ValueError))
+        message = _KEYWORD_TANGENT.format(name=name)
+        return flat(data, hold(held, lambda _: ValueError(message)))
 
     def __repr__(self) -> str:
         return f"<filter_custom_jvp of {name_of(self.__wrapped__)}>"
@@ -349,7 +350,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             optimize_remat=optimize_remat,
         )
         message = _UNEXPECTED_TANGENT.format(name=name)
-        return unpack(flat(data, _hold(held, message, RuntimeError)))
+        return unpack(flat(data, hold(held, lambda _: RuntimeError(message))))
 
     def __repr__(self) -> str:
         return f"<filter_custom_vjp of {name_of(self.__wrapped__)}>"
@@ -421,16 +422,20 @@ def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
     return jnp.asarray(leaf, primal.dtype)
 
 
-def _hold(values: Sequence[Any], message: str, error: type[Exception]) -> list[Any]:
-    """`values`, of which none may have a tangent."""
+def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
+    """`values`, of which none may have a tangent.
+
+    If one has, `error(index)` of the first of these is raised.
+    """
 
     @jax.custom_jvp
     def identity(values):
         return values
 
     def rule(primals, tangents):
-        if not all(map(is_zero, tangents[0])):
-            raise error(message)
+        for i, tangent in enumerate(tangents[0]):
+            if not is_zero(tangent):
+                raise error(i)
         return primals[0], tangents[0]
 
     identity.defjvp(rule, symbolic_zeros=True)

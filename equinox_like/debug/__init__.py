@@ -1,6 +1,10 @@
 """Layer 6: tools to find out what JAX does with a function. Loaded when first used."""
 
 from .._jit.retrace import explain_retraces as explain_retraces
+from ._announce import announce_transform as announce_transform
+from ._backward_nan import backward_nan as backward_nan
+from ._breakpoint import breakpoint_if as breakpoint_if
+from ._dce import inspect_dce as inspect_dce, store_dce as store_dce
 from ._max_traces import (
     assert_max_traces as assert_max_traces,
     get_num_traces as get_num_traces,

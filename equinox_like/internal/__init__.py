@@ -10,6 +10,7 @@ from .._module import (
 )
 from .._runtime.enumeration import Enumeration as Enumeration
 from .._runtime.error_if import (
+    assert_dce as assert_dce,
     branched_error_if as branched_error_if,
     error_if as error_if,
 )
@@ -31,4 +32,36 @@ from .._runtime.finalise import (
 )
 from .._runtime.noinline import noinline as noinline, noinline_p as noinline_p
 from .._runtime.vprim import create_vprim as create_vprim
+from .._runtime.guards import (
+    materialise_zeros as materialise_zeros,
+    nonbatchable as nonbatchable,
+    nonbatchable_p as nonbatchable_p,
+    nondifferentiable as nondifferentiable,
+    nondifferentiable_backward as nondifferentiable_backward,
+    nondifferentiable_backward_p as nondifferentiable_backward_p,
+    nontraceable as nontraceable,
+    nontraceable_p as nontraceable_p,
+)
+from .._runtime.progress import (
+    AbstractProgressMeter as AbstractProgressMeter,
+    NoProgressMeter as NoProgressMeter,
+    TextProgressMeter as TextProgressMeter,
+    TqdmProgressMeter as TqdmProgressMeter,
+)
+from .._runtime.unvmap import (
+    unvmap_all as unvmap_all,
+    unvmap_all_p as unvmap_all_p,
+    unvmap_any as unvmap_any,
+    unvmap_any_p as unvmap_any_p,
+    unvmap_max as unvmap_max,
+    unvmap_max_p as unvmap_max_p,
+)
 from .._tree.format import TreeWLCustom as TreeWLCustom
+from ..debug import (
+    announce_transform as announce_transform,
+    backward_nan as debug_backward_nan,  # noqa: F401 (public by its other name)
+    breakpoint_if as breakpoint_if,
+    inspect_dce as inspect_dce,
+    store_dce as store_dce,
+)
+from ..debug._announce import announce_jaxpr_p as announce_jaxpr_p

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.interpreters import mlir
 
 from equinox_like._compat import primitive as compat
@@ -41,7 +42,9 @@ def test_host_is_called_with_the_array_and_may_fail(emit, caplog):
             raise ValueError("too much")
 
     primitive = host_call(functools.partial(compat.lower_host_call, emit=emit))
-    f = jax.jit(lambda x: primitive.bind(x, function=function, on_tpu=None))
+    f = jax.jit(
+        lambda x: primitive.bind(x, function=function, on_tpu=None, is_removable=False)
+    )
     assert f(jnp.arange(3))
     jax.effects_barrier()
     assert isinstance(seen[0], np.ndarray) and seen[0].tolist() == [0, 1, 2]
@@ -53,9 +56,49 @@ def test_host_is_called_with_the_array_and_may_fail(emit, caplog):
 def test_on_tpu_another_function_is_called():
     seen = []
     primitive = host_call(compat._lower_on_tpu)
-    f = jax.jit(lambda x: primitive.bind(x, function=None, on_tpu=seen.append))
+    f = jax.jit(
+        lambda x: primitive.bind(
+            x, function=None, on_tpu=seen.append, is_removable=False
+        )
+    )
     assert f(jnp.arange(3))
     assert [x.tolist() for x in seen] == [[0, 1, 2]]
+
+
+def refusing_emit(*_, **__):
+    raise ValueError("not supported on this backend")
+
+
+def test_where_python_cannot_be_called_there_is_one_warning():
+    compat._warn_of_backend.cache_clear()
+    lower = functools.partial(compat.lower_host_call, emit=refusing_emit)
+    primitive = host_call(lower)
+    f = jax.jit(
+        lambda x: primitive.bind(x, function=None, on_tpu=None, is_removable=False)
+    )
+    with pytest.warns(UserWarning, match=r"'cpu' cannot call Python.*on this backend"):
+        assert f(jnp.arange(3))
+    assert f(jnp.arange(4))
+
+
+def test_removable_call_is_made_only_if_its_result_is_used():
+    seen = []
+    primitive = host_call(
+        functools.partial(compat.lower_host_call, emit=mlir.emit_python_callback)
+    )
+
+    def f(is_used, is_removable):
+        out = primitive.bind(
+            jnp.ones(1), function=seen.append, on_tpu=None, is_removable=is_removable
+        )
+        # Whose result is known to XLA alone.
+        return lax.select(jnp.asarray(is_used), out, jnp.asarray(False))
+
+    for is_used, is_removable in ((True, True), (False, True), (False, False)):
+        seen.clear()
+        out = jax.jit(f, static_argnums=(0, 1))(is_used, is_removable)
+        assert out == is_used
+        assert len(seen) == (0 if is_removable and not is_used else 1)
 
 
 def test_primitive_sees_the_whole_batch_and_has_one_result():

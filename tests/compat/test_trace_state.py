@@ -75,3 +75,27 @@ def test_settings_have_names_and_are_those_of_the_moment():
     assert trace_state.settings()["jax_enable_x64"] is False
     with jax.enable_x64(True):
         assert trace_state.settings()["jax_enable_x64"] is True
+
+
+@pytest.mark.parametrize(
+    ("use", "is_within"),
+    [
+        (lambda f: f(jnp.ones(2)), False),
+        (lambda f: jax.vmap(f)(jnp.ones(2)), False),
+        (lambda f: jax.grad(f)(1.0), False),
+        (lambda f: jax.jit(f)(jnp.ones(2)), True),
+        (lambda f: jax.jit(jax.vmap(f))(jnp.ones(2)), True),
+        (lambda f: jax.vmap(jax.jit(f))(jnp.ones(2)), True),
+        (lambda f: jax.lax.map(f, jnp.ones(2)), True),
+        (lambda f: jax.eval_shape(f, jnp.ones(2)), True),
+    ],
+)
+def test_whole_programs_are_told_from_what_runs_at_once(use, is_within):
+    found = []
+
+    def f(x):
+        found.append(trace_state.within_program())
+        return x
+
+    use(f)
+    assert set(found) == {is_within}

@@ -1,5 +1,6 @@
 """Checks of values while a program runs: when they fail, how, and what they leave alone."""
 
+import contextlib
 import itertools
 import logging
 import os
@@ -22,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from strategies import static_leaves, trees
 
 import equinox_like as eqx
-from equinox_like._runtime import error_if
+from equinox_like._runtime.check import Check
 
 MESSAGE = "`x` must not be negative"
 GOOD, BAD = jnp.asarray(1.0), jnp.asarray(-1.0)
@@ -566,7 +567,8 @@ def test_nan_mode_replaces_every_array_and_nothing_else(wrap, known):
     def f(pred):
         return eqx.error_if(tree, known or pred, MESSAGE, on_error="nan")
 
-    arrays, new_key, *rest = wrap(f)(jnp.asarray(True))
+    with pytest.warns(match=MESSAGE) if known else contextlib.nullcontext():
+        arrays, new_key, *rest = wrap(f)(jnp.asarray(True))
     for new, (old, is_spoilt) in zip(arrays, SPOILT, strict=True):
         assert new.dtype == old.dtype
         assert np.all(is_spoilt(np.asarray(new)))
@@ -583,6 +585,19 @@ def test_nan_mode_replaces_a_whole_batch_and_keeps_the_gradient():
         assert jnp.isnan(wrap(jax.vmap(f))(x)).all()
         assert wrap(jax.grad(lambda x: jax.vmap(f)(x).sum()))(x).tolist() == [1, 1]
     assert jax.vmap(f)(abs(x)).tolist() == [1, 1]
+
+
+def test_nan_mode_warns_at_trace_time_of_a_predicate_that_is_known_to_be_true():
+    def f(x, pred, index=1):
+        return eqx.branched_error_if(x, pred, index, MESSAGES, on_error="nan")
+
+    for true in (True, 1, np.asarray([False, True])):
+        with pytest.warns(UserWarning, match="become NaN.* check was for: two$"):
+            jax.make_jaxpr(lambda x, true=true: f(x, true))(GOOD)
+    with pytest.warns(UserWarning, match="check was for: 'one', 'two', 'three'$"):
+        jax.make_jaxpr(lambda x: f(x, True, x.astype(int)))(GOOD)
+    assert jnp.isnan(f(GOOD, jnp.asarray(True)))
+    assert f(GOOD, np.asarray(False)) == GOOD
 
 
 def test_nan_mode_gives_no_warning_and_debug_nans_no_error():
@@ -640,7 +655,7 @@ def test_breakpoint_mode_prints_opens_the_debugger_and_goes_on(
 def test_on_tpu_the_message_is_shown_and_the_user_asked(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr("builtins.input", asked.append)
-    check = error_if.Check((MESSAGE,), (), goes_on=False)
+    check = Check((MESSAGE,), (), goes_on=False)
     check.fail_on_tpu(np.asarray(True), np.asarray(0))
     assert f"EquinoxRuntimeError: {MESSAGE}" in capsys.readouterr().err
     assert len(asked) == 1 and "Press enter" in asked[0]
@@ -808,6 +823,52 @@ def test_debugger_opens_at_the_users_line():
     assert "(jdb)" in done.stdout
     assert "Array(-1., dtype=float32)" in done.stdout
     assert done.stdout.endswith("nan\n")
+
+
+# assert_dce
+
+
+def with_assertion(x, is_used):
+    y = eqx.internal.assert_dce((jnp.sin(x), "text"), MESSAGE)[0]
+    return x + y if is_used else x
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
+def test_value_that_should_have_been_removed_is_an_error_if_it_is_used(wrap):
+    f = eqx.filter_jit(lambda x, is_used: wrap(lambda x: with_assertion(x, is_used))(x))
+    x = jnp.ones(2)
+    assert (f(x, False) == 1).all()
+    with raises():
+        f(x, True)
+
+
+def test_value_that_xla_finds_to_be_unused_counts_as_removed():
+    def f(x):
+        def body(carry):
+            return carry[0] + 1, eqx.internal.assert_dce(carry[1], MESSAGE)
+
+        return lax.while_loop(lambda carry: carry[0] < 3, body, (x, x))[0]
+
+    assert eqx.filter_jit(f)(GOOD) == 3
+
+
+def test_nothing_is_asserted_outside_of_jit():
+    x = [np.ones(2), "text"]
+    assert eqx.internal.assert_dce(x, MESSAGE) is x
+    assert jax.vmap(lambda x: with_assertion(x, True))(jnp.ones(2)).shape == (2,)
+    with jax.disable_jit():
+        assert eqx.filter_jit(with_assertion)(GOOD, True) > 1
+
+
+def test_assertion_has_the_modes_of_a_check():
+    def f(x, on_error):
+        return eqx.internal.assert_dce(x, MESSAGE, on_error=on_error)
+
+    f = eqx.filter_jit(f)
+    assert f(GOOD, "off") == GOOD
+    assert jnp.isnan(f(GOOD, "nan"))
+    with pytest.raises(RuntimeError, match="got 'foo'"):
+        f(GOOD, "foo")
 
 
 def test_values_are_not_computed_anew_for_each_check():

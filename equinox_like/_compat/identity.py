@@ -1,0 +1,85 @@
+"""Primitives that return the arrays they get, and have rules for what transforms them.
+
+JAX has no public way to define a primitive. Serves jax 0.10 to 0.12 by the class of
+`primitive.py` and the tables of rules in `jax.interpreters`. There is no fallback: should a
+table be gone, this file does not import, and nothing but what leans on it is missing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.interpreters import ad, batching, mlir
+
+from .primitive import Primitive
+
+# From the index of an array to its tangent or cotangent; what is missing is a zero.
+Tangents = dict[int, Any]
+
+
+def identity(
+    name: str,
+    *,
+    jvp: Callable[..., tuple[Sequence[Any], Tangents]],
+    transpose: Callable[..., Tangents],
+    batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
+    on_stage: Callable[..., None] | None = None,
+) -> Any:
+    """A primitive from any number of arrays to these arrays.
+
+    All of these get the static parameters of the primitive as keyword arguments.
+
+    - `jvp(primals, tangents)` returns the outputs and their tangents. It is called only if
+        some tangent is not a symbolic zero.
+    - `transpose(cotangents)` returns those of the inputs. It is called only if some
+        cotangent is not a symbolic zero.
+    - `batch(arrays, axes)` returns the outputs and their axes, with `None` for an array
+        that has no batch axis.
+    - `on_stage(stage)` is told that the primitive is evaluated (`"impl"`), abstractly
+        evaluated (`"abstract"`) or lowered (`"mlir"`).
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    def evaluate(*arrays: Any, **params: Any) -> list[Any]:
+        if on_stage is not None:
+            on_stage("impl", **params)
+        return list(arrays)
+
+    def evaluate_abstractly(*avals: Any, **params: Any) -> list[Any]:
+        if on_stage is not None:
+            on_stage("abstract", **params)
+        return list(avals)
+
+    def lower(_: Any, *values: Any, **params: Any) -> list[Any]:
+        if on_stage is not None:
+            on_stage("mlir", **params)
+        return list(values)
+
+    def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
+        out, out_tangents = jvp(primals, _nonzero(tangents), **params)
+        return out, _with_zeros(out_tangents, tangents)
+
+    def go_back(cotangents: Any, *inputs: Any, **params: Any) -> list[Any]:
+        nonzero = _nonzero(cotangents)
+        found = transpose(nonzero, **params) if nonzero else nonzero
+        return [
+            x if ad.is_undefined_primal(i) else None
+            for x, i in zip(_with_zeros(found, cotangents), inputs, strict=True)
+        ]
+
+    primitive.def_impl(evaluate)
+    primitive.def_abstract_eval(evaluate_abstractly)
+    ad.primitive_jvps[primitive] = differentiate
+    ad.primitive_transposes[primitive] = go_back
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, lower, cacheable=False)
+    return primitive
+
+
+def _nonzero(tangents: Sequence[Any]) -> Tangents:
+    return {i: t for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)}
+
+
+def _with_zeros(tangents: Tangents, given: Sequence[Any]) -> list[Any]:
+    """One for each array; `given` has the zeros."""
+    return [tangents.get(i, t) for i, t in enumerate(given)]

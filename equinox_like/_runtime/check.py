@@ -1,0 +1,145 @@
+"""The primitive of `error_if`, what a failed check says, and how that gets to the user.
+
+A check is a primitive from what failed, and which message that has, to one bool, on which
+the returned arrays then depend. Where it fails, the program calls Python, which raises. All
+that is known of the failure travels in the text of that error, through JAX's, to the call
+of `filter_jit` that waits for the program (`_jit/checks.py`): nothing is kept beside
+it, so failures in other threads cannot be confused with it.
+"""
+
+import dataclasses
+import functools
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from .._compat.frames import Frame
+from .._compat.primitive import call_host, for_whole_batch
+from .._errors import EquinoxRuntimeError
+from .._jit.checks import register_check
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What a check says, and where it stands."""
+
+    messages: tuple[str, ...]
+    # Of the user's functions that lead to it, within the innermost that JAX traces whole.
+    frames: tuple[Frame, ...]
+    goes_on: bool
+    # Whether the compiler may drop it where it finds its result unused. Other checks it may
+    # not even move: out of a loop, say, that takes no step.
+    is_removable: bool = False
+
+    def fail(self, pred: np.ndarray, index: np.ndarray) -> None:
+        """Called by a compiled program."""
+        text = self._describe(pred, index)
+        if self.goes_on:
+            print(text, file=sys.stderr)
+        else:
+            raise EquinoxRuntimeError(f"\n{_BEGIN}\n{text}\n{_END}\n")
+
+    def fail_on_tpu(self, pred: np.ndarray, index: np.ndarray) -> None:
+        print(self._describe(pred, index), file=sys.stderr)
+        if not self.goes_on:
+            input("Press enter to go on with NaN in place of the values checked.")
+
+    def fail_eagerly_if(self, pred: Any, index: Any) -> np.ndarray:
+        """Called with known values, not by a compiled program."""
+        pred = np.asarray(pred)
+        if pred.any():
+            text = self._describe(pred, np.asarray(index))
+            if not self.goes_on:
+                raise EquinoxRuntimeError(_report(text))
+            print(text, file=sys.stderr)
+        return np.asarray(pred.any())
+
+    def _describe(self, pred: np.ndarray, index: np.ndarray) -> str:
+        lines = traceback.format_list(
+            [traceback.FrameSummary(*f, lookup_line=False) for f in self.frames]
+        )
+        name = EquinoxRuntimeError.__name__
+        text = "".join(lines) + f"\n{name}: " + "\n".join(self._failures(pred, index))
+        # On its way through C++ a NUL would end it, and a lone surrogate the process.
+        return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+
+    def _failures(self, pred: np.ndarray, index: np.ndarray) -> Iterator[str]:
+        if pred.ndim == 0:
+            yield self._message(int(index))
+            return
+        places = np.argwhere(pred).tolist()
+        if not places:
+            yield f"An element of a batch failed on another device: {self!r}"
+            return
+        yield f"{len(places)} of {pred.size} elements of a batch failed."
+        for place in places[:_MAX_LISTED]:
+            shown = place[0] if len(place) == 1 else tuple(place)
+            yield f"Batch element {shown}: {self._message(int(index[tuple(place)]))}"
+        if len(places) > _MAX_LISTED:
+            yield f"... and {len(places) - _MAX_LISTED} more."
+
+    def _message(self, index: int) -> str:
+        if 0 <= index < len(self.messages):
+            return self.messages[index]
+        return (
+            f"A check failed whose index {index} is invalid: `branched_error_if` was given "
+            f"{len(self.messages)} messages."
+        )
+
+    def __repr__(self) -> str:
+        return ", ".join(map(repr, self.messages))
+
+
+def _run_check(pred: jax.Array, index: jax.Array, check: Check) -> jax.Array:
+    fail = functools.partial(
+        call_host,
+        function=check.fail,
+        on_tpu=check.fail_on_tpu,
+        is_removable=check.is_removable,
+    )
+    return lax.cond(pred.any(), fail, lambda *_: np.False_, pred, index)
+
+
+error_if_p = for_whole_batch(
+    "error_if",
+    _run_check,
+    like=lambda pred, index: pred.any(),
+    eager=lambda pred, index, check: check.fail_eagerly_if(pred, index),
+)
+
+
+def _explain(error: Exception) -> Exception | None:
+    if not isinstance(error, RuntimeError | ValueError):
+        return None
+    _, begin, rest = str(error).partition(f"\n{_BEGIN}\n")
+    text, end, _ = rest.partition(f"\n{_END}\n")
+    return EquinoxRuntimeError(_report(text)) if begin and end else None
+
+
+def _report(text: str) -> str:
+    return f"{_ABOVE}\n{text}\n\n{_ADVICE}"
+
+
+register_check(error_if_p, _explain)
+
+_MAX_LISTED = 10
+_BEGIN = "---- a check by `equinox_like.error_if` failed ----"
+_END = (
+    "---- with `equinox_like.filter_jit` in place of `jax.jit` this would be all of the "
+    "error ----"
+)
+_ABOVE = "The frames above are those outside of JIT. Below are those inside of JIT:"
+_ADVICE = """\
+--------------------
+This error is from a check of values, while the program ran. To look at them:
+
+- Set the environment variable `EQX_ON_ERROR=breakpoint`, and a debugger opens where the
+  check is. Most of the usual commands work: `u`, `d`, `p name`, `c`.
+- Set `JAX_DISABLE_JIT=1`, and most of the program runs as ordinary Python.
+- Set `EQX_ON_ERROR=nan`, and it goes on with NaN in place of the values checked.
+"""

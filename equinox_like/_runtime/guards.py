@@ -1,0 +1,384 @@
+"""Identities that refuse a transformation of JAX: `nontraceable`, `nondifferentiable`, ...
+
+A guard is a primitive of all arrays of a tree at once, so it is in the program until that
+is compiled, and meets whichever transformation gets there. It compiles to nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.custom_derivatives import zero_from_primal
+
+from .._compat.identity import Tangents, identity
+from .._core.parts import take_apart
+from .._transforms.custom_rules import hold
+from .._tree.filters import is_array_like
+from .._tree.paths import path_str
+from .error_if import error_if
+from .spoil import may_depend
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """What a guard says, and the names of its arrays if there is more than one."""
+
+    message: str
+    names: tuple[str, ...] = ()
+
+    def of(self, index: int) -> str:
+        """What it says of the array with this index."""
+        return f"{self.message} ({self.names[index]})" if self.names else self.message
+
+    def only(self, indices: Sequence[int]) -> "Refusal":
+        names = tuple(self.names[i] for i in indices) if self.names else ()
+        return Refusal(self.message, names)
+
+    def __repr__(self) -> str:
+        return repr(self.message)
+
+
+def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
+    """The identity, which may be compiled but neither differentiated nor batched.
+
+    **Arguments:**
+
+    - `x`: any pytree. What is not an array is returned as it is.
+    - `name`: what the error calls the operation.
+
+    **Returns:**
+
+    `x`, with NumPy arrays as JAX arrays.
+
+    **Raises:**
+
+    `RuntimeError` if an array of `x` is differentiated, transposed or batched.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def solve(x):
+            return 2 * eqx.internal.nontraceable(x, name="solve")
+
+        assert jax.jit(solve)(jnp.asarray(1.0)) == 2
+        try:
+            jax.grad(solve)(jnp.asarray(1.0))
+        except RuntimeError as e:
+            assert str(e) == "Detected differentiation of solve"
+        ```
+    """
+    return _guarded(x, lambda arrays, names: nontraceable_p.bind(*arrays, name=name))
+
+
+def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None) -> _T:
+    """The identity, which may not be differentiated, in forward or reverse mode.
+
+    **Arguments:**
+
+    - `x`: any pytree. What is not an array is returned as it is. Arrays that are not
+        perturbed, as those under `jax.lax.stop_gradient`, are let through.
+    - `name`: what the error calls the operation; by default "This operation".
+    - `msg`: the whole text of the error, in place of one with `name`.
+
+    **Returns:**
+
+    `x`.
+
+    **Raises:**
+
+    `RuntimeError` if an array of `x` is perturbed. Without `msg` it names the array.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def f(x, y):
+            return x * eqx.internal.nondifferentiable(y, name="`y`")
+
+        assert jax.grad(f, argnums=0)(1.0, jnp.asarray(3.0)) == 3
+        try:
+            jax.grad(f, argnums=1)(1.0, jnp.asarray(3.0))
+        except RuntimeError as e:
+            assert "`y` cannot be autodifferentiated" in str(e)
+        ```
+    """
+    text = (
+        f"Unexpected tangent. {name or 'This operation'} cannot be autodifferentiated."
+    )
+
+    def guard(arrays, names):
+        refusal = _refusal(text, msg, names)
+        return hold(arrays, lambda i: RuntimeError(refusal.of(i)))
+
+    return _guarded(x, guard)
+
+
+def nondifferentiable_backward(
+    x: _T, name: str | None = None, msg: str | None = None, symbolic: bool = True
+) -> _T:
+    """The identity, which may be differentiated in forward mode only.
+
+    **Arguments:**
+
+    - `x`: any pytree. What is not an array is returned as it is.
+    - `name`: what the error calls the operation; by default "This operation".
+    - `msg`: the whole text of the error, in place of one with `name`.
+    - `symbolic`: whether any cotangent is refused that is not known to be zero while the
+        program is traced. Otherwise its values are checked when the program runs.
+
+    **Returns:**
+
+    `x`, with NumPy arrays as JAX arrays.
+
+    **Raises:**
+
+    `RuntimeError` if a cotangent gets to an array of `x`; without `msg` it names the array.
+    With `symbolic=False` it is raised as by [`equinox_like.error_if`][].
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def f(x):
+            return 2 * eqx.internal.nondifferentiable_backward(x)
+
+        x = jnp.asarray(1.0)
+        assert jax.jvp(f, (x,), (x,)) == (2, 2)
+        try:
+            jax.grad(f)(x)
+        except RuntimeError as e:
+            assert "Unexpected cotangent" in str(e)
+        ```
+    """
+    operation = name or "This operation"
+    text = (
+        f"Unexpected cotangent. {operation} cannot be reverse-mode autodifferentiated."
+    )
+
+    def guard(arrays, names):
+        refusal = _refusal(text, msg, names)
+        return nondifferentiable_backward_p.bind(
+            *arrays, refusal=refusal, symbolic=symbolic
+        )
+
+    return _guarded(x, guard)
+
+
+def nonbatchable(
+    x: _T,
+    *,
+    name: str | None = None,
+    msg: str | None = None,
+    allow_constant_across_batch: bool = False,
+) -> _T:
+    """The identity, which may not be batched by `jax.vmap`.
+
+    **Arguments:**
+
+    - `x`: any pytree. What is not an array is returned as it is, and so is an array without
+        a batch axis.
+    - `name`: what the error calls the operation; by default "This operation".
+    - `msg`: the whole text of the error, in place of one with `name`.
+    - `allow_constant_across_batch`: whether an array may be batched if it is the same for
+        all elements of the batch. That is checked when the program runs, and what is
+        returned has no batch axis. Two NaNs count as the same.
+
+    **Returns:**
+
+    `x`, with NumPy arrays as JAX arrays. It is differentiated as the identity, and its
+    tangents may be batched.
+
+    **Raises:**
+
+    `ValueError` if an array of `x` is batched; without `msg` it names the array. With
+    `allow_constant_across_batch=True` an error by [`equinox_like.error_if`][] if it is not
+    the same for all elements.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def f(x, step):
+            return x + eqx.internal.nonbatchable(step, name="`step`")
+
+        assert jax.vmap(f, in_axes=(0, None))(jnp.ones(2), 1).tolist() == [2, 2]
+        try:
+            jax.vmap(f)(jnp.ones(2), jnp.ones(2))
+        except ValueError as e:
+            assert "`step` cannot be vmap'd" in str(e)
+        ```
+    """
+    what = (
+        "Nonconstant batch"
+        if allow_constant_across_batch
+        else "Unexpected batch tracer"
+    )
+    text = f"{what}. {name or 'This operation'} cannot be vmap'd."
+
+    def guard(arrays, names):
+        return nonbatchable_p.bind(
+            *arrays,
+            refusal=_refusal(text, msg, names),
+            allow_constant=allow_constant_across_batch,
+        )
+
+    return _guarded(x, guard)
+
+
+def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> Any:
+    """The zeros that a tangent of `None` stands for.
+
+    **Arguments:**
+
+    - `primal`: what it is the tangent of.
+    - `tangent`: an array, or `None`.
+    - `allow_struct`: whether `primal` may be a `jax.ShapeDtypeStruct`.
+
+    **Returns:**
+
+    `tangent` if it is not `None`, or if `primal` is not an array or a number. Otherwise
+    zeros of the shape of `primal`, and of its dtype if that is a floating or complex one;
+    else of JAX's dtype `float0`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.internal.materialise_zeros(jnp.ones(2), None).tolist() == [0, 0]
+        assert eqx.internal.materialise_zeros("text", None) is None
+        ```
+    """
+    is_struct = allow_struct and isinstance(primal, jax.ShapeDtypeStruct)
+    if tangent is not None or not (is_struct or is_array_like(primal)):
+        return tangent
+    if is_struct:
+        primal = jax.eval_shape(lambda: jnp.zeros(primal.shape, primal.dtype))
+    return zero_from_primal(primal)
+
+
+def _guarded(x: Any, guard: Callable[..., Sequence[Any]]) -> Any:
+    """The tree with `guard(arrays, names)` for its arrays."""
+    arrays, rest = take_apart(x, may_depend)
+    if not arrays:
+        return x
+    paths = [path for path, leaf in jtu.tree_leaves_with_path(x) if may_depend(leaf)]
+    names = tuple(path_str(p, "x") for p in paths) if len(paths) > 1 else ()
+    return rest.fill(guard(list(map(jnp.asarray, arrays)), names))
+
+
+def _refusal(text: str, msg: str | None, names: tuple[str, ...]) -> Refusal:
+    return Refusal(text, names) if msg is None else Refusal(msg)
+
+
+def _refuse_jvp(primals: Any, tangents: Tangents, name: str) -> Any:
+    raise RuntimeError(f"Detected differentiation of {name}")
+
+
+def _refuse_transpose(cotangents: Tangents, name: str) -> Any:
+    raise RuntimeError(f"Detected transposition of {name}")
+
+
+def _refuse_batch(arrays: Any, axes: Any, name: str) -> Any:
+    raise RuntimeError(f"Detected batching of {name}")
+
+
+nontraceable_p = identity(
+    "nontraceable",
+    jvp=_refuse_jvp,
+    transpose=_refuse_transpose,
+    batch=_refuse_batch,
+)
+"""The primitive of [`equinox_like.internal.nontraceable`][], of any number of arrays."""
+
+
+def _jvp_of_forward(
+    primals: Any, tangents: Tangents, refusal: Refusal, symbolic: bool
+) -> Any:
+    bind = nondifferentiable_backward_p.bind
+    out = bind(*primals, refusal=refusal, symbolic=symbolic)
+    some = refusal.only(list(tangents))
+    found = bind(*tangents.values(), refusal=some, symbolic=symbolic)
+    return out, dict(zip(tangents, found, strict=True))
+
+
+def _refuse_cotangents(
+    cotangents: Tangents, refusal: Refusal, symbolic: bool
+) -> Tangents:
+    if symbolic:
+        raise RuntimeError(refusal.of(min(cotangents)))
+    return {
+        i: error_if(x, jnp.any(x != 0), refusal.of(i)) for i, x in cotangents.items()
+    }
+
+
+def _batch_of_forward(arrays: Any, axes: Any, **params: Any) -> Any:
+    return nondifferentiable_backward_p.bind(*arrays, **params), axes
+
+
+nondifferentiable_backward_p = identity(
+    "nondifferentiable_backward",
+    jvp=_jvp_of_forward,
+    transpose=_refuse_cotangents,
+    batch=_batch_of_forward,
+)
+"""The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
+
+
+def _jvp_of_unbatched(primals: Any, tangents: Tangents, **params: Any) -> Any:
+    return nonbatchable_p.bind(*primals, **params), tangents
+
+
+def _refuse_batched(
+    arrays: Any, axes: Any, refusal: Refusal, allow_constant: bool
+) -> Any:
+    batched = [i for i, axis in enumerate(axes) if axis is not None]
+    if not allow_constant:
+        raise ValueError(refusal.of(batched[0]))
+    arrays = list(arrays)
+    for i in batched:
+        arrays[i] = _element(jnp.moveaxis(arrays[i], axes[i], 0), refusal.of(i))
+    # There may be another batch around this one.
+    out = nonbatchable_p.bind(*arrays, refusal=refusal, allow_constant=True)
+    return out, [None] * len(out)
+
+
+def _element(batch: jax.Array, message: str) -> jax.Array:
+    """The element that is repeated in a batch."""
+    first = batch[0]
+    data = (batch, first)
+    if jnp.issubdtype(batch.dtype, jax.dtypes.prng_key):
+        data = jax.tree.map(jax.random.key_data, data)
+    all_data, first_data = data
+    differs = all_data != first_data
+    if jnp.issubdtype(all_data.dtype, jnp.inexact):
+        differs &= ~(jnp.isnan(all_data) & jnp.isnan(first_data))
+    return error_if(first, jnp.any(differs), message)
+
+
+nonbatchable_p = identity(
+    "nonbatchable",
+    jvp=_jvp_of_unbatched,
+    transpose=lambda cotangents, **_: cotangents,
+    batch=_refuse_batched,
+)
+"""The primitive of [`equinox_like.internal.nonbatchable`][], of any number of arrays."""

@@ -1,0 +1,109 @@
+"""`backward_nan`: looking at cotangents, and stopping at the first NaN among them."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._runtime.error_if import error_if
+from .._transforms.callback import filter_pure_callback
+from .._transforms.custom_rules import filter_custom_vjp
+from .._tree.format import tree_pformat
+
+_T = TypeVar("_T")
+
+
+def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
+    """The identity, which prints its cotangent in the backward pass.
+
+    **Arguments:**
+
+    - `x`: any pytree. It is printed whole, next to its cotangent.
+    - `name`: stands above what is printed, if it is given.
+    - `terminate`: whether a NaN in the cotangent is an error.
+
+    The printing is done when the program runs, for each element of a batch in its turn.
+    Only reverse mode is supported.
+
+    **Returns:**
+
+    `x`.
+
+    **Raises:**
+
+    With `terminate`, what [`equinox_like.error_if`][] raises.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit
+        @eqx.filter_grad
+        def gradient(x):
+            x = eqx.debug.backward_nan(x, name="before the root")
+            return jnp.sqrt(x) * 0
+
+        assert gradient(jnp.asarray(1.0)) == 0
+        try:
+            gradient(jnp.asarray(0.0))  # zero times infinity
+        except eqx.EquinoxRuntimeError as e:
+            assert "Encountered NaN in the cotangent of before the root" in str(e)
+        ```
+    """
+    return _backward_nan(x, name, terminate)
+
+
+@filter_custom_vjp
+def _backward_nan(x: Any, name: str | None, terminate: bool) -> Any:
+    return x
+
+
+@_backward_nan.def_fwd
+def _(perturbed: Any, x: Any, name: str | None, terminate: bool) -> tuple[Any, None]:
+    return x, None
+
+
+@_backward_nan.def_bwd
+def _(
+    residuals: None,
+    cotangent: Any,
+    perturbed: Any,
+    x: Any,
+    name: str | None,
+    terminate: bool,
+) -> Any:
+    is_printed = filter_pure_callback(
+        _print,
+        name,
+        jtu.tree_map(_without_keys, x),
+        cotangent,
+        result_shape_dtypes=jax.ShapeDtypeStruct((), bool),
+        vmap_method="sequential",
+    )
+    # Each cotangent depends on its being printed: so they are printed in their order, also
+    # on several devices, where JAX has no ordered callbacks.
+    cotangent = jtu.tree_map(lambda x: jnp.where(is_printed, x, jnp.nan), cotangent)
+    if not terminate:
+        return cotangent
+    where = "" if name is None else f" in the cotangent of {name}"
+    is_bad = [jnp.isnan(x).any() for x in jtu.tree_leaves(cotangent)]
+    return error_if(cotangent, jnp.asarray(is_bad), f"Encountered NaN{where}")
+
+
+def _without_keys(x: Any) -> Any:
+    # No callback takes a typed key.
+    is_key = jnp.issubdtype(getattr(x, "dtype", bool), jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+def _print(name: str | None, x: Any, cotangent: Any) -> Any:
+    text = f"   primals={_format(x)}\ncotangents={_format(cotangent)}"
+    print(text if name is None else f"{name}:\n{text}")
+    return jnp.asarray(True)
+
+
+def _format(tree: Any) -> str:
+    return tree_pformat(tree, short_arrays=False)

@@ -1,0 +1,49 @@
+"""`breakpoint_if`: JAX's debugger, where a value asks for it."""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.typing import ArrayLike
+
+from .._runtime.unvmap import unvmap_any
+
+
+def breakpoint_if(pred: ArrayLike, **kwargs: Any) -> Any:
+    """Opens JAX's debugger if a predicate is true when the program runs.
+
+    **Arguments:**
+
+    - `pred`: a bool, or an array of any shape, of which one true element suffices. Under
+        `jax.vmap` one true element of the batch suffices for all.
+    - `**kwargs`: as for `jax.debug.breakpoint`.
+
+    **Returns:**
+
+    The keyword argument `token`, or `None`. A `token` that is used afterwards orders the
+    breakpoint among other computations.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        @jax.jit
+        def f(x):
+            y = jnp.sqrt(x)
+            eqx.debug.breakpoint_if(jnp.isnan(y))
+            return y
+
+        assert f(jnp.asarray(4.0)) == 2
+        ```
+    """
+    token = kwargs.pop("token", None)
+
+    # A function of its own, lest JAX take what it traced for another breakpoint.
+    def stop(token):
+        jax.debug.breakpoint(token=token, **kwargs)
+        return token
+
+    return lax.cond(unvmap_any(pred), stop, lambda token: token, token)
