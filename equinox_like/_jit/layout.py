@@ -28,7 +28,7 @@ from .._tree.split import (
     make_skeleton,
     refuse_unhashable,
 )
-from .._tree.strict import strict_key
+from .._tree.strict import has_hash, strict_key
 from .._tree.structure import Fixed, may_become_node
 
 _T = TypeVar("_T")
@@ -124,9 +124,7 @@ class Layout:
         ):
             if label is STATIC:
                 statics.append(value if i is None else leaves[i])
-        try:
-            hash(tuple(statics))
-        except TypeError:
+        if not all(map(has_hash, statics)):
             named = zip(self.names, self.labels, strict=True)
             refuse_unhashable(statics, (n for n, label in named if label is STATIC))
         return make_skeleton(self.treedef, self.labels, statics)
@@ -228,7 +226,7 @@ class LayoutTable:
             visible = [x for x in expanded if type(x) is not Fixed]
             are_open = [i for i, is_data in enumerate(visible) if not is_data]
             form = Form(_getter(are_open), {})
-            keep(self.forms, structure, form)
+            keep(self.forms, registry.strict_treedef(structure), form)
         keep(form.layouts, tuple(map(type, form.take_open(leaves))), layout)
         return layout, leaves
 
