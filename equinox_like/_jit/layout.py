@@ -71,6 +71,7 @@ class Layout:
         self.is_whole = [list(range(self._count))] == runs
         self._takes = [_take_run(run) for run in runs]
         self.take_donated = _getter([i for label, i in placed if label == DONATE])
+        self.take_kept = _getter([i for label, i in placed if label == KEEP])
         # The places of the data, and of the static leaves that a call brings.
         self.data_places = [i for label, i in placed if label is not STATIC]
         self._open = [i for label, i in placed if label is STATIC and i is not None]
