@@ -24,6 +24,7 @@ from .donation import (
     refuse_deleted,
     refuse_shared,
     refuse_unused,
+    release,
     still_alive,
     unusable,
 )
@@ -98,6 +99,8 @@ class DonatingSpecialization(Specialization):
             lowering_warnings.show_again()
         if are_all_deleted(donated):
             self._record.note(donated)
+            if self.is_watched:
+                release(donated)
         elif not jit_is_disabled():
             self._deletion.finish(
                 layout, donated, traits_of(groups), lambda: self._fates(layout, leaves)
@@ -215,4 +218,6 @@ class Deletion:
                 if i not in left:
                     donated[i].delete()
             self._settled = traits, left
-        self._record.note(filter(is_deleted, donated))
+        gone = list(filter(is_deleted, donated))
+        self._record.note(gone)
+        release(gone)

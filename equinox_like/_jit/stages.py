@@ -27,6 +27,7 @@ from .donation import (
     lowering_warnings,
     refuse_deleted,
     refuse_unused,
+    release,
     unusable,
 )
 from .layout import Layout
@@ -243,6 +244,8 @@ class Compiled(_Stage[_P, _T]):
             donated = layout.take_donated(leaves)
             if are_all_deleted(donated):
                 self._program.record.note(donated)
+                if self._is_watched:
+                    release(donated)
             else:
                 self._deletion.finish(layout, donated, None, lambda: self._fates)
         return self._call.specialization.outputs.tree(out)
