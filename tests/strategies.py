@@ -1,7 +1,12 @@
 """Generated trees: containers of arrays, numbers, strings and functions."""
 
 import collections
+import dataclasses
+import enum
 import math
+import types
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import hypothesis.strategies as st
@@ -81,3 +86,88 @@ def same(a: Any, b: Any) -> bool:
         a, b = np.asarray(a), np.asarray(b)
         return alike and a.dtype == b.dtype and a.tobytes() == b.tobytes()
     return type(a) is type(b) and (a is b or repr(a) == repr(b))
+
+
+def reference_same(a, b):
+    """The strict rule, told once more, by what a value looks like."""
+    if isinstance(a, float | complex) or not isinstance(
+        a, tuple | list | dict | frozenset
+    ):
+        return type(a) is type(b) and (a is b or repr(a) == repr(b))
+    if type(a) is not type(b) or len(a) != len(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(reference_same(a[k], b[k]) for k in a)
+    if isinstance(a, frozenset):
+        return sorted(map(repr, a)) == sorted(map(repr, b))
+    return all(map(reference_same, a, b))
+
+
+class Letter(enum.StrEnum):
+    A = "a"
+
+
+class One(enum.IntEnum):
+    ONE = 1
+
+
+# Values that Python calls equal, though programs that are made for them differ.
+CONFUSABLE = [
+    *[1, 1.0, True, 1 + 0j, One.ONE, Fraction(1), Decimal(1), Decimal("1.0")],
+    *[np.int64(1), np.int32(1), np.float64(1), np.True_],
+    *[0, 0.0, -0.0, False, 0j, complex(0.0, -0.0), complex(-0.0, 0.0)],
+    *[Decimal(0), Decimal("-0"), np.float32(0.0), np.float32(-0.0)],
+    *["a", Letter.A, np.str_("a"), math.nan, np.float64("nan"), range(0), range(1, 1)],
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    value: Any
+    ignored: Any = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass
+class OpenConfig:
+    value: Any
+
+
+class Tagged(list):
+    tag: Any = None
+
+
+def _tagged(x):
+    made = Tagged([0])
+    made.tag = x
+    return made
+
+
+# Containers of the standard library, and nodes, around one value.
+CONTAINERS = {
+    "tuple": lambda x: (x,),
+    "list": lambda x: [0, x],
+    "dict value": lambda x: {"k": x},
+    "dict key": lambda x: {x: 0},
+    "set": lambda x: {x, "other"},
+    "frozenset": lambda x: frozenset({x}),
+    "deque": lambda x: collections.deque([x]),
+    "bounded deque": lambda x: collections.deque([x], 3),
+    "namedtuple": lambda x: Pair(x, None),
+    "OrderedDict": lambda x: collections.OrderedDict(k=x),
+    "defaultdict": lambda x: collections.defaultdict(list, {"k": x}),
+    "Counter": lambda x: collections.Counter({x: 2}),
+    "MappingProxyType": lambda x: types.MappingProxyType({"k": x}),
+    "ChainMap": lambda x: collections.ChainMap({"k": x}, {}),
+    "UserDict": lambda x: collections.UserDict({"k": x}),
+    "UserList": lambda x: collections.UserList([x]),
+    "SimpleNamespace": lambda x: types.SimpleNamespace(k=x),
+    "slice": lambda x: slice(None, x),
+    "dataclass": Config,
+    "dataclass with an open value": OpenConfig,
+    "attribute of a list": _tagged,
+    "array of objects": lambda x: np.array([None, x], object)[:, None],
+    "Module": lambda x: Node(x),
+    "static field": lambda x: Node(0, tag=x),
+    "Static": eqx.internal.Static,
+    "Partial": lambda x: jax.tree_util.Partial(len, x),
+}

@@ -54,6 +54,12 @@ def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
     return fates
 
 
+def unused_arguments(lowered: Any) -> list[int]:
+    """The flat arguments that the program does not use, as far as JAX tells."""
+    count = len(jtu.tree_leaves(lowered.args_info))
+    return sorted(set(range(count)) - set(_kept_arguments(lowered, count)))
+
+
 def _kept_arguments(lowered: Any, count: int) -> list[int]:
     try:
         return sorted(lowered._lowering.compile_args["kept_var_idx"])

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._tree.filters import is_array
-from .._tree.strict import strict_key
+from .._tree.strict import strict_key, strict_treedef
 from .base import name_of
 
 
@@ -76,7 +76,10 @@ class Rest:
 
     def has_places_of(self, other: "Rest") -> bool:
         """Whether structure and places of the data are the same."""
-        return self.treedef == other.treedef and self.places == other.places
+        return self.places == other.places and (
+            self.treedef is other.treedef
+            or strict_treedef(self.treedef) == strict_treedef(other.treedef)
+        )
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._compat.fast_path import forget_calls
-from .._compat.lowered import Buffer, buffers_of
+from .._compat.lowered import Buffer, buffers_of, unused_arguments
 from .._core.base import jit_is_disabled
 from .._errors import DonationError, DonationWarning
 from .._tree.arrays import is_deleted
@@ -23,6 +23,8 @@ from .donation import (
     lowering_warnings,
     refuse_deleted,
     refuse_shared,
+    refuse_unused,
+    release,
     still_alive,
     unusable,
 )
@@ -54,6 +56,10 @@ class DonatingSpecialization(Specialization):
         # Whether to inspect every call, not only one that JAX has no trace for: it may have
         # traces that were not inspected, or arrays are on several devices.
         self.is_watched = False
+        # The places that no program so far uses, for which JAX checks nothing.
+        self._unused: set[int] = set()
+        # The traits for which these are known.
+        self._lowered: dict[Any, bool] = {}
         self._deletion = Deletion(program.donation, program.record)
         super().__init__(program, fun, layout, skeleton)
 
@@ -67,6 +73,8 @@ class DonatingSpecialization(Specialization):
             if self.is_watched or (place is not self._place and place != self._place):
                 self._before(layout, leaves, groups)
             self._place = place
+            if self._unused:
+                refuse_unused(layout, leaves, self._unused)
             try:
                 out = self.function(*groups)
             except (UnexpectedTrace, UserWarning) as e:
@@ -91,6 +99,8 @@ class DonatingSpecialization(Specialization):
             lowering_warnings.show_again()
         if are_all_deleted(donated):
             self._record.note(donated)
+            if self.is_watched:
+                release(donated)
         elif not jit_is_disabled():
             self._deletion.finish(
                 layout, donated, traits_of(groups), lambda: self._fates(layout, leaves)
@@ -107,7 +117,6 @@ class DonatingSpecialization(Specialization):
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
     ) -> Any:
         """A call for which JAX has no trace, or has not lowered it."""
-        self._refuse_fatal(layout, leaves)
         self._before_lowering(layout, leaves, groups)
         with expected.trace_of(self):
             return lowering_warnings.lower(lambda: self.function(*groups))
@@ -126,14 +135,25 @@ class DonatingSpecialization(Specialization):
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
     ) -> None:
         """Inspects a call for which JAX may lower, be it for another sharding."""
+        refuse_unused(layout, leaves, range(len(layout.data_places)))
         self.is_watched |= are_any_sharded(leaves)
         if not jit_is_disabled():
+            self._find_unused(layout, leaves, groups)
             if self._donation.inspects_first:
                 self._fates(layout, leaves)
             # Not only in `_first_call`: JAX may lower for this call without a trace.
             lowering_warnings.hide()
         # Equal ones, too: those of the next call are likely to be the same objects.
         self._traits = traits_of(groups)
+
+    def _find_unused(
+        self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
+    ) -> None:
+        key = tuple(traits_of(groups))
+        if key not in self._lowered:
+            # JAX keeps what it lowers here for the call.
+            self._unused.update(unused_arguments(self._lower(layout, leaves)))
+            keep(self._lowered, key, True)
 
     def _fates(self, layout: Layout, leaves: list[Any]) -> Buffers:
         """For each array what becomes of its buffer; `None` if JAX does not tell.
@@ -145,16 +165,14 @@ class DonatingSpecialization(Specialization):
         found: Buffers | None = self._buffers.get(key)
         if found is None:
             try:
-                lowered = lowering_warnings.lower(
-                    lambda: self.stage("lower", layout, abstract(leaves))
-                )
+                lowered = self._lower(layout, leaves)
             finally:
                 lowering_warnings.show_again()
             buffers = buffers_of(lowered, lowered.compile())
             if self._donation.inspects_first:
                 try:
                     self._donation.report_unusable(
-                        unusable(layout.named_leaves(leaves), buffers)
+                        unusable(layout.named_leaves(leaves), buffers, self._donation)
                     )
                 except (DonationError, DonationWarning):
                     # There is a trace now, though the call is refused.
@@ -163,6 +181,11 @@ class DonatingSpecialization(Specialization):
             found = buffers or [None] * len(layout.data_places)
             keep(self._buffers, key, found)
         return found
+
+    def _lower(self, layout: Layout, leaves: list[Any]) -> Any:
+        return lowering_warnings.lower(
+            lambda: self.stage("lower", layout, abstract(leaves))
+        )
 
 
 class Deletion:
@@ -195,4 +218,6 @@ class Deletion:
                 if i not in left:
                     donated[i].delete()
             self._settled = traits, left
-        self._record.note(filter(is_deleted, donated))
+        gone = list(filter(is_deleted, donated))
+        self._record.note(gone)
+        release(gone)

@@ -72,8 +72,9 @@ class Donation:
         fate = "stay alive" if self.names is None else "are deleted all the same"
         warn(
             f"Some donated buffers were not usable: {listing}. No output of the same size "
-            f"is left that could take their place; these arrays {fate}. Return an updated "
-            "array for each of them, or do not donate them.",
+            "is left that could take their place, or the function does not use them; these "
+            f"arrays {fate}. Return an updated array for each of them, or do not donate "
+            "them.",
             DonationWarning,
         )
 
@@ -294,6 +295,16 @@ def are_all_deleted(arrays: Sequence[Any]) -> bool:
         return False
 
 
+def release(deleted: Iterable[Any]) -> None:
+    """Lets arrays on several devices that were donated know that they are deleted.
+
+    On jax 0.10 a function that donates nothing would end the process for one that only its
+    buffers know of; for this one it raises.
+    """
+    for x in deleted:
+        x.delete()
+
+
 def still_alive(arrays: Sequence[Any]) -> tuple[int, ...]:
     """The indices of those that are JAX's own and not deleted."""
     return tuple(
@@ -331,14 +342,35 @@ def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]
                 yield other[0], name
 
 
+def refuse_unused(layout: Any, leaves: Sequence[Any], unused: Iterable[int]) -> None:
+    """Raises for a place that the program does not use, and JAX does not look at.
+
+    Its array may be deleted, or be donated in another place. `layout` is that of the call
+    (`layout.py`), `unused` are the numbers of these places among the data.
+    """
+    places = [layout.data_places[i] for i in unused]
+    if any(is_deleted(leaves[i]) for i in places):
+        refuse_deleted(layout.named_leaves(leaves))
+    donated = list(map(id, layout.take_donated(leaves)))
+    others = set(map(id, layout.take_kept(leaves)))
+    if len(set(donated)) < len(donated) or not others.isdisjoint(donated):
+        refuse_shared(layout.named_leaves(leaves))
+
+
 def unusable(
-    named: Sequence[tuple[str, Any, bool]], buffers: Sequence[Any] | None
+    named: Sequence[tuple[str, Any, bool]],
+    buffers: Sequence[Any] | None,
+    donation: Donation,
 ) -> list[tuple[str, Any]]:
-    """The donated leaves that the program uses, and whose buffer no output reuses."""
+    """The donated leaves that the mode tells of, and whose buffer no output reuses.
+
+    Those that the program does not use are deleted only if they were donated by name.
+    """
+    told = {Buffer.DONOR, Buffer.KEPT}
+    if donation.names is not None:
+        told.add(Buffer.PRUNED)
     return [
         (name, x)
         for (name, x, is_donated), buffer in zip(named, buffers or (), strict=False)
-        if is_donated
-        and buffer in (Buffer.DONOR, Buffer.KEPT)
-        and not isinstance(x, np.ndarray | np.generic)
+        if is_donated and buffer in told and not isinstance(x, np.ndarray | np.generic)
     ]

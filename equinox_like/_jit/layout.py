@@ -28,7 +28,7 @@ from .._tree.split import (
     make_skeleton,
     refuse_unhashable,
 )
-from .._tree.strict import strict_key
+from .._tree.strict import has_hash, strict_key
 from .._tree.structure import Fixed, may_become_node
 
 _T = TypeVar("_T")
@@ -71,6 +71,7 @@ class Layout:
         self.is_whole = [list(range(self._count))] == runs
         self._takes = [_take_run(run) for run in runs]
         self.take_donated = _getter([i for label, i in placed if label == DONATE])
+        self.take_kept = _getter([i for label, i in placed if label == KEEP])
         # The places of the data, and of the static leaves that a call brings.
         self.data_places = [i for label, i in placed if label is not STATIC]
         self._open = [i for label, i in placed if label is STATIC and i is not None]
@@ -124,9 +125,7 @@ class Layout:
         ):
             if label is STATIC:
                 statics.append(value if i is None else leaves[i])
-        try:
-            hash(tuple(statics))
-        except TypeError:
+        if not all(map(has_hash, statics)):
             named = zip(self.names, self.labels, strict=True)
             refuse_unhashable(statics, (n for n, label in named if label is STATIC))
         return make_skeleton(self.treedef, self.labels, statics)
@@ -228,7 +227,7 @@ class LayoutTable:
             visible = [x for x in expanded if type(x) is not Fixed]
             are_open = [i for i, is_data in enumerate(visible) if not is_data]
             form = Form(_getter(are_open), {})
-            keep(self.forms, structure, form)
+            keep(self.forms, registry.strict_treedef(structure), form)
         keep(form.layouts, tuple(map(type, form.take_open(leaves))), layout)
         return layout, leaves
 

@@ -26,6 +26,8 @@ from .donation import (
     are_any_deleted,
     lowering_warnings,
     refuse_deleted,
+    refuse_unused,
+    release,
     unusable,
 )
 from .layout import Layout
@@ -173,7 +175,7 @@ class Lowered(_Stage[_P, _T]):
         if call.layout.donates:
             buffers = buffers_of(self.lowered, compiled)
         if donation.inspects_first:
-            donation.report_unusable(unusable(call.named, buffers))
+            donation.report_unusable(unusable(call.named, buffers, donation))
         return Compiled(compiled, call, buffers)
 
     def __repr__(self) -> str:
@@ -203,6 +205,9 @@ class Compiled(_Stage[_P, _T]):
         # Where it donates: what becomes of the buffer of each datum, `None` if JAX does not
         # tell; and whether the arrays are on several devices.
         self._fates = buffers or [None] * len(call.named)
+        # Where it donates: the places that it does not use, for which JAX checks nothing.
+        fates = enumerate(self._fates if call.layout.donates else ())
+        self._unused = [i for i, fate in fates if fate is Buffer.PRUNED]
         self._deletion = Deletion(program.donation, program.record)
         self._is_watched = call.layout.donates and any(
             len(s.device_set) > 1 for s in jtu.tree_leaves(compiled.input_shardings)
@@ -228,6 +233,8 @@ class Compiled(_Stage[_P, _T]):
         try:
             if self._is_watched and are_any_deleted(leaves):
                 refuse_deleted(layout.named_leaves(leaves))
+            if self._unused:
+                refuse_unused(layout, leaves, self._unused)
             out: Any = self.compiled(*layout.groups(leaves))
             if self._call.waits:
                 wait_for(out)
@@ -237,6 +244,8 @@ class Compiled(_Stage[_P, _T]):
             donated = layout.take_donated(leaves)
             if are_all_deleted(donated):
                 self._program.record.note(donated)
+                if self._is_watched:
+                    release(donated)
             else:
                 self._deletion.finish(layout, donated, None, lambda: self._fates)
         return self._call.specialization.outputs.tree(out)

@@ -24,7 +24,8 @@ from .._tree.cached import (
     set_raw_dict,
 )
 from .._tree.registry import register_cached
-from .._tree.strict import strict_key
+from .._tree.snapshot import UNCHANGING, Kept
+from .._tree.strict import strict_key, strict_types
 
 WRAPPER_ATTRIBUTES: Final = (
     "__module__",
@@ -38,8 +39,8 @@ AUX: Final = "_aux_"
 OPEN: Final = "_is_open_"
 SCANNED: Final = frozenset({"<a tree is searched for this instance>"})
 
-# What `==` and reading an attribute raise for what has none.
-_WITHOUT_VALUE: Final = (AttributeError, RuntimeError, TypeError, ValueError)
+# What reading an attribute raises where there is none.
+_WITHOUT_VALUE: Final = (AttributeError, RuntimeError)
 _set = object.__setattr__
 
 
@@ -48,13 +49,18 @@ class Aux(tuple):
 
     # The values of the statics, by name.
     statics: dict[str, Any]
-    # The same in order, where each field, and nothing else, is set on the instance.
+    # Those of them that can be changed in place.
+    open: dict[str, Kept]
+    # The values in order, where each field, and nothing else, is set on the instance.
     values: tuple[Any, ...] | None
-    # Then also the `__dict__` of such an instance but for its children.
+    # Then also the `__dict__` of such an instance but for its children, if none is open.
     blank: dict[str, Any] | None
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.statics.items())
+
+
+strict_types.add(Aux)
 
 
 class ContainsItself(Exception):
@@ -74,16 +80,19 @@ def register(
     flattened.
     """
     get_dynamic, get_static = getter(dynamic), getter(static)
+    are_same = _comparer(len(static))
     new = object.__new__
     names = dynamic + static
 
     def flatten(self):
         try:
             aux = self._aux_
-            if aux.values == get_static(self):
+            if are_same(aux.values, get_static(self)) and not (
+                aux.open and any(kept.has_changed() for kept in aux.open.values())
+            ):
                 return get_dynamic(self), aux
         except _WITHOUT_VALUE:
-            pass  # statics that do not compare, a field deleted behind our back
+            pass  # a field was deleted behind our back
         return flatten_first(self)
 
     def flatten_first(self):
@@ -109,9 +118,12 @@ def register(
         return tuple(zip(keys, children, strict=True)), aux
 
     def unflatten_first(aux, children):
-        attributes = dict.fromkeys(aux[0]) | aux.statics
+        statics = aux.statics
+        if aux.open:
+            statics = statics | {name: kept.get() for name, kept in aux.open.items()}
+        attributes = dict.fromkeys(aux[0]) | statics
         attributes[AUX] = aux
-        if aux.values is not None:
+        if aux.values is not None and not aux.open:
             aux.blank = attributes.copy()
         attributes.update(zip(aux[0], children, strict=True))
         self = new(cls)
@@ -132,16 +144,16 @@ def _make_aux(
     names: tuple[str, ...], fixed: tuple[str, ...], statics: tuple[Any, ...]
 ) -> Aux:
     by_name = dict(zip(fixed, statics, strict=True))
-    if "__annotations__" in fixed:  # a dictionary, which would have no hash
-        statics = tuple(map(_annotations_as_items, fixed, statics))
-    aux = Aux((names, fixed, strict_key(statics)))
-    aux.statics, aux.values, aux.blank = by_name, None, None
+    found = {}
+    if not UNCHANGING.issuperset(map(type, statics)):
+        found = {
+            name: kept for name in fixed if (kept := Kept(by_name[name])).can_change
+        }
+    by_name |= {name: kept.value for name, kept in found.items()}
+    aux = Aux((names, fixed, strict_key(by_name.values())))
+    aux.statics, aux.open = by_name, found
+    aux.values = aux.blank = None
     return aux
-
-
-def _annotations_as_items(name: str, value: Any) -> Any:
-    is_dict = name == "__annotations__" and isinstance(value, dict)
-    return tuple(value.items()) if is_dict else value
 
 
 def are_read_lazily(cls: type, names: tuple[str, ...]) -> bool:
@@ -161,6 +173,30 @@ def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
         read = attrgetter(*names)
         return lambda self: (read(self),)
     return lambda self: ()
+
+
+@functools.cache
+def _comparer(count: int) -> Callable[..., bool]:
+    """Makes the function that tells whether two tuples have the same objects.
+
+    Unlike `==` it tells `1` from `True`, and takes as much time.
+    """
+    if count == 0:
+        return lambda old, new: old is not None
+    first = "".join(f"a{i}, " for i in range(count))
+    second = "".join(f"b{i}, " for i in range(count))
+    same = " and ".join(f"a{i} is b{i}" for i in range(count))
+    code = f"""
+def are_same(old, new):
+    if old is None:
+        return False
+    ({first}) = old
+    ({second}) = new
+    return {same}
+"""
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    return scope["are_same"]
 
 
 @functools.cache

@@ -70,8 +70,8 @@ def check_statics(self: Any, fields: Fields) -> None:
             warn(
                 "A JAX array is being set as static: field "
                 f"'{name}' of {type_name(self)}. Static fields are compared whenever a "
-                "transformed function is called, which its values may not be: remove "
-                "`static=True`, or make a constant of it by `numpy.asarray`.",
+                "transformed function is called, and an array of JAX equals only itself: "
+                "remove `static=True`, or make a constant of it by `numpy.asarray`.",
             )
         if any(map(_is_writeable, leaves)):
             _set(self, name, jtu.tree_map(_read_only, value))

@@ -5,6 +5,7 @@ call. What the user may perturb comes first; all other arrays are *held*: passed
 too, and an error if they are perturbed all the same.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -14,15 +15,18 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import zero_from_primal
 
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import pack, unpack
-from .._core.parts import as_arrays, take_apart
+from .._core.parts import as_arrays, is_array_or_struct, is_number, take_apart
 from .._module.field import field
+from .._tree.arrays import describe_type
 from .._tree.filters import is_array, is_array_like, is_inexact_array, is_none
 from .._tree.match import pair_leaves
+from .._tree.nodes import describe_node
 from .._tree.partition import combine, filter, partition
 from .._tree.paths import path_str
 from .._warn import warn
-from .tangents import is_zero, refuse_non_arrays
+from .tangents import is_zero, refuse_non_arrays, shape_and_dtype
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -37,6 +41,8 @@ class Rules:
     vmap: Callable[..., Any] | None = None
     # The old form of the backward rule knows no symbolic zeros.
     materialises: bool = False
+    # Whether `fwd` may return something else than the function, and is checked.
+    may_change_output: bool = True
 
 
 def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
@@ -51,7 +57,8 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     The rule is `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. `primals` is the
     tuple of positional arguments. `tangents` has the same structure, with `None` for
     everything that is not perturbed. `tangent_out` has the structure of `out`, where `None`
-    stands for zero. Arguments that are passed by keyword cannot be differentiated.
+    stands for zero. Arguments that are passed by keyword cannot be differentiated. A Python
+    number that is differentiated is an array in `primals`, whatever differentiates it.
 
     **Returns:**
 
@@ -60,8 +67,9 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     **Raises:**
 
     `AttributeError` if it is called without a rule. `ValueError` if an argument passed by
-    keyword is differentiated, or `tangent_out` has another structure than `out`;
-    `TypeError` if the latter has another shape or dtype.
+    keyword is differentiated, if `out` has another structure than what `fn` returns, or
+    `tangent_out` another one than `out`; `TypeError` if they have another shape or dtype,
+    or the rule returns no pair.
 
     !!! example
 
@@ -131,8 +139,12 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             _, kwargs = held_rest.fill(held)
             given = [None if is_zero(t) else t for t in data_tangents]
             primal_args = rest.fill(as_arrays(data))
-            out, tangent_out = rule(primal_args, rest.alone(given), **kwargs)
+            returned = rule(primal_args, rest.alone(given), **kwargs)
+            rule_name = f"The rule of `filter_custom_jvp` of `{name}`"
+            out, tangent_out = _pair(returned, rule_name, "(output, tangent)")
             refuse_non_arrays(out, name, "filter_custom_jvp")
+            own = functools.partial(jax.eval_shape, flat, data, held)
+            _check_output(out, own, rule_name, _type_of)
             return out, _output_tangent(out, tangent_out, name)
 
         flat.defjvp(flat_rule, symbolic_zeros=True)
@@ -148,6 +160,48 @@ _KEYWORD_TANGENT = (
     "keyword, and the arrays of the function itself, cannot be differentiated. Pass them "
     "by position."
 )
+
+
+def _pair(returned: Any, rule: str, pair: str) -> tuple[Any, Any]:
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        return returned[0], returned[1]
+    raise TypeError(
+        f"{rule} must return a pair `{pair}`; it returned {describe_node(returned)}."
+    )
+
+
+def _check_output(
+    out: Any, expected: Callable[[], Any], rule: str, type_of: Callable[[Any], str]
+) -> None:
+    """Raises if the output of a rule is not of the form of the function's own output.
+
+    JAX takes the one or the other, depending on whether the function is differentiated.
+    """
+    try:
+        own = expected()
+    except Exception:
+        return  # a function that does not run without values
+    for found in tree_differences("output", own, out, _is_number_or_struct, type_of):
+        if found.kind != STATIC_VALUE:  # a function that is made anew, say
+            error = TypeError if found.kind == ARRAY_TYPE else ValueError
+            raise error(
+                f"{rule} must return an output of the form that the function itself "
+                f"returns: `{found.path}` is {found.before} by the function, and "
+                f"{found.after} by the rule."
+            )
+
+
+def _is_number_or_struct(x: Any) -> bool:
+    return is_array_or_struct(x) or is_number(x)
+
+
+def _type_of(x: Any) -> str:
+    shape, dtype = shape_and_dtype(x)
+    return f"an array {describe_type(dtype, shape)}"
+
+
+def _type_or_number(x: Any) -> str:
+    return repr(x) if is_number(x) else _type_of(x)
 
 
 def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
@@ -223,7 +277,9 @@ def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any
 
     `RuntimeError` if it is called without rules, if another argument is differentiated, or
     if the gradient has another structure. `ValueError` if it has another shape, `TypeError`
-    if it is not of floating or complex dtype.
+    if it is not of floating or complex dtype. `ValueError` if the output of `fwd` has
+    another structure than what `fn` returns, `TypeError` if it has another shape or dtype,
+    or `fwd` returns no pair.
 
     !!! example
 
@@ -296,6 +352,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
                 f"`filter_custom_vjp` of `{name}` takes its first argument, which is the "
                 "one that is differentiated, by position."
             )
+        fwd_name = f"`def_fwd` of `{name}`"
         inexact, others = partition(args[0], is_inexact_array)
         data, treedef = jtu.tree_flatten(inexact)
         held, rest = take_apart((self._tree, others, args[1:], kwargs))
@@ -324,7 +381,11 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
                 data, held = ([x.value for x in group] for group in (data, held))
             data = as_arrays(data)
             _, args, kwargs = arguments(data, held)
-            out, residuals = fwd(like_argument(flags), *args, **kwargs)
+            returned = fwd(like_argument(flags), *args, **kwargs)
+            out, residuals = _pair(returned, fwd_name, "(output, residuals)")
+            if rules.may_change_output:
+                own = functools.partial(jax.eval_shape, flat, data, held)
+                _check_output(out, lambda: unpack(own()), fwd_name, _type_or_number)
             out_treedef = jtu.tree_structure(filter(out, is_array))
             return pack(out), pack((residuals, out_treedef, flags, data, held))
 

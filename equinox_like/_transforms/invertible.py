@@ -221,6 +221,10 @@ def _forward(perturbed: Any, arguments: Any, fun: Any, inverse: Any) -> Any:
     return y, y
 
 
+# It returns what `_chain` does, which need not be traced once more to know.
+_chain._rules.may_change_output = False
+
+
 @_chain.def_bwd
 def _backward(
     y: Any, cotangent: Any, perturbed: Any, arguments: Any, fun: Any, inverse: Any

@@ -75,8 +75,8 @@ def _match(primal: Any, tangent: Any, name: str) -> Any:
             f"`{name}` is a {type(tangent).__name__}, which is no tangent: pass an array, "
             "or `None` for what is not differentiated."
         )
-    shape, dtype = _shape_and_dtype(primal)
-    given_shape, given_dtype = _shape_and_dtype(tangent)
+    shape, dtype = shape_and_dtype(primal)
+    given_shape, given_dtype = shape_and_dtype(tangent)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         if given_dtype == jax.dtypes.float0:
             return None
@@ -96,7 +96,7 @@ def _match(primal: Any, tangent: Any, name: str) -> Any:
     return tangent
 
 
-def _shape_and_dtype(x: Any) -> tuple[Any, Any]:
+def shape_and_dtype(x: Any) -> tuple[Any, Any]:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x.shape, x.dtype
     if not is_array_like(x):

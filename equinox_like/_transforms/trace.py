@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 
 from .._core.base import Transformed, frames_hidden, name_of
+from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._tree.split import STATIC, Skeleton, merge, split
@@ -164,4 +165,5 @@ def _function_of(skeleton: Skeleton) -> Callable[..., Any]:
 
 
 cached_filter_eval_shape = ShapeCache()
+on_clear(cached_filter_eval_shape.clear)
 """The one of the library; `clear` empties it."""

@@ -29,7 +29,8 @@ def tree_equal(
 
     Two arrays are equal if shape, dtype and all values are; weak types do not matter, and
     neither does whether NumPy or JAX holds them. Other leaves are compared by `==`. An
-    array never equals what is none, and NaN does not equal NaN.
+    array never equals what is none, and NaN does not equal NaN. Static fields are part of
+    the structure; a JAX array in one equals only itself.
 
     **Arguments:**
 
@@ -51,7 +52,7 @@ def tree_equal(
 
     **Raises:**
 
-    `TypeError` without a tree. `ValueError` if static fields hold different arrays.
+    `TypeError` without a tree.
 
     !!! example
 

@@ -26,6 +26,7 @@ from .._compat.registry import new_registry
 from .._compat.tracer import Tracer
 from .._environment import REGISTRY
 from .filters import is_array
+from .strict import has_hash, strict_treedef
 from .structure import (
     CachedType,
     Fixed,
@@ -54,7 +55,7 @@ class OwnRegistry:
         self._lock = threading.RLock()
         self.flatten = nodes.flatten
         nodes.register_node(
-            Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.value
+            Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.get()
         )
         nodes.register_node(Open, _not_flattened, _not_flattened)
         nodes.register_node(
@@ -101,7 +102,7 @@ class OwnRegistry:
         if kind is tuple or (level is not None and _is_namedtuple(value, level)):
             parts = [self._describe(x, children) for x in level[0]]
             return self._node((kind, None), parts)
-        if level is None and not may_become_node(kind) and _has_hash(value):
+        if level is None and not may_become_node(kind) and has_hash(value):
             return self._node((Fixed, Fixed(value)), [])
         children.append(value)
         return self._open
@@ -113,15 +114,14 @@ class OwnRegistry:
         """The structure of a node that a user has built."""
         inner = self._node((tuple, None), parts)
         statics = self._statics(inner)
-        hashes = tuple(hash(s) if _has_hash(s) else 0 for s in statics)
-        own = hash(aux) if _has_hash(aux) else 0
+        hashes = tuple(map(hash, statics))
 
         def make(contents):
             structure = self._new_structure(kind, aux, inner)
             structure._contents = contents
             return structure
 
-        full_hash = hash((kind, own, inner, hashes))
+        full_hash = hash((kind, aux, inner, hashes))
         return structures.find((kind, aux, inner), make, full_hash)
 
     def _structure_of_output(
@@ -268,7 +268,8 @@ class OwnRegistry:
         ours = self._describe_output(treedef, iter(leaves), is_data)
         # Not `ours.unflatten`: in jax 0.10 the garbage collector does not look into that.
         build = functools.partial(type(ours).unflatten, ours)
-        return list(filter(is_data, leaves)), Output(ours, build)
+        arrays = list(filter(is_data, leaves))
+        return arrays, Output(self.strict_treedef(ours), build)
 
     def _describe_output(
         self, treedef: Any, leaves: Iterator[Any], is_data: Any
@@ -301,6 +302,10 @@ class OwnRegistry:
         """Whether JAX makes a node of a type by itself: it was not registered."""
         return _may_be_namedtuple(kind) and kind not in self._adopted
 
+    def strict_treedef(self, treedef: Any) -> Any:
+        """A key that a treedef of this registry equals only if it is strictly the same."""
+        return strict_treedef(treedef, self._nodes)
+
     def structure_of(self, instance: Any) -> Structure | None:
         """The interned structure of a cached node."""
         _, structure = getattr(instance, FLAT)
@@ -315,6 +320,9 @@ class PublicRegistry:
 
     def register_cached(self, kind: type) -> None:
         pass
+
+    def strict_treedef(self, treedef: Any) -> Any:
+        return strict_treedef(treedef)
 
     def structure_of(self, instance: Any) -> None:
         return None
@@ -334,15 +342,16 @@ class PublicRegistry:
         leaves, treedef = jtu.tree_flatten(tree)
         data = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
         statics = [None if is_data(leaf) else Fixed(leaf) for leaf in leaves]
-        template = [None if s is None else s.value for s in statics]
 
         def build(arrays):
-            filled = template.copy()
+            filled = [s and s.get() for s in statics]
             for i, x in zip(data, arrays, strict=True):
                 filled[i] = x
             return treedef.unflatten(filled)
 
-        return [leaves[i] for i in data], Output((treedef, statics), build)
+        return [leaves[i] for i in data], Output(
+            (strict_treedef(treedef), statics), build
+        )
 
 
 def _not_flattened(*_: Any) -> Any:
@@ -388,14 +397,6 @@ def _is_namedtuple(value: Any, level: tuple[Sequence[Any], Any]) -> bool:
         and len(children) == len(value)
         and all(map(operator.is_, children, value))
     )
-
-
-def _has_hash(value: Any) -> bool:
-    try:
-        hash(value)
-    except Exception:
-        return False
-    return True
 
 
 def _find() -> Any:

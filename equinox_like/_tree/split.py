@@ -15,7 +15,7 @@ import jax.tree_util as jtu
 
 from .intern import InternTable
 from .paths import path_str
-from .strict import strict_key
+from .strict import has_hash, strict_key, strict_treedef
 
 
 class _Static:
@@ -161,16 +161,15 @@ def make_skeleton(
             object.__setattr__(made, name, value)
         return made
 
-    try:
-        return _skeletons.find((treedef, labels, strict_key(statics)), make)
-    except TypeError:
+    if not all(map(has_hash, statics)):
         static_paths = (
             path_str(path)
             for path, label in zip(leaf_paths(treedef), labels, strict=True)
             if label is STATIC
         )
         refuse_unhashable(statics, static_paths)
-        raise
+    key = strict_treedef(treedef), labels, strict_key(statics)
+    return _skeletons.find(key, make)
 
 
 def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:
@@ -182,11 +181,9 @@ def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:
 def refuse_unhashable(statics: Iterable[Any], names: Iterable[str]) -> None:
     """Raises `ValueError` for the first value that has no hash, by its name."""
     for value, name in zip(statics, names, strict=True):
-        try:
-            hash(value)
-        except TypeError:
+        if not has_hash(value):
             raise ValueError(
                 f"The static leaf `{name}` is a {type(value).__name__}, which cannot be "
                 "hashed. Whatever is not an array must be hashable: make it an array, or "
                 "put it into a `field(static=True)` of a Module."
-            ) from None
+            )

@@ -3,102 +3,223 @@
 Python says `1 == 1.0 == True`, `0.0 == -0.0` and `nan != nan`; a compiled program that was
 specialised to one of them is wrong for the others. `strict_key` turns static values into
 something whose ordinary `==` and `hash` follow the strict rule. Most values stay as they
-are, with their types beside them, so that comparing costs no Python call; only numbers
-with a sign of zero and values with other values inside are wrapped.
+are, with their types beside them, so that comparing costs no Python call. A container
+becomes a tuple of what is in it: so a key does not change with the container, and has a
+hash where the container has none. A value whose `==` means something else, as that of
+arrays, never meets another one.
 """
 
 import dataclasses
-import math
-from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+import enum
+import sys
+import types
+from collections import ChainMap, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, Final
 
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.tracer import Tracer
 from .filters import is_array
 
+# Of these, `==` follows the strict rule for values of the same type.
+_PLAIN: Final = frozenset(
+    {
+        bool,
+        int,
+        str,
+        bytes,
+        type,
+        type(None),
+        type(...),
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.MethodType,
+        types.ModuleType,
+        np.ufunc,
+    }
+)
 
-def strict_key(values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
+
+def strict_key(values: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
     """A pair that equals another one only if all `values` are strictly the same.
 
-    It is hashable if every value is.
+    It has a hash, whether the values have one or not.
     """
-    wrapped = tuple(Strict(v) if _needs_wrapping(v) else v for v in values)
-    return wrapped, tuple(map(type, values))
-
-
-class Strict:
-    """Wraps a value so that `==` and `hash` follow the strict rule."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Strict and strictly_same(self.value, other.value)
-
-    def __hash__(self) -> int:
-        return _strict_hash(self.value)
-
-    def __repr__(self) -> str:
-        return f"Strict({self.value!r})"
+    values = tuple(values)
+    kinds = tuple(map(type, values))
+    if _PLAIN.issuperset(kinds):
+        return values, kinds
+    return tuple(map(_frozen, values)), kinds
 
 
 def strictly_same(a: Any, b: Any) -> bool:
-    """Whether `a` and `b` have the same type and are equal, at every depth.
+    """Whether `a` and `b` have the same type and are equal, at every depth."""
+    return a is b or (type(a) is type(b) and _frozen(a) == _frozen(b))
 
-    **Raises:**
 
-    `ValueError` for two different arrays of JAX: their values may not even be known. NumPy
-    arrays are constants, compared by dtype, shape and bytes.
+def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
+    """A treedef that equals others of the registry `nodes` by the strict rule.
+
+    JAX compares the keys of dictionaries, and what nodes of other libraries hold as
+    structure, by `==`. What that may confuse is replaced by its key. This is for comparing
+    only, and cannot be unflattened.
     """
-    if a is b:
+    node = treedef.node_data()
+    if node is None:
+        return treedef
+    kind, data = node
+    children = treedef.children()
+    strict = [strict_treedef(child, nodes) for child in children]
+    marked = data
+    if kind is dict:
+        if not _OF_STRINGS.issuperset(map(type, data)):
+            marked = list(map(_Marked, data))
+    elif not _compares_strictly(data):
+        marked = _Marked(data)
+    if marked is data and all(a is b for a, b in zip(children, strict, strict=True)):
+        return treedef
+    return treedef.from_node_data_and_children(nodes, (kind, marked), strict)
+
+
+def has_hash(value: Any) -> bool:
+    """Whether a static leaf has a hash. An array of NumPy in a tuple is a constant."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(has_hash, value))
+    if _is_constant(value):
         return True
-    if type(a) is not type(b):
+    try:
+        hash(value)
+    except Exception:
         return False
-    if _is_constant(a):
-        return _content(a) == _content(b)
-    if is_array(a):
-        raise ValueError(
-            f"Two tree structures hold different {type(a).__name__}s as static values, "
-            "which cannot be compared. Keep arrays in ordinary fields, not in "
-            "`field(static=True)`; a constant may be a NumPy array there."
-        )
-    if isinstance(a, float):
-        return _same_float(a, b)
-    if isinstance(a, complex):
-        return _same_float(a.real, b.real) and _same_float(a.imag, b.imag)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(strictly_same, a, b))
-    if isinstance(a, dict):
-        keys = strict_key(tuple(a)), strict_key(tuple(b))
-        if isinstance(a, OrderedDict) and keys[0] != keys[1]:
+    return True
+
+
+# Types, from elsewhere, whose `==` follows the strict rule.
+strict_types: Final[set[type]] = set()
+_OF_STRINGS: Final = frozenset({str})
+
+
+def _compares_strictly(data: Any) -> bool:
+    kind = type(data)
+    if kind is tuple or kind is list:
+        return all(map(_compares_strictly, data))
+    if kind in (int, bool):  # each equals one of the other
+        return False
+    return (
+        kind in _PLAIN
+        or kind in strict_types
+        or isinstance(data, type)
+        or _is_compared_by_identity(kind)
+    )
+
+
+class _Marked:
+    """Equals what is strictly the same as `value`, and others that are marked."""
+
+    __slots__ = ("_key", "_value")
+
+    def __init__(self, value: Any):
+        self._value = value
+        self._key = strict_key((value,))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is _Marked:
+            return self._key == other._key
+        return other is self._value or strict_key((other,)) == self._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+class _Guarded:
+    """Compares a value by its own `==`, where that returns a bool."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not _Guarded:
             return False
-        by_key = dict(zip(zip(*keys[1], strict=True), b.values(), strict=True))
-        return len(a) == len(b) and all(
-            key in by_key and strictly_same(value, by_key[key])
-            for key, value in zip(zip(*keys[0], strict=True), a.values(), strict=True)
-        )
-    if isinstance(a, set | frozenset):
-        return set(zip(*strict_key(tuple(a)), strict=True)) == set(
-            zip(*strict_key(tuple(b)), strict=True)
-        )
-    if _is_node(a):
-        leaves_a, treedef_a = jtu.tree_flatten(a)
-        leaves_b, treedef_b = jtu.tree_flatten(b)
-        return treedef_a == treedef_b and all(map(strictly_same, leaves_a, leaves_b))
-    if _is_dataclass(a):
-        fields = [f.name for f in dataclasses.fields(a) if f.compare]
-        return bool(a == b) and all(
-            strictly_same(getattr(a, name), getattr(b, name)) for name in fields
-        )
-    return bool(a == b)
+        a, b = self._value, other._value
+        if a is b:
+            return True
+        if type(a) is not type(b):
+            return False
+        try:
+            same = a == b
+        except Exception:
+            return False
+        return isinstance(same, bool | np.bool_) and bool(same)
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self._value)
+        except Exception:
+            return hash(type(self._value))
 
 
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+class _Itself:
+    """Equals nothing but the same object's."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Itself and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+class _Constant:
+    """An array of NumPy: dtype, shape and bytes, but a NaN is like any other."""
+
+    __slots__ = ("_array", "_hash")
+
+    def __init__(self, array: Any):
+        # A copy, unless nobody can change it.
+        is_fixed = not isinstance(array, np.ndarray) or (
+            array.base is None and not array.flags.writeable
+        )
+        self._array = array if is_fixed else array.copy()
+        self._hash: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not _Constant:
+            return False
+        a, b = self._array, other._array
+        return a is b or (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and (a.tobytes() == b.tobytes() or _bytes_of(a) == _bytes_of(b))
+        )
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            array = self._array
+            # A part of a large one will do.
+            part = np.ravel(array)[:: max(1, array.size // _HASHED)]
+            self._hash = hash((array.dtype, array.shape, _bytes_of(part)))
+        return self._hash
+
+
+_HASHED: Final = 1024
+
+
+def _bytes_of(array: Any) -> bytes:
+    # A NaN is any NaN to us; which of them it is shows in the bytes alone.
+    if array.dtype.kind in "fc" and np.isnan(array).any():
+        array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
+    return array.tobytes()
 
 
 def _is_constant(value: Any) -> bool:
@@ -108,45 +229,114 @@ def _is_constant(value: Any) -> bool:
     return is_numpy and not value.dtype.hasobject
 
 
-def _content(constant: Any) -> tuple[Any, ...]:
-    # A NaN is any NaN to us; which of them it is shows in the bytes alone.
-    if constant.dtype.kind in "fc" and np.isnan(constant).any():
-        constant = np.where(np.isnan(constant), constant.dtype.type(np.nan), constant)
-    return constant.dtype, constant.shape, constant.tobytes()
+def _frozen(value: Any) -> Any:
+    """A key of one value, for one that has the same type."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    freeze = _FREEZE.get(kind)
+    return _frozen_other(value) if freeze is None else freeze(value)
 
 
-def _needs_wrapping(value: Any) -> bool:
-    return (
-        isinstance(value, float | complex | set | frozenset)
-        or is_array(value)
-        or _is_node(value)
-        or _is_dataclass(value)
-    )
-
-
-def _is_node(value: Any) -> bool:
-    # JAX refuses dictionaries whose keys have no order, which may be static all the same.
-    return isinstance(value, dict) or (
-        value is not None and not jtu.all_leaves([value])
-    )
-
-
-def _same_float(a: float, b: float) -> bool:
-    if a == b:
-        return math.copysign(1.0, a) == math.copysign(1.0, b)
-    return a != a and b != b
-
-
-def _strict_hash(value: Any) -> int:
-    # Python hashes a NaN by its identity, but all NaNs of a type are the same here.
-    if isinstance(value, float):
-        return 0 if value != value else hash(value)
-    if isinstance(value, complex):
-        return hash((_strict_hash(value.real), _strict_hash(value.imag)))
-    if isinstance(value, tuple):
-        return hash(tuple(map(_strict_hash, value)))
-    if isinstance(value, frozenset):
-        return hash(frozenset(map(_strict_hash, value)))
+def _frozen_other(value: Any) -> Any:
+    """The same for what is neither plain nor a container of Python's."""
+    kind = type(value)
+    if isinstance(value, type | np.dtype):
+        return value
+    if isinstance(value, jtu.PyTreeDef):
+        return strict_treedef(value)
     if _is_constant(value):
-        return hash(_content(value))
-    return hash(value)
+        return _Constant(value)
+    if kind is np.ndarray:  # of Python's objects
+        return value.dtype, value.shape, strict_key(value.ravel().tolist())
+    if is_array(value) or isinstance(value, Tracer):
+        return _Itself(value)
+    if isinstance(value, enum.Enum):
+        name = value._name_
+        return strict_key((value._value_,)) if name is None else name
+    if not isinstance(value, tuple | dict) and not jtu.all_leaves([value]):
+        children, treedef = jtu.tree_flatten(value, lambda x: x is not value)
+        return strict_treedef(treedef), strict_key(children)
+    if _is_compared_by_identity(kind):
+        return value
+    return _frozen_by_class(value)
+
+
+def _frozen_by_class(value: Any) -> Any:
+    """The same for what has an `==` of its own, by the class that it has it from."""
+    for base in type(value).__mro__:
+        if base in _FREEZE:
+            return _FREEZE[base](value), strict_key((object.__getstate__(value),))
+        if "__eq__" in base.__dict__:
+            break
+    else:
+        return _Guarded(value)
+    if dataclasses.is_dataclass(base):
+        return _frozen_fields(value, base)
+    is_of_python = base.__module__.split(".")[0] in sys.stdlib_module_names
+    return _reduced(value) if is_of_python and base is not object else _Guarded(value)
+
+
+def _is_compared_by_identity(kind: type) -> bool:
+    return kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
+
+
+def _frozen_fields(value: Any, base: Any) -> Any:
+    """Of a dataclass that has its `==` from `base`."""
+    fields = strict_key(
+        getattr(value, f.name, dataclasses.MISSING)
+        for f in dataclasses.fields(value)
+        if f.compare
+    )
+    code = getattr(base.__eq__, "__code__", None)
+    is_generated = code is not None and code.co_filename == "<string>"
+    return fields if is_generated else (fields, _Guarded(value))
+
+
+def _reduced(value: Any) -> Any:
+    """A value of the standard library: what `pickle` makes of it."""
+    try:
+        make, args, *rest = value.__reduce_ex__(4)
+        state, *items = [*rest, None][:3]
+        return strict_key((make, args, state, *map(tuple, filter(None, items))))
+    except Exception:
+        return _Guarded(value)
+
+
+def _frozen_dict(value: Any) -> Any:
+    return frozenset(map(strict_key, value.items()))
+
+
+def _frozen_set(value: Any) -> Any:
+    return frozenset(strict_key((x,)) for x in value)
+
+
+def _frozen_proxy(value: Any) -> Any:
+    try:
+        return strict_key((value.copy(),))
+    except AttributeError:  # of a mapping that cannot be copied
+        return _frozen_dict(value)
+
+
+# For types of the standard library, and those that derive from them.
+_FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
+    int: int.__int__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+    float: float.hex,
+    complex: complex.__repr__,
+    bytearray: bytes,
+    memoryview: lambda x: (x.format, x.shape, x.tobytes()),
+    tuple: lambda x: strict_key(tuple.__iter__(x)),
+    list: lambda x: strict_key(list.__iter__(x)),
+    deque: lambda x: (x.maxlen, strict_key(deque.__iter__(x))),
+    set: _frozen_set,
+    frozenset: _frozen_set,
+    Set: _frozen_set,
+    dict: _frozen_dict,
+    OrderedDict: lambda x: strict_key(x.items()),
+    defaultdict: lambda x: (strict_key((x.default_factory,)), _frozen_dict(x)),
+    types.MappingProxyType: _frozen_proxy,
+    ChainMap: lambda x: strict_key(x.maps),
+    Mapping: _frozen_dict,
+}

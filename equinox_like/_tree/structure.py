@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from .intern import InternTable
-from .strict import Strict
+from .snapshot import Kept
+from .strict import strict_treedef, strict_types
 
 
 class CachedType(NamedTuple):
@@ -30,20 +31,16 @@ class CachedType(NamedTuple):
 cached_types: Final[dict[type, CachedType]] = {}
 
 
-class Fixed:
+class Fixed(Kept):
     """A static leaf, as a node without children; it is its own aux data."""
 
-    __slots__ = ("key", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        self.key = Strict(value)
+    __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Fixed and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash((type(self.value), self.key))
+        return hash(self.key)
 
 
 class Foreign:
@@ -63,17 +60,20 @@ class Foreign:
     def build(self, data: Sequence[Any]) -> Any:
         arrays = iter(data)
         return self._rest.unflatten(
-            next(arrays) if x is None else x.value for x in self.statics
+            next(arrays) if x is None else x.get() for x in self.statics
         )
 
     def __eq__(self, other: object) -> bool:
         return (
             type(other) is Foreign
-            and self._rest == other._rest
             and self.statics == other.statics
+            and strict_treedef(self._rest) == strict_treedef(other._rest)
         )
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+strict_types.update((Fixed, Foreign))
 
 
 class Open:

@@ -73,7 +73,8 @@ class StateIndex(Module, Generic[_T]):
         """**Arguments:**
 
         - `init`: the value that the state starts with: an array, or a pytree of arrays and
-            numbers. It is no parameter of the model.
+            numbers. It is not a parameter of the model, so `filter_grad` gives it no
+            gradient, and an optimiser has no slots for it.
 
         **Raises:**
 
@@ -130,7 +131,7 @@ class State(Cached):
                     "`make_with_state` does once it has made a state. Use that one, or "
                     "build the model anew."
                 )
-            values[index.marker] = jax.tree.map(_as_array, index.init)
+            values[index.marker] = jax.tree.map(jnp.asarray, index.init)
         self._set_all(values)
 
     def get(self, index: StateIndex[_T]) -> _T:
@@ -337,17 +338,9 @@ def _state(values: dict[Any, Any]) -> State:
     return state
 
 
-def _as_array(leaf: Any) -> Array:
-    array = jnp.asarray(leaf)
-    # A weak type would be lost at the first `set`, and all be compiled anew.
-    return (
-        jnp.asarray(array, array.dtype) if getattr(array, "weak_type", False) else array
-    )
-
-
 def _like(value: Any, old: Any, name: str) -> Any:
     """`value` as arrays, or an error if it is not like `old`."""
-    value = jax.tree.map(_as_array, value)
+    value = jax.tree.map(jnp.asarray, value)
     new_structure, old_structure = jax.tree.structure(value), jax.tree.structure(old)
     if new_structure != old_structure:
         raise ValueError(
@@ -361,7 +354,13 @@ def _like(value: Any, old: Any, name: str) -> Any:
                 f"The value of `{path_str(path, name)}` cannot change from "
                 f"{described(old_leaf)} to {described(new_leaf)}."
             )
-    return value
+    return jax.tree.map(_as_strong, value, old)
+
+
+def _as_strong(new: Array, old: Array) -> Array:
+    """`new` without a weak type if `old` has none: what uses the state is not retraced."""
+    is_weak, was_weak = (getattr(x, "weak_type", False) for x in (new, old))
+    return jnp.asarray(new, new.dtype) if is_weak and not was_weak else new
 
 
 def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:

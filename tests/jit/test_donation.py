@@ -442,6 +442,24 @@ class TestGone:
             with pytest.raises(eqx.DonationError, match="`tree`"):
                 f(x)
 
+    @pytest.mark.parametrize("spec", [P("d"), P()])
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_sharded_array_passed_to_what_donates_nothing_is_an_error(
+        self, spec, ahead
+    ):
+        # With what JAX alone has deleted, jax 0.10 would end the process.
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        x, y = (jax.device_put(jnp.arange(8.0), sharding) for _ in range(2))
+        g = eqx.filter_jit(lambda tree: tree + 1)
+        g(x)
+        f = eqx.filter_jit(double, donate="arrays")
+        (f.lower(x).compile() if ahead else f)(x)
+        f(y)
+        for gone in (x, y):
+            with pytest.raises(eqx.DonationError, match="`tree`"):
+                g(gone)
+
     @pytest.mark.parametrize("first", ["alive", "taken"])
     def test_viewed_array_is_gone_whatever_calls_there_were(self, first):
         f = eqx.filter_jit(lambda x, y: (x + 1, y[:2] * 2), donate="arrays")
@@ -611,6 +629,57 @@ def test_sharded_arrays_are_donated_too():
     out = eqx.filter_jit(double, donate="arrays")(x)
     assert [s.data.unsafe_buffer_pointer() for s in out.addressable_shards] == before
     assert x.is_deleted() and out.sharding == sharding
+
+
+UNUSED_MODES = ["arrays", "all-except-first", "warn", "strict", ("x",), ("y",)]
+
+
+@pytest.mark.filterwarnings("ignore::equinox_like.DonationWarning")
+@pytest.mark.parametrize("mode", UNUSED_MODES)
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+class TestPlaceThatIsNotUsed:
+    """JAX does not look at its array, which may be deleted, or donated elsewhere."""
+
+    def call(self, mode, warm, ahead):
+        f = eqx.filter_jit(lambda y, x: x + 1, donate=mode)
+        if ahead:
+            f = f.lower(jnp.ones(3), jnp.ones(3)).compile()
+        if warm:
+            f(jnp.ones(3), jnp.ones(3))
+        return f
+
+    def test_same_array_in_a_used_place_is_an_error(self, mode, warm, ahead):
+        f, x = self.call(mode, warm, ahead), jnp.ones(3)
+        with pytest.raises(eqx.DonationError, match="`y` and `x` are the same array"):
+            f(x, x)
+        assert not x.is_deleted() and f(jnp.ones(3), x).tolist() == [2, 2, 2]
+
+    def test_deleted_array_is_an_error(self, mode, warm, ahead):
+        f, gone = self.call(mode, warm, ahead), jnp.ones(3)
+        eqx.filter_jit(lambda x: x + 1, donate="arrays")(gone)
+        with pytest.raises(eqx.DonationError, match=r"`y` .*has been deleted"):
+            f(gone, jnp.ones(3))
+
+
+def test_named_array_that_is_not_used_is_warned_of_and_deleted():
+    f, x = eqx.filter_jit(lambda x, y: y + 1, donate=("x",)), jnp.ones(3)
+    with pytest.warns(
+        eqx.DonationWarning, match=r"`x` .*does not use them.*deleted all"
+    ):
+        f(x, jnp.ones(3))
+    assert x.is_deleted()
+
+
+def test_key_that_no_output_can_take_is_deleted_only_by_name():
+    def draw(key):
+        return jax.random.uniform(key)
+
+    kept, gone = jax.random.key(0), jax.random.key(0)
+    eqx.filter_jit(draw, donate="arrays")(kept)
+    with pytest.warns(eqx.DonationWarning, match="`key`"):
+        eqx.filter_jit(draw, donate=("key",))(gone)
+    assert not kept.is_deleted() and gone.is_deleted()
 
 
 def test_interrupted_trace_leaves_no_warning_muted():

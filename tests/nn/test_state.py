@@ -82,7 +82,30 @@ def test_numbers_and_numpy_arrays_are_converted() -> None:
     state = state.set(counter.index, (7, np.ones(2, np.float32)))
     number, total = state.get(counter.index)
     assert isinstance(number, jax.Array) and isinstance(total, jax.Array)
-    assert not number.weak_type
+
+
+def test_weak_type_of_the_initial_value_stays() -> None:
+    index = nn.StateIndex((jnp.array(0), 0.5, jnp.zeros((), jnp.int32)))
+    state = nn.State(index)
+
+    def weak(state):
+        return [x.weak_type for x in state.get(index)]
+
+    assert weak(state) == [True, True, False]
+    with jax.numpy_dtype_promotion("strict"):
+        assert (jnp.ones(()) * state.get(index)[0]).dtype == jnp.float32
+    step = jax.jit(
+        lambda state: state.set(index, jax.tree.map(lambda x: x + 1, state.get(index)))
+    )
+    for _ in range(3):
+        state = step(state)
+        assert weak(state) == [True, True, False]
+    assert step._cache_size() == 1 and state.get(index) == (3, 3.5, 3)
+
+
+def test_value_of_a_state_does_not_become_weakly_typed() -> None:
+    index = nn.StateIndex(jnp.zeros((), jnp.int32))
+    assert not nn.State(index).set(index, 2).get(index).weak_type
 
 
 def test_only_indices_of_the_state_are_keys(without_type_checks) -> None:
@@ -114,7 +137,7 @@ def test_text_as_init_is_an_error() -> None:
 def test_indices_are_named_by_their_paths() -> None:
     model, state = nn.make_with_state(lambda: nn.Sequential([jnp.sin, Counter()]))()
     assert model[1].index.marker == "Sequential.layers[1].index"
-    assert "'Sequential.layers[1].index': (i32[], f32[2])" in repr(state)
+    assert "'Sequential.layers[1].index': (weak_i32[], f32[2])" in repr(state)
     model, _ = nn.make_with_state(lambda: {"a": Counter()})()
     assert model["a"].index.marker == "dict['a'].index"
     one, other = make()[1], jax.jit(lambda: make()[1])()
@@ -125,7 +148,8 @@ def test_indices_are_named_by_their_paths() -> None:
 
 def test_unnamed_indices_are_numbered_in_print() -> None:
     state = nn.State([nn.StateIndex(0), nn.StateIndex(1.0)])
-    assert repr(state) == "State({'StateIndex #0': i32[], 'StateIndex #1': f32[]})"
+    values = "'StateIndex #0': weak_i32[], 'StateIndex #1': weak_f32[]"
+    assert repr(state) == f"State({{{values}}})"
 
 
 def test_one_index_at_two_places_is_one_state_only_before_it_is_named() -> None:

@@ -505,3 +505,69 @@ def test_rules_are_used_within_a_loop(options):
         assert jax.grad(twice(tripled()))(TWO) == 9.0
         clip = clipped(**options)
         assert jax.grad(twice(lambda x: 5 * clip(x, 1.0)))(TWO) == 1.0
+
+
+OUTPUTS = {
+    "structure": ((lambda x: (x, x)), r"`output` is .* by the function, and .* tuple"),
+    "shape": (
+        (lambda x: jnp.stack([x, x])),
+        r"float32\[\] by .*, and .*float32\[2\] by",
+    ),
+    "dtype": ((lambda x: x.astype(jnp.float16)), r"float32\[\] by .*float16\[\] by"),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+class TestRuleThatReturnsSomethingElse:
+    """JAX would return that instead, where the function is differentiated."""
+
+    def test_jvp(self, kind):
+        change, message = OUTPUTS[kind]
+        f = eqx.filter_custom_jvp(lambda x: 2 * x)
+        f.def_jvp(lambda primals, tangents: (change(*primals), change(*tangents)))
+        error = ValueError if kind == "structure" else TypeError
+        with pytest.raises(error, match=f"rule of `filter_custom_jvp`.*{message}"):
+            jax.jvp(f, (TWO,), (ONE,))
+
+    def test_vjp(self, kind):
+        change, message = OUTPUTS[kind]
+        f = eqx.filter_custom_vjp(lambda x: 2 * x)
+        f.def_fwd(lambda perturbed, x: (change(x), None))
+        f.def_bwd(lambda residuals, cotangent, perturbed, x: x)
+        error = ValueError if kind == "structure" else TypeError
+        with pytest.raises(error, match=f"`def_fwd`.*{message}"):
+            jax.vjp(f, TWO)
+
+
+def test_rule_that_returns_another_number_than_the_function():
+    f = eqx.filter_custom_vjp(lambda x: (x, 2))
+    f.def_fwd(lambda perturbed, x: ((x, 3), None))
+    f.def_bwd(lambda residuals, cotangent, perturbed, x: cotangent[0])
+    with pytest.raises(
+        TypeError, match=r"`output\[1\]` is 2 by the function, and 3 by"
+    ):
+        jax.grad(lambda x: f(x)[0])(TWO)
+
+
+def test_rules_that_return_no_pair_are_named():
+    f = eqx.filter_custom_jvp(lambda x: 2 * x)
+    f.def_jvp(lambda primals, tangents: primals[0])
+    with pytest.raises(
+        TypeError, match=r"return a pair `\(output, tangent\)`.*float32"
+    ):
+        jax.jvp(f, (TWO,), (ONE,))
+    g = eqx.filter_custom_vjp(lambda x: 2 * x)
+    g.def_fwd(lambda perturbed, x: 2 * x)
+    g.def_bwd(lambda residuals, cotangent, perturbed, x: cotangent)
+    with pytest.raises(TypeError, match=r"`def_fwd`.* pair `\(output, residuals\)`"):
+        jax.grad(g)(TWO)
+
+
+def test_function_that_needs_values_has_rules_all_the_same():
+    f = eqx.filter_custom_jvp(lambda x: jnp.asarray(np.sin(float(x))))
+    f.def_jvp(lambda primals, tangents: (2 * primals[0], 3 * tangents[0]))
+    assert jax.jvp(f, (TWO,), (ONE,)) == (4, 3)
+    g = eqx.filter_custom_vjp(lambda x: jnp.asarray(np.sin(float(x))))
+    g.def_fwd(lambda perturbed, x: (2 * x, None))
+    g.def_bwd(lambda residuals, cotangent, perturbed, x: 3 * cotangent)
+    assert jax.grad(g)(TWO) == 3

@@ -1,0 +1,125 @@
+"""Static values that can be changed in place, kept as they were.
+
+A compiled function was made for a static list as it was. So what remembers the list keeps a
+copy beside it, and gives out copies once the list itself has changed.
+"""
+
+import copy
+import dataclasses
+import sys
+import types
+from collections import deque
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .strict import strict_key
+
+# Most static values are of these types, which cannot be changed and contain nothing.
+UNCHANGING: Final = frozenset(
+    {
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        type,
+        type(None),
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.MethodType,
+    }
+)
+
+
+class Kept:
+    """A static value as it is now.
+
+    **Attributes:**
+
+    - `value`: the value, or a copy that nobody else has.
+    - `key`: its strict key.
+    - `can_change`: whether it is a copy.
+    """
+
+    __slots__ = ("_given", "can_change", "key", "value")
+
+    def __init__(self, value: Any):
+        self._given = value
+        self.value = snapshot(value)
+        self.key = strict_key((self.value,))
+        self.can_change = self.value is not value
+
+    def get(self) -> Any:
+        """The very object; or a copy, if it has been changed since."""
+        if self.can_change and self.has_changed():
+            return snapshot(self.value)
+        return self._given
+
+    def has_changed(self) -> bool:
+        return strict_key((self._given,)) != self.key
+
+
+def snapshot(value: Any) -> Any:
+    """`value` with a copy of each container in it that can be changed in place.
+
+    It is `value` itself if there is none. Containers are those of the standard library,
+    dataclasses and nodes of JAX; an object of any other type is shared with the copy.
+    """
+    if type(value) in UNCHANGING:
+        return value
+    if isinstance(value, tuple):
+        return _of_tuple(value)
+    if isinstance(value, list | dict | deque | set | bytearray):
+        return _of_container(value)
+    if isinstance(value, types.MappingProxyType):
+        return types.MappingProxyType(snapshot(dict(value)))
+    if not jtu.all_leaves([value]):
+        children, treedef = jtu.tree_flatten(value, lambda x: x is not value)
+        copies = list(map(snapshot, children))
+        return value if _are_same(copies, children) else treedef.unflatten(copies)
+    if type(value).__eq__ is object.__eq__ or isinstance(value, type):
+        return value
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        return _of_attributes(value, names)
+    if type(value).__module__.split(".")[0] in sys.stdlib_module_names:
+        return _of_attributes(value, list(getattr(value, "__dict__", ())))
+    return value
+
+
+def _of_tuple(value: Any) -> Any:
+    items = list(map(snapshot, value))
+    if _are_same(items, value):
+        return value
+    if type(value) is tuple:
+        return tuple(items)
+    return value._make(items) if hasattr(value, "_make") else value
+
+
+def _of_container(value: Any) -> Any:
+    made = copy.copy(value)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            made[key] = snapshot(item)
+    elif isinstance(value, list | deque):
+        for i, item in enumerate(value):
+            made[i] = snapshot(item)
+    return made
+
+
+def _of_attributes(value: Any, names: list[str]) -> Any:
+    """Of an object that is its attributes. It can be changed if it has no hash."""
+    before = [getattr(value, name) for name in names]
+    after = list(map(snapshot, before))
+    if type(value).__hash__ is not None and _are_same(after, before):
+        return value
+    made = copy.copy(value)
+    for name, item in zip(names, after, strict=True):
+        object.__setattr__(made, name, item)
+    return made
+
+
+def _are_same(copies: Any, values: Any) -> bool:
+    return all(a is b for a, b in zip(copies, values, strict=True))

@@ -1,0 +1,252 @@
+"""No two static values that differ share a program, and none changes with its container."""
+
+import collections
+import dataclasses
+import types
+import warnings
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given
+from strategies import CONFUSABLE, CONTAINERS, Node
+
+import equinox_like as eqx
+from equinox_like._tree.strict import has_hash, strictly_same
+
+
+def _with_default(value):
+    class WithDefault(eqx.Module):
+        value: object = dataclasses.field(default_factory=lambda: value)
+
+    return WithDefault
+
+
+# Where in the arguments a static value may be.
+PLACES = {
+    "leaf": lambda x: (x,),
+    "leaf of a Module": Node,
+    "leaf of a list in a Module": lambda x: Node([{"a": x}]),
+    "static field": lambda x: Node(0, tag=x),
+    "static field further down": lambda x: [Node(Node(0, tag=x))],
+    "dictionary key": lambda x: {x: "value"},
+    "dictionary key in a Module": lambda x: Node(({x: "value"},)),
+    "key of an OrderedDict": lambda x: collections.OrderedDict([(x, "value")]),
+    "key of a defaultdict": lambda x: collections.defaultdict(list, {x: "value"}),
+    "default factory": lambda x: collections.defaultdict(x, {"a": "value"}),
+}
+
+
+def is_refused(tree):
+    """Whether a leaf has no hash, or keys have no order."""
+    try:
+        return not all(map(has_hash, jtu.tree_leaves(tree)))
+    except ValueError:
+        return True
+
+
+@given(
+    st.sampled_from(list(PLACES)),
+    st.lists(st.sampled_from(list(CONTAINERS)), max_size=2),
+    st.permutations(CONFUSABLE).map(lambda values: values[:2]),
+)
+@hypothesis.settings(max_examples=40)
+def test_function_returns_the_very_kind_of_value_that_it_is_given(
+    place, containers, values
+):
+    def made(x):
+        for container in containers:
+            x = CONTAINERS[container](x)
+        return PLACES[place](x)
+
+    try:
+        trees = [made(x) for x in values]
+    except TypeError:  # a key without a hash
+        hypothesis.reject()
+    hypothesis.assume(not any(map(is_refused, trees)))
+    hypothesis.assume(not any(map(eqx.is_array, jtu.tree_leaves(trees))))
+    # As it was at the time of the trace.
+    told = eqx.filter_jit(lambda tree: (tree, repr(tree)))
+    for tree in [*trees, *map(made, values)]:
+        out, text = told(tree)
+        assert strictly_same(out, tree) and text == repr(tree)
+
+
+@pytest.mark.parametrize("x, y", [(1, True), (1.0, 1), (0.0, -0.0)])
+@pytest.mark.parametrize("place", PLACES)
+def test_equal_values_in_each_place(place, x, y):
+    if place == "default factory":
+        x, y = list, tuple
+    f = eqx.filter_jit(lambda tree: repr(tree))
+    made = PLACES[place]
+    for value in (x, y, x, y):
+        assert f(made(value)) == repr(made(value))
+
+
+def test_default_of_a_field_is_a_value_like_any_other():
+    class WithDefault(eqx.Module):
+        value: object = 1
+        tag: object = eqx.field(static=True, default=1)
+
+    f = eqx.filter_jit(lambda m: repr((m.value, m.tag)))
+    assert f(WithDefault()) == "(1, 1)"
+    assert f(WithDefault(True)) == "(True, 1)"
+    assert f(WithDefault(tag=1.0)) == "(1, 1.0)"
+    assert f(WithDefault(1, 1)) == "(1, 1)"
+
+
+def test_structure_of_nodes_from_elsewhere_is_compared_strictly():
+    @jtu.register_dataclass
+    @dataclasses.dataclass
+    class Foreign:
+        x: object
+        tag: object = dataclasses.field(metadata={"static": True})
+
+    f = eqx.filter_jit(lambda m: repr(m.tag))
+    for tag in (1, True, 1.0, (0.0,), (-0.0,), 1):
+        assert f(Foreign(jnp.ones(2), tag)) == repr(tag)
+
+
+def test_outputs_that_differ_in_their_keys_alone():
+    @eqx.filter_jit
+    def f(x):
+        return {(1, True, 1.0)[x.shape[0]]: x}
+
+    for size, kind in enumerate((int, bool, float)):
+        for _ in range(2):
+            assert [*map(type, f(jnp.ones(size)))] == [kind]
+
+
+def test_rest_of_a_closure_has_the_same_keys():
+    closed = eqx.filter_closure_convert(
+        lambda d: next(iter(d.values())) + 1, {1: jnp.ones(2)}
+    )
+    assert closed({1: jnp.ones(2)}).tolist() == [2, 2]
+    with pytest.raises(ValueError):
+        closed({True: jnp.ones(2)})
+
+
+class TestValuesThatCannotBeCompared:
+    """They are compared by identity, and break no call of another function."""
+
+    def check(self, make):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "A JAX array is being set as static")
+            modules = [Node(jnp.ones(2), tag=make()) for _ in range(3)]
+        for m in modules:
+            for _ in range(2):
+                assert eqx.filter_jit(lambda m: m.child + 1)(m).tolist() == [2, 2]
+                f = eqx.filter_jit(lambda m: (m, m.child))
+                assert f(m)[0].tag is m.tag
+        assert jtu.tree_structure(modules[0]) == jtu.tree_structure(modules[0])
+        assert jtu.tree_structure(modules[0]) != jtu.tree_structure(modules[1])
+        assert not eqx.tree_equal(*modules)
+
+    def test_arrays_of_jax(self):
+        self.check(lambda: jnp.ones(3))
+
+    def test_arrays_within_a_container(self):
+        self.check(lambda: (jnp.ones(3),))
+
+    def test_objects_whose_equality_is_an_array(self):
+        class Odd:
+            def __eq__(self, other):
+                return np.ones(2)
+
+            def __hash__(self):
+                return 1
+
+        self.check(Odd)
+        f = eqx.filter_jit(lambda odd, x: (odd, x + 1))
+        for odd in (Odd(), Odd()):
+            for _ in range(2):
+                assert f(odd, jnp.ones(()))[0] is odd
+
+    def test_object_arrays_are_compared_by_what_is_in_them(self):
+        modules = [
+            Node(jnp.ones(2), tag=np.array([1, x, None], object)) for x in (2, 2.0, 2)
+        ]
+        kept = [eqx.filter_jit(lambda m: m.tag[1])(m) for m in modules]
+        assert [*map(type, kept)] == [int, float, int]
+        assert jtu.tree_structure(modules[0]) == jtu.tree_structure(modules[2])
+
+
+MUTABLE = {
+    "list": (lambda: [1, 2], lambda x: x.append(3)),
+    "list in a tuple": (lambda: (0, [1, 2]), lambda x: x[1].append(3)),
+    "dict": (lambda: {"a": 1}, lambda x: x.update(b=2)),
+    "nested dict": (lambda: {"a": {"b": 1}}, lambda x: x["a"].update(c=2)),
+    "set": (lambda: {1, 2}, lambda x: x.add(3)),
+    "deque": (lambda: collections.deque([1], 4), lambda x: x.append(3)),
+    "bytearray": (lambda: bytearray(b"ab"), lambda x: x.append(3)),
+    "defaultdict": (lambda: collections.defaultdict(list), lambda x: x["a"]),
+    "Counter": (lambda: collections.Counter("ab"), lambda x: x.update("c")),
+    "ChainMap": (lambda: collections.ChainMap({"a": 1}), lambda x: x.update(b=1)),
+    "UserList": (lambda: collections.UserList([1]), lambda x: x.append(2)),
+    "namespace": (lambda: types.SimpleNamespace(a=1), lambda x: setattr(x, "a", 2)),
+    "dataclass": (lambda: Open([1]), lambda x: x.items.append(2)),
+    "frozen dataclass": (lambda: Closed([1]), lambda x: x.items.append(2)),
+    "Module": (lambda: Node([1]), lambda x: x.child.append(2)),
+}
+
+
+@dataclasses.dataclass
+class Open:
+    items: list
+
+
+@dataclasses.dataclass(frozen=True)
+class Closed:
+    items: list
+
+
+@pytest.mark.parametrize("kind", MUTABLE)
+class TestValuesThatAreChangedInPlace:
+    def test_fresh_equal_values_see_nothing_of_it(self, kind):
+        make, change = MUTABLE[kind]
+        f = eqx.filter_jit(lambda m, x: (m, repr(m.tag)))
+        first = make()
+        out, text = f(Node(0, tag=first), jnp.ones(2))
+        assert text == repr(make())
+        change(first)
+        for size in (2, 3):  # a cache hit, and a retrace
+            out, text = f(Node(0, tag=make()), jnp.ones(size))
+            assert strictly_same(out.tag, make()) and text == repr(make())
+            out, text = f(Node(0, tag=first), jnp.ones(size))
+            assert strictly_same(out.tag, first) and text == repr(first)
+
+    def test_output_that_is_changed_changes_no_other(self, kind):
+        make, change = MUTABLE[kind]
+        f = eqx.filter_jit(lambda x: Node(x, tag=make()))
+        change(f(jnp.ones(2)).tag)
+        assert strictly_same(f(jnp.ones(2)).tag, make())
+
+    def test_tree_map_sees_it(self, kind):
+        make, change = MUTABLE[kind]
+        m = Node(0, tag=make())
+        before = jtu.tree_structure(m)
+        assert jtu.tree_map(lambda x: x, m).tag is m.tag
+        change(m.tag)
+        assert jtu.tree_structure(m) != before
+        assert jtu.tree_map(lambda x: x, m).tag is m.tag
+        assert strictly_same(before.unflatten([0]).tag, make())
+
+
+def test_static_leaf_of_an_output_that_is_changed_changes_no_other():
+    kept = {1, 2}
+    f = eqx.filter_jit(lambda x: {"x": x, "set": kept})
+    assert f(jnp.ones(2))["set"] is kept
+    f(jnp.ones(2))["set"].add(3)
+    assert f(jnp.ones(2))["set"] == {1, 2}
+
+
+def test_field_that_is_set_behind_our_back_is_seen_by_jax():
+    m = Node(0, tag=1)
+    jtu.tree_structure(m)
+    object.__setattr__(m, "tag", True)
+    assert jtu.tree_map(lambda x: x, m).tag is True
+    assert jax.jit(lambda m: m.tag is True)(m)
