@@ -1,6 +1,6 @@
 """`SpectralNorm` and `WeightNorm`: layers that compute the weight of another layer."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex
 from ._stateful import StatefulLayer
 
+_Layer = TypeVar("_Layer")
 
-class SpectralNorm(StatefulLayer):
+
+class SpectralNorm(StatefulLayer, Generic[_Layer]):
     r"""Divides the weight of a layer by its largest singular value.
 
     That is estimated by a power iteration, which goes on at each call in training:
@@ -46,7 +48,7 @@ class SpectralNorm(StatefulLayer):
         ```
     """
 
-    layer: Any
+    layer: _Layer
     weight_name: str = field(static=True)
     uv_index: StateIndex[Any]
     num_power_iterations: int = field(static=True)
@@ -55,7 +57,7 @@ class SpectralNorm(StatefulLayer):
 
     def __init__(
         self,
-        layer: Any,
+        layer: _Layer,
         weight_name: str,
         num_power_iterations: int = 1,
         eps: float = 1e-12,
@@ -127,7 +129,7 @@ class SpectralNorm(StatefulLayer):
         return _with_weight(self, weight / sigma)(x), state
 
 
-class WeightNorm(Module):
+class WeightNorm(Module, Generic[_Layer]):
     r"""Separates the length of a layer's weights from their direction.
 
     $$W = g\, \frac{v}{\|v\|},$$
@@ -151,12 +153,14 @@ class WeightNorm(Module):
         ```
     """
 
-    layer: Any
+    layer: _Layer
     g: Array
     weight_name: str = field(static=True)
     axis: int | None = field(static=True)
 
-    def __init__(self, layer: Any, weight_name: str = "weight", axis: int | None = 0):
+    def __init__(
+        self, layer: _Layer, weight_name: str = "weight", axis: int | None = 0
+    ):
         """**Arguments:**
 
         - `layer`: the layer to wrap.
@@ -192,7 +196,7 @@ class WeightNorm(Module):
         return _with_weight(self, weight)(x)
 
 
-def _with_weight(wrapper: SpectralNorm | WeightNorm, weight: Array) -> Any:
+def _with_weight(wrapper: SpectralNorm[Any] | WeightNorm[Any], weight: Array) -> Any:
     """The wrapped layer with another weight."""
     where = lambda layer: getattr(layer, wrapper.weight_name)  # noqa: E731
     return tree_at(where, wrapper.layer, weight)

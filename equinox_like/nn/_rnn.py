@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
-from ._init import Init, Layout, default_dtype, first_values, gates
+from ._init import Init, default_dtype, first_values, gates
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import matvec
 
@@ -50,10 +51,12 @@ class GRUCell(Module):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
-    _layouts: ClassVar[dict[str, Layout]] = {
-        "weight_ih": gates(3),
-        "weight_hh": gates(3),
-    }
+    _layouts = MappingProxyType(
+        {
+            "weight_ih": gates(3),
+            "weight_hh": gates(3),
+        }
+    )
 
     def __init__(
         self,
@@ -176,10 +179,12 @@ class LSTMCell(Module):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
-    _layouts: ClassVar[dict[str, Layout]] = {
-        "weight_ih": gates(4),
-        "weight_hh": gates(4),
-    }
+    _layouts = MappingProxyType(
+        {
+            "weight_ih": gates(4),
+            "weight_hh": gates(4),
+        }
+    )
 
     def __init__(
         self,
