@@ -268,7 +268,8 @@ class Jitted(Transformed[_P, _T]):
         if is_global(self):  # its name leads to what the function became
             return self.__qualname__
         program = self._program
-        return Jitted, (self.__wrapped__, program.donate, program.jitkwargs)
+        fun = self._opaque if self._tree is None else self._tree
+        return type(self), (fun, program.donate, program.jitkwargs)
 
 
 _REFUSED = {

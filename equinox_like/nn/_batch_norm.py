@@ -390,7 +390,15 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
         return x
     names = tuple(names) if isinstance(names, list) else names
     if explicit_mesh(x) is None:
-        return reduce(x, names)
+        try:
+            return reduce(x, names)
+        except NameError as error:  # JAX says no more than "unbound axis name"
+            raise NameError(
+                f"BatchNorm with `axis_name={names!r}` is called where no axis has that "
+                "name. In training call it under a `jax.vmap` (or `filter_vmap`) over the "
+                f"batch with `axis_name={names!r}`; to call it for one example, pass "
+                "`inference=True`."
+            ) from error
     # JAX itself gives the result the layout of a whole batch, and finds it too long.
     return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
 

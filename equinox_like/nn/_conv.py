@@ -17,6 +17,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from ._init import Init, channels_first, default_dtype, first_values
+from ._keys import split_key
 from ._shape import (
     as_padding,
     as_size,
@@ -342,7 +343,7 @@ def conv_parameters(
     """Weight and bias of a layer whose sizes are set already."""
     per_group = conv.in_channels // conv.groups
     limit = 1 / math.sqrt(per_group * math.prod(conv.kernel_size))
-    weight_key, bias_key = jax.random.split(key, 2)
+    weight_key, bias_key = split_key(key, 2, conv)
     weight_shape = (conv.out_channels, per_group, *conv.kernel_size)
     weight = first_values(
         conv, "weight", weight_init, weight_key, weight_shape, limit, dtype

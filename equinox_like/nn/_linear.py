@@ -13,6 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._module import Module, field
 from .._tree import is_array
 from ._init import Init, default_dtype, first_values, output_first
+from ._keys import split_key
 from ._shape import as_size_or_scalar, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, product
 
@@ -80,7 +81,7 @@ class Linear(Module):
         rows, columns = _count(out_size), _count(in_size)
         limit = 1 / math.sqrt(columns) if columns else 1.0
         dtype = default_dtype(dtype)
-        weight_key, bias_key = jax.random.split(key, 2)
+        weight_key, bias_key = split_key(key, 2, self)
         self.weight = first_values(
             self, "weight", weight_init, weight_key, (rows, columns), limit, dtype
         )

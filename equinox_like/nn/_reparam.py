@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._tree import tree_at
+from ._keys import split_key
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex
 from ._stateful import StatefulLayer
@@ -90,7 +91,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
                 f"`{weight_name}` has shape {weight.shape}."
             )
         matrix = _as_matrix(weight)
-        u_key, v_key = jax.random.split(key)
+        u_key, v_key = split_key(key, 2, self)
         u = jax.random.normal(u_key, matrix.shape[:1], matrix.dtype)
         v = jax.random.normal(v_key, matrix.shape[1:], matrix.dtype)
         self.uv_index = StateIndex(_iterate(matrix, u, v, 15, eps))

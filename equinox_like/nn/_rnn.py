@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 from .._errors import ShapeError
 from .._module import Module, field
 from ._init import Init, default_dtype, first_values, gates
+from ._keys import split_key
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import matvec
 
@@ -87,7 +88,7 @@ class GRUCell(Module):
         self.hidden_size = as_size(self, "hidden_size", hidden_size)
         self.use_bias = use_bias
         size = self.hidden_size
-        ih_key, hh_key, bias_key, bias_n_key = jax.random.split(key, 4)
+        ih_key, hh_key, bias_key, bias_n_key = split_key(key, 4, self)
         rest = math.sqrt(1 / size), default_dtype(dtype)
         shape = 3 * size, self.input_size
         self.weight_ih = first_values(
@@ -202,7 +203,7 @@ class LSTMCell(Module):
         self.hidden_size = as_size(self, "hidden_size", hidden_size)
         self.use_bias = use_bias
         size = self.hidden_size
-        ih_key, hh_key, bias_key = jax.random.split(key, 3)
+        ih_key, hh_key, bias_key = split_key(key, 3, self)
         rest = math.sqrt(1 / size), default_dtype(dtype)
         shape = 4 * size, self.input_size
         self.weight_ih = first_values(
