@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import (
     Any,
-    ClassVar,
     Concatenate,
     Final,
     Generic,
@@ -30,6 +29,7 @@ from .._compat.source_info import pass_over
 from .._module.field import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
+from .._module.names import OfCallables, function_of as function_of, name_of as name_of
 from .._module.partial import Partial
 from .._tree.cached import set_raw_dict
 
@@ -55,13 +55,16 @@ class Transformed(Module, Generic[_P, _T]):
     `__wrapped__`. As an attribute of a class it binds like a method.
     """
 
-    _wraps_callables_: ClassVar[bool] = True
+    _wraps_callables_ = True
     # What it becomes when it is read from an instance.
-    _binds_as_: ClassVar[type[Partial]] = Partial
+    _binds_as_ = Partial
 
     # One of the two is the callable, the other one is `None`.
     _tree: Any
     _opaque: Any = field(static=True)
+
+    # Where `fun` has a name, that one is in the dictionary of the instance.
+    __name__ = OfCallables(lambda self: name_of(self.__wrapped__))  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, fun: Any):
         require_callable(fun, type(self).__name__)
@@ -136,13 +139,6 @@ def jit_is_disabled() -> bool:
     return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def function_of(fun: Any) -> Any:
-    """The function that a `functools.partial` calls; any other callable as it is."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return fun
-
-
 def is_global(value: Any) -> bool:
     """Whether the name of a function or class leads to it, in the module it comes from."""
     try:
@@ -213,10 +209,3 @@ pass_over(_PRIVATE)
 def is_private(frame: types.FrameType) -> bool:
     """Whether a frame is of this library, and tells a user nothing."""
     return frame.f_code.co_filename.startswith(_PRIVATE)
-
-
-def name_of(fun: Any) -> str:
-    """The name to show for any callable, also for one that has none."""
-    fun = function_of(fun)
-    name = getattr(fun, "__name__", None)
-    return name if isinstance(name, str) else type(fun).__name__

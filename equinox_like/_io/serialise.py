@@ -83,7 +83,7 @@ def tree_serialise_leaves(
         ```
     """
     items, _ = _assign(filter_spec, pytree, is_leaf, "pytree")
-    if not _is_path(path_or_file):
+    if not _is_path(path_or_file, "write"):
         for spec, path, leaf in items:
             _write_leaf(path_or_file, spec, path, leaf)
         return
@@ -148,7 +148,7 @@ def tree_deserialise_leaves(
     """
     items, rebuild = _assign(filter_spec, like, is_leaf, "like")
     items = _sharing_put(items)
-    if not _is_path(path_or_file):
+    if not _is_path(path_or_file, "read"):
         return rebuild([_read_leaf(path_or_file, *item) for item in items])
     path = with_suffix(path_or_file, ".eqx")
     with opened(path) as file:
@@ -186,8 +186,15 @@ def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
     return items, rebuild
 
 
-def _is_path(path_or_file: Any) -> bool:
-    return isinstance(path_or_file, str | bytes | os.PathLike)
+def _is_path(path_or_file: Any, method: str) -> bool:
+    if isinstance(path_or_file, str | bytes | os.PathLike):
+        return True
+    if not hasattr(path_or_file, method):
+        raise TypeError(
+            "`path_or_file` must be a path, or a binary file with a method "
+            f"`{method}`; got {path_or_file!r} of type {type(path_or_file).__name__}."
+        )
+    return False
 
 
 def _error_at(path: _Path, problem: Any) -> LeafError:

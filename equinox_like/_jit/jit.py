@@ -5,7 +5,7 @@ This file is what users see. What a call does is in `program.py`.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
@@ -22,7 +22,7 @@ from .._core.base import (
 )
 from .._core.parts import is_array_or_struct
 from .._module.field import field
-from .._module.partial import Partial
+from .._module.partial import Partial, show_partial
 from .checks import explained, holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
@@ -118,7 +118,7 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     return Jitted(fun, donate, jitkwargs)
 
 
-class JittedMethod(Partial):
+class JittedMethod(Partial[Any]):
     """A compiled method, read from an instance; called without a step in between."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -132,10 +132,13 @@ class JittedMethod(Partial):
             raise
 
 
+show_partial(JittedMethod)
+
+
 class Jitted(Transformed[_P, _T]):
     """What [`equinox_like.filter_jit`][] returns: a compiled function that is a pytree."""
 
-    _binds_as_: ClassVar[type[Partial]] = JittedMethod
+    _binds_as_ = JittedMethod
 
     _program: Program = field(static=True)
 
@@ -265,7 +268,8 @@ class Jitted(Transformed[_P, _T]):
         if is_global(self):  # its name leads to what the function became
             return self.__qualname__
         program = self._program
-        return Jitted, (self.__wrapped__, program.donate, program.jitkwargs)
+        fun = self._opaque if self._tree is None else self._tree
+        return type(self), (fun, program.donate, program.jitkwargs)
 
 
 _REFUSED = {

@@ -113,6 +113,9 @@ class Program:
             self.layouts.forget(specialization)
             specialization.function.clear_cache()
 
+    def __repr__(self) -> str:  # a mismatch of static fields prints it
+        return f"<program of {self.name}, donate={self.donate!r}>"
+
     @property
     def without_donation(self) -> "Program":
         return self._without_donation()

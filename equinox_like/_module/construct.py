@@ -37,7 +37,8 @@ _ALONE: Final = _references_to_a_local()
 
 
 def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Makes an instance: calls `__init__`, freezes it, and checks its fields."""
+    # Makes an instance: calls `__init__`, freezes it, and checks its fields. A docstring
+    # would be that of each `__call__` without one, to `help` and `inspect.getdoc`.
     spec: ModuleSpec = cls._module_spec_
     if spec.init_is_all:
         self = _new(cls)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
@@ -18,12 +18,12 @@ import jax.tree_util as jtu
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
-from .._tree.registry import FLAT
 from .._tree.render import render
-from .abstract import own_declarations
 from .construct import construct, refuse_assignment
+from .dataclass import is_dunder, make_dataclass, put_attributes
 from .field import field
-from .flatten import AUX, OPEN, WRAPPER_ATTRIBUTES, Node, register
+from .flatten import WRAPPER_ATTRIBUTES, Node, register
+from .names import OfCallables, code_of, show_function
 from .spec import (
     KNOWING_NOTHING_OF_INIT,
     ModuleSpec,
@@ -47,12 +47,14 @@ def spec_of(cls: type) -> ModuleSpec | None:
 class _Frozen(Node):
     """What makes an instance immutable. It has no metaclass, which refers to it."""
 
-    _module_spec_: ClassVar[ModuleSpec]
-    _module_fields_: ClassVar[frozenset[str]]
-    # What can be assigned under construction: fields, and the names of a wrapped function.
-    _open_names_: ClassVar[frozenset[str]]
+    if TYPE_CHECKING:  # alone, as `typing.get_type_hints` shows what has an annotation
+        _module_spec_: ClassVar[ModuleSpec]
+        _module_fields_: ClassVar[frozenset[str]]
+        # What can be assigned under construction: fields, and the names of what is wrapped.
+        _open_names_: ClassVar[frozenset[str]]
+
     # Whether it is intended that a field holds a callable with arrays of its own.
-    _wraps_callables_: ClassVar[bool] = False
+    _wraps_callables_ = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         # `Cls[int](...)` sets `__orig_class__` on what it has made; it is not in the tree.
@@ -74,7 +76,11 @@ class _Frozen(Node):
 
 
 class MethodDescriptor:
-    """Stands for a function in a class body; read from an instance, it binds a pytree."""
+    """Stands for a function in a class body; read from an instance, it binds a pytree.
+
+    Tools that decorate the functions in `vars(cls)` take it for the function itself: it has
+    all attributes of the function, and `isinstance` says that it is one.
+    """
 
     def __init__(self, function: Any):
         functools.update_wrapper(self, function)  # pyright: ignore[reportArgumentType]
@@ -96,55 +102,79 @@ class MethodDescriptor:
         set_raw_dict(bound, attributes)
         return bound
 
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self.function)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "function":  # a copy that is not complete yet
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
     def __reduce__(self):
         return MethodDescriptor, (self.function,)
 
 
 class _Forwarder:
-    """Stands for the method of a base class that is not a Module, and binds it alike."""
+    """Binds the method of a base class that is not a Module, as if it were one.
 
-    def __init__(self, definer: type, name: str):
-        self.definer = definer
+    It looks the method up each time, as the base class may be changed.
+    """
+
+    def __init__(self, owner: type, name: str):
+        self.owner = owner
         self.name = name
+        self.last: MethodDescriptor | None = None
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # Looked up each time, as the class may be changed.
-        return _as_method("", self.definer.__dict__[self.name]).__get__(instance, owner)
+    def __get__(self, instance: Any, owner: type) -> Any:
+        found = self._find(owner)
+        if type(found) in _METHODS:
+            last = self.last
+            if last is None or last.function is not found:
+                last = self.last = MethodDescriptor(found)
+            found = last
+        bind = getattr(type(found), "__get__", None)
+        return found if bind is None else bind(found, instance, owner)
+
+    def _find(self, cls: type) -> Any:
+        """What Python would find if no class forwarded anything."""
+        order = cls.__mro__
+        for base in order[order.index(self.owner) + 1 :]:
+            found = base.__dict__.get(self.name, self)
+            if type(found) is not _Forwarder:
+                return found
+        raise AttributeError(
+            f"{cls.__name__!r} object has no attribute {self.name!r}", name=self.name
+        )
 
 
 _METHODS = types.FunctionType, type(functools.lru_cache(lambda: None)), JITTED
 
 
 def _as_method(name: str, value: Any) -> Any:
-    if isinstance(value, _METHODS) and not _is_dunder(name):
-        return MethodDescriptor(value)
-    return value
+    return MethodDescriptor(value) if _is_method(name, value) else value
 
 
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
+def _is_method(name: str, value: Any) -> bool:
+    return type(value) in _METHODS and not is_dunder(name)
 
 
 def _forward_methods(cls: type) -> None:
-    """Lets `cls` bind the methods that it has from classes which are no Modules."""
-    foreign = [base for base in cls.__mro__[:-1] if not issubclass(base, Node)]
+    """Lets `cls` bind the methods that it has from classes that are not Modules."""
     names = {
         name
-        for base in foreign
+        for base in cls.__mro__[:-1]
+        if not issubclass(base, Node)
         for name, value in base.__dict__.items()
-        if isinstance(value, _METHODS) and not _is_dunder(name)
+        if _is_method(name, value)
     }
     for name in names:
-        found = [base for base in cls.__mro__ if name in base.__dict__]
-        first = found[0].__dict__[name]
-        # What Python would find if no base class forwarded anything.
-        definer = next(b for b in found if type(b.__dict__[name]) is not _Forwarder)
-        value = definer.__dict__[name]
-        if definer in foreign and isinstance(value, _METHODS):
-            if type(first) is not _Forwarder or first.definer is not definer:
-                setattr(cls, name, _Forwarder(definer, name))
-        elif type(first) is _Forwarder:
-            setattr(cls, name, value)
+        found = next(b.__dict__[name] for b in cls.__mro__ if name in b.__dict__)
+        if _is_method(name, found):
+            setattr(cls, name, _Forwarder(cls, name))
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, field))
@@ -166,11 +196,13 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         namespace = {key: _as_method(key, x) for key, x in namespace.items()}
+        # Fields live in the `__dict__`, which a slot of the same name would hide.
+        namespace.pop("__slots__", None)
         # A base class that is not a Module may come first, with a plain `__dict__`.
         namespace.setdefault("__dict__", vars(Cached)["__dict__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
-        _make_dataclass(cls)
-        _put_attributes(cls)
+        make_dataclass(cls)
+        put_attributes(cls)
         _forward_methods(cls)
         custom_init = has_custom_init(cls, spec_of)
         plain_setattr = cls.__setattr__ is _Frozen.__setattr__
@@ -212,7 +244,9 @@ class ModuleMeta(abc.ABCMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         spec = spec_of(cls)
-        if type(cls.__dict__.get(name)) is Attribute and not hasattr(
+        if type(value) is Attribute:  # of another class, as `%autoreload` sets it
+            value = Attribute(cls, name, value.default)
+        elif type(cls.__dict__.get(name)) is Attribute and not hasattr(
             type(value), "__set__"
         ):
             value = Attribute(cls, name, value)
@@ -235,72 +269,10 @@ class ModuleMeta(abc.ABCMeta):
         )
 
 
-_RESERVED = frozenset({FLAT, AUX, OPEN})
-
-
-def _make_dataclass(cls: Any) -> None:
-    annotations = inspect.get_annotations(cls)
-    slots = set(cls.__dict__.get("__slots__", ())) & set(annotations)
-    if slots:
-        raise TypeError(
-            f"`__slots__` of {cls.__qualname__} names the fields {sorted(slots)}. "
-            "Fields of a Module live in its `__dict__`: remove `__slots__`."
-        )
-    reserved = sorted(_RESERVED.intersection(annotations))
-    if reserved:
-        raise TypeError(
-            f"Field '{reserved[0]}' of {cls.__qualname__} has a name under which a Module "
-            "remembers how it is flattened: give it another one."
-        )
-    # Without one, `dataclasses` would write a docstring from a signature that is not ours.
-    cls.__doc__ = cls.__doc__ or " "
-    make = dataclasses.dataclass(init=False, repr=False, eq=False)
-    abstract = own_declarations(cls, annotations)
-    if abstract:
-        # They are no fields, and `dataclasses` must not see them.
-        cls.__annotations__ = {
-            n: a for n, a in annotations.items() if n not in abstract
-        }
-        make(cls)
-        cls.__annotations__ = annotations
-    else:
-        make(cls)
-
-
-def _put_attributes(cls: Any) -> None:
-    """Lets lazy instances find the values of the fields that `cls` declares."""
-    for name in inspect.get_annotations(cls):
-        declared = cls.__dataclass_fields__.get(name)
-        if declared is None or declared._field_type is not dataclasses._FIELD:  # pyright: ignore
-            continue
-        default = cls.__dict__.get(name, MISSING)
-        # A property overrides the field; a name of a wrapped function is set as it is.
-        if not hasattr(type(default), "__set__") and not _is_dunder(name):
-            type.__setattr__(cls, name, Attribute(cls, name, default))
-
-
 def _set_spec(cls: Any, spec: ModuleSpec) -> None:
     cls._module_spec_ = spec
     cls._module_fields_ = frozenset(spec.names)
     cls._open_names_ = cls._module_fields_.union(WRAPPER_ATTRIBUTES)
-
-
-class _OfCallables:
-    """An attribute of those instances alone that can be called."""
-
-    def __init__(self, read: Callable[[Any], Any]):
-        self.read = read
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        # Without `__set__`: what wraps a function has the name of that in its dictionary.
-        if instance is not None and callable(instance):
-            return self.read(owner)
-        raise AttributeError(
-            f"{owner.__name__!r} object has no attribute {self.name!r}"
-        )
 
 
 class Module(_Frozen, Hashable, metaclass=ModuleMeta):
@@ -345,10 +317,9 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
         ```
     """
 
-    # Told of instances that can be called, since JAX asks each function that it transforms
-    # for them. It prints the whole model, and shows none of it, if there are none.
-    __name__ = _OfCallables(lambda cls: cls.__name__)  # pyright: ignore[reportAssignmentType]
-    __code__ = _OfCallables(lambda cls: inspect.unwrap(cls.__call__).__code__)
+    # For JAX: see `names.py`.
+    __name__ = OfCallables(lambda self: type(self).__name__)  # pyright: ignore[reportAssignmentType]
+    __code__ = OfCallables(lambda self: code_of(type(self).__call__))
 
     def __eq__(self, other: object) -> Any:
         return type(self) is type(other) and tree_equal(self, other)
@@ -371,7 +342,7 @@ class BoundMethod(Module):
     __func__: Any = field(static=True)
     __self__: Any
 
-    _registers_itself_: ClassVar[bool] = True
+    _registers_itself_ = True
 
     @property
     def __wrapped__(self) -> types.MethodType:
@@ -405,6 +376,7 @@ def _unflatten_bound(function: Any, children: Any) -> BoundMethod:
     return MethodDescriptor(function).__get__(children[0])
 
 
+show_function(BoundMethod, lambda bound: bound.__func__)
 jtu.register_pytree_with_keys(
     BoundMethod, _flatten_bound_with_keys, _unflatten_bound, _flatten_bound
 )

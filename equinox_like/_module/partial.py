@@ -1,15 +1,21 @@
 """`Partial`: `functools.partial` as a pytree."""
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .module import Module
+from .names import OfCallables, code_of, name_of, show_function
+
+_T = TypeVar("_T")
 
 
-class Partial(Module):
+class Partial(Module, Generic[_T]):
     """Like `functools.partial`, and a pytree: function and arguments are its children.
 
-    A keyword given both here and in the call is a `TypeError`.
+    A keyword given both here and in the call is a `TypeError`. Its name, docstring and
+    annotations are those of the function.
 
     **Arguments:**
 
@@ -27,16 +33,38 @@ class Partial(Module):
         ```
     """
 
-    func: Callable[..., Any]
+    func: Callable[..., _T]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
-    def __init__(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any):
+    __name__ = OfCallables(lambda self: name_of(self.func))  # pyright: ignore[reportAssignmentType]
+    __code__ = OfCallables(lambda self: code_of(self.func) or Partial.__call__.__code__)
+
+    def __init__(self, func: Callable[..., _T], /, *args: Any, **kwargs: Any):
         self.func = func
         self.args = args
         self.keywords = kwargs
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> _T:
         if self.keywords:
             return self.func(*self.args, *args, **self.keywords, **kwargs)
         return self.func(*self.args, *args, **kwargs)  # a method: it takes less time
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        partial = functools.partial(self.func, *self.args, **self.keywords)
+        try:
+            signature = inspect.signature(partial)
+        except (TypeError, ValueError) as e:  # then it is that of `__call__`
+            raise AttributeError("__signature__") from e
+        parameters = signature.parameters.values()
+        left = [p for p in parameters if p.name not in self.keywords]
+        return signature.replace(parameters=left)
+
+
+def show_partial(cls: type[Partial]) -> None:
+    """Gives instances of `cls` the docstring and annotations of what they call."""
+    show_function(cls, lambda partial: partial.func)
+
+
+show_partial(Partial)

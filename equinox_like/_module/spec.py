@@ -4,14 +4,16 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from .._tree.cached import Attribute
 from .._warn import warn
 from .abstract import find_open_variables
 from .field import converter_of, is_static, is_trainable
 from .flatten import Node, getter
 
 _new = object.__new__
+_NOTHING: Final = object()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -68,7 +70,7 @@ def make_spec(
     open_variables, open_class_variables = find_open_variables(cls)
     new_is_plain = not is_abstract and not open_class_variables and cls.__new__ is _new
     sets_all = not custom_init and not no_init
-    names_on_class = hasattr(cls, "__getattr__") or any(hasattr(cls, n) for n in names)
+    names_on_class = hasattr(cls, "__getattr__") or any(_has(cls, n) for n in names)
     has_hooks = bool(converters or open_variables)
     return ModuleSpec(
         fields=fields,
@@ -95,6 +97,12 @@ def make_spec(
         has_hooks=has_hooks,
         has_checks=bool(static or no_init or checks),
     )
+
+
+def _has(cls: type, name: str) -> bool:
+    """Whether the class has a value, or a property, of the name of a field."""
+    found = getattr(cls, name, _NOTHING)
+    return found is not _NOTHING and type(found) is not Attribute
 
 
 def has_custom_init(cls: type, spec_of: Callable[[type], ModuleSpec | None]) -> bool:

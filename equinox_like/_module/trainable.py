@@ -7,7 +7,7 @@ array would move it by weight decay or momentum, though its gradient is zero. It
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -112,9 +112,9 @@ class Frozen(Module):
 
     value: Any = field(trainable=False)
 
-    _registers_itself_: ClassVar[bool] = True
+    _registers_itself_ = True
     # NumPy leaves `array + frozen` to us.
-    __array_priority__: ClassVar[int] = 100
+    __array_priority__ = 100
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._stopped()(*args, **kwargs)

@@ -6,7 +6,7 @@ must not pay for the few that go wrong.
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 import jax
@@ -103,27 +103,27 @@ def check_values(self: Any, fields: Fields) -> None:
     _set(self, OPEN, SCANNED)
     try:
         for name, value in fields:
+            partials: list[Any] = []
             try:
-                leaves = _leaves(value)
+                leaves = _leaves(value, is_leaf=_collector(jtu.Partial, partials))
             except ContainsItself:
                 _refuse_itself(self, name)
-            if not _OPAQUE.isdisjoint(map(type, leaves)):
-                _check_opaque(self, name, leaves)
+            if partials or not _OPAQUE.isdisjoint(map(type, leaves)):
+                _check_opaque(self, name, [*leaves, *partials])
     finally:
         _unset(self, OPEN)
 
 
-def _check_opaque(self: Any, name: str, leaves: Iterable[Any]) -> None:
+def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, types.MethodType) and leaf.__self__ is self:
             _refuse_itself(self, name)
-        if any(_is_of(part, self) for part in _inside(leaf)):
-            warn(
-                f"Field '{name}' of {type_name(self)} holds a callable that refers to the "
-                f"{type(self).__qualname__} itself, where JAX does not see it. It keeps "
-                "the arrays of this very instance, also in changed copies. Define a "
-                "method instead."
-            )
+    if any(_is_of(part, self) for leaf in leaves for part in _inside(leaf)):
+        warn(
+            f"Field '{name}' of {type_name(self)} holds a callable that refers to the "
+            f"{type(self).__qualname__} itself, where JAX does not see it. It keeps the "
+            "arrays of this very instance, also in changed copies. Define a method instead."
+        )
 
 
 def _refuse_itself(self: Any, name: str) -> NoReturn:
@@ -141,6 +141,17 @@ def _leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[An
         raise
     except Exception:
         return []  # a dictionary whose keys have no order, say
+
+
+def _collector(kind: type, found: list[Any]) -> Callable[[Any], bool]:
+    """To be given as `is_leaf`: appends each node of this type to `found`."""
+
+    def visit(node):
+        if isinstance(node, kind):
+            found.append(node)
+        return False
+
+    return visit
 
 
 def _is_writeable(leaf: Any) -> bool:
@@ -174,7 +185,9 @@ def _wrapped_by(fun: Any) -> Iterator[Any]:
 def _inside(leaf: Any) -> Iterator[Any]:
     """What an opaque callable is made of."""
     if isinstance(leaf, functools.partial):
-        for part in (leaf.func, *leaf.args, *leaf.keywords.values()):
+        # JAX's own puts a `functools.partial` into an object that has it as `fun`.
+        shown = getattr(leaf.func, "fun", None)
+        for part in (leaf.func, shown, *leaf.args, *leaf.keywords.values()):
             yield part
             yield from _inside(part)
     elif isinstance(leaf, _TRANSFORMED):

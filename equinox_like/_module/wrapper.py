@@ -1,7 +1,7 @@
 """`module_update_wrapper`: `functools.update_wrapper` for Modules."""
 
 import inspect
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from .flatten import WRAPPER_ATTRIBUTES
 from .module import Module
@@ -9,15 +9,7 @@ from .module import Module
 _M = TypeVar("_M", bound=Module)
 
 
-class _Missing:
-    def __repr__(self) -> str:
-        return "<wrapper.__wrapped__>"
-
-
-_MISSING: Final[Any] = _Missing()
-
-
-def module_update_wrapper(wrapper: _M, wrapped: Any = _MISSING) -> _M:
+def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
     """A copy of a Module that bears the name and the docstring of what it wraps.
 
     Copied are `__module__`, `__name__`, `__qualname__`, `__doc__` and `__annotations__`,
@@ -65,7 +57,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = _MISSING) -> _M:
             f"{cls.__module__}.{cls.__qualname__} does not. Stored as an attribute, what "
             "is wrapped would be in the tree twice."
         )
-    if wrapped is _MISSING:
+    if wrapped is None:
         wrapped = wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
     copy: Any = object.__new__(cls)
     copy.__dict__.update(wrapper.__getstate__())

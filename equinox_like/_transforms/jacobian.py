@@ -137,20 +137,31 @@ def filter_hessian(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) 
     """
     if fun is MISSING:
         return lambda fun: filter_hessian(fun, has_aux, **jackwargs)
-    return filter_jacfwd(filter_jacrev(fun, has_aux, **jackwargs), has_aux, **jackwargs)
+    rows = _jacobian(fun, "filter_jacrev", has_aux, jackwargs, "filter_hessian")
+    return _jacobian(rows, "filter_jacfwd", has_aux, jackwargs, "filter_hessian")
 
 
-def _jacobian(fun: Any, name: str, has_aux: bool, jackwargs: dict[str, Any]) -> Any:
-    if jackwargs.pop("argnums", None) is not None:
+def _jacobian(
+    fun: Any,
+    transformation: str,
+    has_aux: bool,
+    jackwargs: dict[str, Any],
+    shown: str | None = None,
+) -> Any:
+    """`shown` is the name in messages, by default that of the transformation."""
+    name = shown or transformation
+    options = {k: v for k, v in jackwargs.items() if k != "argnums"}
+    if jackwargs.get("argnums") is not None:
         raise ValueError(
             f"`{name}` does not take `argnums`: it differentiates with respect to the "
             f"first argument. Put several into a tuple, as in "
             f"`{name}(lambda xy: fun(*xy))((x, y))`."
         )
-    _TRANSFORMATIONS[name](lambda x: x, **jackwargs)  # raises for what it does not know
+    # It raises for an option that it does not know.
+    _TRANSFORMATIONS[transformation](lambda x: x, **options)
     if fun is MISSING:
-        return lambda fun: Jacobian(fun, name, has_aux, jackwargs)
-    return Jacobian(fun, name, has_aux, jackwargs)
+        return lambda fun: Jacobian(fun, transformation, name, has_aux, options)
+    return Jacobian(fun, transformation, name, has_aux, options)
 
 
 _TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
@@ -163,12 +174,16 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     """What [`equinox_like.filter_jacfwd`][] and its relatives return."""
 
     _transformation: str = field(static=True)
+    _shown: str = field(static=True)
     _has_aux: bool = field(static=True)
     _jackwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
-    def __init__(self, fun: Any, transformation: str, has_aux: bool, jackwargs: Any):
+    def __init__(
+        self, fun: Any, transformation: str, shown: str, has_aux: bool, jackwargs: Any
+    ):
         super().__init__(fun)
         self._transformation = transformation
+        self._shown = shown
         self._has_aux = has_aux
         self._jackwargs = tuple(sorted(jackwargs.items()))
 
@@ -181,7 +196,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             out, aux = fun(first.fill(data), *others, **kwargs), None
             if has_aux:
                 out, aux = value_and_aux(fun, out)
-            refuse_non_arrays(out, name_of(fun), self._transformation)
+            refuse_non_arrays(out, name_of(fun), self._shown)
             leaves, treedef = jtu.tree_flatten(out)
             return leaves, pack((treedef, aux))
 
@@ -195,7 +210,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         return result
 
     def __repr__(self) -> str:
-        return f"<{self._transformation} of {name_of(self.__wrapped__)}>"
+        return f"<{self._shown} of {name_of(self.__wrapped__)}>"
 
 
 def _no_columns(flat: Any, **kwargs: Any) -> Any:

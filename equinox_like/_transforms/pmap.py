@@ -10,16 +10,17 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .._compat.varying import varying_axes
-from .._core.base import MISSING, Transformed, name_of
+from .._core.base import MISSING, Transformed, name_of, refuse_deprecated
 from .._core.parts import take_apart
-from .._jit.jit import Jitted, filter_jit
+from .._jit.jit import Jitted
 from .._module.field import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
+from .arguments import argument_name
+from .compiled import Compiled
 from .vmap import (
     Unmapped,
-    argument_name,
     axes_of_call,
     check_sizes,
     if_array,
@@ -30,6 +31,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _ROWS = if_array(0)
+_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
 
 @overload
@@ -108,6 +110,9 @@ def filter_pmap(
         assert share(jnp.ones(n)).tolist() == [1 / n] * n
         ```
     """
+    refuse_deprecated(
+        "filter_pmap", _DEPRECATED, refused, ": use `in_axes` and `out_axes`"
+    )
     for name in refused:
         if name in ("static_broadcasted_argnums", "donate_argnums"):
             raise ValueError(
@@ -116,11 +121,33 @@ def filter_pmap(
             )
         raise TypeError(f"`filter_pmap` got an unexpected keyword argument {name!r}.")
     exact = devices is not None
-    used = tuple(devices if exact else jax.devices(backend))
+    used = _Devices(devices if exact else jax.devices(backend))
     options = (in_axes, out_axes, axis_name, axis_size, used, exact)
     if fun is MISSING:
-        return lambda fun: filter_jit(Pmapped(fun, *options), donate=donate)
-    return filter_jit(Pmapped(fun, *options), donate=donate)
+        return lambda fun: Compiled(Pmapped(fun, *options), donate)
+    return Compiled(Pmapped(fun, *options), donate)
+
+
+class _Devices(tuple[Any, ...]):
+    """Devices that can be pickled and copied: by their platform and number."""
+
+    def __reduce__(self):
+        return _find_devices, ([(d.platform, d.id) for d in self],)
+
+    def __deepcopy__(self, memo: Any) -> "_Devices":
+        return self
+
+
+def _find_devices(wanted: list[tuple[str, int]]) -> _Devices:
+    platforms = {platform for platform, _ in wanted}
+    found = {(p, d.id): d for p in platforms for d in jax.devices(p)}
+    missing = [device for device in wanted if device not in found]
+    if missing:
+        raise ValueError(
+            f"A function of `filter_pmap` was pickled for the devices {missing}, which "
+            "are not here."
+        )
+    return _Devices(found[device] for device in wanted)
 
 
 class Pmapped(Transformed[..., Any]):

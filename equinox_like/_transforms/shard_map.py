@@ -15,14 +15,15 @@ from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
-from .._jit.jit import Jitted, filter_jit
+from .._jit.jit import Jitted
 from .._jit.shardings import refuse_misfit
 from .._module.field import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.paths import path_str
-from .vmap import argument_name, by_name
+from .arguments import argument_name, by_name
+from .compiled import Compiled
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -107,8 +108,8 @@ def filter_shard_map(
     """
     options = (mesh, in_specs, out_specs, axis_names, check_vma)
     if fun is MISSING:
-        return lambda fun: filter_jit(ShardMapped(fun, *options), donate=donate)
-    return filter_jit(ShardMapped(fun, *options), donate=donate)
+        return lambda fun: Compiled(ShardMapped(fun, *options), donate)
+    return Compiled(ShardMapped(fun, *options), donate)
 
 
 class ShardMapped(Transformed[..., Any]):

@@ -6,8 +6,8 @@ all others travel by the structure, as in `pack.py`.
 """
 
 import dataclasses
-import inspect
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -17,15 +17,16 @@ import jax.tree_util as jtu
 from jax.sharding import AxisType
 
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
-from .._jit.layout import argument_names
 from .._module.field import field
 from .._tree.filters import is_array, is_none
 from .._tree.match import leaf_name, match_prefix
-from .._tree.paths import path_str
+from .arguments import argument_name, by_name
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+# What JAX says of the second of `out_axes=(0, None)`.
+_BATCHED_OUTPUT = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
 
@@ -180,7 +181,7 @@ class Vmapped(Transformed[..., Any]):
         check_sizes("filter_vmap", fun, args, kwargs, axes, self._axis_size)
         _check_splits(fun, args, kwargs, axes)
         of_mapped = [axes[i] for i in mapped]
-        with_batch, without = jax.vmap(
+        batched = jax.vmap(
             flat,
             # One for all where they are the same: JAX is quicker with that.
             in_axes=(of_mapped[0] if len(set(of_mapped)) == 1 else of_mapped,),
@@ -188,7 +189,18 @@ class Vmapped(Transformed[..., Any]):
             axis_name=self._axis_name,
             axis_size=self._axis_size,
             **dict(self._vmapkwargs),
-        )([leaves[i] for i in mapped])
+        )
+        try:
+            with_batch, without = batched([leaves[i] for i in mapped])
+        except ValueError as error:
+            path = unmapped_outputs.refused(error)
+            if path is None:
+                raise
+            raise ValueError(
+                f"`filter_vmap` of `{name_of(fun)}`: `{path}` depends on what is mapped, "
+                "and so has a batch axis, but `out_axes` gives it `None`. Give it the "
+                "place of that axis, or return what is the same for the whole batch."
+            ) from None
         return unmapped_outputs.join(with_batch, without)
 
     def __repr__(self) -> str:
@@ -214,6 +226,8 @@ def axes_of_call(
 class Unmapped:
     """Keeps what the mapped function returned besides arrays with a batch axis."""
 
+    leaves: list[Any] | None = None
+
     def split(self, out: Any, axes: list[int | None]) -> tuple[list[Any], list[Any]]:
         self.leaves, self.treedef = jtu.tree_flatten(out)
         self.axes: list[Any] = axes
@@ -224,14 +238,23 @@ class Unmapped:
         return self._pick(self.with_batch), self._pick(self.without)
 
     def join(self, with_batch: list[Any], without: list[Any]) -> Any:
-        leaves = list(self.leaves)
+        leaves = list(self.leaves or ())
         for i, x in zip(self.with_batch, with_batch, strict=True):
             leaves[i] = x if self.axes[i] == 0 else jnp.moveaxis(x, 0, self.axes[i])
         for i, x in zip(self.without, without, strict=True):
             leaves[i] = x
         return self.treedef.unflatten(leaves)
 
+    def refused(self, error: ValueError) -> str | None:
+        """The path of the output without an axis that JAX finds batched, if that is it."""
+        found = _BATCHED_OUTPUT.search(str(error))
+        if found is None or self.leaves is None:
+            return None
+        number = self.without[int(found[1])]
+        return leaf_name(self.treedef.unflatten(self.leaves), number, "out")
+
     def _pick(self, indices: list[int]) -> list[Any]:
+        assert self.leaves is not None
         return [self.leaves[i] for i in indices]
 
 
@@ -251,7 +274,8 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
         for leaf in jtu.tree_leaves(subtree):
             chosen: Any = axis(leaf) if callable(axis) else axis
             if chosen is not None and (type(chosen) is bool or not _is_int(chosen)):
-                error = TypeError if callable(axis) else ValueError
+                is_type = callable(axis) or type(chosen) is bool
+                error = TypeError if is_type else ValueError
                 raise error(
                     f"The leaves of `{option}` must be ints, `None`, or callables that "
                     f"return one; `{leaf_name(axes, number, option, is_none)}` gives "
@@ -263,49 +287,6 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
 
 def _is_int(x: Any) -> bool:
     return hasattr(x, "__index__")
-
-
-def by_name(
-    option: str,
-    fun: Callable[..., Any],
-    given: dict[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    default: Any,
-) -> list[tuple[Any, Any, str, str]]:
-    """For each argument what an option says of it by name, its value, and the names of
-    both, in the order of the leaves of `(args, kwargs)`."""
-    names = _names(fun, args, kwargs)
-    # What is one of `*args` has no name of its own.
-    shown = [name if name == parameter else None for name, parameter in names]
-    known = [name for name in [*shown, *kwargs] if name is not None]
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ValueError(
-            f"`{option}` names {unknown}, which `{name_of(fun)}` was not passed; the "
-            f"arguments that can be named in this call are {sorted(known)}."
-        )
-    named = [*zip(shown, args, strict=True), *sorted(kwargs.items())]
-    return [
-        (given.get(name, default), value, f"{option}[{name!r}]", name)
-        if name is not None
-        else (default, value, option, "args")
-        for name, value in named
-    ]
-
-
-def _names(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, str]]:
-    """How to show each positional argument, and its parameter.
-
-    **Raises:**
-
-    `TypeError` if the function cannot be called so.
-    """
-    bound = inspect.signature(fun).bind(*range(len(args)), **{k: k for k in kwargs})
-    names = argument_names(bound)
-    return [names[i] for i in range(len(args))]
 
 
 def check_sizes(
@@ -381,16 +362,3 @@ def _check_splits(
 
 def _as_split(name: str, by: Any) -> str:
     return f"{name} is not split" if by is None else f"{name} is split by {by!r}"
-
-
-def argument_name(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: Any
-) -> str:
-    """The path of a leaf of `(args, kwargs)`, as the function names its arguments."""
-    kind, place, *path = path
-    if kind.idx == 1:
-        return path_str(path, place.key)
-    try:
-        return path_str(path, _names(fun, args, kwargs)[place.idx][0])
-    except (TypeError, ValueError):
-        return path_str(path, f"args[{place.idx}]")

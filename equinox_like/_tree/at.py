@@ -101,7 +101,7 @@ def tree_at(
         nodes = Nodes(copy)
         places, is_one_node = choose_places(where, nodes)
     else:
-        answer = where(copy)
+        answer = _ask(where, copy)
         if type(answer) is _OpaqueLeaf:
             index = _position(opaque, answer)
             if where(treedef.unflatten(leaves)) is not leaves[index]:
@@ -141,6 +141,21 @@ class _Tuple(tuple):
 
 
 jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
+
+
+def _ask(where: Any, copy: Any) -> Any:
+    """`where(copy)`, with an error that tells what it did to a leaf."""
+    try:
+        return where(copy)
+    except (AttributeError, TypeError) as error:
+        if _OpaqueLeaf.__name__ not in str(error):
+            raise
+        what = str(error).replace(_OpaqueLeaf.__name__, "leaf")
+        raise type(error)(
+            "`where` must choose nodes by structure alone. It is called with a copy of "
+            f"`pytree` whose leaves have no value, and used one: {what}. To compute the "
+            "new value from the old one, pass `replace_fn`."
+        ) from error
 
 
 def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:

@@ -7,11 +7,12 @@ when somebody asks for one, for its `__dict__`, or for anything else that needs 
 
 import dataclasses
 import threading
+import types
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .registry import FLAT, registry
-from .structure import Structure
+from .structure import Structure, cached_types
 
 MISSING: Final[Any] = dataclasses.MISSING
 _set = object.__setattr__
@@ -26,6 +27,8 @@ class _Flat:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
+        if type(instance) not in cached_types:  # a tool reads all that `dir` lists
+            raise AttributeError(FLAT)
         try:
             flat = registry.describe(instance)
         except AttributeError as e:  # which would ask a `__getattr__` of the user's
@@ -44,27 +47,39 @@ raw_dict: Final[Callable[[Any], dict[str, Any]]] = vars(_Bare)["__dict__"].__get
 set_raw_dict: Final = vars(_Bare)["__dict__"].__set__
 
 
+class _Dictionary:
+    """`__dict__` of a node, which is built first.
+
+    It is not a `property`: tools that decorate a class would replace one.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> dict[str, Any]:
+        build_now(instance)
+        attributes = raw_dict(instance)
+        if not instance._is_open_:
+            forget(instance)
+        return attributes
+
+    def __set__(self, instance: Any, attributes: dict[str, Any]) -> None:
+        set_raw_dict(instance, attributes)
+
+
 class Cached(_Bare):
     """A node that remembers how it is flattened, and may be lazy."""
 
+    if TYPE_CHECKING:  # alone, as `typing.get_type_hints` shows what has an annotation
+        _aux_: Any
+        _flat_: Any
+        _is_open_: Any
+
     # How JAX's registry flattens it, and how ours does.
-    _aux_: Any = None
-    _flat_: Any = _Flat()
+    _aux_ = None
+    _flat_ = _Flat()
     # The attributes that can be assigned now. It has some under construction only, and then
     # remembers nothing.
-    _is_open_: Any = frozenset()
+    _is_open_ = frozenset()
 
-    @property
-    def __dict__(self) -> dict[str, Any]:
-        build_now(self)
-        attributes = raw_dict(self)
-        if not self._is_open_:
-            forget(self)
-        return attributes
-
-    @__dict__.setter
-    def __dict__(self, attributes: dict[str, Any]) -> None:  # pyright: ignore
-        set_raw_dict(self, attributes)
+    __dict__ = _Dictionary()  # pyright: ignore[reportAssignmentType]
 
     def __getstate__(self) -> Any:
         return self.__dict__.copy()
@@ -80,7 +95,8 @@ def forget(instance: Any) -> None:
 class Attribute:
     """Stands on the class for a field: finds its value once a lazy instance is built.
 
-    A descriptor without `__set__`, so it is asked only where the instance has no value.
+    A descriptor without `__set__`, so it is asked only where the instance has no value. To
+    tools it is what a dataclass with slots has for each field, so that they see no default.
     """
 
     __slots__ = ("default", "name", "owner")
@@ -108,18 +124,25 @@ class Attribute:
                 return attributes[name]
         if default is MISSING:
             # A class further up may have one, or a method of this name.
-            try:
-                return getattr(super(self.owner, found), name)
-            except AttributeError:
-                pass
-            text = f"{type(found).__name__!r} object"
+            above = getattr(super(self.owner, found), name, MISSING)
+            if above is not MISSING and type(above) is not Attribute:
+                return above
             if instance is None:
-                text = f"type object {found.__name__!r}"
+                return self
             raise AttributeError(
-                f"{text} has no attribute {name!r}", name=name, obj=found
+                f"{type(found).__name__!r} object has no attribute {name!r}",
+                name=name,
+                obj=found,
             )
         bind = getattr(type(default), "__get__", None)
         return default if bind is None else bind(default, instance, owner)
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return types.MemberDescriptorType
+
+    def __repr__(self) -> str:
+        return f"<field {self.name!r} of {self.owner.__name__!r} objects>"
 
 
 def build_now(instance: Any) -> None:

@@ -38,11 +38,18 @@ def flatten_up_to(
         found = _first_misfit(prefix, tree, is_leaf)
         # A node may be flattened in another way each time.
         path, one, other, reason = found or ((), prefix, tree, error)
+        nodes = one, other
         here, there = path_str(path, prefix_name), path_str(path, tree_name)
         one, other = describe_node(one), describe_node(other)
         why = f"`{here}` is {one}, and `{there}` is {other}."
         if one == other:
             why = f"`{here}` and `{there}` differ: {reason}"
+            statics = [_statics(node) for node in nodes]
+            if statics[0] != statics[1]:
+                why = (
+                    f"both are {one}, but `{here}` has the static {statics[0]}, and "
+                    f"`{there}` has {statics[1]}."
+                )
         raise ValueError(
             f"`{prefix_name}` does not fit `{tree_name}`, of which it must be a prefix "
             f"(pytree structure error): {why}"
@@ -98,6 +105,11 @@ def pair_leaves(
             f"{message} Expected\n    {expected_treedef}\nand got\n    {given_treedef}"
         )
     return [(path, x, y) for (path, x), y in zip(items, others, strict=True)]
+
+
+def _statics(node: Any) -> str:
+    data = children_of(node)[1].node_data()
+    return "" if data is None else repr(data[1])
 
 
 def _first_misfit(

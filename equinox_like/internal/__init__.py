@@ -30,8 +30,6 @@ from .._runtime.finalise import (
     primitive_finalisations as primitive_finalisations,
     register_impl_finalisation as register_impl_finalisation,
 )
-from .._runtime.noinline import noinline as noinline, noinline_p as noinline_p
-from .._runtime.vprim import create_vprim as create_vprim
 from .._runtime.guards import (
     materialise_zeros as materialise_zeros,
     nonbatchable as nonbatchable,
@@ -42,6 +40,7 @@ from .._runtime.guards import (
     nontraceable as nontraceable,
     nontraceable_p as nontraceable_p,
 )
+from .._runtime.noinline import noinline as noinline, noinline_p as noinline_p
 from .._runtime.progress import (
     AbstractProgressMeter as AbstractProgressMeter,
     NoProgressMeter as NoProgressMeter,
@@ -56,6 +55,7 @@ from .._runtime.unvmap import (
     unvmap_max as unvmap_max,
     unvmap_max_p as unvmap_max_p,
 )
+from .._runtime.vprim import create_vprim as create_vprim
 from .._tree.format import TreeWLCustom as TreeWLCustom
 from ..debug import (
     announce_transform as announce_transform,

@@ -21,6 +21,7 @@ from .._module import Module, field
 from .._tree import combine, is_array, partition
 from ._dropout import Dropout, resolve_inference
 from ._init import Init, default_dtype
+from ._keys import split_key
 from ._kv_cache import (
     KVCache,
     empty_cache,
@@ -192,7 +193,7 @@ class MultiheadAttention(Module):
             self.num_kv_heads * self.qk_size,
             self.num_kv_heads * self.vo_size,
         )
-        keys = jax.random.split(key, 4)
+        keys = split_key(key, 4, self)
         self.query_proj = Linear(
             self.query_size, qk, use_query_bias, dtype, key=keys[0], **inits
         )

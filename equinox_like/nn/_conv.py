@@ -5,7 +5,8 @@ The readings of the arguments, at the end, serve `ConvTranspose` as well.
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import Init, Layout, channels_first, default_dtype, first_values
+from ._init import Init, channels_first, default_dtype, first_values
+from ._keys import split_key
 from ._shape import (
     as_padding,
     as_size,
@@ -77,7 +79,7 @@ class Conv(Module):
     padding_mode: str = field(static=True)
     preferred_element_type: np.dtype | None = field(static=True, default=None)
 
-    _layouts: ClassVar[dict[str, Layout]] = {"weight": channels_first}
+    _layouts = MappingProxyType({"weight": channels_first})
 
     def __init__(
         self,
@@ -341,7 +343,7 @@ def conv_parameters(
     """Weight and bias of a layer whose sizes are set already."""
     per_group = conv.in_channels // conv.groups
     limit = 1 / math.sqrt(per_group * math.prod(conv.kernel_size))
-    weight_key, bias_key = jax.random.split(key, 2)
+    weight_key, bias_key = split_key(key, 2, conv)
     weight_shape = (conv.out_channels, per_group, *conv.kernel_size)
     weight = first_values(
         conv, "weight", weight_init, weight_key, weight_shape, limit, dtype

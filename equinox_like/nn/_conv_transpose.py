@@ -1,7 +1,7 @@
 """`ConvTranspose`, and its forms for one, two and three spatial axes."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from ._conv import (
     convolved,
     one_of,
 )
-from ._init import Init, Layout, channels_first, default_dtype
+from ._init import Init, channels_first, default_dtype
 from ._shape import as_size
 
 
@@ -70,7 +70,7 @@ class ConvTranspose(Module):
     padding_mode: str = field(static=True)
     preferred_element_type: np.dtype | None = field(static=True, default=None)
 
-    _layouts: ClassVar[dict[str, Layout]] = {"weight": channels_first}
+    _layouts = MappingProxyType({"weight": channels_first})
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._warn import warn
+from ._keys import refused_key
 from ._shape import MissingKeyError
 
 _T = TypeVar("_T")
@@ -124,7 +125,11 @@ def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
     keep = _keep_probability(dropout.p)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = x.astype(jnp.result_type(float))
-    mask = jax.random.bernoulli(key, keep, _mask_shape(x.shape, dropout.broadcast_axes))
+    shape = _mask_shape(x.shape, dropout.broadcast_axes)
+    try:
+        mask = jax.random.bernoulli(key, keep, shape)
+    except (TypeError, ValueError) as error:
+        raise refused_key(error, key, dropout) from error
     # Where nothing is kept, `x / 0` would be masked out, but not from the gradient.
     if isinstance(keep, float):
         divisor = keep if keep > 0 else 1.0

@@ -13,6 +13,7 @@ from .._module import Module, field
 from .._runtime.error_if import error_if
 from .._tree import is_array
 from ._init import Init, default_dtype, initialised, layout_of
+from ._keys import refused_key
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, matvec, parts, placed
 
@@ -154,7 +155,10 @@ def _draw(
     )
     dtype = default_dtype(dtype)
     if init is None:
-        return jax.random.normal(key, shape, dtype)
+        try:
+            return jax.random.normal(key, shape, dtype)
+        except (TypeError, ValueError) as error:
+            raise refused_key(error, key, embedding) from error
     layout = layout_of(embedding, "weight")
     return initialised(init, key, shape, dtype, layout, "Embedding.weight")
 

@@ -1,7 +1,8 @@
 """`Linear` and `Identity`: the affine map of a vector, and the map that does nothing."""
 
 import math
-from typing import Any, ClassVar, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._tree import is_array
-from ._init import Init, Layout, default_dtype, first_values, output_first
+from ._init import Init, default_dtype, first_values, output_first
+from ._keys import split_key
 from ._shape import as_size_or_scalar, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, product
 
@@ -43,7 +45,7 @@ class Linear(Module):
     out_features: int | Literal["scalar"] = field(static=True)
     use_bias: bool = field(static=True)
 
-    _layouts: ClassVar[dict[str, Layout]] = {"weight": output_first}
+    _layouts = MappingProxyType({"weight": output_first})
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Linear(Module):
         rows, columns = _count(out_size), _count(in_size)
         limit = 1 / math.sqrt(columns) if columns else 1.0
         dtype = default_dtype(dtype)
-        weight_key, bias_key = jax.random.split(key, 2)
+        weight_key, bias_key = split_key(key, 2, self)
         self.weight = first_values(
             self, "weight", weight_init, weight_key, (rows, columns), limit, dtype
         )

@@ -13,6 +13,7 @@ from .._jit import filter_jit
 from .._module import Module, Partial, field
 from .._tree import combine, is_array, partition
 from ._init import Init, default_dtype
+from ._keys import split_key
 from ._linear import Linear
 from ._shape import as_size, as_size_or_scalar, within
 from ._stack import build_stacked
@@ -138,7 +139,7 @@ def _build_layers(
     mlp: MLP, dtype: DTypeLike | None, key: PRNGKeyArray, inits: dict[str, Any]
 ) -> tuple[Linear, ...]:
     depth, width = mlp.depth, mlp.width_size
-    keys = jax.random.split(key, depth + 1)
+    keys = split_key(key, depth + 1, mlp)
     last_in = width if depth > 0 else mlp.in_size
     last = Linear(
         last_in, mlp.out_size, mlp.use_final_bias, dtype, key=keys[depth], **inits

@@ -1,6 +1,6 @@
 """`SpectralNorm` and `WeightNorm`: layers that compute the weight of another layer."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,15 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._tree import tree_at
+from ._keys import split_key
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
 
+_Layer = TypeVar("_Layer")
 
-class SpectralNorm(StatefulLayer):
+
+class SpectralNorm(StatefulLayer, Generic[_Layer]):
     r"""Divides the weight of a layer by its largest singular value.
 
     That is estimated by a power iteration, which goes on at each call in training:
@@ -49,7 +52,7 @@ class SpectralNorm(StatefulLayer):
         ```
     """
 
-    layer: Any
+    layer: _Layer
     weight_name: str = field(static=True)
     uv_index: StateIndex[Any]
     num_power_iterations: int = field(static=True)
@@ -58,7 +61,7 @@ class SpectralNorm(StatefulLayer):
 
     def __init__(
         self,
-        layer: Any,
+        layer: _Layer,
         weight_name: str,
         num_power_iterations: int = 1,
         eps: float = 1e-12,
@@ -91,7 +94,7 @@ class SpectralNorm(StatefulLayer):
                 f"`{weight_name}` has shape {weight.shape}."
             )
         matrix = _as_matrix(weight)
-        u_key, v_key = jax.random.split(key)
+        u_key, v_key = split_key(key, 2, self)
         u = jax.random.normal(u_key, matrix.shape[:1], matrix.dtype)
         v = jax.random.normal(v_key, matrix.shape[1:], matrix.dtype)
         self.uv_index = StateIndex(_iterate(matrix, u, v, 15, eps))
@@ -135,7 +138,7 @@ class SpectralNorm(StatefulLayer):
         return with_weight(self.layer, self.weight_name, weight / sigma)(x), state
 
 
-class WeightNorm(Module):
+class WeightNorm(Module, Generic[_Layer]):
     r"""Separates the length of a layer's weights from their direction.
 
     $$W = g\, \frac{v}{\|v\|},$$
@@ -159,12 +162,14 @@ class WeightNorm(Module):
         ```
     """
 
-    layer: Any
+    layer: _Layer
     g: Array
     weight_name: str = field(static=True)
     axis: int | None = field(static=True)
 
-    def __init__(self, layer: Any, weight_name: str = "weight", axis: int | None = 0):
+    def __init__(
+        self, layer: _Layer, weight_name: str = "weight", axis: int | None = 0
+    ):
         """**Arguments:**
 
         - `layer`: the layer to wrap.

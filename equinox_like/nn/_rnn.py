@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
-from ._init import Init, Layout, default_dtype, first_values, gates
+from ._init import Init, default_dtype, first_values, gates
+from ._keys import split_key
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import matvec
 
@@ -51,10 +53,12 @@ class GRUCell(Module):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
-    _layouts: ClassVar[dict[str, Layout]] = {
-        "weight_ih": gates(3),
-        "weight_hh": gates(3),
-    }
+    _layouts = MappingProxyType(
+        {
+            "weight_ih": gates(3),
+            "weight_hh": gates(3),
+        }
+    )
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class GRUCell(Module):
         self.hidden_size = as_size(self, "hidden_size", hidden_size)
         self.use_bias = use_bias
         size = self.hidden_size
-        ih_key, hh_key, bias_key, bias_n_key = jax.random.split(key, 4)
+        ih_key, hh_key, bias_key, bias_n_key = split_key(key, 4, self)
         rest = math.sqrt(1 / size), default_dtype(dtype)
         shape = 3 * size, self.input_size
         self.weight_ih = first_values(
@@ -177,10 +181,12 @@ class LSTMCell(Module):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
-    _layouts: ClassVar[dict[str, Layout]] = {
-        "weight_ih": gates(4),
-        "weight_hh": gates(4),
-    }
+    _layouts = MappingProxyType(
+        {
+            "weight_ih": gates(4),
+            "weight_hh": gates(4),
+        }
+    )
 
     def __init__(
         self,
@@ -198,7 +204,7 @@ class LSTMCell(Module):
         self.hidden_size = as_size(self, "hidden_size", hidden_size)
         self.use_bias = use_bias
         size = self.hidden_size
-        ih_key, hh_key, bias_key = jax.random.split(key, 3)
+        ih_key, hh_key, bias_key = split_key(key, 3, self)
         rest = math.sqrt(1 / size), default_dtype(dtype)
         shape = 4 * size, self.input_size
         self.weight_ih = first_values(

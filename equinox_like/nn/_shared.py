@@ -1,13 +1,15 @@
 """`Shared`: one node of a model at several places."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from .._module import Module
 from .._tree import is_array_like, tree_at
+
+_Tree = TypeVar("_Tree")
 
 
 class SharedNode:
@@ -23,7 +25,7 @@ class SharedNode:
         return "SharedNode"
 
 
-class Shared(Module):
+class Shared(Module, Generic[_Tree]):
     """Ties nodes of a model together: a tree has no place for one array twice.
 
     It holds the model with some nodes removed. Calling it returns the whole model, with
@@ -38,7 +40,7 @@ class Shared(Module):
         import jax.numpy as jnp
 
         class LanguageModel(eqx.Module):
-            shared: eqx.nn.Shared
+            shared: eqx.nn.Shared[tuple[eqx.nn.Embedding, eqx.nn.Linear]]
 
             def __init__(self, key):
                 embedding = eqx.nn.Embedding(10, 4, key=key)
@@ -59,12 +61,12 @@ class Shared(Module):
         ```
     """
 
-    pytree: Any
-    where: Callable[[Any], Any]
-    get: Callable[[Any], Any]
+    pytree: _Tree
+    where: Callable[[_Tree], Any]
+    get: Callable[[_Tree], Any]
 
     def __init__(
-        self, pytree: Any, where: Callable[[Any], Any], get: Callable[[Any], Any]
+        self, pytree: _Tree, where: Callable[[_Tree], Any], get: Callable[[_Tree], Any]
     ):
         """**Arguments:**
 
@@ -99,7 +101,7 @@ class Shared(Module):
         self.where = where
         self.get = get
 
-    def __call__(self) -> Any:
+    def __call__(self) -> _Tree:
         """**Returns:** the whole tree."""
         return tree_at(self.where, self.pytree, replace=self.get(self.pytree))
 

@@ -16,6 +16,7 @@ from .._errors import ShapeError
 from .._module import field
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
+from ._keys import split_key
 from ._shape import as_size, described, within
 from ._stack import build_stacked
 from ._state import StateIndex, with_marker
@@ -87,7 +88,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         self.depth = as_size(self, "depth", depth)
         self.checkpoint = _checked_policy(checkpoint)
         self.unroll = unroll
-        self.layers = build_stacked(make_layer, jax.random.split(key, self.depth))
+        self.layers = build_stacked(make_layer, split_key(key, self.depth, self))
 
     @classmethod
     def from_layers(

@@ -813,3 +813,10 @@ def test_result_of_an_own_function_must_be_like_like():
             eqx.tree_deserialise_leaves(
                 io.BytesIO(), {"a": like}, lambda f, x, result=result: result
             )
+
+
+def test_what_is_neither_path_nor_file_is_refused():
+    with pytest.raises(TypeError, match=r"must be a path, or.*`write`; got 5"):
+        eqx.tree_serialise_leaves(5, jnp.ones(2))
+    with pytest.raises(TypeError, match=r"must be a path, or.*`read`; got 5"):
+        eqx.tree_deserialise_leaves(5, jnp.ones(2))

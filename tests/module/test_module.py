@@ -258,12 +258,16 @@ class TestDataclass:
             case Affine(w, b):
                 assert (w, b) == (1.0, 2.0)
 
-    def test_slots_that_name_a_field_are_refused(self):
-        with pytest.raises(TypeError, match=r"'x'.*__slots__"):
+    @pytest.mark.parametrize("slots", [("x",), ("x", "y", "other"), "x"])
+    def test_slots_are_ignored_as_fields_live_in_the_dictionary(self, slots):
+        class Slotted(eqx.Module):
+            __slots__ = slots
+            x: int
+            y: int = 2
 
-            class Slotted(eqx.Module):
-                __slots__ = ("x",)
-                x: int
+        slotted = Slotted(1)
+        assert vars(slotted) == {"x": 1, "y": 2} and jtu.tree_leaves(slotted) == [1, 2]
+        assert jtu.tree_map(lambda x: x + 1, slotted) == Slotted(2, 3)
 
 
 class TestConverter:

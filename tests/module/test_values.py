@@ -184,10 +184,15 @@ class TestCycles:
         [
             lambda self: functools.partial(self.method),
             lambda self: [functools.partial(functools.partial(max, self))],
+            lambda self: jtu.Partial(self.method),
+            lambda self: {"a": (jtu.Partial(functools.partial(self.method)),)},
+            lambda self: jtu.Partial(jax.jit(self.method)),
+            lambda self: Generated(jtu.Partial(self.method)),
+            lambda self: jtu.Partial(max, functools.partial(self.method)),
             lambda self: jax.jit(self.method),
             lambda self: jax.vmap(self),
         ],
-        ids=range(4),
+        ids=range(9),
     )
     def test_one_that_hides_it_from_jax_is_warned_of(self, hide):
         class Hiding(eqx.Module):

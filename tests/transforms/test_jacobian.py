@@ -137,3 +137,13 @@ def test_complex_functions_are_holomorphic_by_option():
     z = jnp.asarray(1.0 + 2.0j)
     assert eqx.filter_jacfwd(lambda z: z**2, holomorphic=True)(z) == 2 * z
     assert np.allclose(eqx.filter_hessian(lambda z: z**3, holomorphic=True)(z), 6 * z)
+
+
+def test_messages_of_a_hessian_name_it():
+    hessian = eqx.filter_hessian(jnp.sum)
+    assert repr(hessian) == "<filter_hessian of sum>"
+    with pytest.raises(ValueError, match="`filter_hessian` does not take `argnums`"):
+        eqx.filter_hessian(jnp.sum, argnums=1)
+    with pytest.raises(TypeError, match="filter_hessian") as caught:
+        eqx.filter_hessian(lambda x: "text")(jnp.ones(2))
+    assert "filter_jac" not in str(caught.value)

@@ -1,5 +1,6 @@
 """filter_vmap: which arrays are mapped, and where the axis goes in the outputs."""
 
+import functools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -144,8 +145,36 @@ def test_output_without_a_batch_may_be_returned_once():
 
 
 def test_batched_output_cannot_be_returned_once():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="`<lambda>`: `out` depends on what is mapped"):
         eqx.filter_vmap(lambda x: x, out_axes=None)(jnp.ones(2))
+    out_axes = (0, {"a": 0, "b": None})
+    f = eqx.filter_vmap(lambda x: (x, {"a": 1, "b": [2, x]}), out_axes=out_axes)
+    with pytest.raises(ValueError, match=r"`out\[1\]\['b'\]\[1\]` depends on"):
+        f(jnp.ones(2))
+
+
+def test_error_of_a_vmap_within_is_left_alone():
+    f = eqx.filter_vmap(lambda x: jax.vmap(lambda y: (y, [y]), out_axes=(0, None))(x))
+    with pytest.raises(ValueError, match=r"at vmap out_axes\[1\]\[0\]"):
+        f(jnp.ones((2, 2)))
+
+
+def test_bool_as_an_axis_is_refused():
+    for axes in {"in_axes": True}, {"out_axes": False}, {"in_axes": (lambda _: True,)}:
+        (option,) = axes
+        with pytest.raises(TypeError, match=f"leaves of `{option}` must be ints"):
+            eqx.filter_vmap(lambda x: x, **axes)(jnp.ones(2))
+
+
+def test_axes_by_name_fit_a_wrapper_with_fewer_parameters():
+    def both(x, y):
+        return x + y
+
+    @functools.wraps(both)
+    def one(x):
+        return both(x, 1)
+
+    assert eqx.filter_vmap(one, in_axes={"x": 0})(jnp.ones(2)).tolist() == [2, 2]
 
 
 def test_axis_size_replicates():
@@ -222,7 +251,7 @@ class TestErrors:
         with pytest.raises(RuntimeError, match=r"keyword arguments \(x\).*dictionary"):
             eqx.filter_vmap(lambda x: x)(x=jnp.ones(2))
 
-    @pytest.mark.parametrize("bad", ["text", 1.5, True])
+    @pytest.mark.parametrize("bad", ["text", 1.5])
     def test_other_axes_are_refused_by_their_path(self, bad):
         with pytest.raises(ValueError, match=r"in_axes\[0\]\['a'\]"):
             eqx.filter_vmap(lambda x: x, in_axes=({"a": bad},))({"a": jnp.ones(2)})

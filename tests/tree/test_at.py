@@ -412,3 +412,23 @@ def test_error_of_where_propagates():
 def test_functions_with_state_need_no_care():
     function = functools.partial(max, 1)
     assert eqx.tree_at(lambda t: t[1], [function, 2], 3) == [function, 3]
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "what"),
+    [
+        (lambda t: t["a"].shape, AttributeError, "no attribute 'shape'"),
+        (lambda t: t["a"] + 1, TypeError, "unsupported operand"),
+        (lambda t: t["a"][0], TypeError, "not subscriptable"),
+        (lambda t: list(t["a"]), TypeError, "not iterable"),
+        (lambda t: t["a"](), TypeError, "not callable"),
+    ],
+)
+def test_where_that_uses_a_leaf_is_told_so(where, error, what):
+    with pytest.raises(error, match=f"structure alone.*{what}.*`replace_fn`"):
+        eqx.tree_at(where, {"a": jnp.ones(2)}, 1)
+
+
+def test_other_errors_of_where_are_left_alone():
+    with pytest.raises(AttributeError, match=r"^'dict' object has no attribute 'b'$"):
+        eqx.tree_at(lambda t: t.b, {"a": 1}, 1)

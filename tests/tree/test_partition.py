@@ -1,3 +1,6 @@
+import re
+from typing import Any
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -156,3 +159,40 @@ def test_one_tree_is_returned_as_it_is():
     assert eqx.combine([1, None]) == [1, None]
     leaves, _ = flatten_with_none(eqx.combine({"a": None}))
     assert leaves == [None]
+
+
+class Tagged(eqx.Module):
+    x: Any
+    tag: int = eqx.field(static=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "one", "other"),
+    [
+        (lambda a, b: eqx.filter(a, b), "pytree", "filter_spec"),
+        (lambda a, b: eqx.partition(a, b), "pytree", "filter_spec"),
+        (lambda a, b: eqx.combine(a, b), r"pytrees\[0\]", r"pytrees\[1\]"),
+        (lambda a, b: eqx.apply_updates(a, b), "model", "updates"),
+    ],
+    ids=["filter", "partition", "combine", "apply_updates"],
+)
+def test_statics_that_differ_are_named_with_argument_and_path(call, one, other):
+    trees = [1, Tagged(True, 1)], [True, Tagged(True, 2)]
+    with pytest.raises(ValueError) as caught:
+        call(*trees)
+    for name, static in (one, 1), (other, 2):
+        pattern = rf"`{name}\[1\]` has (the static )?tag={static}"
+        assert re.search(pattern, str(caught.value))
+
+
+def test_jax_prints_the_statics_of_a_module():
+    one, other = Tagged(1.0, 1), Tagged(1.0, 2)
+    with pytest.raises(ValueError, match=r"tag=1[^$]*tag=2"):
+        jax.tree.map(lambda a, b: a, one, other)
+    with pytest.raises(TypeError, match=r"tag=1.*tag=2"):
+        jax.lax.cond(True, lambda: one, lambda: other)
+    with pytest.raises(TypeError, match=r"tag=1.*tag=2"):
+        jax.lax.scan(lambda carry, x: (other, x), one, jnp.ones(2))
+    with pytest.raises(ValueError) as caught:
+        jax.tree.map(lambda a, b: a, eqx.filter_jit(one.__repr__), eqx.filter_jit(len))
+    assert " at 0x" not in str(caught.value).replace(repr(one.__repr__), "")

@@ -1,0 +1,51 @@
+"""How a class becomes a dataclass. Its annotations are fields, or abstract variables."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+from .._tree.cached import MISSING, Attribute
+from .._tree.registry import FLAT
+from .abstract import own_declarations
+from .flatten import AUX, OPEN
+
+_RESERVED = frozenset({FLAT, AUX, OPEN})
+
+
+def make_dataclass(cls: Any) -> None:
+    annotations = inspect.get_annotations(cls)
+    reserved = sorted(_RESERVED.intersection(annotations))
+    if reserved:
+        raise TypeError(
+            f"Field '{reserved[0]}' of {cls.__qualname__} has a name under which a Module "
+            "remembers how it is flattened: give it another one."
+        )
+    # Without one, `dataclasses` would write a docstring from a signature that is not ours.
+    cls.__doc__ = cls.__doc__ or " "
+    make = dataclasses.dataclass(init=False, repr=False, eq=False)
+    abstract = own_declarations(cls, annotations)
+    if abstract:
+        # They are no fields, and `dataclasses` must not see them.
+        cls.__annotations__ = {
+            n: a for n, a in annotations.items() if n not in abstract
+        }
+        make(cls)
+        cls.__annotations__ = annotations
+    else:
+        make(cls)
+
+
+def put_attributes(cls: Any) -> None:
+    """Lets lazy instances find the values of the fields that `cls` declares."""
+    for name in inspect.get_annotations(cls):
+        declared = cls.__dataclass_fields__.get(name)
+        if declared is None or declared._field_type is not dataclasses._FIELD:  # pyright: ignore
+            continue
+        default = cls.__dict__.get(name, MISSING)
+        # A property overrides the field; a name of a wrapped function is set as it is.
+        if not hasattr(type(default), "__set__") and not is_dunder(name):
+            type.__setattr__(cls, name, Attribute(cls, name, default))
+
+
+def is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")

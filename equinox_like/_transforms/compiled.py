@@ -1,0 +1,26 @@
+"""What `filter_pmap` and `filter_shard_map` return: a transformed function, compiled."""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from .._core.base import Transformed
+from .._jit.donation import check_mode
+from .._jit.jit import Jitted
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Compiled(Jitted[_P, _T]):
+    """`filter_jit` of another transformed function, that shows what that one wraps."""
+
+    def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
+        check_mode(donate)
+        super().__init__(fun, donate, jitkwargs or {})
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self._tree.__wrapped__
+
+    def __repr__(self) -> str:
+        return repr(self._tree)

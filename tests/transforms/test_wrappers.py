@@ -1,0 +1,113 @@
+"""What every transformation returns: a pytree with name and leaves of what it wraps."""
+
+import copy
+import functools
+import pickle
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+import equinox_like as eqx
+
+
+class Scale(eqx.Module):
+    factor: Any
+
+    def __call__(self, x):
+        """Scales."""
+        return (self.factor * x).sum()
+
+
+def total(x, y=0):
+    """Sums."""
+    return jnp.sum(x) + y
+
+
+shard_map = functools.partial(
+    eqx.filter_shard_map, in_specs=PartitionSpec(), out_specs=PartitionSpec()
+)
+TRANSFORMATIONS = {
+    "filter_jit": eqx.filter_jit,
+    "filter_grad": eqx.filter_grad,
+    "filter_value_and_grad": eqx.filter_value_and_grad,
+    "filter_vmap": eqx.filter_vmap,
+    "filter_pmap": eqx.filter_pmap,
+    "filter_pmap on a device": lambda f: eqx.filter_pmap(f, devices=jax.devices()[:1]),
+    "filter_shard_map": shard_map,
+    "filter_checkpoint": eqx.filter_checkpoint,
+    "filter_custom_jvp": eqx.filter_custom_jvp,
+    "filter_custom_vjp": eqx.filter_custom_vjp,
+    "filter_custom_vmap": eqx.filter_custom_vmap,
+    "filter_invertible": eqx.filter_invertible,
+    "filter_make_jaxpr": eqx.filter_make_jaxpr,
+}
+of_each = pytest.mark.parametrize("name", TRANSFORMATIONS)
+
+
+@of_each
+def test_wrapper_knows_what_it_wraps(name):
+    for fun in total, Scale(2.0):
+        wrapper = TRANSFORMATIONS[name](fun)
+        assert wrapper.__wrapped__ is fun
+        assert wrapper.__doc__ == fun.__doc__ and wrapper.__name__ == fun.__name__
+        assert repr(wrapper).startswith(f"<{name.split()[0]} of {fun.__name__}")
+
+
+@of_each
+def test_what_it_wraps_can_be_changed_in_a_copy(name):
+    wrapper = TRANSFORMATIONS[name](Scale(jnp.ones(2)))
+    changed = eqx.tree_at(lambda f: f.__wrapped__.factor, wrapper, jnp.zeros(2))
+    assert type(changed) is type(wrapper)
+    assert not changed.__wrapped__.factor.any() and wrapper.__wrapped__.factor.all()
+
+
+@of_each
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_it_can_be_copied_and_pickled(name, again):
+    for fun in total, Scale(2.0):
+        wrapper = TRANSFORMATIONS[name](fun)
+        other = again(wrapper)
+        assert type(other) is type(wrapper) and other.__wrapped__ == fun
+        assert repr(other) == repr(wrapper) and other.__name__ == wrapper.__name__
+
+
+def test_pickled_pmap_runs_on_the_devices_that_it_had():
+    devices = jax.devices()[2:]
+    f = eqx.filter_pmap(total, devices=devices)
+    again = pickle.loads(pickle.dumps(f))
+    out = again(jnp.ones((2, 3)))
+    assert out.tolist() == [3, 3] and out.sharding.device_set == set(devices)
+    with pytest.raises(ValueError, match=r"pickled for the devices \[\('cpu', 99\)\]"):
+        missing = types.SimpleNamespace(platform="cpu", id=99)
+        rebuild, _ = type(f._tree._devices)([missing]).__reduce__()
+        rebuild([("cpu", 99)])
+
+
+@of_each
+def test_name_of_a_partial_is_that_of_its_function(name):
+    wrapper = TRANSFORMATIONS[name](functools.partial(total, y=1))
+    assert wrapper.__name__ == "total" and "total" in repr(wrapper)
+
+
+def test_partial_shows_its_function():
+    partial = eqx.Partial(total, y=1)
+    assert partial.__name__ == "total" and partial.__doc__ == "Sums."
+    assert partial.__code__ is total.__code__
+    assert eqx.Partial(partial).__name__ == "total"
+    assert eqx.Partial(len).__name__ == "len" and eqx.Partial.__doc__ != len.__doc__
+    assert eqx.Partial(eqx.nn.Identity()).__name__ == "Identity"
+
+
+@pytest.mark.parametrize("name", ["default", "fn", "args", "kwargs", "out"])
+def test_keywords_removed_long_ago_are_refused(name):
+    for transformation in eqx.filter_jit, eqx.filter_vmap, eqx.filter_pmap:
+        with pytest.raises(ValueError, match=f"`{name}`.*deprecated"):
+            transformation(total, **{name: 1})
