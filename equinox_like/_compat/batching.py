@@ -64,6 +64,7 @@ def _free_variables(fun: Any) -> Iterator[Any]:
 
 
 def _is_called(fun: Any, name: str) -> bool:
-    code = getattr(fun, "__code__", None)
-    in_jax = os.path.dirname(jax.__file__) + os.sep
-    return getattr(code, "co_name", "") == name and code.co_filename.startswith(in_jax)
+    code: Any = getattr(fun, "__code__", None)
+    if getattr(code, "co_name", None) != name:
+        return False
+    return code.co_filename.startswith(os.path.dirname(jax.__file__) + os.sep)

@@ -268,16 +268,16 @@ def _checked_sizes(
 def _check_axes(layer: Einsum, axes: _Axes, x: Any) -> None:
     weight_shape = parameter_shape(layer, "weight", len(axes.weight))
     sizes = dict(zip(axes.weight, weight_shape or (), strict=False))
-    ndim = len(getattr(x, "shape", ()))
-    names = _expanded(axes.x, ndim)
+    shape = getattr(x, "shape", ())
+    names = _expanded(axes.x, len(shape))
     wanted = [sizes.get(name) for name in names]
-    if len(wanted) != ndim or isinstance(x, list | tuple):
+    if len(wanted) != len(shape) or isinstance(x, list | tuple):
         check_input(layer, x, wanted)
-    for name, size, given in zip(names, wanted, getattr(x, "shape", ()), strict=True):
+    for name, size, given in zip(names, wanted, shape, strict=True):
         if size is not None and given != size:
             raise ShapeError(
                 f"Einsum({axes}) takes an `x` whose axis {name!r} has size {size}, but was "
-                f"given shape {jnp.shape(x)}, where it has size {given}."
+                f"given shape {shape}, where it has size {given}."
             )
 
 

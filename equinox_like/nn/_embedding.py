@@ -199,7 +199,8 @@ def _check_index(embedding: Embedding, x: Any) -> None:
         )
     if rows is not None and not isinstance(x, jax.Array):
         # A Python or NumPy number: its value is known at no cost.
-        if not -rows[0] <= operator.index(x) < rows[0]:
+        number: Any = x
+        if not -rows[0] <= operator.index(number) < rows[0]:
             raise IndexError(
                 f"Embedding has {rows[0]} rows, and was asked for number {x}."
             )

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
-from .._tree import is_array
 from ._init import Init, default_dtype, first_values, gates
 from ._keys import split_key
 from ._shape import as_size, check_input, parameter_shape
@@ -333,8 +332,9 @@ def _check_hidden(cell: Any, hidden: Any, name: str) -> None:
 def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
     if not isinstance(hidden, tuple | list) or len(hidden) != 2:
         given = f"a {type(hidden).__name__}"
-        if is_array(hidden):
-            given = f"an array of shape {hidden.shape}"
+        shape = getattr(hidden, "shape", None)
+        if shape is not None:
+            given = f"an array of shape {shape}"
         elif isinstance(hidden, tuple | list):
             given += f" of length {len(hidden)}"
         raise TypeError(
