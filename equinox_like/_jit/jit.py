@@ -14,6 +14,7 @@ from .._compat.trace_state import at_top_level
 from .._core.base import (
     MISSING,
     Transformed,
+    frames_hidden,
     hide_frames,
     is_global,
     name_of,
@@ -161,6 +162,7 @@ class Jitted(Transformed[_P, _T]):
             hide_frames(e)
             raise
 
+    @frames_hidden
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced[_P, _T]:
         """Traces for these arguments, without compiling or running.
 
@@ -175,6 +177,7 @@ class Jitted(Transformed[_P, _T]):
         stage = AheadOfTime(self, specialization, layout, named, platform, waits)
         return Traced(traced, stage)
 
+    @frames_hidden
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered[_P, _T]:
         """Traces and lowers for these arguments, without compiling or running.
 
@@ -182,6 +185,7 @@ class Jitted(Transformed[_P, _T]):
         """
         return self.trace(*args, **kwargs).lower()
 
+    @frames_hidden
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The output with a `jax.ShapeDtypeStruct` in place of each array.
 
@@ -191,6 +195,7 @@ class Jitted(Transformed[_P, _T]):
         out = self._stage("eval_shape", specialization, layout, leaves)
         return specialization.outputs.fill(out)
 
+    @frames_hidden
     def explain(self, /, *args: Any, **kwargs: Any) -> Retrace | None:
         """Why a call would be retraced, or `None` if it would not be.
 
@@ -209,6 +214,7 @@ class Jitted(Transformed[_P, _T]):
             return None
         return explain(name_of(self.__wrapped__), trace, before)
 
+    @frames_hidden
     def donation_report(self, /, *args: Any, **kwargs: Any) -> DonationReport:
         """What a call would donate, leaf by leaf, and what XLA makes of it.
 

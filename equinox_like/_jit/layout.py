@@ -162,6 +162,12 @@ class Layout:
         return names
 
     @property
+    def number_of_own_data(self) -> int:
+        """How many data are in the callable itself. They come first."""
+        _, size = self.arguments[0]
+        return sum(label is not STATIC for label in self.labels[:size])
+
+    @property
     def data_names(self) -> list[str]:
         """The names of the leaves that are data."""
         named = zip(self.names, self.labels, strict=True)

@@ -26,7 +26,7 @@ class DonationRow(NamedTuple):
     outcome: Outcome
     #: The path of the output that takes its buffer, if it is aliased.
     output: str | None = None
-    #: Why no output takes it, if it is unusable.
+    #: Why no output takes it, if it is unusable; or why it is kept, if that may surprise.
     reason: str | None = None
 
     def __str__(self) -> str:
@@ -41,22 +41,27 @@ class DonationReport:
     order of the signature. Their `outcome` is
 
     - `"aliased"`: an output takes over the buffer; `output` is its path;
-    - `"donor"`: the buffer is XLA's, which may use it for anything or for nothing;
+    - `"donor"`: no output takes the buffer, but it is XLA's, which may use it for anything
+        or for nothing. `"warn"` and `"strict"` tell of it as of one that is unusable;
     - `"unusable"`: donated, but no output can take the buffer; `reason` says why;
     - `"unused"`: donated, but the program does not look at it;
     - `"kept"`: not donated;
     - `"unknown"`: donated, and this version of JAX does not tell.
 
-    `donated_bytes` is the sum over those that are donated. `aliased_bytes`,
-    `temporary_bytes` and `peak_bytes` are XLA's own account. All of them, and the bytes of
-    the rows, are those on one device. `str(report)` is a table.
+    `donated_bytes` is the sum over those that are donated, and `aliased_bytes` over those
+    of them whose buffer an output takes. `temporary_bytes` and `peak_bytes` are XLA's
+    account. All of them, and the bytes of the rows, are those on one device. `str(report)`
+    is a table.
     """
 
     def __init__(self, function: str, rows: Sequence[DonationRow], memory: Any):
         self.function = function
         self.rows = tuple(rows)
         self.donated_bytes = sum(r.bytes for r in rows if r.outcome != "kept")
-        self.aliased_bytes: int = memory.alias_size_in_bytes
+        # XLA also counts the copies of NumPy arrays, which are nobody's.
+        self.aliased_bytes = sum(r.bytes for r in rows if r.outcome == "aliased")
+        if any(r.outcome == "unknown" for r in rows):
+            self.aliased_bytes = min(memory.alias_size_in_bytes, self.donated_bytes)
         self.temporary_bytes: int = memory.temp_size_in_bytes
         self.peak_bytes: int = memory.peak_memory_in_bytes
 
@@ -94,7 +99,13 @@ def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
         _row(name, x, outputs, is_donated, fate)
         for (name, x, is_donated), fate in zip(named, buffers, strict=True)
     ]
+    if lowered._call.jitted._program.donation.is_any:
+        for i in range(lowered._call.layout.number_of_own_data):
+            rows[i] = rows[i]._replace(reason=_OWN)
     return DonationReport(function, rows, compiled.memory_analysis())
+
+
+_OWN = "an array of the callable itself; one that is an argument can be donated"
 
 
 class _Output(NamedTuple):

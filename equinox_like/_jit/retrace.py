@@ -38,6 +38,8 @@ class Trace(NamedTuple):
     avals: tuple[Any, ...]
     context: Any
     settings: dict[str, Any]
+    # Another object after `jax.clear_caches()`.
+    session: Any
 
     def serves(self, other: "Trace") -> bool:
         """Whether JAX uses the one for the call that the other is about."""
@@ -45,13 +47,28 @@ class Trace(NamedTuple):
             self.skeleton is other.skeleton
             and self.avals == other.avals
             and self.context == other.context
+            and self.session is other.session
         )
+
+    def is_forgotten(self, other: "Trace") -> bool:
+        """Whether JAX no longer has this trace, at the time of the other one."""
+        return self.context == other.context and self.session is not other.session
 
 
 def trace_of(layout: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
     return Trace(
-        layout.arguments, skeleton, layout, tuple(avals), trace_context(), settings()
+        layout.arguments,
+        skeleton,
+        layout,
+        tuple(avals),
+        trace_context(),
+        settings(),
+        _session.trace().jaxpr,
     )
+
+
+# JAX returns the very trace that it has, as long as it has it.
+_session: Final = jax.jit(lambda: ())
 
 
 def trace_to_be(layout: Any, leaves: Sequence[Any]) -> Trace:
@@ -97,7 +114,8 @@ class Retrace:
 
 def explain(function: str, trace: Trace, before: Sequence[Trace]) -> Retrace:
     """What keeps all of `before` from serving, by the one which is nearest."""
-    found = [list(_differences(old, trace)) for old in before[-_SEARCHED:]]
+    known = [old for old in before if not old.is_forgotten(trace)]
+    found = [list(_differences(old, trace)) for old in known[-_SEARCHED:]]
     return Retrace(function, min(reversed(found), key=len, default=[]))
 
 
@@ -109,7 +127,7 @@ def _differences(old: Trace, new: Trace) -> Iterator[Difference]:
     before, after = _named(old), _named(new)
     for name in after if old.avals != new.avals else ():
         if name in before and before[name] != after[name]:
-            yield _of_data(name, before[name], after[name])
+            yield from _of_data(name, before[name], after[name])
     if old.context != new.context:
         yield from _of_context(old, new)
 
@@ -118,25 +136,31 @@ def _named(trace: Trace) -> dict[str, Any]:
     return dict(zip(trace.layout.data_names, trace.avals, strict=True))
 
 
-def _of_data(name: str, old: Any, new: Any) -> Difference:
+def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
     was, now = f"an array {old.str_short()}", new.str_short()
-    if old.shape != new.shape:
+    same_shape, same_dtype = old.shape == new.shape, old.dtype == new.dtype
+    if not same_shape:
         fix = (
             "Each shape is compiled for itself: pad to a few sizes, if there are many."
         )
-        return Difference(name, SHAPE, was, now, fix)
-    if old.dtype != new.dtype:
-        return Difference(name, DTYPE, was, now, "Convert it before the call.")
-    if old.weak_type != new.weak_type:
+        yield Difference(name, SHAPE, was, now, fix)
+    if not same_dtype:
+        if not same_shape:
+            was, now = f"an array of dtype {old.dtype}", f"of dtype {new.dtype}"
+        yield Difference(name, DTYPE, was, now, "Convert it before the call.")
+    # A typed key has no weak type.
+    weak = getattr(old, "weak_type", False), getattr(new, "weak_type", False)
+    if weak[0] != weak[1]:
         kinds = {True: "a weak type", False: "no weak type"}
-        return Difference(
+        yield Difference(
             name,
             WEAK_TYPE,
-            f"{was} with {kinds[old.weak_type]}",
-            f"with {kinds[new.weak_type]}",
+            f"an array {old.str_short()} with {kinds[weak[0]]}",
+            f"with {kinds[weak[1]]}",
             "Give it a dtype, as in `jnp.asarray(x, jnp.float32)`.",
         )
-    return Difference(name, SHARDING, f"{was} {_layout(old)}", _layout(new))
+    if same_shape and same_dtype and weak[0] == weak[1]:
+        yield Difference(name, SHARDING, f"{was} {_layout(old)}", _layout(new))
 
 
 def _layout(aval: Any) -> str:

@@ -1,20 +1,40 @@
 """The carry of a loop, whatever it is: its arrays change from step to step, the rest stays.
 
-JAX gets a flat list of arrays. What it says of them by number, is said here by path.
+JAX gets a flat list of arrays. What it says of them by number, is said here by path. A
+Python number that a step changes is an array from the start, as it is to JAX.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._core.base import name_of
 from .._core.difference import tree_differences
-from .._core.parts import take_apart, take_apart_like
+from .._core.parts import is_number, take_apart, take_apart_like
 from .._tree.filters import is_array
 from .._tree.paths import path_str
+from .._tree.strict import strictly_same
+
+
+def with_carry(loop: str, fun: Any, init: Any, run: Callable[["Carry"], Any]) -> Any:
+    """`run(carry)`, again with arrays for the numbers that a step has changed."""
+    while True:
+        carry = Carry(init, loop, fun)
+        try:
+            with carry.explained():
+                return run(carry)
+        except _NumbersChange as e:
+            init = e.init
+
+
+class _NumbersChange(Exception):
+    def __init__(self, init: Any):
+        super().__init__()
+        self.init = init
 
 
 class Carry:
@@ -40,6 +60,7 @@ class Carry:
         """
         data, rest = take_apart_like(carry, self._rest)
         if rest != self._rest:
+            self._promote_numbers(carry)
             difference = next(tree_differences("carry", self._init, carry), None)
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
@@ -48,6 +69,23 @@ class Carry:
             )
         self._changed = self._change(before, data)
         return data
+
+    def _promote_numbers(self, carry: Any) -> None:
+        before, treedef = jtu.tree_flatten(self._init)
+        after, other = jtu.tree_flatten(carry)
+        if treedef != other:
+            return
+        change = [
+            is_number(x) and (is_array(y) or is_number(y)) and not strictly_same(x, y)
+            for x, y in zip(before, after, strict=True)
+        ]
+        if any(change):
+            raise _NumbersChange(
+                treedef.unflatten(
+                    jnp.asarray(x) if changes else x
+                    for x, changes in zip(before, change, strict=True)
+                )
+            )
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

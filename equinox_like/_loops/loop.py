@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._core.base import frames_hidden
-from .carry import Carry
+from .._core.base import frames_hidden, name_of
+from .._tree.filters import is_array_like
+from .._tree.nodes import describe_node
+from .carry import Carry, type_of, with_carry
 
 _C = TypeVar("_C")
 
@@ -29,7 +31,8 @@ def filter_while_loop(
     - `cond`: from the carry to a boolean scalar: whether to do another step.
     - `body`: the step, from a carry to a carry.
     - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
-        its shape and dtype; everything else, Python numbers too, stays what it is.
+        its shape and dtype; everything else stays what it is. A Python number that a step
+        changes is an array from the start, as for JAX.
     - `max_steps`: how many steps to do at most. The loop then ends, whatever `cond` says.
     - `kind`: `"lax"`, as JAX does it: differentiable in forward mode only.
 
@@ -62,29 +65,35 @@ def filter_while_loop(
             '"bounded" and "checkpointed" will come later: until then `filter_scan` is '
             "the loop with a reverse-mode derivative."
         )
-    carry = Carry(init, "filter_while_loop", body)
-    if max_steps is None:
-        with carry.explained():
-            return carry.fill(
-                jax.lax.while_loop(
-                    lambda data: cond(carry.fill(data)),
-                    lambda data: carry.step(data, body(carry.fill(data))),
-                    carry.data,
-                )
-            )
-    limit = _limit(max_steps)
+    limit = None if max_steps is None else _limit(max_steps)
 
-    def flat_cond(state):
-        steps, data = state
-        return (steps < limit) & cond(carry.fill(data))
+    def run(carry: Carry) -> Any:
+        def flat_cond(state):
+            steps, data = state
+            goes_on = cond(carry.fill(data))
+            _require_bool(goes_on, cond)
+            return goes_on if limit is None else (steps < limit) & goes_on
 
-    def flat_body(state):
-        steps, data = state
-        return steps + 1, carry.step(data, body(carry.fill(data)))
+        def flat_body(state):
+            steps, data = state
+            steps = None if limit is None else steps + 1
+            return steps, carry.step(data, body(carry.fill(data)))
 
-    with carry.explained():
-        _, last = jax.lax.while_loop(flat_cond, flat_body, (jnp.int32(0), carry.data))
-    return carry.fill(last)
+        start = None if limit is None else jnp.int32(0)
+        _, last = jax.lax.while_loop(flat_cond, flat_body, (start, carry.data))
+        return carry.fill(last)
+
+    return with_carry("filter_while_loop", body, init, run)
+
+
+def _require_bool(goes_on: Any, cond: Any) -> None:
+    is_scalar = is_array_like(goes_on) and not jnp.shape(goes_on)
+    if not is_scalar or not jnp.issubdtype(jnp.result_type(goes_on), jnp.bool_):
+        found = type_of(goes_on) if is_array_like(goes_on) else describe_node(goes_on)
+        raise TypeError(
+            f"`filter_while_loop`: the condition `{name_of(cond)}` must return a boolean "
+            f"scalar; it returned {found}."
+        )
 
 
 def _limit(max_steps: Any) -> int:
@@ -114,7 +123,8 @@ def filter_fori_loop(
         works if both are known when the loop is traced.
     - `body`: the step, from its number and a carry to a carry.
     - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
-        its shape and dtype; everything else, Python numbers too, stays what it is.
+        its shape and dtype; everything else stays what it is. A Python number that a step
+        changes is an array from the start, as for JAX.
     - `unroll`: as for `jax.lax.fori_loop`.
 
     **Returns:**
@@ -139,8 +149,8 @@ def filter_fori_loop(
         assert total == 6 and name == "sum"
         ```
     """
-    carry = Carry(init, "filter_fori_loop", body)
-    with carry.explained():
+
+    def run(carry: Carry) -> Any:
         last = jax.lax.fori_loop(
             lower,
             upper,
@@ -148,4 +158,6 @@ def filter_fori_loop(
             carry.data,
             unroll=unroll,
         )
-    return carry.fill(last)
+        return carry.fill(last)
+
+    return with_carry("filter_fori_loop", body, init, run)

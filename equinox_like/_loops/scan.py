@@ -11,7 +11,7 @@ from .._core.pack import pack, unpack
 from .._core.parts import take_apart
 from .._tree.filters import is_array
 from .._tree.paths import path_str
-from .carry import Carry
+from .carry import Carry, with_carry
 
 _C = TypeVar("_C")
 _X = TypeVar("_X")
@@ -34,7 +34,8 @@ def filter_scan(
 
     - `f`: a function `(carry, x) -> (carry, y)`.
     - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
-        its shape and dtype; everything else, Python numbers too, stays what it is.
+        its shape and dtype; everything else stays what it is. A Python number that a step
+        changes is an array from the start, as for JAX.
     - `xs`: what to go through along axis 0 of each array. Everything else in it is the same
         at every step.
     - `length`, `reverse`, `unroll`: as for `jax.lax.scan`.
@@ -69,18 +70,17 @@ def filter_scan(
     """
     data, rest = take_apart(xs)
     _check_lengths(f"`filter_scan` of `{name_of(f)}`", xs, length)
-    carry = Carry(init, "filter_scan", f)
 
-    def flat(before, x):
-        out = f(carry.fill(before), rest.fill(x))
-        if not (isinstance(out, tuple) and len(out) == 2):
-            raise TypeError(
-                f"`filter_scan`: `{name_of(f)}` must return a pair `(carry, y)`; it "
-                f"returned a {type(out).__name__}."
-            )
-        return carry.step(before, out[0]), pack(out[1])
+    def run(carry: Carry) -> Any:
+        def flat(before, x):
+            out = f(carry.fill(before), rest.fill(x))
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise TypeError(
+                    f"`filter_scan`: `{name_of(f)}` must return a pair `(carry, y)`; it "
+                    f"returned a {type(out).__name__}."
+                )
+            return carry.step(before, out[0]), pack(out[1])
 
-    with carry.explained():
         last, ys = jax.lax.scan(
             _checkpointed(flat, checkpoint),
             carry.data,
@@ -89,7 +89,9 @@ def filter_scan(
             reverse=reverse,
             unroll=unroll,
         )
-    return carry.fill(last), unpack(ys)
+        return carry.fill(last), unpack(ys)
+
+    return with_carry("filter_scan", f, init, run)
 
 
 def _checkpointed(flat: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import types
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 
+import jax
 import jax.tree_util as jtu
 
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
@@ -356,10 +357,23 @@ class BoundMethod(Module):
         return super().__reduce_ex__(protocol)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except Exception as e:
+            _leave_out_this_frame(e)
+            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
         refuse_assignment(self, name)
+
+
+def _leave_out_this_frame(error: Exception) -> None:
+    """To be called in an `except` clause that then says `raise` alone."""
+    if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    entry = error.__traceback__
+    if entry is not None and entry.tb_next is not None:
+        error.__traceback__ = entry.tb_next
 
 
 def _flatten_bound(bound: BoundMethod):

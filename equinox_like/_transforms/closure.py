@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.jaxpr import eval_jaxpr
-from .._core.base import name_of, require_callable
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._module.field import field
 from .._module.module import Module
@@ -20,6 +20,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+@frames_hidden
 def filter_closure_convert(
     fn: Callable[_P, _T], *args: Any, **kwargs: Any
 ) -> "ClosureConverted[_P, _T]":

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import zero_from_primal
 
+from .._compat.custom_vjp import call_with_rules, is_forward_mode
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import pack, unpack
@@ -411,7 +412,17 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             optimize_remat=optimize_remat,
         )
         message = _UNEXPECTED_TANGENT.format(name=name)
-        return unpack(flat(data, hold(held, lambda _: RuntimeError(message))))
+        held = hold(held, lambda _: RuntimeError(message))
+        try:
+            return unpack(call_with_rules(flat, data, held))
+        except TypeError as e:
+            if not is_forward_mode(e):
+                raise
+            raise TypeError(
+                f"`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "
+                "no forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
+                "`jax.hessian`). Use `filter_custom_jvp`, whose rule serves both modes."
+            ) from e
 
     def __repr__(self) -> str:
         return f"<filter_custom_vjp of {name_of(self.__wrapped__)}>"

@@ -14,19 +14,19 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._compat.batching import mapped_at_once
+from .._compat.custom_vjp import is_forward_mode
 from .._compat.tracer import Tracer
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.parts import take_apart
-from .._errors import NotInvertibleError
 from .._module.field import field
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
 from .._tree.partition import combine, filter, partition
 from .._tree.paths import path_str
-from .callback import filter_io_callback
 from .custom_rules import filter_custom_vjp
 from .inverse import derived_inverse
+from .inverse_check import refuse_large
 from .vjp import filter_vjp
 from .vmap import filter_vmap, if_array
 
@@ -81,8 +81,9 @@ def filter_invertible(
     **Raises:**
 
     [`equinox_like.NotInvertibleError`][], a `ValueError`, if no inverse can be derived,
-    naming the step that stops it; or if `check` finds one that is none. Within `jax.jit`
-    the latter is an error of JAX with the same text. `ValueError` if `y` is not of the form
+    naming the step that stops it; or if `check` finds one that is none, with the largest
+    error. Within `jax.jit`, unlike `filter_jit`, the latter is an error of JAX with the
+    same text. `TypeError` in forward mode. `ValueError` if `y` is not of the form
     of `x`, or if the blocks along the first axis are not of the same number everywhere.
 
     !!! example
@@ -126,8 +127,17 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
     def __call__(self, blocks: _B | Sequence[_B], x: _X, /) -> _X:
         fun = self.__wrapped__
         if self._check:
-            _verify(fun, self._inverse, blocks, x)
-        return _run(fun, self._inverse, blocks, x)
+            x = _verified(fun, self._inverse, blocks, x)
+        try:
+            return _run(fun, self._inverse, blocks, x)
+        except TypeError as e:
+            if not is_forward_mode(e.__cause__ or e):
+                raise
+            raise TypeError(
+                f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no forward "
+                "mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, `jax.hessian`): "
+                "there is nothing to save there. Apply the blocks by a loop instead."
+            ) from None
 
     def __repr__(self) -> str:
         return f"<filter_invertible of {name_of(self.__wrapped__)}>"
@@ -279,7 +289,10 @@ def _after(x: Any, done: Any) -> Any:
     zero = jnp.zeros(())
     for a in jtu.tree_leaves(filter(done, is_inexact_array)):
         if a.size:
-            first = jnp.real(a[(0,) * a.ndim]).astype(zero.dtype)
+            # Of what explicit axes split there is no first element to be had.
+            is_split = any(jax.typeof(a).sharding.spec)
+            first = jnp.sum(a) if is_split else a[(0,) * a.ndim]
+            first = jnp.real(first).astype(zero.dtype)
             zero = zero + 0 * jnp.nan_to_num(first)
     return jtu.tree_map(
         lambda a: a + zero.astype(a.dtype) if is_inexact_array(a) else a, x
@@ -329,41 +342,31 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
     )
 
 
-def _verify(fun: Any, inverse: Any, blocks: Any, x: Any) -> None:
+def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
+    """`x`, unless a check of the inverse fails."""
     undo = inverse or derived_inverse(fun)
-    blocks, x = jtu.tree_map(
+    held, start = jtu.tree_map(
         lambda leaf: jax.lax.stop_gradient(leaf) if is_array(leaf) else leaf,
         (blocks, x),
     )
 
     def step(x, block):
         y = _like(fun(block, x), x, fun)
-        errors = [jnp.zeros(())]
+        errors = [jnp.zeros(2)]
         rebuilt = jtu.tree_leaves(filter(undo(block, y), is_inexact_array))
         for old, new in zip(
             jtu.tree_leaves(filter(x, is_inexact_array)), rebuilt, strict=True
         ):
-            # In units of what may be lost to rounding.
+            # In units of what may be lost to rounding, and as it is.
             unit = np.sqrt(jnp.finfo(old.dtype).eps) * (1 + jnp.abs(old))
-            errors.append(jnp.max(jnp.abs(old - new) / unit, initial=0.0))
-        return y, jnp.max(jnp.stack([e.astype(float) for e in errors]))
+            error = jnp.abs(old - new)
+            largest = [jnp.max(e, initial=0.0) for e in (error / unit, error)]
+            errors.append(jnp.stack(largest).astype(float))
+        return y, jnp.max(jnp.stack(errors), 0)
 
-    _, errors = _scan(step, x, blocks)
+    _, errors = _scan(step, start, held)
     leaves = jtu.tree_leaves(errors)
-    if leaves:
-        _refuse_large(jnp.max(jnp.hstack(leaves)), name_of(fun))
-
-
-def _refuse_large(error: jax.Array, name: str) -> None:
-    def refuse(error):
-        # A comparison that NaN does not pass.
-        if not error <= 1:
-            raise NotInvertibleError(
-                f"The inverse of `{name}` is none: what it rebuilds differs from what was "
-                f"there by up to {float(error):.3g} times what rounding may do."
-            )
-
-    if isinstance(error, Tracer):
-        filter_io_callback(refuse, error, result_shape_dtypes=None)
-    else:
-        refuse(error)
+    if not leaves:
+        return x
+    largest = jnp.max(jnp.vstack(leaves), 0)
+    return refuse_large(largest, x, name_of(fun))

@@ -68,8 +68,9 @@ def filter_shard_map(
         same on all of them.
     - `mesh`: the mesh; by default that in use.
     - `in_specs`: a prefix tree of the tuple of positional arguments, whose leaves are
-        `PartitionSpec`s, or `None` for what all devices get whole. Or a dictionary from
-        parameter names to such trees; the others are then `None`.
+        `PartitionSpec`s, or `None` for what all devices get whole. Arguments without
+        arrays, at the end or passed by keyword, need none. Or a dictionary from parameter
+        names to such trees; the others are then `None`.
     - `out_specs`: a prefix tree of the output, likewise.
     - `axis_names`: the axes that become manual; by default all.
     - `check_vma`: whether JAX keeps track of what differs between devices. Without it a
@@ -177,11 +178,18 @@ class ShardMapped(Transformed[..., Any]):
         given, fun = self._in_specs, self.__wrapped__
         if isinstance(given, dict):
             parts = by_name("in_specs", fun, given, args, kwargs, None)
-        elif isinstance(given, tuple) and kwargs:
-            raise ValueError(
-                f"`in_specs` of `{name_of(fun)}` says nothing of {list(kwargs)}, which "
-                "have no position: let it be a dictionary from names to specs."
-            )
+        elif isinstance(given, tuple):
+            untold = [name for name, x in kwargs.items() if _has_arrays(x)]
+            if untold:
+                raise ValueError(
+                    f"`in_specs` of `{name_of(fun)}` says nothing of {untold}, which have "
+                    "no position: let it be a dictionary from names to specs."
+                )
+            more = args[len(given) :]
+            if not _has_arrays(more):  # static ones, which need no spec
+                given = (*given, *[None] * len(more))
+            parts = [(given, args, "in_specs", "the arguments")]
+            parts += [(None, kwargs[k], "in_specs", k) for k in sorted(kwargs)]
         else:
             parts: list[tuple[Any, Any, str, str]] = [
                 (given, args, "in_specs", "the arguments")
@@ -242,6 +250,10 @@ def _explain_explicit(names, data, specs, error: ValueError) -> None:
                 f"split by {has}. Of explicit axes a spec must say how the array is split: "
                 "use `filter_shard` on it before."
             ) from error
+
+
+def _has_arrays(tree: Any) -> bool:
+    return any(map(is_array, jtu.tree_leaves(tree)))
 
 
 def _padded(spec: Any, ndim: int) -> tuple[Any, ...]:

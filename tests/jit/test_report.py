@@ -153,3 +153,19 @@ def test_text_is_a_table():
     assert lines[2].split() == ["x", "float32[3]", "12", "aliased", "with", "output"]
     assert lines[3].split()[:4] == ["y", "float32[1000]", "4,000", "unusable:"]
     assert lines[4].startswith("4,012 bytes are donated, of which outputs take 12.")
+
+
+def test_copies_of_numpy_arrays_are_not_counted():
+    f = eqx.filter_jit(lambda x, y: (x + 1, y + 1), donate="all")
+    report = f.donation_report(jnp.ones(2), np.ones(3, np.float32))
+    assert report.donated_bytes == report.aliased_bytes == 8
+    assert [row.outcome for row in report.rows] == ["aliased", "kept"]
+
+
+def test_arrays_of_the_callable_are_kept_and_it_says_how_to_donate_them():
+    module = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    report = eqx.filter_jit(module, donate="all").donation_report(jnp.ones(2))
+    weight, bias, x = report.rows
+    assert x.outcome == "aliased" and weight.outcome == bias.outcome == "kept"
+    assert "one that is an argument can be donated" in str(weight)
+    assert eqx.filter_jit(module).donation_report(jnp.ones(2)).rows[0].reason is None

@@ -147,6 +147,27 @@ def test_what_was_forgotten_is_traced_anew(f):
     assert f.explain(model(), jnp.ones(2)).differences == ()
 
 
+def test_what_jax_has_forgotten_is_traced_anew(f):
+    f, traces = f
+    f(model(), jnp.ones(2))
+    jax.clear_caches()
+    assert f.explain(model(), jnp.ones(2)).differences == ()
+    f(model(), jnp.ones(2))
+    assert len(traces) == 2 and f.explain(model(), jnp.ones(2)) is None
+    assert kinds(f.explain(model(), jnp.ones(3))) == {"x": "shape"}
+
+
+def test_all_that_changes_of_an_array_is_told():
+    f = eqx.filter_jit(lambda x: x)
+    f(jnp.ones(2))
+    found = f.explain(jnp.ones(3, int)).differences
+    assert [d.kind for d in found] == ["shape", "dtype"]
+    assert "of dtype float32, and is now of dtype int32" in str(found[1])
+    f(jnp.asarray(1.0))
+    found = f.explain(jnp.asarray(1, jnp.int32)).differences
+    assert [d.kind for d in found] == ["dtype", "weak type"]
+
+
 def test_donating_functions_and_methods_are_explained():
     class Step(eqx.Module):
         rate: jax.Array

@@ -39,6 +39,37 @@ def fail(model, x):
 ARGS = {"w": jnp.ones(2)}, jnp.ones(2)
 
 
+class Failing(eqx.Module):
+    w: jax.Array
+
+    def method(self, x):
+        fail(self, x)
+
+    @eqx.filter_jit
+    def jitted(self, x):
+        fail(self, x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        eqx.filter_jit(fail).trace,
+        eqx.filter_jit(fail).lower,
+        eqx.filter_jit(fail).eval_shape,
+        eqx.filter_jit(fail).donation_report,
+        lambda *args: eqx.filter_closure_convert(lambda *_, c=ARGS: fail(*c), *args),
+        lambda _, x: Failing(x).method(x),
+        lambda _, x: Failing(x).jitted(x),
+        lambda _, x: eqx.filter_jit(Failing(x).method)(x),
+    ],
+)
+def test_stages_and_methods_show_none_of_our_frames(call):
+    with pytest.raises(MyError) as caught:
+        call(*ARGS)
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert last.name == "fail" and ours(caught.value) == []
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -93,17 +93,55 @@ def test_works_without_jit():
     assert out["n"] == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"max_steps": 9}], ids=["plain", "limited"])
+def test_numbers_that_change_become_arrays_as_for_jax(options):
+    def body(state):
+        n, total, kept, name = state
+        assert type(kept) is int
+        return n + 1, total + jnp.ones(()), kept, name
+
+    def cond(state):
+        return state[0] < 3
+
+    out = eqx.filter_while_loop(cond, body, (0, 0, 7, "name"), **options)
+    assert out == (3, 3.0, 7, "name") and type(out[2]) is int
+    n, total = jax.lax.while_loop(
+        cond, lambda s: (s[0] + 1, s[1] + jnp.ones(())), (0, 0)
+    )
+    for ours, theirs in (out[0], n), (out[1], total):
+        assert jax.typeof(ours) == jax.typeof(theirs)
+    assert eqx.filter_fori_loop(0, 3, lambda i, s: body(s), (0, 0, 7, "")) == (
+        3,
+        3,
+        7,
+        "",
+    )
+
+
 class TestErrors:
     def test_static_leaf_that_changes_is_named_before_and_after(self):
         def body(state):
-            return {"n": state["n"] + 1}
+            return {"n": state["n"] + "b"}
 
         with pytest.raises(
-            TypeError, match=r"`filter_while_loop` of `body`.*`carry\['n'\]`.* 1.* 2"
+            TypeError, match=r"`filter_while_loop` of `body`.*`carry\['n'\]`.* 'a.* 'ab"
         ):
-            eqx.filter_while_loop(lambda s: s["n"] < 3, body, {"n": 1})
+            eqx.filter_while_loop(lambda s: True, body, {"n": "a"})
         with pytest.raises(TypeError, match=r"`filter_fori_loop` of .*`carry\['n'\]`"):
-            eqx.filter_fori_loop(0, 3, lambda i, s: body(s), {"n": 1})
+            eqx.filter_fori_loop(0, 3, lambda i, s: body(s), {"n": "a"})
+
+    def test_condition_that_is_not_a_boolean_scalar_is_named(self):
+        def goes_on(x):
+            return x
+
+        for wrong, found in (
+            (jnp.ones(2), r"float32\[2\]"),
+            ("a", "a str"),
+            (1, "int32"),
+        ):
+            message = f"condition `goes_on` must return a boolean scalar; .* {found}"
+            with pytest.raises(TypeError, match=message):
+                eqx.filter_while_loop(goes_on, lambda x: x, wrong)
 
     @pytest.mark.parametrize(
         "options", [{}, {"max_steps": 3}], ids=["plain", "limited"]

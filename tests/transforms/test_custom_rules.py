@@ -571,3 +571,34 @@ def test_function_that_needs_values_has_rules_all_the_same():
     g.def_fwd(lambda perturbed, x: (2 * x, None))
     g.def_bwd(lambda residuals, cotangent, perturbed, x: 3 * cotangent)
     assert jax.grad(g)(TWO) == 3
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit])
+def test_vjp_within_a_shard_map(jit):
+    P = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    f = eqx.filter_custom_vjp(lambda x, name: (2 * x, name))
+    f.def_fwd(lambda perturbed, x, name: (f(x, name), None))
+    f.def_bwd(lambda residuals, cotangent, perturbed, x, name: 3 * cotangent[0])
+
+    def value(x):
+        y, name = f(x, "n")
+        assert name == "n"
+        return y
+
+    for each, expected in (value, 2), (jax.grad(lambda x: value(x).sum()), 3):
+        mapped = jax.shard_map(each, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+        assert jit(mapped)(jnp.ones(4)).tolist() == [expected] * 4
+
+
+def test_forward_mode_of_a_vjp_names_the_function_and_the_fix():
+    def named(x):
+        return x
+
+    f = eqx.filter_custom_vjp(named)
+    f.def_fwd(lambda perturbed, x: (x, None))
+    f.def_bwd(lambda residuals, cotangent, perturbed, x: cotangent)
+    with pytest.raises(
+        TypeError, match=r"`named` .*no forward mode.*filter_custom_jvp"
+    ):
+        jax.jvp(f, (TWO,), (ONE,))

@@ -243,6 +243,18 @@ def test_donated_arrays_are_gone():
         f(state, x)
 
 
+def test_static_arguments_need_no_spec():
+    def f(x, mode="a", *, name="b"):
+        return x, mode + name
+
+    mapped = eqx.filter_shard_map(
+        f, mesh=mesh_of(), in_specs=(P("x"),), out_specs=(P("x"), None)
+    )
+    x = jnp.arange(4.0)
+    assert mapped(x)[1] == "ab"
+    assert mapped(x, mode="c", name="d")[1] == mapped(x, "c", name="d")[1] == "cd"
+
+
 class TestErrors:
     def mapped(self, f, in_specs, out_specs, mesh=None):
         mesh = mesh_of() if mesh is None else mesh
@@ -269,7 +281,7 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"`in_specs` names \['z'\].*\['x'\]"):
             self.mapped(lambda x: x, {"z": P()}, P())(jnp.ones(2))
         with pytest.raises(ValueError, match=r"says nothing of \['n'\]"):
-            self.mapped(lambda x, *, n: x, (P(),), P())(jnp.ones(2), n=1)
+            self.mapped(lambda x, *, n: x, (P(),), P())(jnp.ones(2), n=jnp.ones(2))
         with pytest.raises(ValueError, match=r"`in_specs` gives 'x' for `x`"):
             self.mapped(lambda x: x, "x", P())(jnp.ones(2))
         with pytest.raises(
