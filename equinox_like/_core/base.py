@@ -41,7 +41,7 @@ _new = object.__new__
 
 class _Missing:
     def __repr__(self) -> str:
-        return "<function>"
+        return "<not given>"
 
 
 # Stands for the function in `@filter_jit(option=...)`.

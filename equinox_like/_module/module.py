@@ -34,7 +34,7 @@ from .spec import (
     make_spec,
     warn_of_unused_post_init,
 )
-from .values import JITTED
+from .values import JITTED, why_unhashable
 
 _new = object.__new__
 _set = object.__setattr__
@@ -326,9 +326,13 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
         return type(self) is type(other) and tree_equal(self, other)
 
     def __hash__(self) -> int:
-        return hash(
-            tuple((f.name, getattr(self, f.name)) for f in self._module_spec_.fields)
+        values = tuple(
+            (f.name, getattr(self, f.name)) for f in self._module_spec_.fields
         )
+        try:
+            return hash(values)
+        except TypeError as error:
+            raise why_unhashable(self, error) from error
 
     def __repr__(self) -> str:
         return tree_pformat(self)

@@ -13,7 +13,9 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._tree.filters import is_array_like
+from .._tree.arrays import describe_array
+from .._tree.filters import is_array, is_array_like
+from .._tree.paths import plain_path
 from .._warn import warn
 from .flatten import OPEN, SCANNED, ContainsItself, Node
 
@@ -196,6 +198,20 @@ def _inside(leaf: Any) -> Iterator[Any]:
 
 def _is_of(inner: Any, self: Any) -> bool:
     return inner is self or getattr(inner, "__self__", None) is self
+
+
+def why_unhashable(self: Any, error: TypeError) -> TypeError:
+    """What to raise where a value in a Module has no hash: JAX's own says no path."""
+    for path, leaf in jtu.tree_leaves_with_path(self):
+        if is_array(leaf):
+            name = type(self).__name__
+            return TypeError(
+                f"unhashable type: {name!r}. Its leaf `{plain_path(path)}` is "
+                f"{describe_array(leaf)}, and arrays have no hash. If this came from "
+                "`jax.jit`, which hashes the function and the static arguments: use "
+                f"`filter_jit`, or pass the {name} to `jax.jit` as an ordinary argument."
+            )
+    return error
 
 
 def type_name(self: Any) -> str:

@@ -22,7 +22,8 @@ from .._tree.paths import path_str
 from .._tree.split import leaf_paths
 
 _P = ParamSpec("_P")
-_X = TypeVar("_X")
+# To the parameter of a lambda, which has no type, the bound is given.
+_X = TypeVar("_X", bound=Any)
 _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
 _DEPRECATED = ("arg", "filter_spec")

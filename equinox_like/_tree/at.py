@@ -20,7 +20,7 @@ _Tree = TypeVar("_Tree")
 
 class _Missing:
     def __repr__(self) -> str:
-        return "<missing>"
+        return "<not given>"
 
 
 _MISSING: Final = _Missing()

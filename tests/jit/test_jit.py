@@ -601,3 +601,26 @@ def test_dispatch_does_not_trace_again():
     for i in range(100):
         f(jnp.asarray(float(i)), {"k": [1, "text", None]}, flag=True)
     assert f.count == 1 and time.perf_counter() - start < 60
+
+
+def test_callable_pytrees_of_other_classes_share_nothing():
+    traced = []
+
+    class First(eqx.Module):
+        def __call__(self, x, n):
+            traced.append(self)
+            return x
+
+    class Second(First):
+        pass
+
+    first, second = eqx.filter_jit(First()), eqx.filter_jit(Second())
+    x = jnp.ones(2)
+    second(x, 0)
+    for n in range(200):
+        first.eval_shape(x, n)
+    traced.clear()
+    second(x, 0)
+    assert not traced and second._program is not first._program
+    assert eqx.filter_jit(First())._program is first._program
+    assert len(list(second._program.traces())) == 1

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import types
 from typing import Any, ClassVar
 
 import jax
@@ -253,7 +254,50 @@ class TestMixins:
 
         assert Mixed().f() == 1
         Changing.f = lambda self: 2
-        assert Mixed().f() == 2
+        assert Mixed().f() == 2 and isinstance(Mixed().f, eqx.Module)
+        Changing.f = 5
+        assert Mixed().f == Mixed.f == 5
+        Changing.f = property(lambda self: 6)
+        assert Mixed().f == 6
+        del Changing.f
+        assert not hasattr(Mixed(), "f") and not hasattr(Mixed, "f")
+        with pytest.raises(AttributeError, match="'Mixed' object has no attribute 'f'"):
+            Mixed().f  # noqa: B018
+
+    def test_method_that_is_deleted_shows_the_next_one(self):
+        class Above:
+            def f(self):
+                return "above"
+
+        class Below(Above):
+            def f(self):
+                return "below"
+
+        class Mixed(Below, eqx.Module):
+            pass
+
+        class Derived(Mixed):
+            def f(self):
+                return "own", super().f()
+
+        assert Derived().f() == ("own", "below")
+        del Below.f
+        assert Mixed().f() == "above" and Derived().f() == ("own", "above")
+        assert isinstance(Mixed().f, eqx.Module)
+        del Derived.f
+        assert Derived().f() == "above"
+
+    def test_method_that_is_added_later_is_bound_by_python(self):
+        class Changing:
+            pass
+
+        class Mixed(Changing, eqx.Module):
+            x: int = 1
+
+        Changing.f = lambda self: self.x
+        assert Mixed().f() == 1 and type(Mixed().f) is types.MethodType
+        Mixed.f = Changing.f
+        assert Mixed().f() == 1 and isinstance(Mixed().f, eqx.Module)
 
     def test_init_of_a_mixin_may_set_fields_only(self):
         class Setting:

@@ -90,6 +90,18 @@ value, gradient = eqx.filter_value_and_grad(loss)(model, jnp.ones(2))
 assert_type(value, jax.Array)
 assert_type(gradient, Affine)
 
+# The parameters of a lambda have no type: anything may be done with them.
+eqx.filter_grad(lambda m: m(jnp.ones(2)).sum())(model)
+eqx.filter_value_and_grad(lambda m, x: m(x).sum())(model, jnp.ones(2))
+eqx.filter_value_and_grad(lambda m: (m(jnp.ones(2)).sum(), m.name), has_aux=True)(model)
+
+# A wrapper has the type of what it wraps.
+norm = eqx.nn.WeightNorm(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
+assert_type(norm, eqx.nn.WeightNorm[eqx.nn.Linear])
+assert_type(norm.layer.use_bias, bool)
+assert_type(eqx.Partial(len), eqx.Partial[int])
+assert_type(eqx.Partial(len)([]), int)
+
 
 # So have the tangent and the cotangent functions, Jacobians and custom rules.
 @eqx.filter_checkpoint
