@@ -8,6 +8,7 @@ from .._module import (
     AbstractVar as AbstractVar,
     Static as Static,
 )
+from .._module.closure import closure_to_pytree as closure_to_pytree
 from .._runtime.enumeration import Enumeration as Enumeration
 from .._runtime.error_if import (
     assert_dce as assert_dce,
