@@ -103,7 +103,7 @@ class Closure(Module):
     code: "_Code" = field(static=True)
 
     @property
-    def __name__(self) -> str:
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.code.name
 
     @property

@@ -4,7 +4,6 @@ import copy
 import functools
 import operator
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
