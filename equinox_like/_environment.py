@@ -2,6 +2,7 @@
 
 EQX_ON_ERROR                    what a failed check does: raise, nan, breakpoint or off
 EQX_ON_ERROR_BREAKPOINT_FRAMES  how many frames JAX's debugger then shows
+EQX_GETKEY_SEED                 the seed of `internal.GetKey()`
 EQX_REGISTRY                    how `filter_jit` flattens its arguments: with a registry of
                                 its `own`, or with JAX's, which is `public`
 """
@@ -38,6 +39,15 @@ def read_frames(value: str) -> int:
         ) from None
 
 
+def read_seed(value: str | None) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        raise ValueError(
+            f"The environment variable EQX_GETKEY_SEED is an integer; got {value!r}."
+        ) from None
+
+
 def read_registry(value: str) -> str:
     if value not in ("own", "public"):
         raise ValueError(
@@ -50,4 +60,5 @@ ON_ERROR: Final = read_mode(os.environ.get("EQX_ON_ERROR", "raise"))
 BREAKPOINT_FRAMES: Final = read_frames(
     os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
 )
+GETKEY_SEED: Final = read_seed(os.environ.get("EQX_GETKEY_SEED"))
 REGISTRY: Final = read_registry(os.environ.get("EQX_REGISTRY", "own"))

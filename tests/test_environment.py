@@ -31,3 +31,10 @@ def test_registry_is_own_or_public():
     assert _environment.read_registry("public") == "public"
     with pytest.raises(ValueError, match="EQX_REGISTRY is own or public; got 'jax'"):
         _environment.read_registry("jax")
+
+
+def test_seed_is_an_integer_if_it_is_given():
+    assert _environment.read_seed(None) is None
+    assert _environment.read_seed("3") == 3
+    with pytest.raises(ValueError, match=r"EQX_GETKEY_SEED is an integer; got 'x'"):
+        _environment.read_seed("x")

@@ -191,6 +191,7 @@ _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
     str(_PACKAGE / folder) + os.sep
     for folder in (
+        "_arrays",
         "_compat",
         "_core",
         "_io",

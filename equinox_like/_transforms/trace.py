@@ -1,4 +1,4 @@
-"""`filter_eval_shape` and `filter_make_jaxpr`: what a function does, without doing it.
+"""What a function does, without doing it: `filter_eval_shape`, `filter_make_jaxpr`, ...
 
 Arrays, and `jax.ShapeDtypeStruct`s in their stead, are what JAX traces with; everything
 else reaches the function as it is.
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
 
 from .._core.base import Transformed, frames_hidden, name_of
 from .._core.caches import on_clear
@@ -54,6 +56,63 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         return pack(fun(*args, **kwargs))
 
     return unpack(jax.eval_shape(flat, data))
+
+
+@frames_hidden
+def eval_empty(fn: Callable[..., Any], /, *inputs: Any) -> Any:
+    """What a function returns, with arrays of any values; nothing is computed.
+
+    **Arguments:**
+
+    - `fn`, `*inputs`: as for [`equinox_like.filter_eval_shape`][].
+
+    **Returns:**
+
+    What `fn` returns, with an array by `jnp.empty` for each array.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        out = eqx.internal.eval_empty(lambda x: (x > 0, "text"), jnp.ones(3))
+        assert out[0].shape == (3,) and out[0].dtype == bool and out[1] == "text"
+        ```
+    """
+    return _filled(filter_eval_shape(fn, *inputs), jnp.empty)
+
+
+@frames_hidden
+def eval_zero(fn: Callable[..., Any], /, *inputs: Any) -> Any:
+    """What a function returns, with arrays of zeros; nothing is computed.
+
+    **Arguments:**
+
+    - `fn`, `*inputs`: as for [`equinox_like.filter_eval_shape`][].
+
+    **Returns:**
+
+    What `fn` returns, with an array by `jnp.zeros` for each array.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        out = eqx.internal.eval_zero(lambda x: {"sum": x.sum()}, jnp.ones(3))
+        assert out == {"sum": 0.0}
+        ```
+    """
+    return _filled(filter_eval_shape(fn, *inputs), jnp.zeros)
+
+
+def _filled(tree: Any, fill: Callable[..., jax.Array]) -> Any:
+    def fill_leaf(x):
+        return fill(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
+
+    return jtu.tree_map(fill_leaf, tree)
 
 
 def filter_make_jaxpr(fun: Callable[_P, Any]) -> "JaxprMaker[_P]":
@@ -165,5 +224,10 @@ def _function_of(skeleton: Skeleton) -> Callable[..., Any]:
 
 
 cached_filter_eval_shape = ShapeCache()
+"""[`equinox_like.filter_eval_shape`][], which remembers what it was asked before.
+
+It compares functions, static values, structures, shapes and dtypes, and in which context of
+JAX it is asked. Static values must be hashable, else it raises `TypeError`.
+[`equinox_like.clear_caches`][] empties it.
+"""
 on_clear(cached_filter_eval_shape.clear)
-"""The one of the library; `clear` empties it."""

@@ -154,3 +154,56 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
                 f"`{tree_pformat(spec)}`."
             )
     return keep
+
+
+def hashable_partition(
+    pytree: Any, filter_fn: Callable[[Any], bool]
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], Any]]:
+    """The leaves that `filter_fn` chooses, and the rest of a tree, which can be hashed.
+
+    **Arguments:**
+
+    - `pytree`: any pytree.
+    - `filter_fn`: called with each leaf.
+
+    **Returns:**
+
+    `(dynamic, (static, treedef))`: the leaves that were chosen, and the others, as two
+    tuples of the same length with `None` where a leaf is in the other one; and the
+    structure. [`equinox_like.internal.hashable_combine`][] makes the tree again.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        tree = {"a": jnp.ones(2), "b": "text"}
+        dynamic, static = eqx.internal.hashable_partition(tree, eqx.is_array)
+        assert dynamic == (tree["a"], None) and static[0] == (None, "text")
+        assert eqx.internal.hashable_combine(dynamic, static)["b"] == "text"
+        ```
+    """
+    leaves, treedef = jtu.tree_flatten(pytree)
+    chosen = [bool(filter_fn(x)) for x in leaves]
+    dynamic = tuple(x if c else None for x, c in zip(leaves, chosen, strict=True))
+    static = tuple(None if c else x for x, c in zip(leaves, chosen, strict=True))
+    return dynamic, (static, treedef)
+
+
+def hashable_combine(
+    dynamic_leaves: tuple[Any, ...], static: tuple[tuple[Any, ...], Any]
+) -> Any:
+    """The tree that [`equinox_like.internal.hashable_partition`][] took apart.
+
+    **Arguments:**
+
+    - `dynamic_leaves`, `static`: as that returned them, or others of the same length.
+
+    **Returns:**
+
+    The tree; of two leaves in the same place the static one, if it is not `None`.
+    """
+    static_leaves, treedef = static
+    pairs = zip(dynamic_leaves, static_leaves, strict=True)
+    return treedef.unflatten([d if s is None else s for d, s in pairs])

@@ -3,11 +3,21 @@
 Nothing is defined here.
 """
 
+from .._arrays.broadcast import left_broadcast_to as left_broadcast_to
+from .._arrays.get_key import GetKey as GetKey
+from .._arrays.neighbours import nextafter as nextafter, prevbefore as prevbefore
+from .._core.documentation import (
+    doc_remove_args as doc_remove_args,
+    doc_repr as doc_repr,
+)
 from .._module import (
     AbstractClassVar as AbstractClassVar,
     AbstractVar as AbstractVar,
     Static as Static,
 )
+from .._module.closure import closure_to_pytree as closure_to_pytree
+from .._module.text import str2jax as str2jax
+from .._runtime.container import ContainerMeta as ContainerMeta
 from .._runtime.enumeration import Enumeration as Enumeration
 from .._runtime.error_if import (
     assert_dce as assert_dce,
@@ -56,7 +66,17 @@ from .._runtime.unvmap import (
     unvmap_max_p as unvmap_max_p,
 )
 from .._runtime.vprim import create_vprim as create_vprim
+from .._transforms.trace import (
+    cached_filter_eval_shape as cached_filter_eval_shape,
+    eval_empty as eval_empty,
+    eval_zero as eval_zero,
+)
 from .._tree.format import TreeWLCustom as TreeWLCustom
+from .._tree.omega import ω as ω
+from .._tree.partition import (
+    hashable_combine as hashable_combine,
+    hashable_partition as hashable_partition,
+)
 from ..debug import (
     announce_transform as announce_transform,
     backward_nan as debug_backward_nan,  # noqa: F401 (public by its other name)

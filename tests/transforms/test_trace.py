@@ -154,3 +154,21 @@ def test_cache_knows_the_context(cached):
 def test_statics_of_the_cache_must_be_hashable(cached):
     with pytest.raises(TypeError, match=r"set.*cannot be hashed"):
         cached(lambda x: x, {1, 2})
+
+
+@pytest.mark.parametrize("name", ["eval_empty", "eval_zero"])
+def test_output_is_made_of_arrays_of_the_right_types(name):
+    def f(x, key):
+        raise_if_computed(x)
+        return {"x": x.sum(0), "key": key, "text": "text", "n": None, "mask": x > 0}
+
+    def raise_if_computed(x):
+        assert isinstance(x, jax.core.Tracer)
+
+    key = jax.random.key(0)
+    out = getattr(eqx.internal, name)(f, jnp.ones((2, 3)), key)
+    assert out["x"].shape == (3,) and out["x"].dtype == jnp.float32
+    assert out["mask"].shape == (2, 3) and out["mask"].dtype == bool
+    assert out["key"].dtype == key.dtype and out["text"] == "text" and out["n"] is None
+    if name == "eval_zero":
+        assert not out["x"].any() and not out["mask"].any()

@@ -196,3 +196,16 @@ def test_jax_prints_the_statics_of_a_module():
     with pytest.raises(ValueError) as caught:
         jax.tree.map(lambda a, b: a, eqx.filter_jit(one.__repr__), eqx.filter_jit(len))
     assert " at 0x" not in str(caught.value).replace(repr(one.__repr__), "")
+
+
+@given(trees(), st.sampled_from([eqx.is_array, eqx.is_inexact_array, callable]))
+def test_hashable_partition_is_undone_by_its_inverse(tree, is_dynamic):
+    dynamic, (static, treedef) = eqx.internal.hashable_partition(tree, is_dynamic)
+    assert isinstance(dynamic, tuple) and isinstance(static, tuple)
+    leaves = jtu.tree_leaves(tree)
+    for leaf, d, s in zip(leaves, dynamic, static, strict=True):
+        chosen, other = (d, s) if is_dynamic(leaf) else (s, d)
+        assert chosen is leaf and other is None
+    again = eqx.internal.hashable_combine(dynamic, (static, treedef))
+    assert jtu.tree_structure(again) == jtu.tree_structure(tree)
+    assert all(a is b for a, b in zip(jtu.tree_leaves(again), leaves, strict=True))

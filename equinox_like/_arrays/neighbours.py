@@ -1,0 +1,71 @@
+"""`nextafter` and `prevbefore`: the floating-point numbers next to a number."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+
+def nextafter(x: ArrayLike) -> jax.Array:
+    """The next larger floating-point number.
+
+    Zero, of either sign, is followed by the smallest normal number: on many devices a
+    smaller one is equal to zero.
+
+    **Arguments:**
+
+    - `x`: an array of a floating dtype, or a Python float.
+
+    **Returns:**
+
+    An array of the shape and dtype of `x`. Infinity stays what it is. The derivative is 1.
+
+    **Raises:**
+
+    `ValueError` if `x` is of another dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.internal.nextafter(1.0) == 1 + jnp.finfo(jnp.float32).eps
+        ```
+    """
+    return _neighbour(_as_floating(x, "nextafter"), 1)
+
+
+def prevbefore(x: ArrayLike) -> jax.Array:
+    """The next smaller floating-point number.
+
+    As [`equinox_like.internal.nextafter`][], to the other side.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        assert eqx.internal.prevbefore(0.0) == -jnp.finfo(jnp.float32).tiny
+        ```
+    """
+    return _neighbour(_as_floating(x, "prevbefore"), -1)
+
+
+def _as_floating(x: ArrayLike, name: str) -> jax.Array:
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"`{name}` takes floating-point numbers; got {x.dtype}.")
+    return x
+
+
+def _neighbour(x: jax.Array, sign: int) -> jax.Array:
+    # Called under its own rule, so that it is the identity to derivatives of any order.
+    @jax.custom_jvp
+    def step(x):
+        tiny = jnp.asarray(sign * jnp.finfo(x.dtype).tiny, x.dtype)
+        far = jnp.full_like(x, sign * jnp.inf)
+        return jnp.where(x == 0, tiny, jnp.nextafter(x, far))
+
+    step.defjvp(lambda primals, tangents: (step(*primals), *tangents))
+    return step(x)

@@ -1,0 +1,176 @@
+"""`closure_to_pytree`: functions as Modules, whose children are what they close over."""
+
+import types
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .field import field
+from .module import Module
+
+
+def closure_to_pytree(tree: Any) -> Any:
+    """Makes the values that functions close over leaves of a tree.
+
+    Each Python function among the leaves becomes a callable Module. Its children are the
+    values of its closure and of its defaults, in which functions are replaced in turn. So
+    the learning rate within an optimiser can be differentiated, and an optimiser that is
+    built again with other arrays compiles nothing.
+
+    Two such Modules are static equals if their functions have the same code, name, module
+    and globals.
+
+    **Arguments:**
+
+    - `tree`: any pytree. Its leaves that are not written as Python functions, such as
+        built-in ones and `functools.partial`s, stay.
+
+    **Returns:**
+
+    A copy of the tree. The functions in it are called like the original ones, and see the
+    globals of their module. They get their closure anew for each call, so what they assign
+    to `nonlocal` names is lost.
+
+    **Raises:**
+
+    `ValueError` if a function gets to itself through the closure of another one, or through
+    a container. A function that calls itself is fine.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        def sgd(rate):
+            def update(gradient):
+                return -rate * gradient
+
+            return update
+
+        update = eqx.internal.closure_to_pytree(sgd(jnp.asarray(0.5)))
+        assert update(jnp.asarray(4.0)) == -2
+        gradient = eqx.filter_grad(lambda update, x: update(x))(update, jnp.asarray(4.0))
+        assert gradient.cells == (-4.0,)
+        ```
+    """
+    return _replace(tree, ())
+
+
+def _replace(tree: Any, within: tuple[types.FunctionType, ...]) -> Any:
+    def replace(leaf):
+        return _closure(leaf, within) if isinstance(leaf, types.FunctionType) else leaf
+
+    return jtu.tree_map(replace, tree)
+
+
+def _closure(
+    function: types.FunctionType, within: tuple[types.FunctionType, ...]
+) -> "Closure":
+    if function in within:
+        names = " -> ".join(f"`{f.__qualname__}`" for f in (*within, function))
+        raise ValueError(
+            f"`closure_to_pytree` has found a function that gets to itself: {names}. A "
+            "tree cannot contain itself: pass one of these functions as an argument, or "
+            "make it a global one."
+        )
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            value = _EMPTY
+        is_self = value is function
+        cells.append(_SELF if is_self else _replace(value, (*within, function)))
+    return Closure(
+        tuple(cells),
+        _replace(function.__defaults__, (*within, function)),
+        _replace(function.__kwdefaults__, (*within, function)),
+        _Code(function),
+    )
+
+
+class Closure(Module):
+    """A function whose closure and defaults are children.
+
+    What `equinox_like.internal.closure_to_pytree` makes of a function.
+    """
+
+    cells: tuple[Any, ...]
+    defaults: tuple[Any, ...] | None
+    keyword_defaults: Mapping[str, Any] | None
+    code: "_Code" = field(static=True)
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.code.name
+
+    @property
+    def __wrapped__(self) -> types.FunctionType:
+        cells = tuple(self._cell(value) for value in self.cells)
+        return self.code.function(cells, self.defaults, self.keyword_defaults)
+
+    def _cell(self, value: Any) -> types.CellType:
+        if value is _EMPTY:
+            return types.CellType()
+        return types.CellType(self if value is _SELF else value)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+
+class _Code:
+    """A function without its closure and defaults."""
+
+    def __init__(self, function: types.FunctionType):
+        self.name = function.__name__
+        self._code = function.__code__
+        self._globals = function.__globals__
+        self._names = (function.__module__, function.__qualname__)
+
+    def function(
+        self, cells: Any, defaults: Any, keyword_defaults: Any
+    ) -> types.FunctionType:
+        made = types.FunctionType(
+            self._code, self._globals, self.name, defaults, cells or None
+        )
+        made.__kwdefaults__ = None if keyword_defaults is None else {**keyword_defaults}
+        made.__module__, made.__qualname__ = self._names
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        # Python compares bytecode, constants with their types, names and lines.
+        return (
+            type(other) is _Code
+            and self._code == other._code
+            and self.name == other.name
+            and self._names == other._names
+            and self._globals is other._globals
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._code, self._names))
+
+    def __deepcopy__(self, memo: Any) -> "_Code":
+        return self  # never a copy of the globals
+
+    def __repr__(self) -> str:
+        return f"<code of {self._names[1]}>"
+
+
+class _Mark:
+    """Stands for what a cell holds that is not a value."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __deepcopy__(self, memo: Any) -> "_Mark":
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
+_EMPTY: Final = _Mark("not assigned")
+_SELF: Final = _Mark("the function itself")
