@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from .._core.base import frames_hidden
 from .carry import Carry
+from .kinds import LoopKind, runner
+from .staging import stage
 
 _C = TypeVar("_C")
 
@@ -20,9 +22,10 @@ def filter_while_loop(
     init: _C,
     *,
     max_steps: int | None = None,
-    kind: str = "lax",
+    kind: LoopKind | str = "lax",
+    checkpoints: int | None = None,
 ) -> _C:
-    """`jax.lax.while_loop` for any pytrees.
+    """`jax.lax.while_loop` for any pytrees, and with a derivative in reverse mode.
 
     **Arguments:**
 
@@ -31,7 +34,15 @@ def filter_while_loop(
     - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
         its shape and dtype; everything else, Python numbers too, stays what it is.
     - `max_steps`: how many steps to do at most. The loop then ends, whatever `cond` says.
-    - `kind`: `"lax"`, as JAX does it: differentiable in forward mode only.
+    - `kind`: how the loop is differentiated. [Loops](../loops.md) tells what each costs.
+        - `"lax"`: as JAX does it, in forward mode only.
+        - `"checkpointed"`: in reverse mode, whose memory is that of `checkpoints` copies of
+            the carry. Needs `max_steps` or `checkpoints`.
+        - `"bounded"`: in both, again and again. Needs `max_steps`; memory and time grow
+            with it.
+    - `checkpoints`: for the kind `"checkpointed"`, of how many steps the carry is saved for
+        the backward pass. By default the smallest `c` for which
+        `(c + 1)(c + 2) > 2 * max_steps`, with which no step is done more than twice.
 
     **Returns:**
 
@@ -40,7 +51,8 @@ def filter_while_loop(
     **Raises:**
 
     `TypeError` if something of the carry changes that must not, naming its path.
-    `ValueError` for another `kind`, or a negative `max_steps`.
+    `ValueError` for another `kind`, or a negative `max_steps`, and if the kind lacks an
+    option that it needs.
 
     !!! example
 
@@ -56,14 +68,30 @@ def filter_while_loop(
         assert state["x"] == 0.625 and state["name"] == "halving"
         ```
     """
-    if kind != "lax":
+    if checkpoints is not None and kind != "checkpointed":
         raise ValueError(
-            f'`filter_while_loop` has only `kind="lax"` as yet; got {kind!r}. The kinds '
-            '"bounded" and "checkpointed" will come later: until then `filter_scan` is '
-            "the loop with a reverse-mode derivative."
+            '`filter_while_loop`: `checkpoints` are for `kind="checkpointed"`; got '
+            f"{kind!r}."
         )
+    limit = None if max_steps is None else _limit(max_steps)
+    run = runner("filter_while_loop", kind, limit, checkpoints)
     carry = Carry(init, "filter_while_loop", body)
-    if max_steps is None:
+    if kind == "lax":
+        return _as_jax_does(cond, body, carry, limit)
+    if limit == 0:
+        return init
+    with carry.explained():
+        loop = stage(
+            lambda data: cond(carry.fill(data)),
+            lambda _, data: carry.step(data, body(carry.fill(data))),
+            carry.data,
+            [False] * len(carry.data),
+        )
+    return carry.fill(loop.complete(run(loop)))
+
+
+def _as_jax_does(cond: Any, body: Any, carry: Carry, limit: int | None) -> Any:
+    if limit is None:
         with carry.explained():
             return carry.fill(
                 jax.lax.while_loop(
@@ -72,7 +100,6 @@ def filter_while_loop(
                     carry.data,
                 )
             )
-    limit = _limit(max_steps)
 
     def flat_cond(state):
         steps, data = state
