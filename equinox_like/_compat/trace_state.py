@@ -9,6 +9,9 @@ alone takes as long to import as this whole library may.
 
 The second tells why a function is retraced: `jax._src.config.trace_context`, which JAX
 itself compares. The fallback are the settings that have a name.
+
+The third tells whether two operations belong to one trace: `jax._src.core.trace_ctx`. Without
+it the buffers of loops do as if they did not, and reading one has a slower derivative.
 """
 
 import importlib
@@ -75,3 +78,14 @@ at_top_level: Callable[[], bool] = find(_private("core"))
 
 trace_context: Callable[[], Any] = find_context(_private("config"))
 """Equal where a trace of the same function and arguments serves."""
+
+
+def find_trace(core: Any) -> Callable[[], Any]:
+    """`current_trace`, from `jax._src.core`; else something new at each call."""
+    if hasattr(core, "trace_ctx"):
+        return lambda: core.trace_ctx.trace
+    return object
+
+
+current_trace: Callable[[], Any] = find_trace(_private("core"))
+"""What traces right now, or evaluates: to be compared by `is`."""

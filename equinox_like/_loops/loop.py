@@ -11,6 +11,8 @@ from .._core.base import frames_hidden, name_of
 from .._tree.filters import is_array_like
 from .._tree.nodes import describe_node
 from .carry import Carry, type_of, with_carry
+from .kinds import LoopKind, runner
+from .staging import stage
 
 _C = TypeVar("_C")
 
@@ -22,9 +24,10 @@ def filter_while_loop(
     init: _C,
     *,
     max_steps: int | None = None,
-    kind: str = "lax",
+    kind: LoopKind | str = "lax",
+    checkpoints: int | None = None,
 ) -> _C:
-    """`jax.lax.while_loop` for any pytrees.
+    """`jax.lax.while_loop` for any pytrees, and with a derivative in reverse mode.
 
     **Arguments:**
 
@@ -34,7 +37,15 @@ def filter_while_loop(
         its shape and dtype; everything else stays what it is. A Python number that a step
         changes is an array from the start, as for JAX.
     - `max_steps`: how many steps to do at most. The loop then ends, whatever `cond` says.
-    - `kind`: `"lax"`, as JAX does it: differentiable in forward mode only.
+    - `kind`: how the loop is differentiated. [Loops](../loops.md) tells what each costs.
+        - `"lax"`: as JAX does it, in forward mode only.
+        - `"checkpointed"`: in reverse mode, whose memory is that of `checkpoints` copies of
+            the carry. Needs `max_steps` or `checkpoints`.
+        - `"bounded"`: in both, again and again. Needs `max_steps`; memory and time grow
+            with it.
+    - `checkpoints`: for the kind `"checkpointed"`, of how many steps the carry is saved for
+        the backward pass. By default the smallest `c` for which
+        `(c + 1)(c + 2) > 2 * max_steps`, with which no step is done more than twice.
 
     **Returns:**
 
@@ -43,7 +54,8 @@ def filter_while_loop(
     **Raises:**
 
     `TypeError` if something of the carry changes that must not, naming its path.
-    `ValueError` for another `kind`, or a negative `max_steps`.
+    `ValueError` for another `kind`, or a negative `max_steps`, and if the kind lacks an
+    option that it needs.
 
     !!! example
 
@@ -59,15 +71,15 @@ def filter_while_loop(
         assert state["x"] == 0.625 and state["name"] == "halving"
         ```
     """
-    if kind != "lax":
+    if checkpoints is not None and kind != "checkpointed":
         raise ValueError(
-            f'`filter_while_loop` has only `kind="lax"` as yet; got {kind!r}. The kinds '
-            '"bounded" and "checkpointed" will come later: until then `filter_scan` is '
-            "the loop with a reverse-mode derivative."
+            '`filter_while_loop`: `checkpoints` are for `kind="checkpointed"`; got '
+            f"{kind!r}."
         )
     limit = None if max_steps is None else _limit(max_steps)
+    run_loop = runner("filter_while_loop", kind, limit, checkpoints)
 
-    def run(carry: Carry) -> Any:
+    def as_jax_does(carry: Carry) -> Any:
         def flat_cond(state):
             steps, data = state
             goes_on = cond(carry.fill(data))
@@ -83,6 +95,24 @@ def filter_while_loop(
         _, last = jax.lax.while_loop(flat_cond, flat_body, (start, carry.data))
         return carry.fill(last)
 
+    def differentiably(carry: Carry) -> Any:
+        if limit == 0:
+            return init
+
+        def flat_cond(data):
+            goes_on = cond(carry.fill(data))
+            _require_bool(goes_on, cond)
+            return goes_on
+
+        loop = stage(
+            flat_cond,
+            lambda _, data: carry.step(data, body(carry.fill(data))),
+            carry.data,
+            [False] * len(carry.data),
+        )
+        return carry.fill(loop.complete(run_loop(loop)))
+
+    run = as_jax_does if kind == "lax" else differentiably
     return with_carry("filter_while_loop", body, init, run)
 
 

@@ -1,7 +1,7 @@
 """`filter_scan` and `filter_map`: the arrays of a tree, one step after the other."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -12,6 +12,8 @@ from .._core.parts import take_apart
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .carry import Carry, with_carry
+from .checkpointed_scan import checkpointed_scan
+from .schedule import check_checkpoints
 
 _C = TypeVar("_C")
 _X = TypeVar("_X")
@@ -26,7 +28,7 @@ def filter_scan(
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
-    checkpoint: bool | Callable[..., Any] | None = None,
+    checkpoint: bool | int | Literal["all"] | Callable[..., Any] | None = None,
 ) -> tuple[_C, _Y]:
     """`jax.lax.scan` for any pytrees.
 
@@ -39,8 +41,12 @@ def filter_scan(
     - `xs`: what to go through along axis 0 of each array. Everything else in it is the same
         at every step.
     - `length`, `reverse`, `unroll`: as for `jax.lax.scan`.
-    - `checkpoint`: `True` to keep nothing of a step for the backward pass but its carry, or
-        one of `jax.checkpoint_policies`.
+    - `checkpoint`: what is kept for the backward pass, which does the steps again for what
+        is not. [Loops](../loops.md) tells what it costs.
+        - `None` or `False`: whatever it needs.
+        - `True`: of each step its carry, or one of `jax.checkpoint_policies`.
+        - An integer: the carry of so many steps; of each for `"all"`. There is no forward
+            mode then, and no `unroll`.
 
     **Returns:**
 
@@ -50,7 +56,8 @@ def filter_scan(
     **Raises:**
 
     `TypeError` if something of the carry changes that must not, naming its path.
-    `ValueError` if the arrays of `xs` differ in length or have none.
+    `ValueError` if the arrays of `xs` differ in length or have none, and for another
+    `checkpoint`.
 
     !!! example
 
@@ -69,7 +76,8 @@ def filter_scan(
         ```
     """
     data, rest = take_apart(xs)
-    _check_lengths(f"`filter_scan` of `{name_of(f)}`", xs, length)
+    steps = check_lengths(f"`filter_scan` of `{name_of(f)}`", xs, length)
+    checkpoints = _number_of_checkpoints(checkpoint, steps, unroll)
 
     def run(carry: Carry) -> Any:
         def flat(before, x):
@@ -81,8 +89,11 @@ def filter_scan(
                 )
             return carry.step(before, out[0]), pack(out[1])
 
+        if checkpoints is not None and steps > 0:
+            last, ys = _by_checkpoints(flat, carry, data, steps, checkpoints, reverse)
+            return carry.fill(last), unpack(ys)
         last, ys = jax.lax.scan(
-            _checkpointed(flat, checkpoint),
+            flat if checkpoints is not None else _checkpointed(flat, checkpoint),
             carry.data,
             data,
             length=length,
@@ -92,6 +103,37 @@ def filter_scan(
         return carry.fill(last), unpack(ys)
 
     return with_carry("filter_scan", f, init, run)
+
+
+def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | None:
+    """That number if `checkpoint` is one."""
+    if checkpoint is None or isinstance(checkpoint, bool) or callable(checkpoint):
+        return None
+    if unroll != 1:
+        raise ValueError(
+            f"`filter_scan`: there is no `unroll` with `checkpoint={checkpoint!r}`."
+        )
+    return (
+        steps if checkpoint == "all" else check_checkpoints("filter_scan", checkpoint)
+    )
+
+
+def _by_checkpoints(
+    flat: Any, carry: Carry, xs: Any, steps: int, checkpoints: int, reverse: bool
+) -> tuple[Any, Any]:
+    out_tree: Any = None
+
+    def step(_, before, x):
+        nonlocal out_tree
+        after, y = flat(before, x)
+        leaves, out_tree = jtu.tree_flatten(y)
+        return after, leaves
+
+    is_buffer = [False] * len(carry.data)
+    last, ys = checkpointed_scan(
+        step, carry.data, is_buffer, xs, steps, checkpoints, reverse
+    )
+    return last, out_tree.unflatten(ys)
 
 
 def _checkpointed(flat: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
@@ -134,14 +176,14 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
     where = f"`filter_map` of `{name_of(f)}`"
     if not data:
         raise ValueError(f"{where}: there is no array in `xs` to go through.")
-    _check_lengths(where, xs, None)
+    check_lengths(where, xs, None)
     return unpack(
         jax.lax.map(lambda x: pack(f(rest.fill(x))), data, batch_size=batch_size)
     )
 
 
-def _check_lengths(where: str, xs: Any, length: int | None) -> None:
-    """Raises what JAX would raise, with the paths of the arrays."""
+def check_lengths(where: str, xs: Any, length: int | None) -> int:
+    """The length; raises what JAX would raise, with the paths of the arrays."""
     named = [
         (path_str(path, "xs"), x)
         for path, x in jtu.tree_leaves_with_path(xs)
@@ -161,3 +203,4 @@ def _check_lengths(where: str, xs: Any, length: int | None) -> None:
         listing = ", ".join(f"`{name}` has {x.shape[0]}" for name, x in named)
         wanted = "" if length is None else f"; `length` is {length}"
         raise ValueError(f"{where}: the lengths differ: {listing}{wanted}.")
+    return named[0][1].shape[0] if length is None else length

@@ -1,0 +1,106 @@
+"""The primitives by which buffers are read and written, in place in every direction.
+
+Their derivatives touch no more of an array than they do themselves. JAX's own would do with
+an array of zeros as large as the buffer for each read.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compat.rules import Zero, instantiate, is_undefined_primal, zero_like
+from .._runtime.finalise import register_impl_finalisation
+from .._runtime.vprim import create_vprim
+from .select import select_if_vmap
+
+
+def read(x: Any, place: Any, arrays: Any) -> tuple[Any, Any]:
+    """What is at a place, and `x` again, for whatever is done with it next.
+
+    Going on with that one has the cotangent of `x` go through all reads, one by one, each
+    of which adds to it in place.
+    """
+    value, x = read_p.bind(x, *arrays, place=place)
+    return value, x
+
+
+def write(pred: Any, x: Any, value: Any, place: Any, arrays: Any) -> Any:
+    (out,) = maybe_set_p.bind(pred, x, value, *arrays, place=place)
+    return out
+
+
+def _read(x, *arrays, place):
+    return [place.read(x, *arrays), x]
+
+
+def _read_types(x, *arrays, place):
+    (value,) = jax.make_jaxpr(place.read)(x, *arrays).out_avals
+    return [value, x]
+
+
+def _read_jvp(primals, tangents, *, place):
+    out = read_p.bind(*primals, place=place)
+    if type(tangents[0]) is Zero:
+        return out, list(map(zero_like, out))
+    return out, read_p.bind(tangents[0], *primals[1:], place=place)
+
+
+def _read_transpose(cotangents, x, *arrays, place):
+    value, rest = cotangents
+    none = [None] * len(arrays)
+    if type(value) is Zero:
+        return [rest, *none]
+    rest = instantiate(rest) if type(rest) is Zero else rest
+    return [place.add_read(rest, value, *arrays), *none]
+
+
+def _set(pred, x, value, *arrays, place):
+    old = place.written(x, *arrays)
+    return [place.write(x, select_if_vmap(pred, value, old), *arrays)]
+
+
+def _set_types(pred, x, value, *arrays, place):
+    return [x]
+
+
+def _set_jvp(primals, tangents, *, place):
+    pred, _, _, *arrays = primals
+    _, dx, dvalue, *_ = tangents
+    out = maybe_set_p.bind(*primals, place=place)
+    if type(dx) is Zero and type(dvalue) is Zero:
+        return out, [zero_like(out[0])]
+    dx, dvalue = (instantiate(t) if type(t) is Zero else t for t in (dx, dvalue))
+    return out, maybe_set_p.bind(pred, dx, dvalue, *arrays, place=place)
+
+
+def _set_transpose(cotangents, pred, x, value, *arrays, place):
+    (ct,) = cotangents
+    none = [None] * len(arrays)
+    if type(ct) is Zero:
+        return [
+            None,
+            *(
+                zero_like(z.aval) if is_undefined_primal(z) else None
+                for z in (x, value)
+            ),
+            *none,
+        ]
+    here = place.written(ct, *arrays)
+    zeros = jnp.zeros_like(here)
+    ct_value = select_if_vmap(pred, here, zeros) if is_undefined_primal(value) else None
+    ct_x = write(pred, ct, zeros, place, arrays) if is_undefined_primal(x) else None
+    return [None, ct_x, ct_value, *none]
+
+
+read_p: Any = create_vprim(
+    "read_buffer", _read, _read_types, _read_jvp, _read_transpose
+)
+"""From an array and the arrays of an index to what is there, and the same array."""
+maybe_set_p: Any = create_vprim("maybe_set", _set, _set_types, _set_jvp, _set_transpose)
+"""`maybe_set_p.bind(pred, x, value, *arrays, place=place)` returns `[x]` with `value`
+at the place that `arrays` and `place` tell, assuming that the bool scalar `pred` is true;
+under a `jax.vmap` that maps `pred`, in the elements of the batch where it is."""
+
+register_impl_finalisation(read_p)
+register_impl_finalisation(maybe_set_p)

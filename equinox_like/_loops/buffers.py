@@ -1,0 +1,205 @@
+"""Buffers: arrays of a loop's carry that are written place by place.
+
+A loop does more with an array of its carry than its body does: it saves it, selects between
+the former and the next one, and adds up its cotangents. With a buffer none of this touches
+more than the body reads and writes. For that a buffer does nothing else.
+"""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._compat.trace_state import current_trace
+from .buffer_rules import read, write
+from .place import Place
+
+_T = TypeVar("_T")
+
+
+class Buffer:
+    """An array that can be read at an index, and written by `.at[index].set(value)`."""
+
+    __slots__ = ("_array", "_pred", "_trace")
+
+    def __init__(self, array: Any, pred: Any):
+        # An array, or the buffer of an outer loop.
+        self._array = array
+        # Whether writing counts. See `Loop`.
+        self._pred = pred
+        self._trace = current_trace()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._array.dtype
+
+    @property
+    def size(self) -> int:
+        return self._array.size
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read(*Place.of(index, {}))
+
+    @property
+    def at(self) -> "_At":
+        return _At(self)
+
+    def _read(self, place: Place, arrays: list[Any]) -> Any:
+        if isinstance(self._array, Buffer):
+            return self._array._read(place, arrays)
+        if self._trace is not current_trace():
+            # Within a branch, say, whose values cannot be kept here.
+            return place.read(self._array, *arrays)
+        value, self._array = read(self._array, place, arrays)
+        return value
+
+    def _write(
+        self, place: Place, arrays: list[Any], value: Any, chosen: Any, pred: Any
+    ) -> "Buffer":
+        pred = self._pred if pred is None else pred & self._pred
+        if isinstance(self._array, Buffer):
+            array = self._array._write(place, arrays, value, chosen, pred)
+        else:
+            value = _as_written(self._array, place, arrays, value, chosen)
+            array = write(pred, self._array, value, place, arrays)
+        return Buffer(array, self._pred)
+
+    def __repr__(self) -> str:
+        return f"<buffer of a loop, {self.dtype}{list(self.shape)}>"
+
+
+jtu.register_pytree_with_keys(
+    Buffer,
+    lambda b: (
+        ((jtu.GetAttrKey("_array"), b._array), (jtu.GetAttrKey("_pred"), b._pred)),
+        None,
+    ),
+    lambda _, children: Buffer(*children),
+)
+
+
+def is_buffer(x: Any) -> bool:
+    return isinstance(x, Buffer)
+
+
+class _At:
+    """`buffer.at`"""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, buffer: Buffer):
+        self._buffer = buffer
+
+    def __getitem__(self, index: Any) -> "_AtIndex":
+        return _AtIndex(self._buffer, index)
+
+
+class _AtIndex:
+    """`buffer.at[index]`"""
+
+    __slots__ = ("_buffer", "_index")
+
+    def __init__(self, buffer: Buffer, index: Any):
+        self._buffer = buffer
+        self._index = index
+
+    def set(self, value: Any, *, pred: Any = True, **kwargs: Any) -> Buffer:
+        place, arrays = Place.of(self._index, kwargs)
+        return self._buffer._write(place, arrays, value, pred, None)
+
+
+def buffer_at_set(
+    buffer: _T, item: Any, x: Any, *, pred: Any = True, **kwargs: Any
+) -> _T:
+    """`buffer.at[item].set(x)` for buffers of a loop and for arrays alike.
+
+    **Arguments:**
+
+    - `buffer`: a buffer, as the body of [`equinox_like.internal.while_loop`][] gets it, or
+        a JAX array.
+    - `item`: the index: integers, arrays of them, slices, an ellipsis, or a tuple of
+        these.
+    - `x`: what to write, which is broadcast.
+    - `pred`: a bool scalar, whether to write at all.
+    - `**kwargs`: those of `jax.Array.at[...].set`, such as `mode`.
+
+    **Returns:**
+
+    The buffer or array that was written to.
+
+    **Raises:**
+
+    `ValueError` if the dtype of `x` does not promote to that of the buffer.
+    `AttributeError` for a NumPy array.
+
+    !!! example
+
+        ```python
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        x = eqxi.buffer_at_set(jnp.zeros(3), 1, 5.0, pred=jnp.asarray(True))
+        assert x.tolist() == [0, 5, 0]
+        ```
+    """
+    at: Any = buffer.at  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(buffer, Buffer):
+        return at[item].set(x, pred=pred, **kwargs)
+    if pred is True:
+        return at[item].set(x, **kwargs)
+    place, arrays = Place.of(item, kwargs)
+    value = _as_written(buffer, place, arrays, x, pred)
+    return place.write(buffer, value, *arrays)
+
+
+def _as_written(
+    array: Any, place: Place, arrays: list[Any], value: Any, chosen: Any
+) -> Any:
+    """The value in shape and dtype of what it replaces; if not `chosen`, what is there."""
+    there = jax.eval_shape(place.written, array, *arrays)
+    if jnp.result_type(value, there.dtype) != there.dtype:
+        raise ValueError(
+            f"A value of dtype {jnp.result_type(value)} cannot be written to a buffer of "
+            f"dtype {there.dtype}: convert it first."
+        )
+    value = jnp.broadcast_to(jnp.asarray(value, there.dtype), there.shape)
+    if chosen is True:
+        return value
+    return jnp.where(chosen, value, place.written(array, *arrays))
+
+
+class _MaybeBufferMeta(type):
+    kind: Any = object
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        while isinstance(instance, Buffer):
+            instance = instance._array
+        return isinstance(instance, cls.kind)
+
+    def __getitem__(cls, kind: Any) -> Any:
+        return _MaybeBufferMeta(cls.__name__, (cls,), {"kind": kind})
+
+
+class MaybeBuffer(metaclass=_MaybeBufferMeta):
+    """`MaybeBuffer[T]`, for annotations: a `T`, or a buffer of a loop that holds one.
+
+    !!! example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+        from jaxtyping import Array, Float
+
+        def write(x: eqxi.MaybeBuffer[Float[Array, " steps"]]):
+            return eqxi.buffer_at_set(x, 0, 1.0)
+
+        assert isinstance(jnp.ones(3), eqxi.MaybeBuffer[jax.Array])
+        assert not isinstance(1, eqxi.MaybeBuffer[jax.Array])
+        ```
+    """

@@ -1,0 +1,277 @@
+"""The checkpointed loop: reverse mode for a number of steps that nobody knows before.
+
+On the way forward some of the states are saved (`schedule.py`). On the way back a step is
+differentiated at a time, from the last to the first, at a state that is saved, or is
+computed again from the last one that is.
+
+A buffer is not saved. Each of its places is written once, so its last contents serve for
+every step, and to do a step again writes what is there already.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from .._compat.rules import ShapedArray, Zero
+from .._runtime.vprim import create_vprim
+from .perturbed import Mask, put, spread_backward, spread_forward, take
+from .plain import run_plain
+from .schedule import Marks, Online
+from .staging import Loop, goes_on
+
+
+def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> list[Any]:
+    """The last state."""
+
+    @jax.custom_jvp
+    def run(consts, state):
+        return run_plain(loop.step, consts, state, max_steps)
+
+    def rule(primals, tangents):
+        consts, state = primals
+        of_consts, of_state = (
+            [type(t) is not SymbolicZero for t in ts] for ts in tangents
+        )
+        structs = _structs(consts), _structs(state)
+        moving = spread_forward(loop.step, *structs, of_consts, of_state)
+        none = [_zero_tangent(x) for x in structs[1]]
+        if not any(moving):
+            return run(consts, state), none
+        options = max_steps, checkpoints
+        derivative = _Derivative(loop, options, structs, (of_consts, of_state), moving)
+        out, saved = derivative.forward(consts, state)
+        leaves, treedef = jtu.tree_flatten(saved)
+        given = [*take(tangents[0], of_consts), *take(tangents[1], of_state)]
+        dout = reverse_p.bind(*leaves, *given, derivative=derivative, saved=treedef)
+        return out, put(none, moving, dout)
+
+    run.defjvp(rule, symbolic_zeros=True)
+    return run(loop.consts, loop.state)
+
+
+def _structs(values: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    types = map(jax.typeof, values)
+    return [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in types
+    ]
+
+
+def _zero_tangent(struct: jax.ShapeDtypeStruct) -> Any:
+    return SymbolicZero(ShapedArray(struct.shape, struct.dtype).to_tangent_aval())
+
+
+class _Saved(NamedTuple):
+    """What the way back starts from."""
+
+    consts: list[Any]
+    stacks: list[Any]
+    marks: Marks
+    count: Any  # of steps
+    buffers: list[Any]
+
+
+class _Derivative:
+    """The derivative of a loop, where `given` of its consts and of its first state have
+    tangents, and `moving` of its last state."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        options: tuple[int | None, int],
+        structs: tuple[list[Any], list[Any]],
+        given: tuple[Mask, Mask],
+        moving: Mask,
+    ):
+        self._loop = loop
+        self._max_steps, self._checkpoints = options
+        self._structs = structs
+        self._given = given
+        self._moving = moving
+        self._is_saved = [not is_buffer for is_buffer in loop.is_buffer]
+
+    def types_of_tangents(self) -> list[Any]:
+        return [
+            ShapedArray(x.shape, x.dtype) for x in take(self._structs[1], self._moving)
+        ]
+
+    def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Saved]:
+        online = Online(self._checkpoints, self._max_steps)
+
+        def cond(carry):
+            count, _, _, state = carry
+            is_on = goes_on(state)
+            return (
+                is_on if self._max_steps is None else (count < self._max_steps) & is_on
+            )
+
+        def body(carry):
+            count, progress, stacks, state = carry
+            progress, slot, is_saved = online.save(progress, count)
+            stacks = _saved_if(is_saved, stacks, slot, take(state, self._is_saved))
+            return count + 1, progress, stacks, self._loop.step(consts, state)
+
+        stacks = [
+            jnp.broadcast_to(x, (self._checkpoints, *jnp.shape(x)))
+            for x in take(state, self._is_saved)
+        ]
+        carry = np.int32(0), online.start(), stacks, state
+        count, progress, stacks, state = lax.while_loop(cond, body, carry)
+        marks = online.marks(progress, count)
+        buffers = take(state, self._loop.is_buffer)
+        return state, _Saved(consts, stacks, marks, count, buffers)
+
+    def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
+        """From the cotangents of what moves to those of what was given; `None` for zero."""
+        cotangents = put([None] * len(self._moving), self._moving, cotangents)
+        wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]
+        of_consts = self._given[0]
+        if any(wanted):
+            of_consts, wanted = spread_backward(
+                self._loop.step, *self._structs, of_consts, self._moving, wanted
+            )
+            ct_consts = [
+                jnp.zeros(x.shape, x.dtype) for x in take(saved.consts, of_consts)
+            ]
+            ct_state = list(map(_instantiated, take(cotangents, wanted)))
+            found = self._sweep(saved, of_consts, wanted, ct_consts, ct_state)
+            ct_consts = put([None] * len(of_consts), of_consts, found[0])
+            ct_state = put([None] * len(wanted), wanted, found[1])
+            return [*take(ct_consts, self._given[0]), *take(ct_state, self._given[1])]
+        return [None] * (sum(self._given[0]) + sum(self._given[1]))
+
+    def _sweep(
+        self,
+        saved: _Saved,
+        of_consts: Mask,
+        of_state: Mask,
+        ct_consts: Any,
+        ct_state: Any,
+    ) -> tuple[list[Any], list[Any]]:
+        """From the last step to the first."""
+
+        def body(carry):
+            target, marks, stacks, buffers, ct_consts, ct_state = carry
+            marks, stacks, state = self._replay(
+                saved.consts, target, marks, stacks, buffers
+            )
+            buffers, more, ct_state = self._pull_back(
+                saved.consts, state, of_consts, of_state, ct_state
+            )
+            ct_consts = [a + b for a, b in zip(ct_consts, more, strict=True)]
+            step, _ = marks.last()
+            marks = marks.pop_if(step == target)
+            return target - 1, marks, stacks, buffers, ct_consts, ct_state
+
+        carry = (
+            saved.count - 1,
+            saved.marks,
+            saved.stacks,
+            saved.buffers,
+            ct_consts,
+            ct_state,
+        )
+        *_, ct_consts, ct_state = lax.while_loop(
+            lambda carry: carry[0] >= 0, body, carry
+        )
+        return ct_consts, ct_state
+
+    def _replay(
+        self, consts: Any, target: Any, marks: Marks, stacks: Any, buffers: Any
+    ) -> tuple[Marks, list[Any], list[Any]]:
+        """The state before a step, from the last one that is saved; others are on the way."""
+
+        def advance(carry):
+            step, state = carry
+            return step + 1, self._loop.step(consts, state)
+
+        def body(carry):
+            step, marks, stacks, state = carry
+            stop, is_saved = marks.next_stop(step, target)
+            step, state = lax.while_loop(lambda c: c[0] < stop, advance, (step, state))
+            stacks = _saved_if(
+                is_saved, stacks, marks.free_slot(), take(state, self._is_saved)
+            )
+            return step, marks.push_if(is_saved, step), stacks, state
+
+        step, slot = marks.last()
+        state = put([None] * len(self._is_saved), self._loop.is_buffer, buffers)
+        loaded = [lax.dynamic_index_in_dim(x, slot, keepdims=False) for x in stacks]
+        carry = step, marks, stacks, put(state, self._is_saved, loaded)
+        _, marks, stacks, state = lax.while_loop(lambda c: c[0] < target, body, carry)
+        return marks, stacks, state
+
+    def _pull_back(
+        self, consts: Any, state: Any, of_consts: Mask, of_state: Mask, cotangents: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """The buffers after a step, and the cotangents before it."""
+
+        def step(moving_consts, moving_state):
+            out = self._loop.step(
+                put(consts, of_consts, moving_consts),
+                put(state, of_state, moving_state),
+            )
+            return take(out, of_state), take(out, self._loop.is_buffer)
+
+        given = take(consts, of_consts), take(state, of_state)
+        _, pull, buffers = jax.vjp(step, *given, has_aux=True)
+        return buffers, *pull(cotangents)
+
+
+def _saved_if(
+    pred: Any, stacks: Sequence[Any], slot: Any, state: Sequence[Any]
+) -> list[Any]:
+    return [
+        lax.dynamic_update_index_in_dim(
+            stack,
+            jnp.where(pred, x, lax.dynamic_index_in_dim(stack, slot, keepdims=False)),
+            slot,
+            0,
+        )
+        for stack, x in zip(stacks, state, strict=True)
+    ]
+
+
+def _instantiated(ct: Any) -> Any:
+    return jnp.zeros(ct.aval.shape, ct.aval.dtype) if type(ct) is Zero else ct
+
+
+# A `jax.custom_vjp` would give a tangent to every output of the loop. The way back is the
+# transpose of this primitive, which is a linear function that nobody can evaluate.
+
+
+def _forward_mode(*_, derivative, saved):
+    raise TypeError(
+        'can\'t apply forward-mode autodiff (jvp) to a loop of the kind "checkpointed", which '
+        'is a custom_vjp function: use the kind "lax" or "bounded".'
+    )
+
+
+def _types_of_tangents(*_, derivative, saved):
+    return derivative.types_of_tangents()
+
+
+def _forward_mode_again(primals, tangents, **params):
+    return _forward_mode(**params)
+
+
+def _way_back(cotangents, *inputs, derivative, saved):
+    count = saved.num_leaves
+    found = derivative.backward(saved.unflatten(inputs[:count]), cotangents)
+    return [*([None] * count), *found]
+
+
+reverse_p: Any = create_vprim(
+    "checkpointed_loop",
+    _forward_mode,
+    _types_of_tangents,
+    _forward_mode_again,
+    _way_back,
+)
+"""From what a checkpointed loop saved, and the tangents that it was given, to those of its
+last state."""

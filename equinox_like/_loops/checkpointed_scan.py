@@ -1,0 +1,59 @@
+"""A scan as a checkpointed loop, whose inputs and outputs are buffers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .buffer_rules import read, write
+from .checkpointed import run_checkpointed
+from .place import Place
+from .schedule import number_of_checkpoints
+from .staging import stage
+
+
+def checkpointed_scan(
+    f: Callable[[Any, Any, Any], tuple[Sequence[Any], Sequence[Any]]],
+    carry: Sequence[Any],
+    is_buffer: Sequence[bool],
+    xs: Sequence[Any],
+    length: int,
+    checkpoints: int | None,
+    reverse: bool = False,
+) -> tuple[list[Any], list[Any]]:
+    """The last carry, and the outputs of each step along axis 0.
+
+    **Arguments:**
+
+    - `f`: from whether the step counts, the arrays of a carry and those of an `x`, to those
+        of the next carry, and of a `y`.
+    - `is_buffer`: for each array of the carry.
+    - `checkpoints`: as for `while_loop`.
+    """
+    xs = list(map(jnp.asarray, xs))
+    rows = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
+    ys = [
+        jnp.zeros((length, *y.shape), y.dtype)
+        for y in jax.eval_shape(lambda c, x: f(True, c, x)[1], list(carry), rows)
+    ]
+    first_x, first_y = 1 + len(carry), 1 + len(carry) + len(xs)
+
+    def body(pred, state):
+        i, *carry = state[:first_x]
+        place, index = Place.of((length - 1 - i) if reverse else i, {})
+        pairs = [read(x, place, index) for x in state[first_x:first_y]]
+        carry, y = f(pred, carry, [row for row, _ in pairs])
+        written = [
+            write(pred, whole, row, place, index)
+            for whole, row in zip(state[first_y:], y, strict=True)
+        ]
+        return [i + 1, *carry, *(x for _, x in pairs), *written]
+
+    flags = [False, *is_buffer, *([True] * (len(xs) + len(ys)))]
+    loop = stage(lambda state: True, body, [np.int32(0), *carry, *xs, *ys], flags)
+    out = loop.complete(
+        run_checkpointed(loop, length, number_of_checkpoints(length, checkpoints))
+    )
+    return out[1:first_x], out[first_y:]

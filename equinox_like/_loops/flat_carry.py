@@ -1,0 +1,144 @@
+"""The carry of a loop for other libraries: arrays only, some of which may be buffers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._core.difference import tree_differences
+from .._core.parts import is_number
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+from .buffers import Buffer, is_buffer
+from .carry import type_of
+
+
+def arrays_of(tree: Any, name: str) -> Any:
+    """The tree with JAX's arrays in place of numbers and NumPy's.
+
+    **Raises:**
+
+    `TypeError` for anything else, by its path from `name`.
+    """
+    return jtu.tree_map_with_path(
+        lambda path, x: _as_array(x, path_str(path, name)), tree
+    )
+
+
+def _as_array(x: Any, path: str) -> Any:
+    if is_array(x) or is_number(x):
+        return jnp.asarray(x)
+    raise TypeError(
+        f"`{path}` is a {type(x).__name__}: what goes round this loop must be arrays and "
+        "numbers. `filter_while_loop` and `filter_scan` take anything."
+    )
+
+
+class FlatCarry:
+    """A tree of arrays, taken apart for a loop.
+
+    To the loop each leaf is its arrays: more than one for the buffer of an outer loop,
+    which goes round this one together with its bools.
+    """
+
+    def __init__(self, carry: Any, buffers: Callable[[Any], Any] | None, where: str):
+        self._carry = carry
+        self._where = where
+        self._leaves, self._treedef = jtu.tree_flatten(carry, is_buffer)
+        self._named = self._find(buffers)
+        self.data: list[Any] = []
+        self.is_buffer: list[bool] = []
+        for i, leaf in enumerate(self._leaves):
+            arrays = jtu.tree_leaves(leaf)
+            self.data += arrays
+            self.is_buffer += [i in self._named, *([False] * (len(arrays) - 1))]
+
+    def _find(self, buffers: Callable[[Any], Any] | None) -> set[int]:
+        """The leaves below the nodes that the user names."""
+        if buffers is None:
+            return set()
+        marks = [_Mark(i) for i in range(len(self._leaves))]
+        named = jtu.tree_leaves(buffers(self._treedef.unflatten(marks)))
+        if not all(isinstance(mark, _Mark) for mark in named):
+            raise ValueError(
+                f"{self._where}: Only arrays can be buffers. `buffers` must return a node "
+                "of the carry, or a sequence of them."
+            )
+        return {mark.place for mark in named}
+
+    def fill(self, pred: Any, data: Sequence[Any]) -> Any:
+        """The carry that the user's functions get."""
+        leaves = [
+            Buffer(x, pred) if i in self._named else x
+            for i, x in enumerate(self._leaves_of(data))
+        ]
+        return self._treedef.unflatten(leaves)
+
+    def refill(self, data: Sequence[Any]) -> Any:
+        """The carry without buffers of this loop."""
+        return self._treedef.unflatten(self._leaves_of(data))
+
+    def _leaves_of(self, data: Sequence[Any]) -> list[Any]:
+        remaining = iter(data)
+        leaves = []
+        for leaf in self._leaves:
+            treedef = jtu.tree_structure(leaf)
+            leaves.append(
+                treedef.unflatten([next(remaining) for _ in range(treedef.num_leaves)])
+            )
+        return leaves
+
+    def flatten(self, out: Any) -> list[Any]:
+        """The arrays of what a step returned.
+
+        **Raises:**
+
+        `ValueError` if its structure or the type of an array is another one.
+        """
+        leaves, treedef = jtu.tree_flatten(out, is_buffer)
+        leaves = [jnp.asarray(x) if is_number(x) else x for x in leaves]
+        unwrapped = [
+            _unwrapped(x) if i in self._named else x for i, x in enumerate(leaves)
+        ]
+        if treedef == self._treedef and all(
+            _same_type(x, y) for x, y in zip(self._leaves, unwrapped, strict=True)
+        ):
+            return [x for leaf in unwrapped for x in jtu.tree_leaves(leaf)]
+        raise self._mismatch(treedef.unflatten(leaves))
+
+    def _mismatch(self, out: Any) -> ValueError:
+        before, after = self.fill(None, self.data), _without_preds(out)
+        found = tree_differences("carry", before, after, is_array, type_of)
+        lines = "".join(f"\n- {difference}" for difference in found)
+        return ValueError(
+            f"{self._where} must have the same input and output structure, but for the "
+            f"values of arrays:{lines}"
+        )
+
+
+class _Mark:
+    """Stands for a leaf while `buffers` looks at the structure."""
+
+    def __init__(self, place: int):
+        self.place = place
+
+
+def _unwrapped(x: Any) -> Any:
+    return x._array if isinstance(x, Buffer) else None
+
+
+def _without_preds(tree: Any) -> Any:
+    return jtu.tree_map(
+        lambda x: Buffer(x._array, None) if isinstance(x, Buffer) else x,
+        tree,
+        is_leaf=is_buffer,
+    )
+
+
+def _same_type(before: Any, after: Any) -> bool:
+    if isinstance(before, Buffer):
+        return isinstance(after, Buffer) and jtu.tree_all(
+            jtu.tree_map(_same_type, before._array, after._array)
+        )
+    return is_array(after) and type_of(before) == type_of(after)

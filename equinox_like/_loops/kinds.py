@@ -1,0 +1,51 @@
+"""The kinds of loops: `"lax"`, `"bounded"` and `"checkpointed"`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from .bounded import run_bounded
+from .checkpointed import run_checkpointed
+from .plain import run_plain
+from .schedule import check_checkpoints, number_of_checkpoints
+from .staging import Loop
+
+LoopKind = Literal["lax", "bounded", "checkpointed"]
+
+
+def runner(
+    loop: str,
+    kind: str,
+    max_steps: int | None,
+    checkpoints: int | None,
+    base: int = 16,
+) -> Callable[[Loop], Sequence[Any]]:
+    """What runs a loop of this kind, up to its last state.
+
+    **Raises:**
+
+    `ValueError`, naming the `loop`, if it lacks something that the kind needs.
+    """
+    if max_steps is not None and max_steps < 0:
+        raise ValueError(
+            f"`{loop}`: `max_steps` must not be negative; got {max_steps}."
+        )
+    checkpoints = check_checkpoints(loop, checkpoints)
+    if kind == "lax":
+        return lambda loop: run_plain(loop.step, loop.consts, loop.state, max_steps)
+    if kind == "bounded":
+        if max_steps is None:
+            raise ValueError(f'`{loop}` with `kind="bounded"` needs `max_steps`.')
+        if base < 2:
+            raise ValueError(f"`{loop}`: `base` must be at least 2; got {base}.")
+        return lambda loop: run_bounded(loop, max_steps, base)
+    if kind == "checkpointed":
+        if max_steps is not None:
+            checkpoints = number_of_checkpoints(max_steps, checkpoints)
+        if checkpoints is None:
+            raise ValueError(
+                f'`{loop}` with `kind="checkpointed"` needs `max_steps` or `checkpoints`.'
+            )
+        return lambda loop: run_checkpointed(loop, max_steps, checkpoints)
+    raise ValueError(
+        f'`{loop}`: `kind` must be "lax", "bounded" or "checkpointed"; got {kind!r}.'
+    )

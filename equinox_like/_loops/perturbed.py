@@ -1,0 +1,143 @@
+"""What of a loop must be differentiated at all.
+
+Which outputs of a step have a tangent, given which inputs have one, is for JAX to tell: the
+step is traced with marks on it, which are told by JAX's rules.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+Mask = list[bool]
+
+
+def spread_forward(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
+) -> Mask:
+    """Which of the state have a tangent after any number of steps, given those before."""
+    can_be = [_is_inexact(x) for x in state]
+    moving = list(of_state)
+    while moving != can_be:
+        after = _tangents_of_step(step, consts, state, of_consts, moving)
+        merged = [a or b for a, b in zip(moving, after, strict=True)]
+        if merged == moving:
+            break
+        moving = merged
+    return moving
+
+
+def spread_backward(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
+) -> tuple[Mask, Mask]:
+    """Which of the consts and of the state have a cotangent before any number of steps.
+
+    **Arguments:**
+
+    - `of_consts`, `of_state`: those that have a tangent.
+    - `wanted`: those of the state that have a cotangent after the last step.
+    """
+    while True:
+        consts_hit, state_hit = _cotangents_of_step(
+            step, consts, state, of_consts, of_state, wanted
+        )
+        merged = [a or b for a, b in zip(wanted, state_hit, strict=True)]
+        if merged == wanted:
+            return consts_hit, wanted
+        wanted = merged
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
+
+
+def _tangents_of_step(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
+) -> Mask:
+    found = [False] * len(state)
+
+    def tell(i, x):
+        @jax.custom_jvp
+        def identity(x):
+            return x
+
+        def rule(primals, tangents):
+            found[i] = type(tangents[0]) is not SymbolicZero
+            return primals[0], tangents[0]
+
+        identity.defjvp(rule, symbolic_zeros=True)
+        return identity(x)
+
+    def run(consts, state):
+        def marked(*moving):
+            out = step(*_put(consts, state, of_consts, of_state, moving))
+            return [tell(i, x) for i, x in enumerate(out)]
+
+        given = _take(consts, state, of_consts, of_state)
+        return jax.jvp(marked, given, given)
+
+    jax.eval_shape(run, consts, state)
+    return found
+
+
+def _cotangents_of_step(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
+) -> tuple[Mask, Mask]:
+    hit: set[int] = set()
+
+    def tell(i, x):
+        @jax.custom_vjp
+        def identity(x):
+            return x
+
+        def backward(_, ct):
+            if type(ct) is not SymbolicZero:
+                hit.add(i)
+            return (ct,)
+
+        identity.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+        return identity(x)
+
+    def run(consts, state):
+        def marked(*moving):
+            moving = [tell(i, x) for i, x in enumerate(moving)]
+            out = step(*_put(consts, state, of_consts, of_state, moving))
+            return [x for x, is_wanted in zip(out, wanted, strict=True) if is_wanted]
+
+        out, pull = jax.vjp(marked, *_take(consts, state, of_consts, of_state))
+        return pull(out)
+
+    jax.eval_shape(run, consts, state)
+    numbers = iter(range(len(of_consts) + len(of_state)))
+    masks = [
+        [is_moving and next(numbers) in hit for is_moving in mask]
+        for mask in (of_consts, of_state)
+    ]
+    return masks[0], masks[1]
+
+
+def take(values: Sequence[Any], mask: Mask) -> list[Any]:
+    """Those at `True`."""
+    return [x for x, chosen in zip(values, mask, strict=True) if chosen]
+
+
+def put(values: Sequence[Any], mask: Mask, new: Sequence[Any]) -> list[Any]:
+    """The values, with new ones at `True`."""
+    remaining = iter(new)
+    return [
+        next(remaining) if chosen else x for x, chosen in zip(values, mask, strict=True)
+    ]
+
+
+def _take(consts: Any, state: Any, of_consts: Mask, of_state: Mask) -> tuple[Any, ...]:
+    return (*take(consts, of_consts), *take(state, of_state))
+
+
+def _put(consts: Any, state: Any, of_consts: Mask, of_state: Mask, moving: Any) -> Any:
+    count = sum(of_consts)
+    return (
+        put(consts, of_consts, moving[:count]),
+        put(state, of_state, moving[count:]),
+    )

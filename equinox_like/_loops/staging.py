@@ -1,0 +1,178 @@
+"""A loop as flat arrays: what each kind of loop runs.
+
+Whatever condition and step close over is an explicit input here, so that JAX's custom rules
+can be about it. The first array of the state tells whether the loop goes on. Under
+`jax.vmap` it has an element for each of the batch: those that are done keep their state
+until the last one is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._compat.jaxpr import eval_jaxpr
+from .._runtime.unvmap import unvmap_any_p
+from .._tree.filters import is_array
+from .select import select_if_vmap
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One step of a loop, and from where it starts.
+
+    What the step leaves as it is counts among `consts`, not in the state.
+    """
+
+    consts: list[Any]
+    state: list[Any]
+    is_buffer: list[bool]  # for each of `state`
+    step: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    """`step(consts, state) -> state`"""
+    complete: Callable[[Sequence[Any]], list[Any]]
+    """From the last state to the last carry."""
+
+
+def goes_on(state: Sequence[Any]) -> Any:
+    """Whether any element of a batch does; one bool for all of it."""
+    return unvmap_any_p.bind(state[0])
+
+
+def stage(
+    cond: Callable[[Any], Any],
+    body: Callable[[Any, Any], Any],
+    carry: Sequence[Any],
+    is_buffer: Sequence[bool],
+) -> Loop:
+    """Traces both.
+
+    **Arguments:**
+
+    - `cond`: from the arrays of a carry to a bool.
+    - `body`: from whether the step counts, and the arrays of a carry, to those of the next
+        one. Writing to a buffer must depend on the former by `maybe_set_p`.
+    - `carry`: the arrays to begin with.
+    - `is_buffer`: which of them are buffers.
+    """
+    carry = list(map(jnp.asarray, carry))
+    while True:
+        goes_on_after = _traced_condition(cond, carry)
+        step = _Step(goes_on_after, body, is_buffer)
+        pred = goes_on_after(carry)
+        jaxpr = jax.make_jaxpr(step)([pred, *carry])
+        changed = _without_weak_types(carry, jaxpr.out_avals[1:])
+        if changed is None:
+            break
+        carry = changed
+    return _without_invariants(jaxpr, [pred, *carry], [False, *is_buffer], step.kept)
+
+
+def _traced_condition(
+    cond: Callable[[Any], Any], carry: list[Any]
+) -> Callable[[Any], Any]:
+    """The condition, through which no derivative goes."""
+    jaxpr = jax.make_jaxpr(lambda carry: _as_condition(cond(carry)))(carry)
+    consts = list(map(lax.stop_gradient, jaxpr.consts))
+
+    def goes_on_after(carry):
+        carry = map(lax.stop_gradient, carry)
+        (out,) = eval_jaxpr(jaxpr.jaxpr, consts, *carry)
+        return out
+
+    return goes_on_after
+
+
+def _as_condition(out: Any) -> Any:
+    is_bool = isinstance(out, bool) or (is_array(out) and out.dtype == np.bool_)
+    if not is_bool or jnp.shape(out) != ():
+        shown = jax.typeof(out) if is_array(out) else repr(out)
+        raise TypeError(
+            f"The condition of a loop must return a bool or a boolean scalar; got {shown}."
+        )
+    return jnp.asarray(out)
+
+
+class _Step:
+    """A step of the whole state; `kept` tells which of it stays as it is."""
+
+    def __init__(self, goes_on_after: Any, body: Any, is_buffer: Sequence[bool]):
+        self._goes_on_after = goes_on_after
+        self._body = body
+        self._is_buffer = is_buffer
+        self.kept: list[bool] = []
+
+    def __call__(self, state):
+        pred, *before = state
+        after = self._body(pred, before)
+        self.kept = [
+            False,
+            *(new is old for new, old in zip(after, before, strict=True)),
+        ]
+        after = [
+            new if buffer or new is old else _select(pred, new, old)
+            for new, old, buffer in zip(after, before, self._is_buffer, strict=True)
+        ]
+        return [pred & self._goes_on_after(after), *after]
+
+
+def _select(pred: Any, new: Any, old: Any) -> Any:
+    was, now = jax.typeof(old), jax.typeof(new)
+    if (was.shape, was.dtype) != (now.shape, now.dtype):
+        if _may_become(old, now.dtype) and was.shape == now.shape:
+            return new
+        raise TypeError(
+            "The body of a loop must return arrays of the types that it was given: "
+            f"it was given {was}, and returned {now}."
+        )
+    if now.weak_type and not was.weak_type:
+        new = lax.convert_element_type(new, was.dtype)
+    return select_if_vmap(pred, new, old)
+
+
+def _may_become(x: Any, dtype: Any) -> bool:
+    return getattr(x, "weak_type", False) and jnp.result_type(x, dtype) == dtype
+
+
+def _without_weak_types(carry: list[Any], types: Sequence[Any]) -> list[Any] | None:
+    """The carry with the dtypes that its numbers have after a step; `None` if they have
+    them already."""
+    differs = [
+        getattr(x, "weak_type", False) and not out.weak_type
+        for x, out in zip(carry, types, strict=True)
+    ]
+    if not any(differs):
+        return None
+    return [
+        lax.convert_element_type(x, out.dtype) if d else x
+        for x, out, d in zip(carry, types, differs, strict=True)
+    ]
+
+
+def _without_invariants(
+    jaxpr: Any, state: list[Any], is_buffer: list[bool], kept: list[bool]
+) -> Loop:
+    varying = [i for i, is_kept in enumerate(kept) if not is_kept]
+    fixed = [i for i, is_kept in enumerate(kept) if is_kept]
+    count = len(jaxpr.consts)
+
+    def whole(fixed_values, values):
+        found = dict(zip(fixed, fixed_values, strict=True))
+        found.update(zip(varying, values, strict=True))
+        return [found[i] for i in range(len(kept))]
+
+    def step(consts, values):
+        out = eval_jaxpr(jaxpr.jaxpr, consts[:count], *whole(consts[count:], values))
+        return [out[i] for i in varying]
+
+    fixed_values = [state[i] for i in fixed]
+    return Loop(
+        consts=[*jaxpr.consts, *fixed_values],
+        state=[state[i] for i in varying],
+        is_buffer=[is_buffer[i] for i in varying],
+        step=step,
+        complete=lambda values: whole(fixed_values, values)[1:],
+    )

@@ -1,0 +1,107 @@
+"""`while_loop`, for other libraries: with buffers, and numbers that become arrays."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .._core.base import frames_hidden, name_of
+from .flat_carry import FlatCarry, arrays_of
+from .kinds import LoopKind, runner
+from .staging import stage
+
+_C = TypeVar("_C")
+
+
+@frames_hidden
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: _C,
+    *,
+    max_steps: int | None = None,
+    buffers: Callable[[_C], Any] | None = None,
+    kind: LoopKind | str,
+    checkpoints: int | None = None,
+    base: int = 16,
+) -> _C:
+    """`jax.lax.while_loop`, differentiable in reverse mode, and with buffers.
+
+    [`equinox_like.filter_while_loop`][] does without buffers, and takes any pytree.
+
+    **Arguments:**
+
+    - `cond_fun`: from the carry to a bool or a boolean scalar: whether to do another step.
+        No derivative goes through it.
+    - `body_fun`: the step, from a carry to a carry.
+    - `init_val`: the carry to begin with: any pytree of arrays and numbers, which become
+        arrays.
+    - `max_steps`: how many steps to do at most: an `int`, or `None` for no limit.
+    - `buffers`: a function from the carry to a node of it, or a sequence of nodes, whose
+        arrays are written place by place. In `cond_fun` and `body_fun` each of them is a
+        buffer, which can do nothing but `buf[index]`, `shape`, `dtype`, `size` and
+        `buf.at[index].set(value, *, pred=True, **kwargs)`. Each place may be written once,
+        at most, and must be written before it is read; else gradients may be wrong.
+    - `kind`: one of
+        - `"lax"`: as JAX does it: differentiable in forward mode.
+        - `"checkpointed"`: differentiable in reverse mode, with a few checkpoints. Needs
+            `max_steps` or `checkpoints`.
+        - `"bounded"`: differentiable in both, again and again. Needs `max_steps`; memory
+            and time grow with it.
+    - `checkpoints`: of how many steps the carry, but for its buffers, is saved for the
+        backward pass. By default the smallest `c` for which
+        `(c + 1)(c + 2) > 2 * max_steps`, with which no step is done more than twice.
+    - `base`: how many steps a scan has in the kind `"bounded"`.
+
+    **Returns:**
+
+    The last carry. [Loops](../loops.md) tells what each kind costs.
+
+    **Raises:**
+
+    `ValueError` for options that do not fit, and if a step returns another structure;
+    `TypeError` if the carry holds something else than arrays and numbers, and if `cond_fun`
+    does not return a boolean scalar.
+
+    !!! example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        def trajectory(x0):
+            def body(carry):
+                i, x, xs = carry
+                return i + 1, 0.5 * x, xs.at[i].set(x)
+
+            _, _, xs = eqxi.while_loop(
+                lambda carry: carry[0] < 3,
+                body,
+                (0, x0, jnp.zeros(3)),
+                kind="checkpointed",
+                max_steps=3,
+                buffers=lambda carry: carry[2],
+            )
+            return xs
+
+        assert trajectory(jnp.asarray(4.0)).tolist() == [4, 2, 1]
+        assert jax.grad(lambda x: trajectory(x).sum())(4.0) == 1.75
+        ```
+    """
+    if max_steps is not None and type(max_steps) is not int:
+        raise ValueError(
+            f"`while_loop`: `max_steps` must be an `int` or `None`; got {max_steps!r}."
+        )
+    where = f"`while_loop` of `{name_of(body_fun)}`"
+    run = runner("while_loop", kind, max_steps, checkpoints, base)
+    init_val = arrays_of(init_val, "init_val")
+    carry = FlatCarry(init_val, buffers, where)
+    if max_steps == 0:
+        return init_val
+
+    def body(pred, data):
+        return carry.flatten(body_fun(carry.fill(pred, data)))
+
+    loop = stage(
+        lambda data: cond_fun(carry.fill(True, data)), body, carry.data, carry.is_buffer
+    )
+    return carry.refill(loop.complete(run(loop)))
