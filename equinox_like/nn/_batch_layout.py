@@ -72,9 +72,9 @@ def _is_one_example(norm: Any, x: Any, mask: Any, channels: int) -> bool:
         return False
     if shape[:2] == (channels, channels) and channels > 1:
         raise ShapeError(
-            f"BatchNorm without an `axis_name` was given shape {shape} at inference, with "
-            f"{channels} channels. That may be a batch of {channels} examples, or one "
-            "example. Say which by building the layer with "
+            f"BatchNorm was given shape {shape} at inference, with {channels} channels. "
+            f"That may be a batch of {channels} examples, or one example. Say which by "
+            "building the layer with "
             f"`num_spatial_dims={len(shape) - 2}` for the former, or "
             f"`num_spatial_dims={len(shape) - 1}` for the latter."
         )

@@ -15,6 +15,8 @@ from ._state import State
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
 _Tree = TypeVar("_Tree")
+# Methods that compute nothing: what they return are the parameters, which stay as they are.
+_OF_STRUCTURE = ("unstack",)
 _SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
 _SHORT |= {"f32": "float32", "f64": "float64"}
 _ROLES = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
@@ -139,7 +141,7 @@ def _is_method(layer: Any, name: str) -> bool:
     """Whether it is a method that has the instance, and so its parameters."""
     while isinstance(layer, _Casting | Frozen):
         layer = layer.value if isinstance(layer, Frozen) else layer.layer
-    if name in getattr(layer, "__dict__", ()):
+    if name in getattr(layer, "__dict__", ()) or name in _OF_STRUCTURE:
         return False
     found = inspect.getattr_static(type(layer), name, None)
     if isinstance(found, staticmethod | classmethod | type):

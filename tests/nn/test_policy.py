@@ -222,3 +222,9 @@ def test_default_state_of_a_cell_has_the_dtype_of_its_output(key) -> None:
             cell = nn.mixed(cls(3, 4, key=key), policy)
             outputs, _ = nn.scan_cell(cell, jnp.ones((5, 3)))
             assert outputs.dtype == cell(jnp.ones(3), cell.init_state())[0].dtype
+
+
+def test_layers_of_a_stack_keep_their_parameters(key) -> None:
+    stacked = nn.Stacked(lambda key: nn.Linear(3, 3, key=key), 2, key=key)
+    first, _ = nn.mixed(stacked, HALF).unstack()
+    assert eqx.tree_equal(first, stacked[0])
