@@ -23,6 +23,6 @@ def call_with_rules(function: Callable[..., Any], *args: Any) -> Any:
     return jax.jit(lambda *args: function(*args))(*args)
 
 
-def is_forward_mode(error: Exception) -> bool:
+def is_forward_mode(error: BaseException) -> bool:
     """Whether JAX says that a `jax.custom_vjp` has no forward mode."""
     return isinstance(error, TypeError) and "forward-mode autodiff" in str(error)
