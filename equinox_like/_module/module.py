@@ -48,7 +48,8 @@ def spec_of(cls: type) -> ModuleSpec | None:
 class _Frozen(Node):
     """What makes an instance immutable. It has no metaclass, which refers to it."""
 
-    if TYPE_CHECKING:  # alone, as `typing.get_type_hints` shows what has an annotation
+    # An annotation would show in `typing.get_type_hints` of every Module.
+    if TYPE_CHECKING:
         _module_spec_: ClassVar[ModuleSpec]
         _module_fields_: ClassVar[frozenset[str]]
         # What can be assigned under construction: fields, and the names of what is wrapped.

@@ -67,7 +67,8 @@ class _Dictionary:
 class Cached(_Bare):
     """A node that remembers how it is flattened, and may be lazy."""
 
-    if TYPE_CHECKING:  # alone, as `typing.get_type_hints` shows what has an annotation
+    # An annotation would show in `typing.get_type_hints` of every Module.
+    if TYPE_CHECKING:
         _aux_: Any
         _flat_: Any
         _is_open_: Any
