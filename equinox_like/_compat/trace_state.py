@@ -10,8 +10,9 @@ alone takes as long to import as this whole library may.
 The second tells why a function is retraced: `jax._src.config.trace_context`, which JAX
 itself compares. The fallback are the settings that have a name.
 
-The third tells whether two operations belong to one trace: `jax._src.core.trace_ctx`. Without
-it the buffers of loops do as if they did not, and reading one has a slower derivative.
+The third tells whether two operations belong to one trace: `jax._src.core.trace_ctx`.
+Without it the buffers of loops do as if they did not, and reading one has a slower
+derivative.
 """
 
 import importlib

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from .._compat.rules import Zero, instantiate, is_undefined_primal, zero_like
 from .._runtime.finalise import register_impl_finalisation
@@ -30,8 +31,16 @@ def write(pred: Any, x: Any, value: Any, place: Any, arrays: Any) -> Any:
     return out
 
 
+def _then(value: Any, x: Any) -> Any:
+    """`value`, which was read from `x`, and `x` for whatever is done after that.
+
+    XLA copies an array that is written to unless it knows that nobody reads it any more.
+    """
+    return lax.optimization_barrier((value, x))
+
+
 def _read(x, *arrays, place):
-    return [place.read(x, *arrays), x]
+    return list(_then(place.read(x, *arrays), x))
 
 
 def _read_types(x, *arrays, place):
@@ -86,7 +95,7 @@ def _set_transpose(cotangents, pred, x, value, *arrays, place):
             ),
             *none,
         ]
-    here = place.written(ct, *arrays)
+    here, ct = _then(place.written(ct, *arrays), ct)
     zeros = jnp.zeros_like(here)
     ct_value = select_if_vmap(pred, here, zeros) if is_undefined_primal(value) else None
     ct_x = write(pred, ct, zeros, place, arrays) if is_undefined_primal(x) else None

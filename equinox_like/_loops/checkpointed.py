@@ -184,7 +184,7 @@ class _Derivative:
     def _replay(
         self, consts: Any, target: Any, marks: Marks, stacks: Any, buffers: Any
     ) -> tuple[Marks, list[Any], list[Any]]:
-        """The state before a step, from the last one that is saved; others are on the way."""
+        """The state before a step, from the last that is saved; others are on the way."""
 
         def advance(carry):
             step, state = carry
@@ -247,8 +247,8 @@ def _instantiated(ct: Any) -> Any:
 
 def _forward_mode(*_, derivative, saved):
     raise TypeError(
-        'can\'t apply forward-mode autodiff (jvp) to a loop of the kind "checkpointed", which '
-        'is a custom_vjp function: use the kind "lax" or "bounded".'
+        "can't apply forward-mode autodiff (jvp) to a loop of the kind 'checkpointed', "
+        "which is a custom_vjp function: use the kind 'lax' or 'bounded'."
     )
 
 
@@ -262,7 +262,9 @@ def _forward_mode_again(primals, tangents, **params):
 
 def _way_back(cotangents, *inputs, derivative, saved):
     count = saved.num_leaves
-    found = derivative.backward(saved.unflatten(inputs[:count]), cotangents)
+    # JAX hands over a scalar constant as a Python number.
+    leaves = list(map(jnp.asarray, inputs[:count]))
+    found = derivative.backward(saved.unflatten(leaves), cotangents)
     return [*([None] * count), *found]
 
 

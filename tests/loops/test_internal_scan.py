@@ -1,0 +1,172 @@
+"""`internal.scan`, `scan_trick`, and `filter_scan` with a number of checkpoints."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import internal as eqxi
+
+
+def step(c, x):
+    c = {"a": jnp.sin(c["a"]) + x["v"].sum(), "i": c["i"] + 1}
+    return c, (c["a"] * x["v"], c["i"])
+
+
+INIT = {"a": jnp.asarray([0.1, 0.5]), "i": 0}
+XS = {"v": jnp.linspace(-1.0, 1.0, 10).reshape(5, 2), "k": np.arange(5)}
+
+
+def loss(init, v, scan):
+    c, (y, _) = scan(step, {**INIT, "a": init}, {**XS, "v": v})
+    return c["a"].sum() + (y * jnp.arange(5.0)[:, None]).sum()
+
+
+def close(found, wanted):
+    pairs = zip(jtu.tree_leaves(found), jtu.tree_leaves(wanted), strict=True)
+    return all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs)
+
+
+def checkpointed(checkpoints):
+    return functools.partial(eqxi.scan, kind="checkpointed", checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2, None, "all"])
+def test_gradient_is_that_of_lax_scan(checkpoints):
+    grad = jax.value_and_grad(loss, (0, 1))
+    found = jax.jit(grad, static_argnums=2)(
+        INIT["a"], XS["v"], checkpointed(checkpoints)
+    )
+    assert close(found, grad(INIT["a"], XS["v"], jax.lax.scan))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("checkpoint", [2, "all"])
+def test_public_scan_has_the_same_gradient(checkpoint, reverse):
+    grad = jax.value_and_grad(loss, (0, 1))
+    ours = functools.partial(eqx.filter_scan, checkpoint=checkpoint, reverse=reverse)
+    init = {**INIT, "i": jnp.asarray(0)}
+
+    def with_arrays(f, _, xs):
+        return ours(f, {**init, "a": _["a"]}, xs)
+
+    plain = functools.partial(jax.lax.scan, reverse=reverse)
+    found = jax.jit(grad, static_argnums=2)(INIT["a"], XS["v"], with_arrays)
+    assert close(found, grad(INIT["a"], XS["v"], plain))
+
+
+def test_public_scan_takes_anything():
+    def f(carry, x):
+        c, name = carry
+        return (c * x["v"], name), (c, x["f"])
+
+    def run(c):
+        xs = {"v": jnp.asarray([2.0, 3.0]), "f": jnp.sin}
+        (c, name), (cs, fun) = eqx.filter_scan(f, (c, "n"), xs, checkpoint=1)
+        assert name == "n" and fun is jnp.sin
+        return c + cs.sum()
+
+    assert jax.grad(run)(1.0) == 6 + 1 + 2
+
+
+@pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+@pytest.mark.parametrize("length", [0, 3])
+def test_values_are_those_of_lax_scan(kind, length):
+    xs = jax.tree.map(lambda x: x[:length], XS)
+    found = eqxi.scan(step, INIT, xs, kind=kind)
+    assert close(found, jax.lax.scan(step, INIT, xs))
+    f = lambda c, _: (2 * c, None)  # noqa: E731
+    out, ys = eqxi.scan(f, 1, None, length, kind=kind)
+    assert out == 2**length and ys is None
+
+
+def test_batches_and_keys():
+    keys = jax.random.split(jax.random.key(0), 3)
+    f = lambda c, k: (c * jax.random.normal(k), k)  # noqa: E731
+
+    def run(c, kind):
+        return eqxi.scan(f, c, keys, kind=kind)[0]
+
+    cs = jnp.asarray([1.0, 2.0])
+    grads = [jax.vmap(jax.grad(run), (0, None))(cs, k) for k in ("lax", "checkpointed")]
+    assert close(*grads)
+    assert eqx.tree_equal(eqxi.scan(f, 1.0, keys, kind="checkpointed")[1], keys)
+
+
+def test_buffers_of_the_carry():
+    def f(carry, i):
+        x, xs = carry
+        return (2 * x, xs.at[i].set(x)), None
+
+    def run(x):
+        options = {"kind": "checkpointed", "buffers": lambda c: c[1]}
+        init = (x, jnp.zeros(3))
+        return eqxi.scan(f, init, jnp.arange(3), **options)[0][1].sum()
+
+    assert jax.grad(run)(1.0) == 7
+
+
+def test_cotangents_of_inputs_and_outputs_are_added_in_place():
+    """One array of zeros a step would be `length` times as much work."""
+    size = 100_000
+
+    def run(xs):
+        f = lambda c, x: (jnp.sin(c + x), c)  # noqa: E731
+        return eqxi.scan(f, 1.0, xs, kind="checkpointed", checkpoints=3)[1].sum()
+
+    compiled = jax.jit(jax.grad(run)).lower(jnp.ones(size)).compile()
+    text = compiled.as_text()
+    body = [line for line in text.splitlines() if f"f32[{size}]" in line]
+    assert not any(" copy(" in line and "while/body" in line for line in body)
+    assert compiled.memory_analysis().temp_size_in_bytes < 4.5 * 4 * size
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"kind": "bounded"}, "kind"),
+        ({"kind": "checkpointed", "checkpoints": 0}, "checkpoints"),
+        ({"kind": "checkpointed", "length": 4}, "lengths differ"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        eqxi.scan(step, INIT, XS, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpoint": 0}, {"checkpoint": 2, "unroll": 2}, {"checkpoint": "some"}],
+)
+def test_public_scan_refuses_what_does_not_fit(options, without_type_checks):
+    with pytest.raises(ValueError, match="checkpoint"):
+        eqx.filter_scan(lambda c, x: (c, x), jnp.ones(2), jnp.ones(3), **options)
+
+
+def test_other_structure_is_named():
+    with pytest.raises(ValueError, match="same input and output structure"):
+        eqxi.scan(lambda c, x: ((c,), x), 1.0, jnp.ones(3), kind="checkpointed")
+
+
+class TestScanTrick:
+    def test_function_is_traced_once(self):
+        traces = []
+
+        def double(x):
+            traces.append(x)
+            return {"x": 2 * x["x"]}
+
+        add = [lambda x, n=n: {"x": x["x"] + n} for n in (1, 10)]
+        out = eqxi.scan_trick(double, add, {"x": jnp.asarray([1, 2])})
+        assert out["x"].tolist() == [32, 40] and len(traces) == 1
+        assert eqxi.scan_trick(double, [], {"x": jnp.asarray(1)})["x"] == 2
+
+    def test_gradient(self):
+        run = lambda x: eqxi.scan_trick(jnp.sin, [jnp.cos], x)  # noqa: E731
+        plain = lambda x: jnp.sin(jnp.cos(jnp.sin(x)))  # noqa: E731
+        assert jnp.allclose(jax.grad(run)(0.3), jax.grad(plain)(0.3))
