@@ -24,6 +24,7 @@ from ._conv_transpose import (
     ConvTranspose2d as ConvTranspose2d,
     ConvTranspose3d as ConvTranspose3d,
 )
+from ._dot_product_attention import dot_product_attention as dot_product_attention
 from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._kv_cache import KVCache as KVCache
@@ -34,6 +35,11 @@ from ._loss_scale import (
     StaticLossScale as StaticLossScale,
     all_finite as all_finite,
     select_tree as select_tree,
+)
+from ._masks import (
+    causal_mask as causal_mask,
+    combine_masks as combine_masks,
+    padding_mask as padding_mask,
 )
 from ._mlp import MLP as MLP
 from ._norm import (
