@@ -27,6 +27,7 @@ from ._conv_transpose import (
 from ._dot_product_attention import dot_product_attention as dot_product_attention
 from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
+from ._generate import Generation as Generation, generate as generate
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
 from ._loss_scale import (
@@ -70,6 +71,7 @@ from ._rnn import (
     scan_cell as scan_cell,
 )
 from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
+from ._sampling import sample_logits as sample_logits
 from ._sequential import Lambda as Lambda, Sequential as Sequential
 from ._shared import Shared as Shared
 from ._stacked import Stacked as Stacked

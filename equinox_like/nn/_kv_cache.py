@@ -123,8 +123,7 @@ class KVCache(Module):
             "A KVCache with `overflow='ring'` cannot be truncated to tokens that it has "
             "overwritten. Make a longer one by `init_cache`, or pass less padding at once.",
         )
-        position = jnp.where(self.position < n[..., None], self.position, -1)
-        return _replaced(self, self.key, self.value, position, n)
+        return cut(self, n)
 
 
 def empty_cache(
@@ -209,6 +208,12 @@ def _replaced(
     return KVCache(key, value, position, length, cache.overflow)
 
 
+def cut(cache: KVCache, n: Array) -> KVCache:
+    """`cache.truncate(n)` without its checks."""
+    position = jnp.where(cache.position < n[..., None], cache.position, -1)
+    return _replaced(cache, cache.key, cache.value, position, n)
+
+
 def new_positions(cache: KVCache, number: int) -> Array:
     """The positions in the sequence of the next tokens."""
     return cache.length + jnp.arange(number, dtype=jnp.int32)
@@ -230,16 +235,12 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
             f"The KVCache has slots for {slots} tokens, and was given {number} at once. "
             "Make a longer one by `init_cache`, or one with `overflow='ring'`."
         )
-    if not is_traced(cache.length) and cache.length + number > slots:
+    if not isinstance(cache.length, Tracer) and cache.length + number > slots:
         raise RuntimeError(
             f"The KVCache has slots for {slots} tokens, holds {int(cache.length)} and was "
             f"given {number} more. Make a longer one by `init_cache`, or one with "
             "`overflow='ring'`."
         )
-
-
-def is_traced(x: Any) -> bool:
-    return isinstance(x, Tracer)
 
 
 def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:

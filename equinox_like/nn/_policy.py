@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 from .._module import AbstractVar, Module, field
 from .._tree import is_array
+from ._kv_cache import KVCache
 from ._state import State
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
@@ -17,12 +18,16 @@ _SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
 _SHORT |= {"f32": "float32", "f64": "float64"}
 _ROLES = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
 
+# Methods that make what the first call of a layer starts from, of the dtype of its arrays.
+_STARTS = "init_cache", "init_state"
+
 
 class Policy(Module):
     """Three dtypes: of parameters, of computation, and of outputs.
 
     Casts change real floating arrays only. Integers, bools, keys, complex arrays, Python
-    numbers and every [`equinox_like.nn.State`][] stay what they are.
+    numbers, every [`equinox_like.nn.State`][] and every [`equinox_like.nn.KVCache`][] stay
+    what they are.
 
     !!! example
 
@@ -112,12 +117,19 @@ class _Casting(StatefulLayer):
 class Mixed(_Casting):
     """What [`equinox_like.nn.mixed`][] returns: a layer that is called by a policy.
 
-    Its attributes are those of the layer.
+    Its attributes are those of the layer. `init_cache` and `init_state`, if the layer has
+    them, are those of the layer with its parameters in `compute_dtype`.
     """
 
     layer: Any
     policy: Policy = field(static=True)
     keep: tuple[type, ...] = field(static=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _STARTS:
+            layer: Any = cast(self.layer, self.policy.compute_dtype, self.keep)
+            return getattr(layer, name)
+        return super().__getattr__(name)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Casts, calls the layer, and casts what it returns."""
@@ -205,7 +217,7 @@ def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
         return node.astype(dtype) if _is_real(node) and node.dtype != dtype else node
 
     return jax.tree.map(
-        each, tree, is_leaf=lambda node: isinstance(node, (State, *keep))
+        each, tree, is_leaf=lambda node: isinstance(node, (State, KVCache, *keep))
     )
 
 

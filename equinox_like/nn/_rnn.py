@@ -268,7 +268,8 @@ def scan_cell(
     - `cell`: called as `cell(x, state)`, returns the next state. An
         [`equinox_like.nn.LSTMCell`][], an [`equinox_like.nn.GRUCell`][] or your own.
     - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
-    - `init`: the first state; by default `cell.init_state()`.
+    - `init`: the first state; by default `cell.init_state()`, in the dtypes in which the
+        cell returns it.
     - `reverse`: start at the end. The outputs are in the order of the inputs.
     - `mask`: shape `(length,)`; where it is `False` the state stays what it is, so that
         sequences of several lengths can be padded to one.
@@ -292,6 +293,7 @@ def scan_cell(
     """
     if init is None:
         init = cell.init_state()  # pyright: ignore[reportFunctionMemberAccess]
+        init = _as_returned(cell, xs, init)
     length = jax.tree.leaves(xs)[0].shape[0]
     if mask is not None and mask.shape != (length,):
         raise ShapeError(
@@ -320,6 +322,16 @@ def _check_hidden(cell: Any, hidden: Any, name: str) -> None:
     shape = parameter_shape(cell, "weight_hh", 2)
     if shape is not None:
         check_input(cell, hidden, shape[1:], name)
+
+
+def _as_returned(cell: Callable[..., Any], xs: Any, state: Any) -> Any:
+    """The state as the cell returns it: a carry cannot change its dtypes."""
+    new = jax.eval_shape(jax.vmap(cell, in_axes=(0, None)), xs, state)
+
+    def each(a, b):
+        return a if jnp.result_type(a) == b.dtype else jnp.asarray(a).astype(b.dtype)
+
+    return jax.tree.map(each, state, new)
 
 
 def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:

@@ -120,3 +120,17 @@ def test_scan_cell_starts_from_a_given_state_and_checks_the_mask(draw, key) -> N
     np.testing.assert_allclose(outs[0], cell(xs[0], h), rtol=1e-6)
     with pytest.raises(eqx.ShapeError, match=r"`mask` of shape \(1,\)"):
         nn.scan_cell(cell, xs, mask=jnp.ones(2, bool))
+
+
+@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
+@pytest.mark.parametrize("policy", [None, "compute=bf16", "compute=bf16,output=f32"])
+def test_default_state_has_the_dtype_that_the_cell_returns(cls, policy, key) -> None:
+    dtype = "bfloat16" if policy is None else "float32"
+    cell = cls(3, 4, dtype=dtype, key=key)
+    if policy is not None:
+        cell = nn.mixed(cell, policy)
+    expected = "bfloat16" if policy == "compute=bf16" else "float32"
+    for length in (0, 2):
+        outputs, final = nn.scan_cell(cell, jnp.ones((length, 3)))
+        assert outputs.dtype == expected
+        assert all(x.dtype == expected for x in jax.tree.leaves(final))
