@@ -5,7 +5,17 @@ import platform
 
 import jax
 
-from . import dispatch, eager, imports, layers, modules, networks, saving, trees
+from . import (
+    dispatch,
+    eager,
+    generation,
+    imports,
+    layers,
+    modules,
+    networks,
+    saving,
+    trees,
+)
 from ._models import peer
 
 SUBJECTS = {
@@ -20,6 +30,7 @@ SUBJECTS = {
     "construction": modules.run_construction,
     "eager": eager.run,
     "layers": layers.run,
+    "generation": generation.run,
     "saving": saving.run,
     "imports": imports.run,
 }
