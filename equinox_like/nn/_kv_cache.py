@@ -37,9 +37,13 @@ class KVCache(Module):
         next one: what a positional encoding takes as its offset.
     - `overflow`: static. `"error"`, or `"ring"`, see `init_cache`.
 
-    None of the arrays is trainable. A batch of sequences has caches with a leading axis on
+    None of the arrays is trainable. A batch of sequences has a cache with a leading axis on
     all arrays, made by `jax.vmap(lambda _: attention.init_cache(n))(jnp.arange(batch))`
-    and passed to the layer under `jax.vmap`; each has a length of its own.
+    and passed to the layer under `jax.vmap`; each has a length of its own. The layers of
+    an [`equinox_like.nn.Stacked`][] have one with a leading axis of the depth, made by
+    `jax.vmap(lambda _: stacked.layers.attention.init_cache(n))(jnp.arange(depth))` and
+    passed as `xs`. Its scan copies the caches for each token. To decode long sequences,
+    take the layers of `stacked.unstack()`, with a cache each.
 
     !!! example
 
