@@ -8,6 +8,7 @@ import jax
 from . import (
     dispatch,
     eager,
+    generation,
     imports,
     layers,
     memory,
@@ -30,6 +31,7 @@ SUBJECTS = {
     "construction": modules.run_construction,
     "eager": eager.run,
     "layers": layers.run,
+    "generation": generation.run,
     "saving": saving.run,
     "imports": imports.run,
     "memory": memory.run,

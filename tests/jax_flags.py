@@ -27,6 +27,7 @@ PATHS = (
     "runtime",
     "transforms",
     "nn/test_attention.py",
+    "nn/test_kv_cache.py",
     "nn/test_conventions.py",
     "nn/test_costs.py",
     "nn/test_loss_scale.py",
@@ -153,7 +154,7 @@ FAULTS: dict[str, list[Fault]] = {
                 "loops/test_loop.py::test_is_a_python_loop",
                 "loops/test_scan.py::test_map_is_vmap_and_a_python_loop",
                 "loops/test_scan.py::test_scan_is_a_python_loop",
-                "nn/test_attention.py"
+                "nn/test_kv_cache.py"
                 "::test_cache_is_a_carry_of_scan_and_vmaps_with_lengths_of_its_own",
                 "nn/test_costs.py::test_operations_and_bytes_are_those_of_plain_jax"
                 "[GRU, 256 steps-forward]",

@@ -24,10 +24,12 @@ from ._conv_transpose import (
     ConvTranspose2d as ConvTranspose2d,
     ConvTranspose3d as ConvTranspose3d,
 )
+from ._dot_product_attention import dot_product_attention as dot_product_attention
 from ._dropout import Dropout as Dropout
 from ._einsum import Einsum as Einsum
 from ._ema import EMA as EMA
 from ._embedding import Embedding as Embedding
+from ._generate import Generation as Generation, generate as generate
 from ._group_norm import GroupNorm as GroupNorm, InstanceNorm as InstanceNorm
 from ._kv_cache import KVCache as KVCache
 from ._linear import Identity as Identity, Linear as Linear
@@ -38,6 +40,11 @@ from ._loss_scale import (
     StaticLossScale as StaticLossScale,
     all_finite as all_finite,
     select_tree as select_tree,
+)
+from ._masks import (
+    causal_mask as causal_mask,
+    combine_masks as combine_masks,
+    padding_mask as padding_mask,
 )
 from ._mlp import MLP as MLP
 from ._norm import (
@@ -73,6 +80,7 @@ from ._rnn import (
     scan_cell as scan_cell,
 )
 from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
+from ._sampling import sample_logits as sample_logits
 from ._sequential import Lambda as Lambda, Sequential as Sequential
 from ._shared import Shared as Shared
 from ._stacked import Stacked as Stacked

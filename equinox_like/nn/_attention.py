@@ -1,12 +1,9 @@
-"""`MultiheadAttention`, and the attention of one head that it is made of.
+"""`MultiheadAttention`: attention with a projection of each input and of the result.
 
-The layer projects, works out which query may see which key, and joins the heads again.
-Between them stands one of two kernels: `_own_kernel`, which is the formula, or
-`jax.nn.dot_product_attention`.
+The layer projects, works out which query attends to which key, and joins the heads again.
+What happens between is `attend` of `_dot_product_attention.py`.
 """
 
-import functools
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,7 +15,17 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
-from .._tree import combine, is_array, partition
+from .._tree import combine, is_array, is_inexact_array, partition
+from ._dot_product_attention import (
+    Drop,
+    Implementation,
+    attend,
+    checked_implementation,
+    checked_mask,
+    # Other libraries import these two from this file.
+    dot_product_attention as dot_product_attention,
+    dot_product_attention_weights as dot_product_attention_weights,
+)
 from ._dropout import Dropout, resolve_inference
 from ._init import Init, default_dtype
 from ._keys import split_key
@@ -30,43 +37,12 @@ from ._kv_cache import (
     refuse_overfull,
 )
 from ._linear import Linear, mapped
+from ._masks import check_window, visible_keys
 from ._shape import as_size, check_input, parameter_shape, within
-from ._sharding import explicit_mesh, parts, placed, whole_along
+from ._sharding import parts, placed, whole_along
 
-Implementation = Literal["xla", "cudnn", "auto"] | None
+_NAME = "MultiheadAttention"
 _HeadsFunction = Callable[[Any, Any, Any], Any]
-
-
-def dot_product_attention_weights(
-    query: Array, key: Array, mask: Array | None = None
-) -> Array:
-    """How much each query attends to each key, in one head.
-
-    `query` has shape `(q, size)`, `key` and `mask` shape `(kv, size)` and `(q, kv)`. The
-    result has shape `(q, kv)` and the dtype of the query; its rows sum to 1.
-    """
-    return _weights(query, key, mask, None)
-
-
-def dot_product_attention(
-    query: Array,
-    key_: Array,
-    value: Array,
-    mask: Array | None = None,
-    dropout: Dropout | None = None,
-    *,
-    key: PRNGKeyArray | None = None,
-    inference: bool | None = None,
-) -> Array:
-    """Attention of one head: the mean of the values, by those weights.
-
-    `query` has shape `(q, size)`, `key_` shape `(kv, size)`, `value` shape
-    `(kv, value_size)`, and the result `(q, value_size)`. `dropout` acts on the weights.
-    """
-    weights = _weights(query, key_, mask, None)
-    if dropout is not None:
-        weights = dropout(weights, key=key, inference=inference)
-    return jnp.einsum("sS,Sd->sd", weights, value)
 
 
 class MultiheadAttention(Module):
@@ -184,7 +160,7 @@ class MultiheadAttention(Module):
         self.use_value_bias = use_value_bias
         self.use_output_bias = use_output_bias
         self.num_kv_heads = _kv_heads(self.num_heads, num_kv_heads)
-        self.implementation = _checked_implementation(implementation)
+        self.implementation = checked_implementation(_NAME, implementation)
         self.dropout = Dropout(dropout_p, inference)
 
         inits: Any = {"weight_init": weight_init, "bias_init": bias_init}
@@ -243,8 +219,8 @@ class MultiheadAttention(Module):
         - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
             `(num_heads, q, kv)`; axes of size 1 are broadcast.
         - `is_causal`: query `i` sees key `j` only if `j <= i`. With a cache, `i` and `j`
-            are places in the whole sequence.
-        - `window`: a query sees only keys whose place is more than its own less `window`.
+            are positions in the whole sequence.
+        - `window`: query `i` sees key `j` only if `j > i - window`.
             All of `mask`, `is_causal` and `window` must allow a key.
         - `cache`: what was seen before, made by `init_cache`. The queries see its tokens
             and the new ones, in this order, which `mask` and `bias` must have too.
@@ -276,36 +252,47 @@ class MultiheadAttention(Module):
             v = _project(self, "value_proj", inputs[2], self.num_kv_heads)
             if process_heads is not None:
                 q, k, v = _processed(process_heads, q, k, v)
-            new_cache = None
-            lengths = len(q), len(k)
+            new = len(k)
+            in_all = len(q), new if cache is None else len(cache.key) + new
+            mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all)
+            bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all)
+            positions = jnp.arange(len(q)), jnp.arange(new)
+            seen = None
             if cache is not None:
-                k, v, new_cache = extended(cache, k, v)
-            # A query sees keys of all devices.
-            k, v = whole_along(k, 0), whole_along(v, 0)
-            mask_array = _checked_mask(self, "mask", mask, (len(q), len(k)))
-            bias_array = _checked_mask(self, "bias", bias, (len(q), len(k)))
-            visible = _visible(
-                mask_array, lengths, is_causal, _window(window, cache), cache
+                seen = extended(cache, k, v)
+                k, v = seen.key, seen.value
+                mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
+                positions = new_positions(cache, len(q)), seen.position
+            heads, weights = attend(
+                q,
+                # A query attends to keys of all devices.
+                whole_along(k, 0),
+                whole_along(v, 0),
+                visible_keys(
+                    mask,
+                    positions,
+                    is_causal,
+                    _window(window, cache),
+                    cache is not None,
+                ),
+                bias,
+                drop=Drop(
+                    self.dropout,
+                    None if key is None else jax.random.split(key, self.num_heads),
+                    inference,
+                ),
+                implementation=implementation or self.implementation,
+                return_weights=return_weights,
+                cached=cache is not None,
             )
-
-            name = implementation or self.implementation
-            obstacle = functools.partial(
-                _obstacle, self, q, v, inference, return_weights
-            )
-            name = _chosen(name, obstacle, q, k, v)
-            if name is None:
-                keys = None if key is None else jax.random.split(key, self.num_heads)
-                heads, weights = _own_kernel(
-                    self, q, k, v, visible, bias_array, keys, inference
-                )
-            else:
-                heads, weights = _jax_kernel(name, q, k, v, visible, bias_array), None
             with within("output_proj"):
                 out = _joined(self.output_proj, heads, out_sharding)
-            if new_cache is not None:
-                out = refuse_overfull(new_cache, out)
-        more = () if new_cache is None else (new_cache,)
-        more += (weights,) if return_weights else ()
+            more: tuple[Any, ...] = ()
+            if seen is not None:
+                next_cache, out = refuse_overfull(seen.next_cache, out)
+                more = (next_cache,)
+                weights = seen.slots_first(weights, new) if return_weights else None
+            more += (weights,) if return_weights else ()
         return (out, *more) if more else out
 
     def init_cache(
@@ -320,14 +307,17 @@ class MultiheadAttention(Module):
         **Arguments:**
 
         - `max_length`: for how many tokens there is room.
-        - `dtype`: of what is kept; by default that of the arrays of `key_proj`.
+        - `dtype`: of what is kept, floating or complex; by default that of the parameters
+            of the projections. What is kept in another dtype than that of a call is cast
+            when it is attended to, so the outputs have the dtype that they have without a
+            cache.
         - `overflow`: what happens to the token after those. `"error"`: it is refused.
             `"ring"`: it takes the place of the oldest, so that queries see the last
             `max_length` tokens.
         """
-        dtype = dtype or _dtype_of(self.key_proj)
-        sizes = self.qk_size, self.vo_size
-        return empty_cache(max_length, self.num_kv_heads, sizes, dtype, overflow)
+        key = _no_token(self, "key_proj", self.key_size, self.qk_size, dtype)
+        value = _no_token(self, "value_proj", self.value_size, self.vo_size, dtype)
+        return empty_cache(max_length, key, value, overflow)
 
 
 # Building
@@ -343,21 +333,30 @@ def _kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
     return number
 
 
-def _checked_implementation(implementation: Implementation) -> Implementation:
-    if implementation not in (None, "xla", "cudnn", "auto"):
+def _no_token(
+    attention: MultiheadAttention,
+    name: str,
+    in_size: int,
+    size: int,
+    dtype: DTypeLike | None,
+) -> Array:
+    """Zeros, `(1, heads, size)`, of the dtype and on the devices of projected tokens."""
+    projection = getattr(attention, name)
+    arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
+    if dtype is None:
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.result_type(*arrays) if arrays else default_dtype(None)
+    if not jnp.issubdtype(dtype, jnp.inexact):
         raise ValueError(
-            "MultiheadAttention takes None, 'xla', 'cudnn' or 'auto' as "
-            f"`implementation`; got {implementation!r}."
+            f"`init_cache` takes an inexact `dtype`; got {jnp.dtype(dtype)}."
         )
-    return implementation
-
-
-def _dtype_of(projection: Any) -> DTypeLike:
-    """Of the arrays of a projection, which need not be a `Linear`."""
-    dtypes = [getattr(x, "dtype", jnp.int32) for x in jax.tree.leaves(projection)]
-    dtypes = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(*dtypes) if dtypes else default_dtype(None)
+    heads = attention.num_kv_heads
+    if not any(any(parts(x)) for x in arrays):
+        return jnp.zeros((1, heads, size), dtype)
+    # Split as the projection splits its results. A function that is compiled must use the
+    # arrays, or it would not know their devices; XLA then leaves out the product.
+    token = _project(attention, name, jnp.zeros((1, in_size), arrays[0].dtype), heads)
+    return jnp.where(jnp.zeros((), bool), token, 0).astype(dtype)
 
 
 # From the inputs to the heads
@@ -404,170 +403,20 @@ def _processed(process_heads: _HeadsFunction, *heads: Array) -> tuple[Any, ...]:
     return processed
 
 
-# Which query may see which key
-
-
-def _checked_mask(
-    attention: MultiheadAttention, name: str, mask: Any, lengths: tuple[int, int]
-) -> Array | None:
-    if mask is None:
-        return None
-    if not is_array(mask):
-        raise TypeError(
-            f"MultiheadAttention takes an array as `{name}`; got a "
-            f"{type(mask).__name__}."
-        )
-    wanted = lengths, (attention.num_heads, *lengths)
-    if mask.shape in wanted:
-        return jnp.asarray(mask)
-    if name == "bias" and any(_broadcasts(mask.shape, shape) for shape in wanted):
-        return jnp.asarray(mask)
-    raise ShapeError(
-        f"MultiheadAttention takes a `{name}` of shape {wanted[0]}, in (queries, keys), or "
-        f"{wanted[1]}, with the heads in front, but was given shape {mask.shape}."
-    )
-
-
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    return len(shape) == len(to) and all(
-        a in (1, b) for a, b in zip(shape, to, strict=True)
-    )
-
-
-def _places(cache: KVCache | None, queries: int, keys: int) -> tuple[Array, Array]:
-    """The places in the sequence of the queries; of all keys, -1 where there is none."""
-    if cache is None:
-        return jnp.arange(queries), jnp.arange(keys)
-    new = new_positions(cache, keys)
-    return new_positions(cache, queries), jnp.concatenate([cache.position, new])
-
-
 def _window(window: int | None, cache: KVCache | None) -> int | None:
-    if window is not None and window < 1:
-        raise ValueError(f"MultiheadAttention takes a `window` >= 1; got {window}.")
+    check_window(_NAME, window)
     if cache is None or cache.overflow == "error":
         return window
-    # In a ring, a query must not see what a call with fewer tokens would have lost.
+    # In a ring, a query must not attend to what a call with fewer tokens would have lost.
     slots = len(cache.key)
     return slots if window is None else min(window, slots)
 
 
-def _visible(
-    mask: Array | None,
-    lengths: tuple[int, int],
-    is_causal: bool,
-    window: int | None,
-    cache: KVCache | None,
-) -> Array | None:
-    """Which keys each query sees: shape `(q, kv)` or `(heads, q, kv)`; `None` is all."""
-    conditions = [] if mask is None else [mask.astype(bool)]
-    if is_causal or window is not None or cache is not None:
-        queries, keys = _places(cache, *lengths)
-        queries, keys = queries[:, None], keys[None, :]
-        if is_causal:
-            conditions.append(keys <= queries)
-        if window is not None:
-            conditions.append(keys > queries - window)
-        if cache is not None:
-            conditions.append(
-                jnp.broadcast_to(keys >= 0, (len(queries), keys.shape[1]))
-            )
-    if not conditions:
-        return None
-    visible = conditions[0]
-    for condition in conditions[1:]:
-        visible = jnp.logical_and(visible, condition.reshape(_like(condition, visible)))
-    return visible
-
-
-def _like(condition: Array, other: Array) -> tuple[int, ...]:
-    return (1,) * (other.ndim - condition.ndim) + condition.shape
-
-
-# The two kernels
-
-
-def _weights(query: Array, key: Array, mask: Any, bias: Any) -> Array:
-    query = query / math.sqrt(query.shape[-1])
-    logits = jnp.einsum("sd,Sd->sS", query, key)
-    if bias is not None:
-        logits = logits + bias.astype(logits.dtype)
-    if mask is not None:
-        if mask.shape != logits.shape:
-            raise ShapeError(
-                f"`mask` must have shape {logits.shape}, in (queries, keys); it has shape "
-                f"{mask.shape}."
-            )
-        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
-    with jax.numpy_dtype_promotion("standard"):
-        accumulate = jnp.result_type(logits.dtype, jnp.float32)
-    return jax.nn.softmax(logits.astype(accumulate)).astype(logits.dtype)
-
-
-def _own_kernel(
-    attention: MultiheadAttention,
-    q: Array,
-    k: Array,
-    v: Array,
-    visible: Array | None,
-    bias: Array | None,
-    keys: Any,
-    inference: bool | None,
-) -> tuple[Array, Array]:
-    """The joined heads `(q, heads * size)` and their weights `(heads, q, kv)`."""
-
-    def head(q, k, v, visible, bias, key):
-        weights = _weights(q, k, visible, bias)
-        with within("dropout"):
-            weights = attention.dropout(weights, key=key, inference=inference)
-        return jnp.einsum("sS,Sd->sd", weights, v), weights
-
-    number, shared = attention.num_heads, k.shape[1]
-    if bias is not None and bias.ndim == 3 and len(bias) == 1:  # one for all heads
-        bias = bias[0]
-    axes = [0 if x is not None and x.ndim == 3 else None for x in (visible, bias)]
-    axes.append(None if keys is None else 0)
-    if shared == number:
-        all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
-        heads, weights = all_heads(q, k, v, visible, bias, keys)
-    else:
-        # Those of one group share keys and values, which are not repeated for it.
-        group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
-        groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
-        rest = [
-            x if axis is None else _in_groups(x, 0, shared)
-            for x, axis in zip((visible, bias, keys), axes, strict=True)
-        ]
-        heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
-        weights = weights.reshape(number, *weights.shape[2:])
-    return heads.reshape(len(q), number * v.shape[2]), weights
-
-
-def _in_groups(x: Any, axis: int, number: int) -> Any:
-    """The axis of the heads as two: one of groups, and one within a group."""
-    return x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :])
-
-
-def _jax_kernel(
-    name: Any, q: Array, k: Array, v: Array, visible: Array | None, bias: Array | None
-) -> Array:
-    def with_batch(x: Any) -> Any:
-        return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
-
-    # JAX adds the bias, and masks, in float32.
-    with jax.numpy_dtype_promotion("standard"):
-        out = jax.nn.dot_product_attention(
-            *(with_batch(x) for x in (q, k, v)),
-            bias=with_batch(bias),
-            mask=with_batch(visible),
-            implementation=name,
-        )
-    shape = len(q), q.shape[1] * v.shape[2]
-    split = None if explicit_mesh(out) is None else PartitionSpec(*parts(out)[1:3])
-    return placed(lambda out: out.reshape(shape), split, out)
+# From the heads to the output
 
 
 def _joined(projection: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
+    heads = heads.reshape(len(heads), heads.shape[1] * heads.shape[2])
     if out_sharding is None:
         return mapped(projection, heads)
     arrays, rest = partition(projection, is_array)
@@ -577,46 +426,3 @@ def _joined(projection: Any, heads: Array, out_sharding: PartitionSpec | None) -
         heads,
         arrays,
     )
-
-
-def _chosen(
-    name: Implementation, obstacle: Callable[[], str | None], *heads: Array
-) -> Literal["xla", "cudnn"] | None:
-    """The implementation for a call, or an error that says why it cannot serve it."""
-    if _checked_implementation(name) is None:
-        return None
-    found = obstacle()
-    if name == "auto":
-        if found is not None:
-            return None
-        return "cudnn" if _cudnn_serves(*heads) else "xla"
-    if found is not None:
-        raise ValueError(
-            f"The implementation {name!r} of attention cannot serve this call: {found}. "
-            "Take `implementation=None`, or 'auto', which chooses for each call."
-        )
-    return name
-
-
-def _obstacle(
-    attention: MultiheadAttention,
-    q: Array,
-    v: Array,
-    inference: bool | None,
-    return_weights: bool,
-) -> str | None:
-    """Why JAX's own kernels cannot serve a call."""
-    if q.shape[2] != v.shape[2]:
-        return f"`qk_size` is {q.shape[2]} and `vo_size` is {v.shape[2]}"
-    if attention.dropout.is_active(inference):
-        return "its dropout is active"
-    if return_weights:
-        return "it does not return the weights"
-    return "there is no query" if len(q) == 0 else None
-
-
-def _cudnn_serves(q: Array, k: Array, v: Array) -> bool:
-    if jax.default_backend() != "gpu":
-        return False
-    half = all(x.dtype in (jnp.float16, jnp.bfloat16) for x in (q, k, v))
-    return half and q.shape[2] % 8 == 0 and q.shape[2] <= 128

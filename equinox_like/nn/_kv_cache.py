@@ -1,9 +1,15 @@
-"""`KVCache`: the keys and values of the tokens that attention has seen so far."""
+"""`KVCache`: the keys and values of the tokens that attention has seen so far.
 
-from typing import Any, Literal
+A call writes its tokens to their slots first, and then attends to the slots: so a compiled
+loop updates the cache in place. Only where a call of several tokens overwrites some of a
+ring that its first queries still attend to, are old and new tokens joined to one array.
+"""
 
+from typing import Any, Literal, NamedTuple
+
+import jax.lax as lax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from .._compat.tracer import Tracer
@@ -16,7 +22,28 @@ class KVCache(Module):
     """What [`equinox_like.nn.MultiheadAttention`][] remembers of the tokens before.
 
     Made by `attention.init_cache(...)`; passed to a call, which returns the next one.
-    Shapes and dtypes never change, so it is a carry of `jax.lax.scan`, and can be donated.
+    Shapes and dtypes never change, so it is a carry of `jax.lax.scan`. A loop in a compiled
+    function writes each token in place; with the cache donated, so does a call.
+
+    **Fields:**
+
+    - `key`: shape `(max_length, kv_heads, qk_size)`. The keys, one row for each slot, after
+        `process_heads`.
+    - `value`: shape `(max_length, kv_heads, vo_size)`. The values.
+    - `position`: int32, shape `(max_length,)`. The position in the sequence of the token in
+        each slot, from 0; -1 if the slot is empty. The token at position `p` is in slot
+        `p % max_length`.
+    - `length`: int32, shape `()`. How many tokens were seen. That is the position of the
+        next one: what a positional encoding takes as its offset.
+    - `overflow`: static. `"error"`, or `"ring"`, see `init_cache`.
+
+    None of the arrays is trainable. A batch of sequences has a cache with a leading axis on
+    all arrays, made by `jax.vmap(lambda _: attention.init_cache(n))(jnp.arange(batch))`
+    and passed to the layer under `jax.vmap`; each has a length of its own. The layers of
+    an [`equinox_like.nn.Stacked`][] have one with a leading axis of the depth, made by
+    `jax.vmap(lambda _: stacked.layers.attention.init_cache(n))(jnp.arange(depth))` and
+    passed as `xs`. Its scan copies the caches for each token. To decode long sequences,
+    take the layers of `stacked.unstack()`, with a cache each.
 
     !!! example
 
@@ -45,49 +72,154 @@ class KVCache(Module):
     length: Array = field(trainable=False)
     overflow: Literal["error", "ring"] = field(static=True, default="error")
 
+    def truncate(self, n: ArrayLike) -> "KVCache":
+        """The cache as it was after the first `n` tokens. It forgets the later ones.
+
+        Prompts of different lengths are padded at the end to one length, passed to the
+        layer at once, and the padding is truncated. Setting `length` alone would not do:
+        the slots of the padding would still be attended to.
+
+        **Arguments:**
+
+        - `n`: how many of all tokens seen so far to keep, an integer from 0 to `length`. It
+            may be traced. If the arrays have leading axes, of a batch or of the layers of
+            an [`equinox_like.nn.Stacked`][], `n` is broadcast to them.
+
+        **Returns:**
+
+        A cache of the same shapes.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `n` cannot be broadcast; `TypeError` if it is not
+        an integer. If `n` is out of range, or if a ring has overwritten tokens that the
+        next query would attend to, the error is that of [`equinox_like.error_if`][],
+        also within a compiled function.
+
+        !!! example
+
+            ```python
+            import equinox_like as eqx
+            import jax
+            import jax.numpy as jnp
+
+            attention = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+            x = jnp.ones((5, 8))  # the last two rows are padding
+            _, cache = attention(x, x, x, is_causal=True, cache=attention.init_cache(8))
+            cache = cache.truncate(3)
+            assert cache.length == 3
+            assert cache.position.tolist() == [0, 1, 2, -1, -1, -1, -1, -1]
+            ```
+        """
+        n = _broadcast_count(n, self.length.shape)
+        slots = self.position.shape[-1]
+        length = error_if(
+            self.length,
+            (n < 0) | (n > self.length),
+            "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache: it can "
+            "forget tokens, and has none to add.",
+        )
+        # The query after them attends to the last `slots` tokens, itself among them.
+        needed, kept = jnp.maximum(n + 1 - slots, 0), jnp.maximum(length - slots, 0)
+        n = error_if(
+            jnp.minimum(n, length),
+            needed < kept,
+            "A KVCache with `overflow='ring'` cannot be truncated to tokens that it has "
+            "overwritten. Make a longer one by `init_cache`, or pass less padding at once.",
+        )
+        return cut(self, n)
+
 
 def empty_cache(
-    max_length: int,
-    num_heads: int,
-    sizes: tuple[int, int],
-    dtype: DTypeLike,
-    overflow: Literal["error", "ring"],
+    max_length: int, key: Array, value: Array, overflow: Literal["error", "ring"]
 ) -> KVCache:
+    """`key` and `value`, `(1, heads, size)`, are what the slots hold until filled."""
     if overflow not in ("error", "ring"):
         raise ValueError(f"`overflow` is 'error' or 'ring'; got {overflow!r}.")
     if max_length < 1:
         raise ValueError(f"A KVCache takes a `max_length` >= 1; got {max_length}.")
-    key_size, value_size = sizes
     return KVCache(
-        key=jnp.zeros((max_length, num_heads, key_size), dtype),
-        value=jnp.zeros((max_length, num_heads, value_size), dtype),
+        key=jnp.broadcast_to(key, (max_length, *key.shape[1:])),
+        value=jnp.broadcast_to(value, (max_length, *value.shape[1:])),
         position=jnp.full((max_length,), -1, jnp.int32),
         length=jnp.zeros((), jnp.int32),
         overflow=overflow,
     )
 
 
-def extended(cache: KVCache, key: Array, value: Array) -> tuple[Array, Array, KVCache]:
-    """Keys and values of all slots and then of the new tokens; and the next cache."""
+class Seen(NamedTuple):
+    """What the queries of a call attend to, in the order of the arrays."""
+
+    key: Array
+    value: Array
+    position: Array
+    # Where among them the new tokens start: with the cache updated in place, at their slot.
+    start: Array | int
+    next_cache: KVCache
+
+    def in_this_order(self, mask: Array | None, new: int) -> Array | None:
+        """A mask or bias of all slots and then the `new` tokens, of what is here."""
+        extra = 0 if mask is None else mask.shape[-1] - len(self.key)
+        if mask is None or extra <= 0:
+            return mask
+        slots, tokens = jnp.split(mask, [mask.shape[-1] - new], -1)
+        return lax.dynamic_update_slice_in_dim(slots, tokens, self.start, -1)
+
+    def slots_first(self, weights: Any, new: int) -> Array:
+        """Weights of all slots and then the `new` tokens, from those of what is here."""
+        if len(self.key) > len(self.next_cache.key):
+            return weights
+        tokens = lax.dynamic_slice_in_dim(weights, self.start, new, -1)
+        slots = lax.dynamic_update_slice_in_dim(
+            weights, jnp.zeros_like(tokens), self.start, -1
+        )
+        return jnp.concatenate([slots, tokens], -1)
+
+
+def extended(cache: KVCache, key: Array, value: Array) -> Seen:
+    """The tokens of the cache and new ones. Each array keeps its dtype."""
     _check_new(cache, key, value)
+    dtypes = key.dtype, value.dtype
     key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
-    # Of more tokens than there are slots, only the last stay.
-    kept = slice(max(len(key) - len(cache.key), 0), None)
-    position = new_positions(cache, len(key))[kept]
-    slots = position % len(cache.key)
-    next_cache = KVCache(
-        key=cache.key.at[slots].set(key[kept]),
-        value=cache.value.at[slots].set(value[kept]),
-        position=cache.position.at[slots].set(position),
-        length=cache.length + len(key),
-        overflow=cache.overflow,
+    new, slots = len(key), len(cache.key)
+    position = new_positions(cache, new)
+    old = cache.key, cache.value, cache.position
+    added = key, value, position
+    if cache.overflow == "error" or new == 1:
+        start = cache.length if cache.overflow == "error" else cache.length % slots
+        updated = [
+            lax.dynamic_update_slice_in_dim(a, b, start, 0)
+            for a, b in zip(old, added, strict=True)
+        ]
+        seen = updated
+    else:
+        # Of more tokens than there are slots, only the last stay.
+        kept = slice(max(new - slots, 0), None)
+        start, indices = slots, position[kept] % slots
+        updated = [a.at[indices].set(b[kept]) for a, b in zip(old, added, strict=True)]
+        seen = [jnp.concatenate(pair) for pair in zip(old, added, strict=True)]
+    key, value, position = updated
+    next_cache = _replaced(cache, key, value, position, cache.length + new)
+    keys, values, positions = seen
+    return Seen(
+        keys.astype(dtypes[0]), values.astype(dtypes[1]), positions, start, next_cache
     )
-    keys = jnp.concatenate([cache.key, key])
-    return keys, jnp.concatenate([cache.value, value]), next_cache
+
+
+def _replaced(
+    cache: KVCache, key: Array, value: Array, position: Array, length: Array
+) -> KVCache:
+    return KVCache(key, value, position, length, cache.overflow)
+
+
+def cut(cache: KVCache, n: Array) -> KVCache:
+    """`cache.truncate(n)` without its checks."""
+    position = jnp.where(cache.position < n[..., None], cache.position, -1)
+    return _replaced(cache, cache.key, cache.value, position, n)
 
 
 def new_positions(cache: KVCache, number: int) -> Array:
-    """The places in the sequence of the next tokens."""
+    """The positions in the sequence of the next tokens."""
     return cache.length + jnp.arange(number, dtype=jnp.int32)
 
 
@@ -107,7 +239,7 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
             f"The KVCache has slots for {slots} tokens, and was given {number} at once. "
             "Make a longer one by `init_cache`, or one with `overflow='ring'`."
         )
-    if not is_traced(cache.length) and cache.length + number > slots:
+    if not isinstance(cache.length, Tracer) and cache.length + number > slots:
         raise RuntimeError(
             f"The KVCache has slots for {slots} tokens, holds {int(cache.length)} and was "
             f"given {number} more. Make a longer one by `init_cache`, or one with "
@@ -115,19 +247,30 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
         )
 
 
-def is_traced(x: Any) -> bool:
-    return isinstance(x, Tracer)
+def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:
+    """Both, with an error at run time if tokens were lost that were not to be.
 
-
-def refuse_overfull(cache: KVCache, out: Array) -> Array:
-    """`out`, with an error at run time if tokens were lost that were not to be.
-
-    A cache stays overfull, so the error comes at the latest when it is attended to.
+    The check belongs to the output and to the length, so that it is not left out of a
+    program that uses one of them only.
     """
     slots = len(cache.key)
-    return error_if(
-        out,
+    length, out = error_if(
+        (cache.length, out),
         cache.overflow == "error" and cache.length > slots,
         f"The KVCache has slots for {slots} tokens, and was given more. Make a longer one "
         "by `init_cache`, or one with `overflow='ring'`.",
     )
+    return _replaced(cache, cache.key, cache.value, cache.position, length), out
+
+
+def _broadcast_count(n: ArrayLike, shape: tuple[int, ...]) -> Array:
+    n = jnp.asarray(n)
+    if not jnp.issubdtype(n.dtype, jnp.integer):
+        raise TypeError(f"`KVCache.truncate` takes an integer as `n`; got {n.dtype}.")
+    try:
+        return jnp.broadcast_to(n, shape).astype(jnp.int32)
+    except ValueError:
+        raise ShapeError(
+            f"`KVCache.truncate` takes an `n` that can be broadcast to shape {shape}, that "
+            f"of `length`; got shape {n.shape}."
+        ) from None

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from .._module import AbstractVar, Frozen, Module, field
 from .._tree import is_array
+from ._kv_cache import KVCache
 from ._state import State
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
@@ -21,12 +22,16 @@ _SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
 _SHORT |= {"f32": "float32", "f64": "float64"}
 _ROLES = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
 
+# Methods that make what the first call of a layer starts from, of the dtype of its arrays.
+_STARTS = "init_cache", "init_state"
+
 
 class Policy(Module):
     """Three dtypes: of parameters, of computation, and of outputs.
 
     Casts change real floating arrays only. Integers, bools, keys, complex arrays, Python
-    numbers and every [`equinox_like.nn.State`][] stay what they are.
+    numbers, every [`equinox_like.nn.State`][] and every [`equinox_like.nn.KVCache`][] stay
+    what they are.
 
     !!! example
 
@@ -153,8 +158,9 @@ class Mixed(_Casting):
     """What [`equinox_like.nn.mixed`][] returns: a layer that is called by a policy.
 
     Its attributes are those of the layer. Methods are called by the policy, too:
-    `mixed(model, ...).encode(x)` casts as `mixed(model, ...)(x)` does. Other attributes are
-    as they are in `layer`, so a part of the layer that is called computes in its own dtype.
+    `mixed(model, ...).encode(x)` casts as `mixed(model, ...)(x)` does. What `init_cache` and
+    `init_state` return has the compute dtype. Other attributes are as they are in `layer`,
+    so a part of the layer that is called computes in its own dtype.
     """
 
     layer: Any
@@ -170,7 +176,8 @@ class Mixed(_Casting):
             layer = _with_kept(layer, dtype, self.keep)
         args, kwargs = cast((args, kwargs), dtype)
         run = layer if method is None else getattr(layer, method)
-        return self.policy.cast_output(run(*args, **kwargs))
+        out = run(*args, **kwargs)
+        return out if method in _STARTS else self.policy.cast_output(out)
 
 
 class _Kept(_Casting):
@@ -250,7 +257,7 @@ def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
         return node.astype(dtype) if _is_real(node) and node.dtype != dtype else node
 
     return jax.tree.map(
-        each, tree, is_leaf=lambda node: isinstance(node, (State, *keep))
+        each, tree, is_leaf=lambda node: isinstance(node, (State, KVCache, *keep))
     )
 
 

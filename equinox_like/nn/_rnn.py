@@ -275,7 +275,8 @@ def scan_cell(
     - `cell`: called as `cell(x, state)`, returns the next state. An
         [`equinox_like.nn.LSTMCell`][], an [`equinox_like.nn.GRUCell`][] or your own.
     - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
-    - `init`: the first state; by default `cell.init_state()`.
+    - `init`: the first state; by default `cell.init_state()`, in the dtypes in which the
+        cell returns it.
     - `reverse`: start at the end. The outputs are in the order of the inputs.
     - `mask`: shape `(length,)`; where it is `False` the state stays what it is, so that
         sequences of several lengths can be padded to one.
@@ -299,6 +300,7 @@ def scan_cell(
     """
     if init is None:
         init = cell.init_state()  # pyright: ignore[reportFunctionMemberAccess]
+        init = _as_returned(cell, xs, init)
     length = jax.tree.leaves(xs)[0].shape[0]
     if mask is not None and mask.shape != (length,):
         raise ShapeError(
@@ -342,6 +344,16 @@ def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
             f"{given}. `cell.init_state()` makes one."
         )
     return hidden[0], hidden[1]
+
+
+def _as_returned(cell: Callable[..., Any], xs: Any, state: Any) -> Any:
+    """The state as the cell returns it: a carry cannot change its dtypes."""
+    new = jax.eval_shape(jax.vmap(cell, in_axes=(0, None)), xs, state)
+
+    def each(a, b):
+        return a if jnp.result_type(a) == b.dtype else jnp.asarray(a).astype(b.dtype)
+
+    return jax.tree.map(each, state, new)
 
 
 def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:

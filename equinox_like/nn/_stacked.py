@@ -140,7 +140,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         - `key`: split into one for each layer, if they take a `key`.
         - `xs`: a pytree of arrays whose leading axis is the depth. Each layer is called
             with its part as second argument, and returns a pair: what goes to the next
-            layer, and what is stacked and returned.
+            layer, and what is stacked and returned. So one [`equinox_like.nn.KVCache`][]
+            with a leading axis of the depth is that of all layers.
         - `**broadcast`: passed to each layer as they are.
 
         **Returns:**

@@ -608,6 +608,37 @@ def test_state_takes_the_split_of_the_channels(mode):
     assert is_split(y, P("x", None, "y"))
 
 
+@pytest.mark.parametrize("jit", [lambda f: f, eqx.filter_jit])
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_cache_of_split_heads_is_split_and_can_be_used(jit, overflow):
+    layer, x = attention(KEY), jax.random.normal(KEY, (5, 8))
+    projections = ("query_proj", "key_proj", "value_proj")
+    split = eqx.tree_at(
+        lambda m: [getattr(m, name).weight for name in projections],
+        layer,
+        replace_fn=lambda weight: jax.device_put(
+            weight, NamedSharding(EXPLICIT, P("y"))
+        ),
+    )
+
+    @eqx.filter_jit
+    def run(model, x, cache):
+        outs = []
+        for rows in (x[:3], x[3:4], x[4:]):
+            out, cache = model(rows, rows, rows, is_causal=True, cache=cache)
+            outs.append(out)
+        return jnp.concatenate(outs), cache
+
+    with jax.set_mesh(EXPLICIT):
+        cache = jit(lambda model: model.init_cache(8, overflow=overflow))(split)
+        assert is_split(cache.key, P(None, "y")) and is_split(cache.value, P(None, "y"))
+        out, cache = run(split, x, cache)
+    assert is_split(cache.key, P(None, "y"))
+    np.testing.assert_allclose(out, layer(x, x, x, is_causal=True), atol=1e-5)
+    # The mesh need not be in use.
+    assert is_split(jit(lambda model: model.init_cache(8))(split).key, P(None, "y"))
+
+
 CALLABLE = {
     "Linear": (nn.Linear(8, 4, key=KEY), [(8,)]),
     "Conv": (nn.Conv1d(2, 4, 3, key=KEY), [(2, 5)]),

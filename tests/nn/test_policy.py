@@ -228,3 +228,29 @@ def test_layers_of_a_stack_keep_their_parameters(key) -> None:
     stacked = nn.Stacked(lambda key: nn.Linear(3, 3, key=key), 2, key=key)
     first, _ = nn.mixed(stacked, HALF).unstack()
     assert eqx.tree_equal(first, stacked[0])
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float32"])
+def test_caches_pass_through_unchanged(dtype, key) -> None:
+    attention = nn.MultiheadAttention(2, 8, key=key)
+    model = nn.mixed(attention, HALF)
+    cache = model.init_cache(4, dtype=dtype)
+    assert cache.key.dtype == cache.value.dtype == (dtype or "bfloat16")
+
+    def step(cache, x):
+        out, cache = model(x[None], x[None], x[None], is_causal=True, cache=cache)
+        return cache, out[0]
+
+    xs = jax.random.normal(key, (3, 8))
+    final, outs = jax.lax.scan(step, cache, xs)
+    assert final.key.dtype == cache.key.dtype and outs.dtype == jnp.float32
+    expected = attention(xs, xs, xs, is_causal=True)
+    np.testing.assert_allclose(outs, expected, atol=3e-2)
+
+
+def test_state_to_start_from_has_the_compute_dtype(key) -> None:
+    cell = nn.mixed(nn.LSTMCell(2, 3, key=key), HALF)
+    assert all(x.dtype == jnp.bfloat16 for x in cell.init_state())
+    assert cell.init_state(dtype="float32")[0].dtype == jnp.float32
+    with pytest.raises(AttributeError, match="init_cache"):
+        cell.init_cache  # noqa: B018

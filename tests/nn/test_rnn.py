@@ -139,3 +139,17 @@ def test_lstm_takes_a_pair(hidden, given, key, without_type_checks) -> None:
         cell(jnp.ones(3), hidden)
     h, _ = cell(jnp.ones(3), [jnp.ones(4), jnp.ones(4)])
     assert h.shape == (4,)
+
+
+@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
+@pytest.mark.parametrize("policy", [None, "compute=bf16", "compute=bf16,output=f32"])
+def test_default_state_has_the_dtype_that_the_cell_returns(cls, policy, key) -> None:
+    dtype = "bfloat16" if policy is None else "float32"
+    cell = cls(3, 4, dtype=dtype, key=key)
+    if policy is not None:
+        cell = nn.mixed(cell, policy)
+    expected = "bfloat16" if policy == "compute=bf16" else "float32"
+    for length in (0, 2):
+        outputs, final = nn.scan_cell(cell, jnp.ones((length, 3)))
+        assert outputs.dtype == expected
+        assert all(x.dtype == expected for x in jax.tree.leaves(final))

@@ -1,0 +1,404 @@
+"""`dot_product_attention`: attention of queries, keys and values that are projected.
+
+`attend` is what the function and `MultiheadAttention` share. It hands the arrays to one of
+three kernels: the formula, the same for a single query of a cache, or
+`jax.nn.dot_product_attention`.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._errors import ShapeError
+from .._tree import is_array
+from ._dropout import Dropout
+from ._shape import within
+from ._masks import check_window, visible_keys
+
+Implementation = Literal["xla", "cudnn", "auto"] | None
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key_: ArrayLike,
+    value: ArrayLike,
+    mask: Array | None = None,
+    dropout: Dropout | None = None,
+    *,
+    key: PRNGKeyArray | None = None,
+    inference: bool | None = None,
+    bias: Array | None = None,
+    scale: ArrayLike | None = None,
+    is_causal: bool = False,
+    window: int | None = None,
+    implementation: Implementation = None,
+) -> Array:
+    r"""Each query's mean of the values, weighted by how well their keys match it.
+
+    $$\mathrm{softmax}\left(s\, Q K^T + b\right) V$$
+
+    for each head, where $s$ is the `scale` and $b$ the `bias`. The softmax is computed in
+    float32 at least. From [Attention Is All You Need](https://arxiv.org/abs/1706.03762)
+    (Vaswani et al. 2017). It has no parameters; [`equinox_like.nn.MultiheadAttention`][]
+    adds the projections. For a batch, wrap it in `jax.vmap`.
+
+    **Arguments:**
+
+    - `query`: shape `(q, heads, size)`, or `(q, size)` for one head.
+    - `key_`: shape `(kv, kv_heads, size)`, or `(kv, size)`. Named so as not to be the
+        random key. `kv_heads` divides `heads`: head `n` of the queries reads head
+        `n // (heads // kv_heads)` of keys and values.
+    - `value`: shape `(kv, kv_heads, value_size)`, or `(kv, value_size)`.
+    - `mask`: which query attends to which key: `True` or nonzero where it does. Shape
+        `(q, kv)` or `(heads, q, kv)`. See [`equinox_like.nn.combine_masks`][].
+    - `dropout`: acts on the weights.
+    - `key`, `inference`: for `dropout`.
+    - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
+        `(heads, q, kv)`; axes of size 1 are broadcast.
+    - `scale`: what the products are multiplied by: a scalar; by default
+        $1/\sqrt{\mathrm{size}}$.
+    - `is_causal`: query `i` attends to key `j` only if `j <= i`.
+    - `window`: query `i` attends to key `j` only if `j > i - window`.
+    - `implementation`: `None`: the formula. `"xla"`, `"cudnn"`:
+        `jax.nn.dot_product_attention` with that backend. `"auto"`: the first of `"cudnn"`,
+        `"xla"` and `None` that can serve the call.
+
+    **Returns:**
+
+    An array of shape `(q, heads, value_size)`, or `(q, value_size)` for one head. The
+    result for a query that attends to no key is defined: the mean of all values. (With
+    `"cudnn"` it is not.)
+
+    **Raises:**
+
+    [`equinox_like.ShapeError`][] if the shapes do not fit together. `RuntimeError` if
+    `dropout` is active and there is no `key`. `ValueError` if `window < 1`, or if the
+    implementation cannot serve the call.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        query, key, value = jax.random.normal(jax.random.key(0), (3, 5, 2, 4))
+        mask = eqx.nn.padding_mask(3, 5)
+        out = eqx.nn.dot_product_attention(query, key, value, mask, is_causal=True)
+        assert out.shape == (5, 2, 4)
+        assert jnp.allclose(out[0], value[0])
+        ```
+    """
+    name = "`dot_product_attention`"
+    q, k, v = _checked_heads(*(jnp.asarray(x) for x in (query, key_, value)))
+    number = q.shape[1]
+    lengths = len(q), len(k)
+    check_window(name, window)
+    mask = checked_mask(name, "mask", mask, number, lengths)
+    bias = checked_mask(name, "bias", bias, number, lengths)
+    positions = jnp.arange(lengths[0]), jnp.arange(lengths[1])
+    one_head = jnp.ndim(query) == 2
+    if key is not None:
+        key = key[None] if one_head else jax.random.split(key, number)
+    heads, _ = attend(
+        q,
+        k,
+        v,
+        visible_keys(mask, positions, is_causal, window, only_filled=False),
+        bias,
+        scale=scale,
+        drop=Drop(dropout, key, inference),
+        implementation=implementation,
+    )
+    return heads[:, 0] if one_head else heads
+
+
+def dot_product_attention_weights(
+    query: Array, key: Array, mask: Array | None = None
+) -> Array:
+    """How much each query attends to each key, in one head.
+
+    `query` has shape `(q, size)`, `key` and `mask` shape `(kv, size)` and `(q, kv)`. The
+    result has shape `(q, kv)` and the dtype of the query; its rows sum to 1.
+    """
+    lengths = len(query), len(key)
+    mask = checked_mask("`dot_product_attention_weights`", "mask", mask, 1, lengths)
+    return _weights(query, key, mask, None, None)
+
+
+class Drop(NamedTuple):
+    """The dropout of the weights, with a key for each head."""
+
+    dropout: Dropout | None
+    keys: Any
+    inference: bool | None
+
+    def is_active(self) -> bool:
+        return self.dropout is not None and self.dropout.is_active(self.inference)
+
+    def on_head(self, weights: Array, key: Any) -> Array:
+        if self.dropout is None:
+            return weights
+        with within("dropout"):
+            return self.dropout(weights, key=key, inference=self.inference)
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array | None,
+    bias: Array | None,
+    *,
+    scale: ArrayLike | None = None,
+    drop: Drop,
+    implementation: Implementation,
+    return_weights: bool = False,
+    cached: bool = False,
+) -> tuple[Array, Array | None]:
+    """The heads' results `(q, heads, size)`, and weights `(heads, q, kv)` if wanted.
+
+    `cached` says that the keys are those of a cache: longer than what is computed of them.
+    """
+    name = _chosen(implementation, q, k, v, drop, return_weights)
+    if name is not None:
+        return _jax_kernel(name, q, k, v, visible, bias, scale), None
+    if cached and len(q) == 1:
+        return _one_query_kernel(q, k, v, visible, bias, scale, drop)
+    return _formula_kernel(q, k, v, visible, bias, scale, drop)
+
+
+# What fits together
+
+
+def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
+    """Queries, keys and values of shape `(length, heads, size)`."""
+    ranks = [x.ndim for x in arrays]
+    if ranks not in ([2] * 3, [3] * 3):
+        raise ShapeError(
+            "`dot_product_attention` takes arrays of shape (length, heads, size), or "
+            "(length, size) for one head; got "
+            + ", ".join(str(x.shape) for x in arrays)
+            + ". For a batch, wrap it in `jax.vmap`."
+        )
+    q, k, v = (x[:, None] if x.ndim == 2 else x for x in arrays)
+    obstacle = None
+    if q.shape[2] != k.shape[2]:
+        obstacle = f"queries of size {q.shape[2]} and keys of size {k.shape[2]}"
+    elif k.shape[:2] != v.shape[:2]:
+        obstacle = f"keys and values of (length, heads) {k.shape[:2]} and {v.shape[:2]}"
+    elif k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
+        obstacle = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
+    elif len(k) == 0:
+        obstacle = "no keys; there is no mean of nothing"
+    if obstacle is not None:
+        raise ShapeError(
+            "`dot_product_attention` takes `query`, `key_` and `value` that fit together; "
+            f"got {obstacle}."
+        )
+    return q, k, v
+
+
+def checked_mask(
+    layer: str, name: str, mask: Any, heads: int, lengths: tuple[int, int]
+) -> Array | None:
+    """A mask or a bias as an array of one of the shapes that it may have."""
+    if mask is None:
+        return None
+    if not is_array(mask):
+        raise TypeError(
+            f"{layer} takes an array as `{name}`; got a {type(mask).__name__}."
+        )
+    wanted = lengths, (heads, *lengths)
+    if mask.shape in wanted:
+        return jnp.asarray(mask)
+    if name == "bias" and any(_broadcasts(mask.shape, shape) for shape in wanted):
+        return jnp.asarray(mask)
+    raise ShapeError(
+        f"{layer} takes a `{name}` of shape {wanted[0]}, in (queries, keys), or "
+        f"{wanted[1]}, with the heads in front, but was given shape {mask.shape}."
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return len(shape) == len(to) and all(
+        a in (1, b) for a, b in zip(shape, to, strict=True)
+    )
+
+
+# The kernels
+
+
+def _scaled(query: Array, scale: ArrayLike | None) -> Array:
+    if scale is None:
+        return query / math.sqrt(query.shape[-1])
+    return query * jnp.asarray(scale, query.dtype)
+
+
+def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
+    least = jnp.finfo(logits.dtype).min
+    if bias is not None:
+        # A row of nothing but -inf would be NaN.
+        logits = jnp.maximum(logits + bias.astype(logits.dtype), least)
+    if mask is not None:
+        logits = jnp.where(mask, logits, least)
+    with jax.numpy_dtype_promotion("standard"):
+        accumulate = jnp.result_type(logits.dtype, jnp.float32)
+    return jax.nn.softmax(logits.astype(accumulate))
+
+
+def _weights(query: Array, key: Array, mask: Any, bias: Any, scale: Any) -> Array:
+    logits = jnp.einsum("sd,Sd->sS", _scaled(query, scale), key)
+    return _softmax(logits, mask, bias).astype(logits.dtype)
+
+
+def _formula_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array | None,
+    bias: Array | None,
+    scale: ArrayLike | None,
+    drop: Drop,
+) -> tuple[Array, Array]:
+    def head(q, k, v, visible, bias, key):
+        weights = drop.on_head(_weights(q, k, visible, bias, scale), key)
+        return jnp.einsum("sS,Sd->sd", weights, v), weights
+
+    number, shared = q.shape[1], k.shape[1]
+    if bias is not None and bias.ndim == 3 and len(bias) == 1:  # one for all heads
+        bias = bias[0]
+    axes = [0 if x is not None and x.ndim == 3 else None for x in (visible, bias)]
+    axes.append(None if drop.keys is None else 0)
+    if shared == number:
+        all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+        return all_heads(q, k, v, visible, bias, drop.keys)
+    # Those of one group share keys and values, which are not repeated for it.
+    group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
+    groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+    rest = [
+        x if axis is None else _in_groups(x, 0, shared)
+        for x, axis in zip((visible, bias, drop.keys), axes, strict=True)
+    ]
+    heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
+    weights = weights.reshape(number, *weights.shape[2:])
+    return heads.reshape(len(q), number, v.shape[2]), weights
+
+
+def _in_groups(x: Any, axis: int, number: int) -> Any:
+    """The axis of the heads as two: one of groups, and one within a group."""
+    return x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :])
+
+
+def _one_query_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array | None,
+    bias: Array | None,
+    scale: ArrayLike | None,
+    drop: Drop,
+) -> tuple[Array, Array]:
+    """The formula as sums of products, which read each key and value once.
+
+    A product of matrices would first copy all of the cache, to have the heads in front.
+    """
+    number, shared = q.shape[1], k.shape[1]
+    with jax.numpy_dtype_promotion("standard"):
+        accumulate = jnp.result_type(q.dtype, jnp.float32)
+
+    def summed(a, b, axis):
+        return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)
+
+    query = _in_groups(_scaled(q, scale), 1, shared)
+    logits = summed(query, k[:, :, None], -1)
+    logits = logits.reshape(len(k), number).T[:, None]  # (heads, 1, kv)
+    visible, bias = (
+        x[None] if x is not None and x.ndim == 2 else x for x in (visible, bias)
+    )
+    weights = _softmax(logits, visible, bias).astype(q.dtype)
+    axes = 0, None if drop.keys is None else 0
+    weights = jax.vmap(drop.on_head, axes)(weights, drop.keys)
+    shares = _in_groups(weights[:, 0].T, 1, shared)[..., None]
+    heads = summed(shares, v[:, :, None], 0).astype(v.dtype)
+    return heads.reshape(1, number, v.shape[2]), weights
+
+
+def _jax_kernel(
+    name: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array | None,
+    bias: Array | None,
+    scale: ArrayLike | None,
+) -> Array:
+    def with_batch(x: Any) -> Any:
+        return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+    if scale is not None:  # JAX takes a Python number, and this may be traced
+        q = _scaled(q, scale)
+    # JAX mixes dtypes within, which would fail where promotion is "strict".
+    with jax.numpy_dtype_promotion("standard"):
+        out = jax.nn.dot_product_attention(
+            *(with_batch(x) for x in (q, k, v)),
+            bias=with_batch(bias),
+            mask=with_batch(visible),
+            scale=None if scale is None else 1.0,
+            implementation=name,
+        )
+    return out.reshape(out.shape[1:])
+
+
+# The implementation
+
+
+def checked_implementation(layer: str, implementation: Any) -> Implementation:
+    """What was given as `implementation`, once it is seen to be one."""
+    if implementation not in (None, "xla", "cudnn", "auto"):
+        raise ValueError(
+            f"{layer} takes None, 'xla', 'cudnn' or 'auto' as `implementation`; got "
+            f"{implementation!r}."
+        )
+    return implementation
+
+
+def _chosen(
+    name: Implementation, q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
+) -> Literal["xla", "cudnn"] | None:
+    """The implementation for a call, or an error that says why it cannot serve it."""
+    if checked_implementation("Attention", name) is None:
+        return None
+    found = _obstacle(q, v, drop, return_weights)
+    if name == "auto":
+        if found is not None:
+            return None
+        return "cudnn" if _cudnn_serves(q, k, v) else "xla"
+    if found is not None:
+        raise ValueError(
+            f"The implementation {name!r} of attention cannot serve this call: {found}. "
+            "Take `implementation=None`, or 'auto', which chooses for each call."
+        )
+    return name
+
+
+def _obstacle(q: Array, v: Array, drop: Drop, return_weights: bool) -> str | None:
+    """Why JAX's own kernels cannot serve a call."""
+    if q.shape[2] != v.shape[2]:
+        return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
+    if drop.is_active():
+        return "its dropout is active"
+    if return_weights:
+        return "it does not return the weights"
+    return "there is no query" if len(q) == 0 else None
+
+
+def _cudnn_serves(q: Array, k: Array, v: Array) -> bool:
+    if jax.default_backend() != "gpu":
+        return False
+    half = all(x.dtype in (jnp.float16, jnp.bfloat16) for x in (q, k, v))
+    return half and q.shape[2] % 8 == 0 and q.shape[2] <= 128

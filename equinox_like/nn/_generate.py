@@ -1,0 +1,356 @@
+"""`generate`: tokens that a model draws one after another, in one compiled scan.
+
+The prompt fills the cache but for its last token, from which the scan starts: each step
+feeds one token and draws the next. So the logits of the prompt are never computed, and
+prompts of different lengths differ only in how much padding is truncated.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from .._compat.tracer import Tracer
+from .._errors import ShapeError
+from .._jit import filter_jit
+from .._loops import filter_scan
+from .._runtime.error_if import error_if
+from .._transforms.trace import filter_eval_shape
+from .._tree import is_array
+from .._tree.paths import path_str
+from ._kv_cache import KVCache, cut
+from ._sampling import check_sampling, is_greedy, sample_logits
+
+
+class Generation(NamedTuple):
+    """What [`equinox_like.nn.generate`][] returns.
+
+    - `tokens`: int32, shape `(max_new_tokens,)`. The new tokens, and `pad_token` after the
+        end token.
+    - `length`: int32, shape `()`. How many tokens there are, the end token among them.
+    - `cache`: the cache, which holds the prompt and all new tokens but the last one.
+
+    For a batch of prompts, all arrays have a leading axis of the batch.
+    """
+
+    tokens: Array
+    length: Array
+    cache: Any
+
+
+def generate(
+    model: Callable[..., Any],
+    prompt: ArrayLike,
+    cache: Any,
+    max_new_tokens: int,
+    *,
+    key: PRNGKeyArray | None = None,
+    prompt_length: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    top_k: int | None = None,
+    top_p: ArrayLike | None = None,
+    repetition_penalty: ArrayLike | None = None,
+    end_token: int | None = None,
+    pad_token: int = 0,
+) -> Generation:
+    """Continues a prompt, or a batch of prompts, by tokens drawn from a model.
+
+    All of it is one compiled program: the prompt at once, and then a scan with one new
+    token at a time, whose cache is updated in place. It always takes `max_new_tokens`
+    steps. To stop when all rows have ended, call it for some tokens at a time.
+
+    **Arguments:**
+
+    - `model`: called as `model(tokens, cache)` with tokens of shape `(n,)`, int32, and the
+        cache of one sequence. Returns logits of shape `(n, vocabulary)` and the next cache.
+        A Module, or a function of which it is worth to compile one program: each new
+        `lambda` is compiled again. Switch off its dropout by
+        [`equinox_like.nn.inference_mode`][].
+    - `prompt`: integers of shape `(length,)`, or `(batch, length)`, one at least. Prompts
+        of different lengths are padded at the end, on the right, with any tokens.
+    - `cache`: a pytree of [`equinox_like.nn.KVCache`][]s, with a leading axis of the batch
+        on all arrays if there is one. It need not be empty. It is donated: its arrays are
+        deleted, and those that are returned take their place.
+    - `max_new_tokens`: how many tokens to draw, 1 or more. The caches need room for the
+        prompt and all of them but the last.
+    - `key`: the PRNG key; not needed if `temperature` is the number 0. New token `i` is
+        drawn with `jax.random.fold_in(key, i)`, and in a batch each row has its own key of
+        `jax.random.split(key, batch)`.
+    - `prompt_length`: how many tokens of each prompt are not padding: integers of shape
+        `()`, or `(batch,)`; by default all.
+    - `temperature`, `top_k`, `top_p`, `repetition_penalty`: as for
+        [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
+        the new ones. Only another `top_k`, or another choice of which are `None` and
+        whether `temperature` is 0, compiles another program.
+    - `end_token`: after this token, the rest of the row is `pad_token`.
+    - `pad_token`: any token that the model takes.
+
+    **Returns:**
+
+    A [`equinox_like.nn.Generation`][]: `tokens`, `length` and `cache`. A row of a batch has
+    the tokens that its prompt has alone, with the key of the row, up to rounding in the
+    logits. To continue a row, pass its cache, and a prompt that starts with its last token.
+
+    **Raises:**
+
+    `ValueError` for a number out of range, for no `key` where one is needed, and for a
+    cache without room, if its `length` is known. `TypeError` for what is not an integer,
+    and for a cache of arrays other than those of a KVCache.
+    [`equinox_like.ShapeError`][] for wrong shapes. If a `prompt_length` is out of range,
+    the error is that of [`equinox_like.error_if`][].
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Model(eqx.Module):
+            embedding: eqx.nn.Embedding
+            attention: eqx.nn.MultiheadAttention
+
+            def __init__(self, key):
+                keys = jax.random.split(key)
+                self.embedding = eqx.nn.Embedding(10, 8, key=keys[0])
+                self.attention = eqx.nn.MultiheadAttention(2, 8, key=keys[1])
+
+            def __call__(self, tokens, cache):
+                x = jax.vmap(self.embedding)(tokens)
+                x, cache = self.attention(x, x, x, is_causal=True, cache=cache)
+                return jax.vmap(self.embedding.attend)(x), cache
+
+        model = Model(jax.random.key(0))
+        prompts = jnp.array([[3, 1, 4], [1, 5, 0]])  # the last token is padding
+        caches = jax.vmap(lambda _: model.attention.init_cache(16))(jnp.arange(2))
+        out = eqx.nn.generate(
+            model,
+            prompts,
+            caches,
+            max_new_tokens=5,
+            key=jax.random.key(1),
+            prompt_length=jnp.array([3, 2]),
+            top_k=4,
+        )
+        assert out.tokens.shape == (2, 5)
+        assert out.cache.length.tolist() == [7, 6]
+        ```
+    """
+    prompt = _checked_integers("prompt", prompt)
+    if prompt.ndim not in (1, 2) or prompt.size == 0:
+        raise ShapeError(
+            "`generate` takes a `prompt` of shape (length,) or (batch, length), with one "
+            f"token at least; got shape {prompt.shape}."
+        )
+    steps = _checked_int("max_new_tokens", max_new_tokens, minimum=1)
+    check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
+    greedy = is_greedy(temperature)
+    if key is None and not greedy:
+        raise ValueError(
+            "`generate` takes a `key`, unless `temperature` is the number 0."
+        )
+    _check_cache(cache, prompt.shape, steps)
+    # As arrays, so that another value is not another program.
+    sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
+    sampling |= {"top_k": top_k, "top_p": _float(top_p)}
+    sampling["repetition_penalty"] = _float(repetition_penalty)
+    ids = [
+        None if token is None else jnp.int32(_checked_int(name, token, minimum=0))
+        for name, token in (("end_token", end_token), ("pad_token", pad_token))
+    ]
+    options = _Options(steps, sampling, *ids)
+    length = _checked_length(prompt_length, prompt.shape)
+    return _generate(model, prompt, length, cache, key, options)
+
+
+class _Options(NamedTuple):
+    steps: int
+    sampling: dict[str, Any]
+    end_token: Array | None
+    pad_token: Any
+
+
+@functools.partial(filter_jit, donate=("cache",))
+def _generate(
+    model: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
+) -> Generation:
+    def row(prompt, length, cache, key):
+        return _row(model, prompt, length, cache, key, options)
+
+    if prompt.ndim == 1:
+        return row(prompt, length, cache, key)
+    keys = None if key is None else jax.random.split(key, len(prompt))
+    axes = (0, None if length is None else 0, 0, None if key is None else 0)
+    return jax.vmap(row, axes)(prompt, length, cache, keys)
+
+
+def _row(
+    model: Any, prompt: Array, length: Any, cache: Any, key: Any, options: _Options
+) -> Generation:
+    """The generation of one prompt."""
+    token = prompt[-1] if length is None else prompt[length - 1]
+    seen = _seen_in_prompt(model, prompt, length, cache, options)
+    cache = _prefilled(model, prompt, length, cache)
+
+    def step(carry, i):
+        token, cache, seen, ended = carry
+        logits, cache = _next_logits(model, token, cache)
+        step_key = None if key is None else jax.random.fold_in(key, i)
+        token = sample_logits(logits, step_key, seen=seen, **options.sampling)
+        is_new = ~ended
+        if options.end_token is not None:
+            # What was fed after the end is forgotten at once, so a ring loses no token.
+            cache = _each_cache(lambda c: cut(c, c.length - ended), cache)
+            token = jnp.where(ended, options.pad_token, token)
+            ended = ended | (token == options.end_token)
+        if seen is not None:
+            seen = seen.at[token].set(True)
+        return (token, cache, seen, ended), (token, is_new)
+
+    start = token, cache, seen, jnp.zeros((), bool)
+    (_, cache, _, _), (tokens, is_new) = filter_scan(
+        step, start, jnp.arange(options.steps)
+    )
+    return Generation(tokens, is_new.sum(dtype=jnp.int32), cache)
+
+
+def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
+    """The cache with the prompt but for its last token."""
+    if len(prompt) == 1:
+        return cache
+    _, filled = model(prompt[:-1], cache)
+    if length is None:
+        return filled
+    lengths = iter([c.length for c in _caches(cache)])
+    return _each_cache(lambda c: c.truncate(next(lengths) + length - 1), filled)
+
+
+def _next_logits(model: Any, token: Array, cache: Any) -> tuple[Array, Any]:
+    out = model(token[None], cache)
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise TypeError(
+            "`generate` takes a `model` that returns a pair, the logits and the next "
+            f"cache; it returned a {type(out).__name__}."
+        )
+    logits, cache = out
+    if jnp.ndim(logits) != 2 or len(logits) != 1:
+        raise ShapeError(
+            "`generate` takes a `model` that returns logits of shape (tokens, vocabulary); "
+            f"for 1 token it returned shape {jnp.shape(logits)}."
+        )
+    return logits[0], cache
+
+
+def _seen_in_prompt(
+    model: Any, prompt: Array, length: Any, cache: Any, options: _Options
+) -> Array | None:
+    """Which tokens are in the prompt, if there is a penalty for them."""
+    if options.sampling["repetition_penalty"] is None:
+        return None
+    logits, _ = filter_eval_shape(_next_logits, model, prompt[0], cache)
+    number = len(logits)
+    if length is not None:
+        prompt = jnp.where(jnp.arange(len(prompt)) < length, prompt, number)
+    return jnp.zeros(number, bool).at[prompt].set(True, mode="drop")
+
+
+# The caches
+
+
+def _is_cache(node: Any) -> bool:
+    return isinstance(node, KVCache)
+
+
+def _caches(tree: Any) -> list[KVCache]:
+    return [x for x in jax.tree.leaves(tree, is_leaf=_is_cache) if _is_cache(x)]
+
+
+def _each_cache(function: Callable[[KVCache], KVCache], tree: Any) -> Any:
+    return jax.tree.map(
+        lambda x: function(x) if _is_cache(x) else x, tree, is_leaf=_is_cache
+    )
+
+
+def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
+    *batch, number = prompt_shape
+    needed = number + steps - 1
+    for path, node in jtu.tree_leaves_with_path(tree, is_leaf=_is_cache):
+        name = path_str(path, "cache")
+        if not _is_cache(node):
+            if is_array(node):
+                raise TypeError(
+                    "`generate` takes a `cache` of KVCaches, which it can truncate; "
+                    f"`{name}` is another array."
+                )
+            continue
+        if batch and node.length.shape[:1] != tuple(batch):
+            raise ShapeError(
+                f"`generate` takes a `cache` with a leading axis of the batch, {batch[0]}, "
+                f"on all arrays; `{name}.length` has shape {node.length.shape}. Make it by "
+                "`jax.vmap(lambda _: layer.init_cache(n))(jnp.arange(batch))`."
+            )
+        slots = node.position.shape[-1]
+        if node.overflow == "ring" or _is_unknown(node.length):
+            continue
+        held = int(np.max(node.length))
+        if held + needed > slots:
+            raise ValueError(
+                f"`generate` needs room for {needed} tokens: {number} of the prompt and "
+                f"`max_new_tokens - 1`. `{name}` has slots for {slots}, and holds {held}. "
+                "Make a longer one by `init_cache`, or one with `overflow='ring'`."
+            )
+
+
+def _is_unknown(length: Array) -> bool:
+    # A deleted array is refused by the compiled function, which knows where it went.
+    return isinstance(length, Tracer) or length.is_deleted()
+
+
+# Other arguments
+
+
+def _float(x: Any) -> Any:
+    return None if x is None else jnp.asarray(x, jnp.float32)
+
+
+def _checked_int(name: str, value: Any, minimum: int) -> int:
+    try:
+        if operator.index(value) >= minimum:
+            return operator.index(value)
+    except (TypeError, jax.errors.JAXTypeError):
+        raise TypeError(
+            f"`generate` takes a Python integer as `{name}`; got a {type(value).__name__}."
+        ) from None
+    raise ValueError(f"`generate` takes an int >= {minimum} as `{name}`; got {value}.")
+
+
+def _checked_integers(name: str, value: Any) -> Array:
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"`generate` takes integers as `{name}`; got {value.dtype}.")
+    return value.astype(jnp.int32)
+
+
+def _checked_length(length: Any, prompt_shape: tuple[int, ...]) -> Array | None:
+    if length is None:
+        return None
+    length = _checked_integers("prompt_length", length)
+    *batch, number = prompt_shape
+    if length.shape != tuple(batch):
+        raise ShapeError(
+            f"`generate` takes a `prompt_length` of shape {tuple(batch)}, one for each "
+            f"prompt; got shape {length.shape}."
+        )
+    return error_if(
+        length,
+        (length < 1) | (length > number),
+        f"`generate` takes a `prompt_length` from 1 to {number}, the length of the prompt "
+        "with padding.",
+    )

@@ -1,0 +1,196 @@
+"""Which query attends to which key: masks, and how they combine.
+
+A mask is a boolean array of shape `(queries, keys)`, or `(heads, queries, keys)`, that is
+`True` where the query attends to the key.
+"""
+
+import functools
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool
+
+from .._errors import ShapeError
+from .._tree import is_array
+
+
+def causal_mask(
+    query_length: int,
+    key_length: int | None = None,
+    *,
+    offset: ArrayLike = 0,
+    window: int | None = None,
+) -> Bool[Array, "queries keys"]:
+    """A mask by which no query attends to a later key.
+
+    Query `i` attends to key `j` if `j <= i + offset`. With a `window`, it must also hold
+    that `j > i + offset - window`.
+
+    **Arguments:**
+
+    - `query_length`: the number of queries.
+    - `key_length`: the number of keys; by default that of the queries.
+    - `offset`: the position of the first query among the keys: an integer, which may be
+        traced.
+    - `window`: to how many keys a query attends at most; by default there is no limit.
+
+    **Returns:**
+
+    A boolean array of shape `(query_length, key_length)`.
+
+    **Raises:**
+
+    `ValueError` if a length is negative or not an integer, or if `window < 1`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        assert eqx.nn.causal_mask(2, 3).tolist() == [
+            [True, False, False],
+            [True, True, False],
+        ]
+        ```
+    """
+    queries = _length("causal_mask", "query_length", query_length)
+    keys = _length(
+        "causal_mask", "key_length", queries if key_length is None else key_length
+    )
+    check_window("causal_mask", window)
+    rows = (jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[
+        :, None
+    ]
+    columns = jnp.arange(keys, dtype=jnp.int32)[None, :]
+    mask = columns <= rows
+    return mask if window is None else mask & (columns > rows - window)
+
+
+def padding_mask(
+    length: ArrayLike, key_length: int, query_length: int | None = None
+) -> Bool[Array, "queries keys"]:
+    """A mask by which no query attends to the padding after the first `length` keys.
+
+    **Arguments:**
+
+    - `length`: how many keys are not padding: an integer, which may be traced. For a batch,
+        map this function: `jax.vmap(lambda n: eqx.nn.padding_mask(n, 8))(lengths)`.
+    - `key_length`: the number of keys with padding.
+    - `query_length`: the number of queries; by default that of the keys. All have the same
+        row, also those of padding.
+
+    **Returns:**
+
+    A boolean array of shape `(query_length, key_length)`.
+
+    **Raises:**
+
+    `ValueError` if `key_length` or `query_length` is negative or not an integer.
+    [`equinox_like.ShapeError`][] if `length` is not a scalar.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        assert eqx.nn.padding_mask(2, 3, query_length=1).tolist() == [[True, True, False]]
+        ```
+    """
+    keys = _length("padding_mask", "key_length", key_length)
+    queries = _length(
+        "padding_mask", "query_length", keys if query_length is None else query_length
+    )
+    if jnp.shape(length) != ():
+        raise ShapeError(
+            f"`padding_mask` takes a scalar as `length`; got shape {jnp.shape(length)}. "
+            "For a batch, wrap it: `jax.vmap(lambda n: padding_mask(n, 8))(length)`."
+        )
+    return jnp.broadcast_to(jnp.arange(keys) < length, (queries, keys))
+
+
+def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:
+    """The mask by which a query attends to what all of these masks allow.
+
+    **Arguments:**
+
+    - `masks`: boolean arrays, or numbers of which nonzero counts as `True`. Their shapes
+        are broadcast against each other, so a mask of shape `(queries, keys)` combines
+        with one of shape `(heads, queries, keys)`. `None` allows everything.
+
+    **Returns:**
+
+    A boolean array of the shape to which all are broadcast; `None` if all are `None`.
+
+    **Raises:**
+
+    [`equinox_like.ShapeError`][] if the shapes cannot be broadcast. `TypeError` for a mask
+    that is not an array.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        mask = eqx.nn.combine_masks(eqx.nn.causal_mask(2), None, eqx.nn.padding_mask(1, 2))
+        assert mask.tolist() == [[True, False], [True, False]]
+        ```
+    """
+    given = [mask for mask in masks if mask is not None]
+    for i, mask in enumerate(masks):
+        if mask is not None and not is_array(mask):
+            raise TypeError(
+                f"`combine_masks` takes arrays and `None`; got a {type(mask).__name__} as "
+                f"`masks[{i}]`."
+            )
+    if not given:
+        return None
+    try:
+        shape = jnp.broadcast_shapes(*(mask.shape for mask in given))
+    except ValueError:
+        shapes = ", ".join(str(mask.shape) for mask in given)
+        raise ShapeError(
+            "`combine_masks` takes masks whose shapes can be broadcast against each other, "
+            f"such as (queries, keys) and (heads, queries, keys); got {shapes}."
+        ) from None
+    # Broadcast first, so that JAX need not promote ranks, which can be made an error.
+    spread = (jnp.broadcast_to(mask.astype(bool), shape) for mask in given)
+    return functools.reduce(jnp.logical_and, spread)
+
+
+def visible_keys(
+    mask: Array | None,
+    positions: tuple[Array, Array],
+    is_causal: bool,
+    window: int | None,
+    only_filled: bool,
+) -> Array | None:
+    """Which keys each query attends to: `(q, kv)` or `(heads, q, kv)`; `None` is all.
+
+    `positions` are those of queries and keys in the sequence. With `only_filled`, a
+    negative one is that of an empty slot of a cache.
+    """
+    queries, keys = positions[0][:, None], positions[1][None, :]
+    conditions = [mask]
+    if is_causal:
+        conditions.append(keys <= queries)
+    if window is not None:
+        conditions.append(keys > queries - window)
+    if only_filled:
+        conditions.append(jnp.broadcast_to(keys >= 0, (queries.size, keys.size)))
+    return combine_masks(*conditions)
+
+
+def check_window(name: str, window: int | None) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"{name} takes a `window` >= 1; got {window}.")
+
+
+def _length(function: str, name: str, value: Any) -> int:
+    try:
+        if operator.index(value) >= 0:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"`{function}` takes an int >= 0 as `{name}`; got {value!r}.")

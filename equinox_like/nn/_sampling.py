@@ -1,0 +1,183 @@
+"""`sample_logits`: the next token, drawn from a model's logits."""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from .._compat.tracer import Tracer
+from .._errors import ShapeError
+from .._tree import is_array
+
+
+def sample_logits(
+    logits: Float[Array, " vocabulary"],
+    key: PRNGKeyArray | None = None,
+    *,
+    temperature: ArrayLike = 1.0,
+    top_k: int | None = None,
+    top_p: ArrayLike | None = None,
+    repetition_penalty: ArrayLike | None = None,
+    seen: Bool[Array, " vocabulary"] | None = None,
+) -> Int[Array, ""]:
+    r"""Draws a token from the distribution that logits stand for.
+
+    In this order: the penalty, the temperature, `top_k`, `top_p`. It computes in float32 at
+    least. For a batch, wrap it in `jax.vmap`, with a key for each row.
+
+    **Arguments:**
+
+    - `logits`: shape `(vocabulary,)`, floating. `-inf` forbids a token.
+    - `key`: the PRNG key; not needed if `temperature` is the number 0.
+    - `temperature`: what the logits are divided by: a finite scalar, 0 or more. 0 is
+        greedy: the most likely token, and of equals the first.
+    - `top_k`: draw only from so many of the most likely tokens: an integer, 1 or more. More
+        than there are tokens is all of them.
+    - `top_p`: draw only from the fewest of the most likely tokens whose probabilities add
+        up to at least this: a scalar, above 0 and at most 1. Nucleus sampling, from [The
+        Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751)
+        (Holtzman et al. 2019).
+    - `repetition_penalty`: makes tokens less likely that were `seen`: a scalar above 0. A
+        logit above 0 is divided by it, one below is multiplied. 1 changes nothing. From
+        [CTRL](https://arxiv.org/abs/1909.05858) (Keskar et al. 2019).
+    - `seen`: which tokens the penalty is for, shape `(vocabulary,)`, bool; for example
+        `jnp.zeros(vocabulary, bool).at[tokens].set(True)`.
+
+    All scalars but `top_k` may be traced arrays. The range of a traced one is not checked:
+    a negative temperature is then as 0, and a `top_p` out of range as the nearest within.
+
+    **Returns:**
+
+    The token: an int32 scalar.
+
+    **Raises:**
+
+    `ValueError` for a number out of range, for no `key` where one is needed, and if only
+    one of `repetition_penalty` and `seen` is given. `TypeError` for logits that are not
+    floating, or a `top_k` that is not an integer. [`equinox_like.ShapeError`][] for arrays
+    of another shape.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        logits = jnp.array([1.0, 3.0, 2.0])
+        assert eqx.nn.sample_logits(logits, temperature=0) == 1
+        token = eqx.nn.sample_logits(logits, jax.random.key(0), top_k=2)
+        assert token in (1, 2)
+        ```
+    """
+    _check_logits(logits, seen)
+    check_sampling("sample_logits", temperature, top_k, top_p, repetition_penalty)
+    if (repetition_penalty is None) != (seen is None):
+        raise ValueError(
+            "`sample_logits` takes `repetition_penalty` and `seen` together, or neither."
+        )
+    with jax.named_scope("eqx.nn.sample_logits"):
+        with jax.numpy_dtype_promotion("standard"):
+            logits = logits.astype(jnp.result_type(logits.dtype, jnp.float32))
+        if repetition_penalty is not None and seen is not None:
+            logits = jnp.where(seen, _penalised(logits, repetition_penalty), logits)
+        best = jnp.argmax(logits).astype(jnp.int32)
+        if is_greedy(temperature):
+            return best
+        if key is None:
+            raise ValueError(
+                "`sample_logits` takes a `key`, unless `temperature` is the number 0."
+            )
+        temperature = jnp.asarray(temperature, logits.dtype)
+        # Less the greatest, or a low temperature would make several of them infinite.
+        logits = (logits - logits[best]) / jnp.where(temperature > 0, temperature, 1)
+        token = _drawn(logits, key, top_k, top_p)
+        return jnp.where(temperature > 0, token, best)
+
+
+def _drawn(logits: Array, key: Any, top_k: int | None, top_p: Any) -> Array:
+    if top_k is None and top_p is None:
+        return jax.random.categorical(key, logits).astype(jnp.int32)
+    number = len(logits) if top_k is None else min(operator.index(top_k), len(logits))
+    # From the most likely one on, and so of equals the first.
+    logits, tokens = jax.lax.top_k(logits, number)
+    if top_p is not None:
+        probabilities = jax.nn.softmax(logits)
+        before = jnp.cumsum(probabilities) - probabilities
+        kept = before < jnp.asarray(top_p, logits.dtype)
+        # The most likely one is kept in any case.
+        logits = jnp.where(kept.at[0].set(True), logits, -jnp.inf)
+    return tokens[jax.random.categorical(key, logits)].astype(jnp.int32)
+
+
+def _penalised(logits: Array, penalty: ArrayLike) -> Array:
+    penalty = jnp.asarray(penalty, logits.dtype)
+    return jnp.where(logits > 0, logits / penalty, logits * penalty)
+
+
+# Checks
+
+
+def is_greedy(temperature: Any) -> bool:
+    """Whether it is the number 0, for which nothing is drawn."""
+    return not is_array(temperature) and temperature == 0
+
+
+def check_sampling(
+    function: str, temperature: Any, top_k: Any, top_p: Any, repetition_penalty: Any
+) -> None:
+    """Raises an error unless these are scalars that can be sampled with."""
+    ranges: tuple[tuple[str, Any, str, Callable[[Any], bool]], ...] = (
+        (
+            "temperature",
+            temperature,
+            "finite and 0 or more",
+            lambda x: 0 <= x < math.inf,
+        ),
+        ("top_p", top_p, "above 0 and at most 1", lambda x: 0 < x <= 1),
+        ("repetition_penalty", repetition_penalty, "above 0", lambda x: x > 0),
+    )
+    for name, value, wanted, is_within in ranges:
+        if value is None:
+            continue
+        if jnp.shape(value) != ():
+            raise ShapeError(
+                f"`{function}` takes a scalar as `{name}`; got shape {jnp.shape(value)}."
+            )
+        if not isinstance(value, Tracer) and not is_within(value):
+            raise ValueError(
+                f"`{function}` takes a `{name}` that is {wanted}; got {value}."
+            )
+    if top_k is None:
+        return
+    try:
+        number = operator.index(top_k)
+    except (TypeError, jax.errors.JAXTypeError):
+        raise TypeError(
+            f"`{function}` takes a Python integer as `top_k`, as shapes depend on it; got "
+            f"a {type(top_k).__name__}."
+        ) from None
+    if number < 1:
+        raise ValueError(
+            f"`{function}` takes a `top_k` that is 1 or more; got {number}."
+        )
+
+
+def _check_logits(logits: Any, seen: Any) -> None:
+    if logits.ndim != 1 or logits.shape[0] == 0:
+        raise ShapeError(
+            "`sample_logits` takes `logits` of shape (vocabulary,); got shape "
+            f"{logits.shape}. For a batch, wrap it in `jax.vmap`, with a key for each row."
+        )
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TypeError(f"`sample_logits` takes floating logits; got {logits.dtype}.")
+    if seen is not None and jnp.shape(seen) != logits.shape:
+        raise ShapeError(
+            f"`sample_logits` takes a `seen` of the shape of the logits, {logits.shape}; "
+            f"got shape {jnp.shape(seen)}."
+        )

@@ -1,0 +1,126 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+
+def by_formula(q, k, v, visible=True, bias=0.0, scale=None):
+    """In float64, of shapes (length, heads, size), with a head of keys for each query's."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    scale = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
+    logits = np.where(visible, np.einsum("qhd,khd->hqk", q, k) * scale + bias, -1e300)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("hqk,khd->qhd", weights, v)
+
+
+@pytest.fixture
+def heads(draw):
+    return draw(3, 4, 6), draw(5, 4, 6), draw(5, 4, 2)
+
+
+def test_result_is_that_of_the_formula(heads, draw, strict) -> None:
+    mask = jnp.asarray(np.random.default_rng(0).random((3, 5)) < 0.6).at[:, 0].set(True)
+    bias = draw(4, 1, 5)
+    out = nn.dot_product_attention(*heads, mask, bias=bias, scale=0.3)
+    expected = by_formula(*heads, np.asarray(mask), np.asarray(bias), 0.3)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    i, j = np.arange(3)[:, None], np.arange(5)
+    out = nn.dot_product_attention(*heads, is_causal=True, window=2)
+    expected = by_formula(*heads, (j <= i) & (j > i - 2))
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_arrays_without_an_axis_of_heads_are_those_of_one(heads) -> None:
+    all_heads = nn.dot_product_attention(*heads)
+    one = nn.dot_product_attention(*(x[:, 1] for x in heads))
+    np.testing.assert_allclose(one, all_heads[:, 1], atol=1e-6)
+
+
+def test_groups_of_heads_share_keys_and_values(heads) -> None:
+    q, k, v = heads
+    out = nn.dot_product_attention(q, k[:, :2], v[:, :2])
+    repeated = (jnp.repeat(x[:, :2], 2, axis=1) for x in (k, v))
+    np.testing.assert_allclose(out, by_formula(q, *repeated), atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla", "auto"])
+def test_query_that_attends_to_nothing_takes_the_mean(implementation, draw) -> None:
+    q, k, v = draw(2, 1, 4), draw(3, 1, 4), draw(3, 1, 4)
+    mask = jnp.array([[True, False, False], [False] * 3])
+    out = nn.dot_product_attention(q, k, v, mask, implementation=implementation)
+    np.testing.assert_allclose(out[0], v[0], atol=1e-5)
+    np.testing.assert_allclose(out[1], v.mean(0), atol=1e-5)
+
+
+def test_bias_of_minus_infinity_gives_a_finite_result_and_gradient(draw) -> None:
+    q, k, v = draw(2, 4), draw(3, 4), draw(3, 4)
+    bias = jnp.array([[0.0, -jnp.inf, 0.0], [-jnp.inf] * 3])
+
+    def run(q):
+        return nn.dot_product_attention(q, k, v, bias=bias)
+
+    out, grads = run(q), jax.grad(lambda q: run(q).sum())(q)
+    np.testing.assert_allclose(
+        out[:1], nn.dot_product_attention(q[:1], k[::2], v[::2]), atol=1e-5
+    )
+    np.testing.assert_allclose(out[1], v.mean(0), atol=1e-5)
+    assert jnp.isfinite(grads).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_half_precision_runs_under_strict_promotion(
+    dtype, implementation, heads, strict
+) -> None:
+    q, k, _ = (x.astype(dtype) for x in heads)
+    out = nn.dot_product_attention(q, k, k, scale=0.5, implementation=implementation)
+    assert out.dtype == dtype
+    np.testing.assert_allclose(
+        out.astype("float32"), by_formula(q, k, k, scale=0.5), atol=4e-2
+    )
+
+
+def test_softmax_is_computed_in_float32() -> None:
+    q, k = jnp.ones((1, 1), "bfloat16"), jnp.zeros((3000, 1), "bfloat16")
+    out = nn.dot_product_attention(q, k, jnp.ones((3000, 1), "bfloat16"))
+    np.testing.assert_allclose(out.astype("float32"), 1, atol=1e-2)
+
+
+def test_dropout_acts_on_the_weights(heads, key) -> None:
+    dropout = nn.Dropout(0.5)
+    out = nn.dot_product_attention(*heads, dropout=dropout, key=key)
+    kept = nn.dot_product_attention(*heads, dropout=dropout, inference=True)
+    np.testing.assert_allclose(kept, by_formula(*heads), atol=1e-5)
+    assert not jnp.allclose(out, kept)
+    with pytest.raises(RuntimeError, match="Dropout takes a `key`"):
+        nn.dot_product_attention(*heads, dropout=dropout)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(3, 6), (5, 1, 6), (5, 1, 6)], r"\(3, 6\), \(5, 1, 6\)"),
+        ([(2, 3, 4, 6)] * 3, r"wrap it in `jax\.vmap`"),
+        ([(3, 4, 6), (5, 4, 5), (5, 4, 6)], "queries of size 6 and keys of size 5"),
+        ([(3, 4, 6), (5, 4, 6), (4, 4, 6)], r"\(5, 4\) and \(4, 4\)"),
+        ([(3, 4, 6), (5, 3, 6), (5, 3, 6)], "4 heads of queries and 3 of keys"),
+        ([(3, 4, 6), (0, 4, 6), (0, 4, 6)], "no keys"),
+        ([(3, 6), (5, 6), (5, 6), (5, 3)], r"`mask` of shape \(3, 5\)"),
+    ],
+)
+def test_wrong_shapes_are_an_error(shapes, message) -> None:
+    with pytest.raises(eqx.ShapeError, match=message):
+        nn.dot_product_attention(*map(jnp.ones, shapes))
+
+
+def test_wrong_options_are_errors(heads, without_type_checks) -> None:
+    with pytest.raises(ValueError, match="`window` >= 1; got 0"):
+        nn.dot_product_attention(*heads, window=0)
+    with pytest.raises(ValueError, match="as `implementation`; got 'flash'"):
+        nn.dot_product_attention(*heads, implementation="flash")
+    with pytest.raises(TypeError, match="an array as `mask`; got a list"):
+        nn.dot_product_attention(*heads, [[True]])

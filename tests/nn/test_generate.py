@@ -1,0 +1,312 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+VOCABULARY, SIZE, DEPTH = 11, 8, 2
+
+
+class Block(eqx.Module):
+    attention: nn.MultiheadAttention
+    norm: nn.LayerNorm
+
+    def __init__(self, key):
+        self.attention = nn.MultiheadAttention(2, SIZE, key=key)
+        self.norm = nn.LayerNorm(SIZE)
+
+    def __call__(self, x, cache=None):
+        y = jax.vmap(self.norm)(x)
+        if cache is None:
+            return x + self.attention(y, y, y, is_causal=True)
+        y, cache = self.attention(y, y, y, is_causal=True, cache=cache)
+        return x + y, cache
+
+
+class Model(eqx.Module):
+    """With learned positions, which make it matter where a token is."""
+
+    tokens: nn.Embedding
+    positions: jax.Array
+    blocks: list
+
+    def __init__(self, key):
+        keys = jax.random.split(key, DEPTH + 2)
+        self.tokens = nn.Embedding(VOCABULARY, SIZE, key=keys[0])
+        self.positions = jax.random.normal(keys[1], (32, SIZE))
+        self.blocks = [Block(k) for k in keys[2:]]
+
+    def __call__(self, tokens, caches):
+        start = caches[0].length
+        rows = start + jnp.arange(len(tokens))
+        x = jax.vmap(self.tokens)(tokens) + self.positions[rows]
+        new = []
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, cache = block(x, cache)
+            new.append(cache)
+        return jax.vmap(self.tokens.attend)(x), new
+
+    def whole(self, tokens):
+        """The logits of the next token, without a cache."""
+        x = jax.vmap(self.tokens)(tokens) + self.positions[: len(tokens)]
+        for block in self.blocks:
+            x = block(x)
+        return self.tokens.attend(x[-1])
+
+    def init_cache(self, length=16, **options):
+        return [b.attention.init_cache(length, **options) for b in self.blocks]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(jax.random.key(1))
+
+
+def batch_of_caches(model, number, length=16, **options):
+    make = lambda _: model.init_cache(length, **options)  # noqa: E731
+    return jax.vmap(make)(jnp.arange(number))
+
+
+def slowly(model, prompt, number, key, **options):
+    """The same, from the whole sequence at each step."""
+    tokens = list(prompt)
+    penalised = "repetition_penalty" in options
+    for i in range(number):
+        logits = model.whole(jnp.array(tokens))
+        if penalised:
+            options["seen"] = (
+                jnp.zeros(VOCABULARY, bool).at[jnp.array(tokens)].set(True)
+            )
+        step_key = None if key is None else jax.random.fold_in(key, i)
+        tokens.append(int(nn.sample_logits(logits, step_key, **options)))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "repetition_penalty": 1.7},
+        {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
+    ],
+)
+def test_tokens_are_those_of_the_whole_sequence_at_each_step(
+    options, model, key
+) -> None:
+    prompt = [3, 1, 4, 1]
+    key = key if options["temperature"] else None
+    out = nn.generate(
+        model, jnp.array(prompt), model.init_cache(), 6, key=key, **options
+    )
+    assert out.tokens.tolist() == slowly(model, prompt, 6, key, **options)
+    assert out.length == 6 and out.tokens.dtype == jnp.int32
+    assert [cache.length for cache in out.cache] == [9, 9]
+
+
+def test_a_prompt_of_one_token_will_do(model) -> None:
+    out = nn.generate(model, np.array([3]), model.init_cache(5), 5, temperature=0)
+    assert out.tokens.tolist() == slowly(model, [3], 5, None, temperature=0)
+
+
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_rows_of_padded_prompts_are_what_they_are_alone(overflow, model, key) -> None:
+    prompts = jnp.array([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0], [6, 7, 7, 7, 7]])
+    lengths = jnp.array([5, 2, 1])
+    options = {"top_p": 0.9, "repetition_penalty": 1.3, "end_token": 5, "pad_token": 10}
+    caches = batch_of_caches(model, 3, overflow=overflow)
+    out = nn.generate(
+        model, prompts, caches, 8, key=key, prompt_length=lengths, **options
+    )
+    keys = jax.random.split(key, 3)
+    for i, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
+        cache = model.init_cache(overflow=overflow)
+        alone = nn.generate(model, prompt[:n], cache, 8, key=keys[i], **options)
+        assert out.tokens[i].tolist() == alone.tokens.tolist()
+        assert out.length[i] == alone.length
+        for together, single in zip(out.cache, alone.cache, strict=True):
+            assert together.length[i] == single.length == n + alone.length - 1
+            assert together.position[i].tolist() == single.position.tolist()
+
+
+def test_nothing_follows_the_end_token(model) -> None:
+    prompt = jnp.array([3, 1])
+    free = nn.generate(model, prompt, model.init_cache(), 6, temperature=0)
+    end = int(free.tokens[2])
+    number = free.tokens.tolist().index(end) + 1
+    out = nn.generate(
+        model,
+        prompt,
+        model.init_cache(),
+        6,
+        temperature=0,
+        end_token=end,
+        pad_token=9,
+    )
+    assert out.length == number
+    expected = free.tokens.tolist()[:number] + [9] * (6 - number)
+    assert out.tokens.tolist() == expected
+    assert out.cache[0].position.tolist()[: number + 1] == list(range(number + 1))
+    assert (out.cache[0].position[number + 1 :] == -1).all()
+
+
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_the_returned_cache_continues_the_sequence(overflow, model) -> None:
+    prompt = jnp.array([3, 1, 4])
+    call = functools.partial(nn.generate, model, temperature=0)
+    whole = call(prompt, model.init_cache(overflow=overflow), 6)
+    first = call(prompt, model.init_cache(overflow=overflow), 2)
+    second = call(first.tokens[-1:], first.cache, 4)
+    assert [*first.tokens, *second.tokens] == whole.tokens.tolist()
+
+
+def test_a_full_ring_of_an_ended_row_loses_no_token(model) -> None:
+    # The row ends with all slots in use, and goes on to be fed padding.
+    prompt = jnp.array([3, 1, 4, 1])
+    free = nn.generate(
+        model, prompt, model.init_cache(4, overflow="ring"), 3, temperature=0
+    )
+    out = nn.generate(
+        model,
+        prompt,
+        model.init_cache(4, overflow="ring"),
+        6,
+        temperature=0,
+        end_token=int(free.tokens[2]),
+    )
+    number = int(out.length)
+    assert out.tokens[:number].tolist() == free.tokens[:number].tolist()
+    # A query sees 4 tokens, itself among them: 3 of the past are there.
+    last = 4 + number - 2
+    kept = sorted(out.cache[0].position.tolist())[-3:]
+    assert kept == [last - 2, last - 1, last]
+
+
+def test_a_cache_of_stacked_layers_is_one_tree(model) -> None:
+    blocks = nn.Stacked.from_layers(model.blocks)
+
+    class WithStack(eqx.Module):
+        model: Model
+        blocks: nn.Stacked
+
+        def __call__(self, tokens, cache):
+            rows = cache.length[0] + jnp.arange(len(tokens))
+            x = jax.vmap(self.model.tokens)(tokens) + self.model.positions[rows]
+            x, cache = self.blocks(x, xs=cache)
+            return jax.vmap(self.model.tokens.attend)(x), cache
+
+    stacked = WithStack(model, blocks)
+    make = jax.vmap(lambda _: blocks.layers.attention.init_cache(16))
+    prompts, lengths = jnp.array([[3, 1, 4], [1, 5, 0]]), jnp.array([3, 2])
+    cache = jax.vmap(lambda _: make(jnp.arange(DEPTH)))(jnp.arange(2))
+    call = {"temperature": 0, "prompt_length": lengths, "end_token": 7}
+    out = nn.generate(stacked, prompts, cache, 5, **call)
+    expected = nn.generate(model, prompts, batch_of_caches(model, 2), 5, **call)
+    assert out.tokens.tolist() == expected.tokens.tolist()
+    assert out.cache.length.shape == (2, DEPTH)
+
+
+# One program
+
+
+def test_it_is_one_scan_that_copies_no_cache(model) -> None:
+    def run(model, prompt, cache):
+        return nn.generate(model, prompt, cache, 4, temperature=0, end_token=1)
+
+    cache = model.init_cache(256)
+    prompt = jnp.array([3, 1])
+    text = str(eqx.filter_make_jaxpr(run)(model, prompt, cache)[0])
+    assert text.count("scan[") == 1 and "while[" not in text
+    program = eqx.filter_jit(run, donate=("cache",)).lower(model, prompt, cache)
+    memory = program.compile().memory_analysis()
+    size = sum(x.nbytes for x in jax.tree.leaves(cache))
+    assert memory.alias_size_in_bytes == size
+    assert memory.temp_size_in_bytes < size / 2
+
+
+def test_the_cache_is_donated(model) -> None:
+    cache = model.init_cache()
+    nn.generate(model, jnp.array([3, 1]), cache, 2, temperature=0)
+    assert all(x.is_deleted() for x in jax.tree.leaves(cache))
+    with pytest.raises(eqx.DonationError, match=r"cache\[0\]\.key"):
+        nn.generate(model, jnp.array([3, 1]), cache, 2, temperature=0)
+
+
+def test_other_values_compile_no_other_program(model, key) -> None:
+    traced = []
+
+    class Counting(eqx.Module):
+        model: Model
+
+        def __call__(self, tokens, cache):
+            traced.append(len(tokens))
+            return self.model(tokens, cache)
+
+    for temperature, top_p, end in ((1.0, 0.5, 3), (0.3, 0.9, 4)):
+        nn.generate(
+            Counting(model),
+            jnp.array([3, 1, 4]),
+            model.init_cache(),
+            2,
+            key=key,
+            temperature=temperature,
+            top_p=top_p,
+            end_token=end,
+        )
+    # The prompt but for its last token, and the step of the scan.
+    assert traced[0] == 2 and set(traced[1:]) == {1} and len(traced) <= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"prompt": jnp.ones((1, 1, 3), int)},
+            eqx.ShapeError,
+            r"`prompt`.*\(1, 1, 3\)",
+        ),
+        ({"prompt": jnp.zeros(0, int)}, eqx.ShapeError, r"one token at least.*\(0,\)"),
+        ({"prompt": jnp.ones(3)}, TypeError, "integers as `prompt`; got float32"),
+        ({"max_new_tokens": 0}, ValueError, ">= 1 as `max_new_tokens`; got 0"),
+        ({"max_new_tokens": 2.5}, TypeError, "as `max_new_tokens`; got a float"),
+        (
+            {"max_new_tokens": 15},
+            ValueError,
+            r"room for 17.*`cache\[0\]` has slots for 16",
+        ),
+        ({"key": None}, ValueError, "takes a `key`"),
+        ({"temperature": -1}, ValueError, "`generate` takes a `temperature`"),
+        ({"top_p": 2}, ValueError, "`generate` takes a `top_p`"),
+        ({"end_token": -1}, ValueError, ">= 0 as `end_token`; got -1"),
+        ({"pad_token": 1.5}, TypeError, "as `pad_token`; got a float"),
+        (
+            {"prompt_length": jnp.array([2])},
+            eqx.ShapeError,
+            r"`prompt_length` of shape \(\)",
+        ),
+        ({"prompt_length": 1.5}, TypeError, "integers as `prompt_length`"),
+        ({"prompt_length": 4}, eqx.EquinoxRuntimeError, "`prompt_length` from 1 to 3"),
+        ({"cache": {"h": jnp.ones(3)}}, TypeError, r"`cache\['h'\]` is another array"),
+        (
+            {"prompt": jnp.ones((2, 3), int)},
+            eqx.ShapeError,
+            r"batch, 2, .*`cache\[0\]\.length` has shape \(\)",
+        ),
+        ({"model": lambda tokens, cache: tokens}, TypeError, "returns a pair.*"),
+        (
+            {"model": lambda tokens, cache: (jnp.ones(5), cache)},
+            eqx.ShapeError,
+            r"for 1 token it returned shape \(5,\)",
+        ),
+    ],
+)
+def test_wrong_argument_is_named(
+    change, error, message, model, key, without_type_checks
+) -> None:
+    call = {"model": model, "prompt": jnp.array([3, 1, 4]), "max_new_tokens": 2}
+    call |= {"cache": model.init_cache(), "key": key}
+    with pytest.raises(error, match=message):
+        nn.generate(**call | change)

@@ -1,0 +1,425 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+
+def rotated(attention, offset):
+    rope = nn.RotaryPositionalEmbedding(attention.qk_size)
+    rotate = jax.vmap(lambda x: rope(x, offset=offset), in_axes=1, out_axes=1)
+    return lambda q, k, v: (rotate(q), rotate(k), v)
+
+
+def fed(attention, tokens, chunks, cache, **kwargs):
+    """The outputs of a sequence that comes in chunks."""
+    outs, start = [], 0
+    call = eqx.filter_jit(
+        lambda x, cache: attention(
+            x,
+            x,
+            x,
+            is_causal=True,
+            cache=cache,
+            process_heads=rotated(attention, cache.length),
+            **kwargs,
+        )
+    )
+    for chunk in chunks:
+        out, cache = call(tokens[start : start + chunk], cache)
+        outs.append(out)
+        start += chunk
+    return jnp.concatenate(outs), cache
+
+
+@pytest.mark.parametrize("chunks", [[1] * 6, [4, 1, 1], [2, 3, 1], [6]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_with_a_cache_equal_one_causal_call(chunks, dtype, build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=dtype)
+    attention = jax.tree.map(lambda x: x / 4, attention)
+    tokens = draw(6, 8).astype(dtype)
+    whole = attention(
+        tokens, tokens, tokens, is_causal=True, process_heads=rotated(attention, 0)
+    )
+    out, cache = fed(attention, tokens, chunks, attention.init_cache(8))
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(
+        out.astype(float), whole.astype(float), atol=tolerance, rtol=tolerance
+    )
+    assert cache.length == 6
+    assert cache.position.tolist() == [0, 1, 2, 3, 4, 5, -1, -1]
+    assert cache.key.dtype == dtype
+
+
+@pytest.mark.parametrize("chunks", [[1] * 9, [3, 3, 3], [2, 1, 6]])
+@pytest.mark.parametrize("window", [None, 2])
+def test_ring_equals_a_window_over_the_whole(chunks, window, build, draw) -> None:
+    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(9, 8)
+    cache = attention.init_cache(4, overflow="ring")
+    out, cache = fed(attention, tokens, chunks, cache, window=window)
+    whole = attention(
+        tokens,
+        tokens,
+        tokens,
+        is_causal=True,
+        window=window or 4,
+        process_heads=rotated(attention, 0),
+    )
+    np.testing.assert_allclose(out, whole, atol=1e-4, rtol=1e-4)
+    assert sorted(cache.position.tolist()) == [5, 6, 7, 8]
+
+
+def test_cache_is_a_carry_of_scan_and_vmaps_with_lengths_of_its_own(
+    build, draw
+) -> None:
+    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(2, 5, 8)
+
+    def step(cache, token):
+        out, cache = attention(*[token[None]] * 3, cache=cache)
+        return cache, out[0]
+
+    _, short = attention(*[tokens[1, :2]] * 3, is_causal=True, cache=fresh(attention))
+    caches = jax.tree.map(lambda *x: jnp.stack(x), fresh(attention), short)
+    run = jax.vmap(lambda cache, xs: jax.lax.scan(step, cache, xs)[1])
+    outs = jax.jit(run)(caches, tokens[:, 2:])
+    first = attention(*[tokens[0, 2:]] * 3, is_causal=True)
+    second = attention(*[tokens[1]] * 3, is_causal=True)[2:]
+    np.testing.assert_allclose(outs, jnp.stack([first, second]), atol=1e-4)
+
+
+def fresh(attention):
+    return attention.init_cache(6)
+
+
+def test_mask_with_a_cache_has_the_slots_first(build, draw) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), draw(3, 8)
+    _, cache = attention(*[x[:2]] * 3, cache=attention.init_cache(4))
+    # Of slot 0 and the new token: slots 2 and 3 are empty.
+    mask = jnp.array([[True, False, True, True, True]])
+    out, _ = attention(*[x[2:]] * 3, mask, cache=cache)
+    expected = attention(x[2:], x[::2], x[::2])
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    out, _ = attention(*[x[2:]] * 3, mask, cache=cache, implementation="xla")
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_overflow_is_an_error(build) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    _, cache = attention(x, x, x, cache=attention.init_cache(4))
+    with pytest.raises(RuntimeError, match="slots for 4 tokens, holds 3 and was given"):
+        attention(x, x, x, cache=cache)
+    with pytest.raises(eqx.ShapeError, match="4 tokens, and was given 5 at once"):
+        attention(*[jnp.ones((5, 8))] * 3, cache=cache)
+    message = "slots for 4 tokens, and was given more.*`overflow='ring'`"
+    with pytest.raises(eqx.EquinoxRuntimeError, match=message):
+        eqx.filter_jit(attention)(x, x, x, cache=cache)
+    out, _ = eqx.filter_jit(attention)(x[:1], x[:1], x[:1], cache=cache)
+    assert jnp.isfinite(out).all()
+
+
+def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8)
+
+    @eqx.filter_jit
+    def run(cache, tokens):
+        def step(cache, token):
+            out, cache = attention(*[token[None]] * 3, cache=cache)
+            return cache, out[0]
+
+        return jax.lax.scan(step, cache, tokens)
+
+    cache, outs = run(attention.init_cache(4), jnp.ones((4, 8)))
+    assert cache.length == 4 and jnp.isfinite(outs).all()
+    with pytest.raises(eqx.EquinoxRuntimeError, match="slots for 4 tokens"):
+        run(attention.init_cache(4), jnp.ones((5, 8)))
+    ring = attention.init_cache(4, overflow="ring")
+    assert jnp.isfinite(run(ring, jnp.ones((5, 8)))[1]).all()
+
+
+def test_wrong_cache_is_an_error(build) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    other = build(nn.MultiheadAttention, 4, 8).init_cache(4)
+    with pytest.raises(eqx.ShapeError, match=r"a `key` of shape \(4, 2\).*\(2, 4\)"):
+        attention(x, x, x, cache=other)
+    with pytest.raises(ValueError, match="`max_length` >= 1; got 0"):
+        attention.init_cache(0)
+    with pytest.raises(ValueError, match="`window` >= 1; got 0"):
+        attention(x, x, x, window=0)
+
+
+# Its dtype and its devices
+
+
+def test_output_has_the_dtype_that_it_has_without_a_cache(build, draw, strict) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8, dtype="bfloat16")
+    x = draw(3, 8).astype("bfloat16")
+    cache = attention.init_cache(4, dtype="float32")
+    assert cache.key.dtype == jnp.float32
+    for tokens in (x, x[:1]):
+        out, cache = attention(tokens, tokens, tokens, cache=cache)
+        assert out.dtype == jnp.bfloat16 and cache.value.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("wrap", [lambda x: nn.Sequential([x]), eqx.frozen])
+def test_cache_of_a_wrapped_projection_has_the_dtype_of_its_parameters(
+    wrap, build
+) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8, dtype="bfloat16")
+    for name in ("key_proj", "value_proj"):
+        attention = eqx.tree_at(
+            lambda a, name=name: getattr(a, name), attention, replace_fn=wrap
+        )
+    cache = attention.init_cache(4)
+    assert cache.key.dtype == cache.value.dtype == jnp.bfloat16
+    x = jnp.ones((1, 8), jnp.bfloat16)
+    out, _ = attention(x, x, x, cache=cache)
+    assert out.dtype == jnp.bfloat16
+
+
+def test_cache_of_a_projection_without_parameters_has_the_default_dtype(build) -> None:
+    attention = build(nn.MultiheadAttention, 1, 4)
+    identity = nn.Identity()
+    attention = eqx.tree_at(
+        lambda a: (a.key_proj, a.value_proj), attention, (identity, identity)
+    )
+    assert attention.init_cache(4).key.dtype == jnp.float32
+
+
+def test_cache_of_integers_is_an_error(build) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8)
+    with pytest.raises(ValueError, match="an inexact `dtype`; got int8"):
+        attention.init_cache(4, dtype="int8")
+
+
+def test_cache_of_stacked_layers_can_be_made_from_their_stack(key) -> None:
+    stacked = nn.Stacked(
+        lambda key: nn.MultiheadAttention(2, 8, key=key), depth=3, key=key
+    )
+    make = jax.vmap(lambda _: stacked.layers.init_cache(5))
+    assert make(jnp.arange(3)).key.shape == (3, 5, 2, 4)
+
+
+# In place
+
+
+def by_hand(attention, ring):
+    """One token with plain arrays, which `dynamic_update_slice` updates."""
+
+    def step(cache, x):
+        keys, values, length = cache
+        slots, heads = keys.shape[:2]
+        q, k, v = (
+            (getattr(attention, f"{name}_proj").weight @ x).reshape(-1, keys.shape[2])
+            for name in ("query", "key", "value")
+        )
+        start = length % slots if ring else length
+        keys = jax.lax.dynamic_update_slice(keys, k[None], (start, 0, 0))
+        values = jax.lax.dynamic_update_slice(values, v[None], (start, 0, 0))
+        # As sums of products: a product of matrices would transpose the whole cache.
+        q = q.reshape(heads, -1, q.shape[-1]) / np.sqrt(q.shape[-1])
+        logits = (q * keys[:, :, None]).sum(-1)
+        filled = jnp.arange(slots) <= length
+        logits = jnp.where(filled[:, None, None], logits, -1e30)
+        weights = jax.nn.softmax(logits, axis=0)
+        mixed = (weights[..., None] * values[:, :, None]).sum(0)
+        out = attention.output_proj.weight @ mixed.reshape(-1)
+        return (keys, values, length + 1), out
+
+    return step
+
+
+def by_layer(attention):
+    def step(cache, x):
+        out, cache = attention(x[None], x[None], x[None], is_causal=True, cache=cache)
+        return cache, out[0]
+
+    return step
+
+
+def compiled(step, *args):
+    return jax.jit(step, donate_argnums=0).lower(*args).compile()
+
+
+def bytes_accessed(program):
+    return program.cost_analysis()["bytes accessed"]
+
+
+SLOTS = 512
+
+
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+@pytest.mark.parametrize(
+    ("batch", "kv_heads"),
+    [("one", 4), ("one", 1), ("own lengths", 4), ("one length", 1)],
+)
+def test_a_token_costs_what_an_update_in_place_costs(
+    overflow, batch, kv_heads, build
+) -> None:
+    attention = build(
+        nn.MultiheadAttention, 4, 32, qk_size=32, vo_size=32, num_kv_heads=kv_heads
+    )
+    cache, x = attention.init_cache(SLOTS, overflow=overflow), jnp.ones(32)
+    plain = cache.key, cache.value, cache.length
+    ours, theirs = by_layer(attention), by_hand(attention, overflow == "ring")
+    if batch != "one":
+        length = 0 if batch == "own lengths" else None
+        structure = jax.tree.structure(cache)
+        axes = structure.unflatten([0, 0, length, length]), (0, 0, length)
+        cache, plain = (
+            jax.tree.map(
+                lambda axis, a: a if axis is None else jnp.stack([a] * 3),
+                axis,
+                tree,
+                is_leaf=lambda x: x is None,
+            )
+            for axis, tree in zip(axes, (cache, plain), strict=True)
+        )
+        x = jnp.stack([x] * 3)
+        ours, theirs = (
+            jax.vmap(step, in_axes=(axis, 0), out_axes=(axis, 0))
+            for step, axis in zip((ours, theirs), axes, strict=True)
+        )
+    program = compiled(ours, cache, x)
+    assert bytes_accessed(program) <= 1.1 * bytes_accessed(compiled(theirs, plain, x))
+    memory = program.memory_analysis()
+    size = sum(a.nbytes for a in jax.tree.leaves(cache))
+    assert memory.alias_size_in_bytes == size and memory.temp_size_in_bytes < size / 4
+
+
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_a_loop_copies_no_cache(overflow, build) -> None:
+    attention = build(nn.MultiheadAttention, 4, 32)
+
+    def run(cache, xs):
+        return jax.lax.scan(by_layer(attention), cache, xs)
+
+    cache, xs = attention.init_cache(SLOTS, overflow=overflow), jnp.ones((3, 32))
+    memory = compiled(run, cache, xs).memory_analysis()
+    assert memory.temp_size_in_bytes < cache.key.nbytes / 2
+    text = str(jax.make_jaxpr(run)(cache, xs))
+    assert f"f32[{SLOTS + 1}" not in text
+
+
+@pytest.mark.parametrize("chunks", [[1, 1, 2, 1], [3, 2]])
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_mask_bias_and_weights_of_a_cached_call_have_the_slots_first(
+    chunks, overflow, per_head, build, draw
+) -> None:
+    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(5, 8)
+    heads = (2,) if per_head else ()
+    # Of each token to each other one, and of each to itself.
+    mask = np.random.default_rng(1).random((*heads, 5, 5)) < 0.7
+    mask = jnp.asarray(mask | np.eye(5, dtype=bool))
+    bias = draw(*heads, 5, 5)
+    whole, weights = attention(
+        *[tokens] * 3, mask, bias=bias, is_causal=True, return_weights=True
+    )
+    cache, start = attention.init_cache(7, overflow=overflow), 0
+    for n in chunks:
+        rows, stop = slice(start, start + n), start + n
+        spread = [
+            jnp.concatenate(
+                [
+                    x[..., rows, :start],
+                    jnp.zeros((*heads, n, 7 - start), x.dtype),
+                    x[..., rows, rows],
+                ],
+                axis=-1,
+            )
+            for x in (mask, bias)
+        ]
+        out, cache, shares = attention(
+            *[tokens[rows]] * 3,
+            spread[0],
+            bias=spread[1],
+            is_causal=True,
+            cache=cache,
+            return_weights=True,
+        )
+        np.testing.assert_allclose(out, whole[rows], atol=1e-5)
+        assert shares.shape == (2, n, 7 + n)
+        np.testing.assert_allclose(
+            shares[..., :start], weights[:, rows, :start], atol=1e-5
+        )
+        np.testing.assert_allclose(shares[..., 7:], weights[:, rows, rows], atol=1e-5)
+        assert not shares[..., start:7].any()
+        start = stop
+
+
+def test_dropout_of_a_cached_token_acts_on_its_weights(build, draw, key) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8, dropout_p=0.5), draw(4, 8)
+    _, cache = attention(*[x[:3]] * 3, inference=True, cache=attention.init_cache(6))
+    call = {"cache": cache, "return_weights": True}
+    _, _, kept = attention(*[x[3:]] * 3, inference=True, **call)
+    out, _, weights = attention(*[x[3:]] * 3, key=key, **call)
+    dropped = weights == 0
+    assert 0 < (dropped & (kept > 0)).sum() < (kept > 0).sum()
+    np.testing.assert_allclose(weights, jnp.where(dropped, 0, 2 * kept), atol=1e-6)
+    assert jnp.isfinite(out).all()
+    with pytest.raises(RuntimeError, match="Dropout takes a `key`"):
+        attention(*[x[3:]] * 3, cache=cache)
+
+
+def test_overflow_is_an_error_whichever_output_is_used(build) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    _, cache = attention(x, x, x, cache=attention.init_cache(4))
+    for i in (0, 1):
+        call = eqx.filter_jit(lambda cache, i=i: attention(x, x, x, cache=cache)[i])
+        with pytest.raises(eqx.EquinoxRuntimeError, match="slots for 4 tokens"):
+            call(cache)
+
+
+# Truncation
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, eqx.filter_jit])
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_truncated_padding_is_not_attended_to(jit, overflow, build, draw) -> None:
+    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(5, 8)
+    padded = jnp.concatenate([tokens[:3], 100 * jnp.ones((2, 8))])
+
+    @jit
+    def run(padded, rest, n):
+        cache = attention.init_cache(6, overflow=overflow)
+        _, cache = attention(*[padded] * 3, is_causal=True, cache=cache)
+        cache = cache.truncate(n)
+        return attention(*[rest] * 3, is_causal=True, cache=cache)
+
+    out, cache = run(padded, tokens[3:], jnp.array(3))
+    whole = attention(*[tokens] * 3, is_causal=True)
+    np.testing.assert_allclose(out, whole[3:], atol=1e-5)
+    assert cache.length == 5 and cache.position.tolist() == [0, 1, 2, 3, 4, -1]
+
+
+def test_rows_and_layers_are_truncated_with_their_own_lengths(build) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((2, 3, 8))
+    caches = jax.vmap(lambda _: attention.init_cache(4))(jnp.arange(2))
+    caches = jax.vmap(lambda x, cache: attention(x, x, x, cache=cache)[1])(x, caches)
+    n = jnp.array([1, 3])
+    cut = caches.truncate(n)
+    assert cut.length.tolist() == [1, 3]
+    assert cut.position.tolist() == [[0, -1, -1, -1], [0, 1, 2, -1]]
+    assert eqx.tree_equal(jax.vmap(lambda c, n: c.truncate(n))(caches, n), cut)
+    layers = jax.tree.map(lambda x: jnp.stack([x] * 3), caches)
+    assert layers.truncate(n).length.tolist() == [[1, 3]] * 3
+    with pytest.raises(eqx.ShapeError, match=r"broadcast to shape \(2,\).*\(3,\)"):
+        caches.truncate(jnp.array([1, 2, 3]))
+
+
+def test_wrong_truncation_is_an_error(build) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((6, 8))
+    _, cache = attention(*[x[:3]] * 3, cache=attention.init_cache(4))
+    for n in (-1, 4):
+        for jit in (lambda f: f, eqx.filter_jit):
+            with pytest.raises(eqx.EquinoxRuntimeError, match="`n` from 0 to"):
+                jit(nn.KVCache.truncate)(cache, jnp.array(n))
+    with pytest.raises(TypeError, match="an integer as `n`; got float32"):
+        cache.truncate(1.0)
+    _, ring = attention(*[x] * 3, cache=attention.init_cache(4, overflow="ring"))
+    # The next query would attend to 4 tokens, itself among them, and these are there.
+    assert sorted(ring.truncate(5).position.tolist()) == [-1, 2, 3, 4]
+    with pytest.raises(eqx.EquinoxRuntimeError, match="it has overwritten"):
+        ring.truncate(4)
