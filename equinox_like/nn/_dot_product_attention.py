@@ -16,8 +16,8 @@ from jaxtyping import Array, PRNGKeyArray
 from .._errors import ShapeError
 from .._tree import is_array
 from ._dropout import Dropout
-from ._shape import within
 from ._masks import check_window, visible_keys
+from ._shape import within
 
 Implementation = Literal["xla", "cudnn", "auto"] | None
 

@@ -157,10 +157,10 @@ def _is_method(layer: Any, name: str) -> bool:
 class Mixed(_Casting):
     """What [`equinox_like.nn.mixed`][] returns: a layer that is called by a policy.
 
-    Its attributes are those of the layer. Methods are called by the policy, too:
-    `mixed(model, ...).encode(x)` casts as `mixed(model, ...)(x)` does. What `init_cache` and
-    `init_state` return has the compute dtype. Other attributes are as they are in `layer`,
-    so a part of the layer that is called computes in its own dtype.
+    Its attributes are those of the layer. Its methods are called by the policy, too:
+    `mixed(model, ...).encode(x)` casts as `mixed(model, ...)(x)` does. What `init_cache`
+    and `init_state` return has the compute dtype. Other attributes are as they are in
+    `layer`, so a part of the layer that is called computes in its own dtype.
     """
 
     layer: Any

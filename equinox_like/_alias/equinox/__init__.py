@@ -8,7 +8,9 @@ from . import _module as _module, debug as debug, internal as internal, nn as nn
 
 # The version whose interface this is.
 __version__ = "0.13.8"
-__all__ = [name for name in dir(_library) if not name.startswith("_")]
+__all__ = tuple(  # pyright: ignore[reportUnsupportedDunderAll]
+    name for name in dir(_library) if not name.startswith("_")
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +20,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__]

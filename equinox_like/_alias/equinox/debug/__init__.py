@@ -4,7 +4,9 @@ from typing import Any
 
 from equinox_like import debug as _library
 
-__all__ = [name for name in dir(_library) if not name.startswith("_")]
+__all__ = tuple(  # pyright: ignore[reportUnsupportedDunderAll]
+    name for name in dir(_library) if not name.startswith("_")
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -14,4 +16,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__]
