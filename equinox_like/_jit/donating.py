@@ -56,9 +56,9 @@ class DonatingSpecialization(Specialization):
         # Whether to inspect every call, not only one that JAX has no trace for: it may have
         # traces that were not inspected, or arrays are on several devices.
         self.is_watched = False
-        # The places that no program so far uses, for which JAX checks nothing.
+        # The places that some trace does not use, for which JAX checks nothing there; and
+        # the traits for which they are known.
         self._unused: set[int] = set()
-        # The traits for which these are known.
         self._lowered: dict[Any, bool] = {}
         self._deletion = Deletion(program.donation, program.record)
         super().__init__(program, fun, layout, skeleton)
