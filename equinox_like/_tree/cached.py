@@ -27,10 +27,11 @@ class _Flat:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        if type(instance) not in cached_types:  # a tool reads all that `dir` lists
-            raise AttributeError(FLAT)
+        describe = getattr(registry, "describe", None)  # JAX's own does not have it
+        if describe is None or type(instance) not in cached_types:
+            raise AttributeError(FLAT)  # to a tool that reads all that `dir` lists
         try:
-            flat = registry.describe(instance)
+            flat = describe(instance)
         except AttributeError as e:  # which would ask a `__getattr__` of the user's
             raise RuntimeError(str(e)) from e
         if not instance._is_open_:
