@@ -93,7 +93,8 @@ class ClosureConverted(Module, Generic[_P, _T]):
     consts: list[Any]
     _name: str = field(static=True)
     _fun: Any = field(static=True)  # called if there is no jaxpr
-    _jaxpr: Any = field(static=True)
+    # A leaf, as in Equinox: libraries tell such leaves from others.
+    _jaxpr: Any
     _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
     _rest: Rest = field(static=True)
     _out: Any = field(static=True)
