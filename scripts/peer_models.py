@@ -1,8 +1,7 @@
 """Runs the models of `tests/nn/peer_models` with Equinox, and with the import changed.
 
 Prints how far apart the results are, and what Equinox gives, which is what
-`tests/nn/test_peer_models.py` records. Needs Equinox:
-`python scripts/peer_models.py [NAME ...]`.
+`tests/nn/test_peer_models.py` records. Needs Equinox. Names of models may be given.
 """
 
 import os

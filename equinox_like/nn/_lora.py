@@ -169,9 +169,11 @@ class LoRA(StatefulLayer):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
             )
+        found = getattr(self.layer, name)
+        if name in vars(self.layer) and name not in self._names():
+            return found
         # What is computed of the weight, by a method or a property, is of the new one.
-        is_as_before = name in vars(self.layer) and name not in self._names()
-        return getattr(self.layer if is_as_before else self._updated_layer(), name)
+        return getattr(self._updated_layer(), name)
 
     def _names(self) -> tuple[str, ...]:
         names = self.weight_name
