@@ -5,7 +5,7 @@ import platform
 
 import jax
 
-from . import dispatch, eager, imports, layers, modules, networks, saving, trees
+from . import dispatch, eager, imports, layers, loops, modules, networks, saving, trees
 from ._models import peer
 
 SUBJECTS = {
@@ -20,6 +20,7 @@ SUBJECTS = {
     "construction": modules.run_construction,
     "eager": eager.run,
     "layers": layers.run,
+    "loops": loops.run,
     "saving": saving.run,
     "imports": imports.run,
 }
