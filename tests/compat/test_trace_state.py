@@ -75,3 +75,23 @@ def test_settings_have_names_and_are_those_of_the_moment():
     assert trace_state.settings()["jax_enable_x64"] is False
     with jax.enable_x64(True):
         assert trace_state.settings()["jax_enable_x64"] is True
+
+
+def test_operations_of_one_trace_are_told():
+    current = trace_state.current_trace
+    found = []
+
+    def f(x):
+        found.append(current() is current())
+        outer = current()
+        jax.lax.cond(x > 0, lambda: found.append(current() is outer), lambda: None)
+        return x
+
+    jax.jit(f)(1.0)
+    assert found == [True, False]
+    assert current() is current()
+
+
+def test_without_the_private_name_no_two_operations_are_of_one_trace():
+    current = trace_state.find_trace(object())
+    assert current() is not current()
