@@ -34,6 +34,11 @@ eval_jaxpr: Callable[..., list[Any]] = find("jax.core", "jax._src.core")
 """`eval_jaxpr(jaxpr, consts, *args)`: runs an open jaxpr."""
 
 
+def without_constants(closed: Any) -> Any:
+    """The open jaxpr, for `eval_jaxpr`. On jax 0.12 `closed.jaxpr` has them, too."""
+    return closed.jaxpr.replace(constvars=list(closed.jaxpr.constvars))
+
+
 def run_equation(jaxpr: Any, equation: Any, values: Sequence[Any]) -> Sequence[Any]:
     """The outputs of an equation of `jaxpr` for these inputs, literals among them."""
     inputs = {

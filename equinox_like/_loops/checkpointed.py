@@ -28,10 +28,12 @@ from .staging import Loop, goes_on
 
 def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> list[Any]:
     """The last state."""
+    # What JAX keeps of this must not refer to the arrays of the loop.
+    step, is_buffer = loop.step, loop.is_buffer
 
     @jax.custom_jvp
     def run(consts, state):
-        return run_plain(loop.step, consts, state, max_steps)
+        return run_plain(step, consts, state, max_steps)
 
     def rule(primals, tangents):
         consts, state = primals
@@ -39,16 +41,17 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
             [type(t) is not SymbolicZero for t in ts] for ts in tangents
         )
         structs = _structs(consts), _structs(state)
-        moving = spread_forward(loop.step, *structs, of_consts, of_state)
+        moving = spread_forward(step, *structs, of_consts, of_state)
         none = [_zero_tangent(x) for x in structs[1]]
         if not any(moving):
             return run(consts, state), none
         options = max_steps, checkpoints
-        derivative = _Derivative(loop, options, structs, (of_consts, of_state), moving)
+        given = of_consts, of_state
+        derivative = _Derivative(step, is_buffer, options, structs, given, moving)
         out, saved = derivative.forward(consts, state)
         leaves, treedef = jtu.tree_flatten(saved)
-        given = [*take(tangents[0], of_consts), *take(tangents[1], of_state)]
-        dout = reverse_p.bind(*leaves, *given, derivative=derivative, saved=treedef)
+        din = [*take(tangents[0], of_consts), *take(tangents[1], of_state)]
+        dout = reverse_p.bind(*leaves, *din, derivative=derivative, saved=treedef)
         return out, put(none, moving, dout)
 
     run.defjvp(rule, symbolic_zeros=True)
@@ -82,18 +85,20 @@ class _Derivative:
 
     def __init__(
         self,
-        loop: Loop,
+        step: Any,
+        is_buffer: Mask,
         options: tuple[int | None, int],
         structs: tuple[list[Any], list[Any]],
         given: tuple[Mask, Mask],
         moving: Mask,
     ):
-        self._loop = loop
+        self._step = step
+        self._is_buffer = is_buffer
         self._max_steps, self._checkpoints = options
         self._structs = structs
         self._given = given
         self._moving = moving
-        self._is_saved = [not is_buffer for is_buffer in loop.is_buffer]
+        self._is_saved = [not b for b in is_buffer]
 
     def types_of_tangents(self) -> list[Any]:
         return [
@@ -114,7 +119,7 @@ class _Derivative:
             count, progress, stacks, state = carry
             progress, slot, is_saved = online.save(progress, count)
             stacks = _saved_if(is_saved, stacks, slot, take(state, self._is_saved))
-            return count + 1, progress, stacks, self._loop.step(consts, state)
+            return count + 1, progress, stacks, self._step(consts, state)
 
         stacks = [
             jnp.broadcast_to(x, (self._checkpoints, *jnp.shape(x)))
@@ -123,7 +128,7 @@ class _Derivative:
         carry = np.int32(0), online.start(), stacks, state
         count, progress, stacks, state = lax.while_loop(cond, body, carry)
         marks = online.marks(progress, count)
-        buffers = take(state, self._loop.is_buffer)
+        buffers = take(state, self._is_buffer)
         return state, _Saved(consts, stacks, marks, count, buffers)
 
     def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
@@ -133,7 +138,7 @@ class _Derivative:
         of_consts = self._given[0]
         if any(wanted):
             of_consts, wanted = spread_backward(
-                self._loop.step, *self._structs, of_consts, self._moving, wanted
+                self._step, *self._structs, of_consts, self._moving, wanted
             )
             ct_consts = [
                 jnp.zeros(x.shape, x.dtype) for x in take(saved.consts, of_consts)
@@ -188,7 +193,7 @@ class _Derivative:
 
         def advance(carry):
             step, state = carry
-            return step + 1, self._loop.step(consts, state)
+            return step + 1, self._step(consts, state)
 
         def body(carry):
             step, marks, stacks, state = carry
@@ -200,7 +205,7 @@ class _Derivative:
             return step, marks.push_if(is_saved, step), stacks, state
 
         step, slot = marks.last()
-        state = put([None] * len(self._is_saved), self._loop.is_buffer, buffers)
+        state = put([None] * len(self._is_saved), self._is_buffer, buffers)
         loaded = [lax.dynamic_index_in_dim(x, slot, keepdims=False) for x in stacks]
         carry = step, marks, stacks, put(state, self._is_saved, loaded)
         _, marks, stacks, state = lax.while_loop(lambda c: c[0] < target, body, carry)
@@ -212,11 +217,11 @@ class _Derivative:
         """The buffers after a step, and the cotangents before it."""
 
         def step(moving_consts, moving_state):
-            out = self._loop.step(
+            out = self._step(
                 put(consts, of_consts, moving_consts),
                 put(state, of_state, moving_state),
             )
-            return take(out, of_state), take(out, self._loop.is_buffer)
+            return take(out, of_state), take(out, self._is_buffer)
 
         given = take(consts, of_consts), take(state, of_state)
         _, pull, buffers = jax.vjp(step, *given, has_aux=True)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._compat.jaxpr import eval_jaxpr
+from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._runtime.unvmap import unvmap_any_p
 from .._tree.filters import is_array
 from .select import select_if_vmap
@@ -157,7 +157,8 @@ def _without_invariants(
 ) -> Loop:
     varying = [i for i, is_kept in enumerate(kept) if not is_kept]
     fixed = [i for i, is_kept in enumerate(kept) if is_kept]
-    count = len(jaxpr.consts)
+    # The constants belong to a trace that the step may outlive.
+    program, count = without_constants(jaxpr), len(jaxpr.consts)
 
     def whole(fixed_values, values):
         found = dict(zip(fixed, fixed_values, strict=True))
@@ -165,7 +166,7 @@ def _without_invariants(
         return [found[i] for i in range(len(kept))]
 
     def step(consts, values):
-        out = eval_jaxpr(jaxpr.jaxpr, consts[:count], *whole(consts[count:], values))
+        out = eval_jaxpr(program, consts[:count], *whole(consts[count:], values))
         return [out[i] for i in varying]
 
     fixed_values = [state[i] for i in fixed]

@@ -19,6 +19,13 @@ def test_jaxpr_runs_with_other_constants(evaluate):
     assert gradient.tolist() == [1, 1]
 
 
+def test_open_jaxpr_holds_no_constant():
+    y = jnp.arange(2.0)
+    bare = compat.without_constants(jax.make_jaxpr(lambda x: x + y)(jnp.ones(2)))
+    assert not getattr(bare, "consts", ())
+    assert compat.eval_jaxpr(bare, [2 * y], y)[0].tolist() == [0, 3]
+
+
 def test_missing_names_are_passed_over():
     assert compat.find("jax.no_such_module", "jax.typing") is compat.by_extension
     assert compat.find("jax.typing", "jax._src.core") is WAYS[1]

