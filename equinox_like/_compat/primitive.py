@@ -121,10 +121,20 @@ def lower_host_call(
     context: Any, *args: Any, function: Any, on_tpu: Any, is_removable: bool, emit: Any
 ) -> Any:
     """The lowering of a host call: by `emit`, or without one by public means."""
-    if emit is None or is_removable:
-        by_jax = functools.partial(_by_jax, function=function)
-        return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
+    try:
+        if emit is None or is_removable:
+            by_jax = functools.partial(_by_jax, function=function)
+            return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
+        _emit_on_every_device(context, args, function, emit)
+    except (NotImplementedError, ValueError) as e:
+        platforms = context.module_context.platforms
+        if len(platforms) > 1:
+            raise
+        _warn_of_backend(platforms[0], str(e))
+    return [mlir.ir_constant(np.asarray(True))]
 
+
+def _emit_on_every_device(context: Any, args: Any, function: Any, emit: Any) -> None:
     def call(*args: Any) -> tuple[()]:
         function(*map(np.asarray, args))
         return ()
@@ -134,24 +144,17 @@ def lower_host_call(
     args = mlir.lower_fun(whole, multiple_results=True)(
         context.replace(avals_out=context.avals_in), *args
     )
-    try:
-        emit(
-            context.replace(avals_out=[]),
-            call,
-            None,
-            [*args],
-            context.avals_in,
-            [],
-            has_side_effect=True,
-            returns_token=False,
-            partitioned=True,
-        )
-    except (NotImplementedError, ValueError) as e:
-        platforms = context.module_context.platforms
-        if len(platforms) > 1:
-            raise
-        _warn_of_backend(platforms[0], str(e))
-    return [mlir.ir_constant(np.asarray(True))]
+    emit(
+        context.replace(avals_out=[]),
+        call,
+        None,
+        [*args],
+        context.avals_in,
+        [],
+        has_side_effect=True,
+        returns_token=False,
+        partitioned=True,
+    )
 
 
 @functools.cache
