@@ -108,9 +108,7 @@ def _(*args: Any, **_: Any) -> Any:
     return jax.make_jaxpr(lambda: np.asarray(True))().out_avals[0]
 
 
-finalisations[_host_p] = lambda *args, function, on_tpu: _by_jax(
-    *args, function=function
-)
+finalisations[_host_p] = lambda *args, function, **_: _by_jax(*args, function=function)
 
 
 def find_emit(interpreter: Any) -> Callable[..., Any] | None:

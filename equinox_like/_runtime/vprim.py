@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from .._compat.primitive import finalisations
 from .._compat.rules import (
     ShapedArray,
     UndefinedPrimal,
@@ -119,6 +120,7 @@ def create_vprim(
     jvp_rules[batched] = push_forward
     transposition_rules[batched] = pull_back
     lower_as(batched, run)
+    finalisations[batched] = run
     batching_rules[single] = batching_rules[batched] = batch
     return single
 

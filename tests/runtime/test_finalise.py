@@ -32,6 +32,20 @@ PROGRAMS = {
     "custom_jvp": lambda x: jax.nn.relu(lax.stop_gradient(checked(x))),
     "custom_vjp": in_vjp_rule,
     "vmap": lambda x: jax.vmap(checked)(jnp.stack([x, x])),
+    "guards": lambda x: jax.vmap(eqxi.nondifferentiable_backward)(
+        jnp.stack([eqxi.nonbatchable(eqxi.nontraceable(x))] * 2)
+    ),
+    "announce": lambda x: eqx.debug.announce_transform(x, announce=lambda _: None),
+    "loop": lambda x: jax.vmap(
+        lambda x: eqxi.while_loop(
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, c[1].at[c[0]].set(x)),
+            (jnp.int32(0), jnp.zeros(3)),
+            kind="checkpointed",
+            max_steps=3,
+            buffers=lambda c: c[1],
+        )
+    )(jnp.stack([x, x])),
     "none": lambda x: x + 1,
 }
 
