@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .._compat.rules import ShapedArray, Zero
+from .._compat.rules import Zero
 from .._runtime.vprim import create_vprim
 from .perturbed import Mask, put, spread_backward, spread_forward, take
 from .plain import run_plain
@@ -40,14 +40,14 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
         of_consts, of_state = (
             [type(t) is not SymbolicZero for t in ts] for ts in tangents
         )
-        structs = _structs(consts), _structs(state)
-        moving = spread_forward(step, *structs, of_consts, of_state)
-        none = [_zero_tangent(x) for x in structs[1]]
+        moving = spread_forward(step, consts, state, of_consts, of_state)
+        none = list(map(_zero_tangent, state))
         if not any(moving):
             return run(consts, state), none
         options = max_steps, checkpoints
         given = of_consts, of_state
-        derivative = _Derivative(step, is_buffer, options, structs, given, moving)
+        types = [zero.aval for zero in take(none, moving)]
+        derivative = _Derivative(step, is_buffer, options, types, given, moving)
         out, saved = derivative.forward(consts, state)
         leaves, treedef = jtu.tree_flatten(saved)
         din = [*take(tangents[0], of_consts), *take(tangents[1], of_state)]
@@ -58,15 +58,8 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
     return run(loop.consts, loop.state)
 
 
-def _structs(values: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    types = map(jax.typeof, values)
-    return [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in types
-    ]
-
-
-def _zero_tangent(struct: jax.ShapeDtypeStruct) -> Any:
-    return SymbolicZero(ShapedArray(struct.shape, struct.dtype).to_tangent_aval())
+def _zero_tangent(x: Any) -> Any:
+    return SymbolicZero(jax.typeof(x).to_tangent_aval())
 
 
 class _Saved(NamedTuple):
@@ -88,22 +81,17 @@ class _Derivative:
         step: Any,
         is_buffer: Mask,
         options: tuple[int | None, int],
-        structs: tuple[list[Any], list[Any]],
+        types: list[Any],
         given: tuple[Mask, Mask],
         moving: Mask,
     ):
         self._step = step
         self._is_buffer = is_buffer
         self._max_steps, self._checkpoints = options
-        self._structs = structs
+        self.types_of_tangents = types
         self._given = given
         self._moving = moving
         self._is_saved = [not b for b in is_buffer]
-
-    def types_of_tangents(self) -> list[Any]:
-        return [
-            ShapedArray(x.shape, x.dtype) for x in take(self._structs[1], self._moving)
-        ]
 
     def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Saved]:
         online = Online(self._checkpoints, self._max_steps)
@@ -137,13 +125,17 @@ class _Derivative:
         wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]
         of_consts = self._given[0]
         if any(wanted):
+            state = self._state([x[0] for x in saved.stacks], saved.buffers)
             of_consts, wanted = spread_backward(
-                self._step, *self._structs, of_consts, self._moving, wanted
+                self._step, saved.consts, state, of_consts, self._moving, wanted
             )
-            ct_consts = [
-                jnp.zeros(x.shape, x.dtype) for x in take(saved.consts, of_consts)
+            ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
+            ct_state = [
+                jnp.zeros_like(x) if type(ct) is Zero else ct
+                for x, ct in zip(
+                    take(state, wanted), take(cotangents, wanted), strict=True
+                )
             ]
-            ct_state = list(map(_instantiated, take(cotangents, wanted)))
             found = self._sweep(saved, of_consts, wanted, ct_consts, ct_state)
             ct_consts = put([None] * len(of_consts), of_consts, found[0])
             ct_state = put([None] * len(wanted), wanted, found[1])
@@ -205,11 +197,14 @@ class _Derivative:
             return step, marks.push_if(is_saved, step), stacks, state
 
         step, slot = marks.last()
-        state = put([None] * len(self._is_saved), self._is_buffer, buffers)
         loaded = [lax.dynamic_index_in_dim(x, slot, keepdims=False) for x in stacks]
-        carry = step, marks, stacks, put(state, self._is_saved, loaded)
+        carry = step, marks, stacks, self._state(loaded, buffers)
         _, marks, stacks, state = lax.while_loop(lambda c: c[0] < target, body, carry)
         return marks, stacks, state
+
+    def _state(self, saved: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+        state = put([None] * len(self._is_saved), self._is_saved, saved)
+        return put(state, self._is_buffer, buffers)
 
     def _pull_back(
         self, consts: Any, state: Any, of_consts: Mask, of_state: Mask, cotangents: Any
@@ -242,10 +237,6 @@ def _saved_if(
     ]
 
 
-def _instantiated(ct: Any) -> Any:
-    return jnp.zeros(ct.aval.shape, ct.aval.dtype) if type(ct) is Zero else ct
-
-
 # A `jax.custom_vjp` would give a tangent to every output of the loop. The way back is the
 # transpose of this primitive, which is a linear function that nobody can evaluate.
 
@@ -258,7 +249,7 @@ def _forward_mode(*_, derivative, saved):
 
 
 def _types_of_tangents(*_, derivative, saved):
-    return derivative.types_of_tangents()
+    return derivative.types_of_tangents
 
 
 def _forward_mode_again(primals, tangents, **params):

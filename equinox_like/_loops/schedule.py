@@ -38,7 +38,7 @@ def number_of_checkpoints(max_steps: int, checkpoints: int | None) -> int:
 
 
 def check_checkpoints(loop: str, checkpoints: Any) -> int | None:
-    """Raises `ValueError`, naming the `loop`, if this is no number of checkpoints."""
+    """Raises `ValueError`, naming the `loop`, if this is not a number of checkpoints."""
     if checkpoints is None:
         return None
     if not isinstance(checkpoints, int | np.integer) or checkpoints < 1:
@@ -79,7 +79,7 @@ class Marks(NamedTuple):
         return self.slots[jnp.minimum(self.count, len(self.slots) - 1)]
 
     def push_if(self, pred: Any, step: Any) -> "Marks":
-        here = (np.arange(len(self.steps)) == self.count) & pred
+        here = (_numbers(len(self.steps)) == self.count) & pred
         steps = jnp.where(here, step, self.steps)
         return Marks(steps, self.slots, self.count + jnp.where(pred, 1, 0))
 
@@ -98,7 +98,7 @@ class Online:
 
     def start(self) -> "Progress":
         c = self._c
-        numbers = jnp.arange(c, dtype=np.int32)
+        numbers = _numbers(c)
         levels = jnp.zeros(c, np.int32) if self._has_levels else None
         return Progress(
             jnp.zeros(c, np.int32), numbers, levels, np.int32(0), np.int32(c + 1)
@@ -127,7 +127,7 @@ class Online:
 
         def put(values, value):
             at_end = _moved_up(values, position).at[c - 1].set(value)
-            placed = jnp.where(np.arange(c) == step, value, values)
+            placed = jnp.where(_numbers(c) == step, value, values)
             return jnp.where(is_saved, jnp.where(early, placed, at_end), values)
 
         levels = put(progress.levels, level) if self._has_levels else None
@@ -156,7 +156,7 @@ def _by_level(levels: Any) -> tuple[Any, Any]:
     successor is one level higher.
     """
     later = lax.cummax(levels, reverse=True)  # includes the position itself: no matter
-    numbers = np.arange(len(levels))
+    numbers = _numbers(len(levels))
     makes_way = (levels + 2 <= later) & (numbers > 0)
     position = jnp.max(jnp.where(makes_way, numbers, 0))
     is_any = position > 0
@@ -168,4 +168,8 @@ def _by_level(levels: Any) -> tuple[Any, Any]:
 
 def _moved_up(values: Any, position: Any) -> Any:
     """Without the value at this position, and with room for one at the end."""
-    return jnp.where(np.arange(len(values)) >= position, jnp.roll(values, -1), values)
+    return jnp.where(_numbers(len(values)) >= position, jnp.roll(values, -1), values)
+
+
+def _numbers(count: int) -> Any:
+    return np.arange(count, dtype=np.int32)

@@ -335,3 +335,24 @@ def test_what_a_compiled_function_keeps_holds_no_array():
         args, _ = expected(0)
         run = functools.partial(looped, kind="checkpointed", max_steps=3)
         jax.jit(jax.grad(functools.partial(loss, run)))(*args, 2)
+
+
+def test_carry_may_be_split_over_the_axes_of_a_mesh():
+    explicit = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((4,), ("a",), axis_types=explicit)
+
+    def run(x, loop):
+        body = lambda c: (c[0] + 1, jnp.sin(c[1]))  # noqa: E731
+        return loop(lambda c: c[0] < 3, body, (0, x))[1].sum()
+
+    with jax.set_mesh(mesh):
+        split = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
+        x = jax.device_put(jnp.linspace(0.0, 1.0, 8), split)
+        ours = functools.partial(eqxi.while_loop, kind="checkpointed", checkpoints=2)
+        found = jax.jit(jax.grad(functools.partial(run, loop=ours)))(x)
+    assert found.sharding.spec == split.spec
+    plain = jnp.sin(jnp.linspace(0.0, 1.0, 8))
+    wanted = (
+        jnp.cos(jnp.linspace(0.0, 1.0, 8)) * jnp.cos(plain) * jnp.cos(jnp.sin(plain))
+    )
+    assert close(found, wanted)
