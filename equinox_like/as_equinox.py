@@ -29,7 +29,7 @@ def for_child_processes() -> None:
 
     !!! example
 
-        ```python
+        ```text
         from equinox_like import as_equinox
 
         as_equinox.for_child_processes()
