@@ -59,10 +59,10 @@ def _main(arguments: list[str]) -> None:
     if not arguments or arguments == ["-m"]:
         sys.exit("usage: python -m equinox_like.as_equinox (script.py | -m module) ...")
     if arguments[0] == "-m":
-        sys.argv = arguments[1:]
+        sys.argv[:] = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = arguments
+        sys.argv[:] = arguments
         sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
         runpy.run_path(arguments[0], run_name="__main__")
 
