@@ -144,7 +144,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             rule_name = f"The rule of `filter_custom_jvp` of `{name}`"
             out, tangent_out = _pair(returned, rule_name, "(output, tangent)")
             refuse_non_arrays(out, name, "filter_custom_jvp")
-            own = functools.partial(jax.eval_shape, flat, data, held)
+            own = functools.partial(_eval_shape, flat, data, held)
             _check_output(out, own, rule_name, _type_of)
             return out, _output_tangent(out, tangent_out, name)
 
@@ -161,6 +161,12 @@ _KEYWORD_TANGENT = (
     "keyword, and the arrays of the function itself, cannot be differentiated. Pass them "
     "by position."
 )
+
+
+def _eval_shape(flat: Callable[..., Any], *args: Any) -> Any:
+    # JAX remembers the trace, with what the function captures, until the function that it
+    # was given dies: not `flat`, which lives on in traces.
+    return jax.eval_shape(lambda *args: flat(*args), *args)
 
 
 def _pair(returned: Any, rule: str, pair: str) -> tuple[Any, Any]:
@@ -385,7 +391,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             returned = fwd(like_argument(flags), *args, **kwargs)
             out, residuals = _pair(returned, fwd_name, "(output, residuals)")
             if rules.may_change_output:
-                own = functools.partial(jax.eval_shape, flat, data, held)
+                own = functools.partial(_eval_shape, flat, data, held)
                 _check_output(out, lambda: unpack(own()), fwd_name, _type_or_number)
             out_treedef = jtu.tree_structure(filter(out, is_array))
             return pack(out), pack((residuals, out_treedef, flags, data, held))
