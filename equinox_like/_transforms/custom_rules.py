@@ -128,7 +128,6 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
         data, rest = take_apart(args)
         held, held_rest = take_apart((self._tree, kwargs))
 
-        @jax.custom_jvp
         def flat(data, held):
             tree, kwargs = held_rest.fill(held)
             out = (opaque if tree is None else tree)(*rest.fill(data), **kwargs)
@@ -148,9 +147,11 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             _check_output(out, own, rule_name, _type_of)
             return out, _output_tangent(out, tangent_out, name)
 
-        flat.defjvp(flat_rule, symbolic_zeros=True)
+        # The rule knows `flat` without it: with it, it would keep itself alive.
+        flat_with_rule = jax.custom_jvp(flat)
+        flat_with_rule.defjvp(flat_rule, symbolic_zeros=True)
         message = _KEYWORD_TANGENT.format(name=name)
-        return flat(data, hold(held, lambda _: ValueError(message)))
+        return flat_with_rule(data, hold(held, lambda _: ValueError(message)))
 
     def __repr__(self) -> str:
         return f"<filter_custom_jvp of {name_of(self.__wrapped__)}>"
@@ -375,7 +376,6 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
                 treedef.unflatten(flags), jtu.tree_map(lambda _: False, others)
             )
 
-        @jax.custom_vjp
         def flat(data, held):
             fun, args, kwargs = arguments(data, held)
             return pack(fun(*args, **kwargs))
@@ -411,7 +411,9 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             )
             return _input_cotangents(gradient, treedef, data, name), None
 
-        flat.defvjp(
+        # The rules know `flat` without them: with these it would keep itself alive.
+        flat_with_rules = jax.custom_vjp(flat)
+        flat_with_rules.defvjp(
             flat_fwd,
             flat_bwd,
             symbolic_zeros=not optimize_remat,
@@ -420,7 +422,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
         message = _UNEXPECTED_TANGENT.format(name=name)
         held = hold(held, lambda _: RuntimeError(message))
         try:
-            return unpack(call_with_rules(flat, data, held))
+            return unpack(call_with_rules(flat_with_rules, data, held))
         except TypeError as e:
             if not is_forward_mode(e):
                 raise

@@ -112,5 +112,7 @@ def test_prefix_that_does_not_fit_is_refused_by_names_and_paths(call, names, pat
 
 def test_nodes_that_differ_in_their_structure_alone_are_told_by_jax():
     spec = eqx.tree_at("weight", eqx.nn.Linear(3, 2, key=jax.random.key(0)), True)
-    with pytest.raises(ValueError, match=r"`filter_spec` and `pytree` differ: .*=3"):
+    with pytest.raises(
+        ValueError, match=r"`filter_spec` does not fit `pytree`.*in_features=3"
+    ):
         eqx.partition(eqx.nn.Linear(2, 2, key=jax.random.key(0)), spec)
