@@ -89,6 +89,16 @@ def integer_in_the_carry_has_a_forward_mode():
     assert jax.jvp(loop, (2.0,), (1.0,))[1] == 12
 
 
+def loop_without_steps_runs():
+    lax.scan(lambda c, x: (c, x), 1.0, jnp.ones(0))
+
+
+def function_that_needs_values_has_a_rule():
+    f = jax.custom_jvp(lambda x: x if x > 0 else -x)
+    f.defjvp(lambda primals, tangents: (2 * primals[0], tangents[0]))
+    jax.jvp(f, (1.0,), (1.0,))
+
+
 def constant_result_is_an_array():
     f = jax.custom_jvp(lambda x: jnp.zeros(()))
     f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
@@ -232,6 +242,13 @@ FAULTS: dict[str, list[Fault]] = {
                 "::test_check_is_found_in_what_was_traced_before[scan]",
                 "transforms/test_invertible.py::test_inverse_is_derived[scan inside]",
                 "transforms/test_invertible.py"
+                "::test_compiled_check_raises_the_largest_error[False-True]",
+                "transforms/test_invertible.py"
+                "::test_compiled_check_raises_the_largest_error[True-True]",
+                "transforms/test_invertible.py"
+                "::test_chain_within_a_shard_map[<lambda>-True]",
+                "transforms/test_invertible.py::test_chain_within_a_shard_map[jit-True]",
+                "transforms/test_invertible.py"
                 "::test_value_and_gradient_are_those_of_the_plain_chain[jit-stacked]",
                 "transforms/test_pmap.py::test_loops_need_no_more_than_under_jax",
                 "transforms/test_shard_map.py::test_sum_within_a_loop",
@@ -262,7 +279,17 @@ FAULTS: dict[str, list[Fault]] = {
                 "::TestErrors::test_array_that_changes_its_type_is_named[plain]",
                 "loops/test_scan.py::TestScanErrors"
                 "::test_array_that_changes_its_type_is_named_before_and_after",
+                "loops/test_loop.py"
+                "::test_numbers_that_change_become_arrays_as_for_jax[limited]",
+                "loops/test_loop.py"
+                "::test_numbers_that_change_become_arrays_as_for_jax[plain]",
+                "loops/test_scan.py::TestScanErrors"
+                "::test_number_that_changes_its_type_only_becomes_an_array",
             ],
+        ),
+        Fault(
+            loop_without_steps_runs,
+            ["nn/test_rnn.py::test_default_state_has_the_dtype_that_the_cell_returns"],
         ),
         Fault(
             integer_in_the_carry_has_a_forward_mode,
@@ -276,6 +303,13 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             constant_result_is_an_array,
             ["transforms/test_custom_vmap.py::test_rule_decides"],
+        ),
+        Fault(
+            function_that_needs_values_has_a_rule,
+            [
+                "transforms/test_custom_rules.py"
+                "::test_function_that_needs_values_has_rules_all_the_same"
+            ],
         ),
         Fault(
             rule_may_close_over_a_traced_value,
