@@ -130,7 +130,7 @@ class MultiheadAttention(Module):
         - `inference`: of the dropout, see [`equinox_like.nn.Dropout`][].
         - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
             on.
-        - `key`: for the first values of the parameters.
+        - `key`: a PRNG key for parameter initialisation.
         - `num_kv_heads`: the number of heads of keys and values; it divides `num_heads`,
             and is as many by default. Head `n` reads head
             `n // (num_heads // num_kv_heads)` of these.

@@ -118,7 +118,7 @@ class Conv(Module):
             end).
         - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
             on.
-        - `key`: for the first values of the parameters.
+        - `key`: a PRNG key for parameter initialisation.
         - `preferred_element_type`: the dtype in which to add up the products, if it is to
             be another than that of the input.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. The weight's

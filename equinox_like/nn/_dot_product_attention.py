@@ -17,6 +17,7 @@ from .._errors import ShapeError
 from .._tree import is_array
 from ._dropout import Dropout
 from ._masks import check_window, visible_keys
+from ._norm import accumulation_dtype
 from ._shape import within
 
 Implementation = Literal["xla", "cudnn", "auto"] | None
@@ -246,9 +247,7 @@ def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
         logits = jnp.maximum(logits + bias.astype(logits.dtype), least)
     if mask is not None:
         logits = jnp.where(mask, logits, least)
-    with jax.numpy_dtype_promotion("standard"):
-        accumulate = jnp.result_type(logits.dtype, jnp.float32)
-    return jax.nn.softmax(logits.astype(accumulate))
+    return jax.nn.softmax(logits.astype(accumulation_dtype(logits)))
 
 
 def _weights(query: Array, key: Array, mask: Any, bias: Any, scale: Any) -> Array:
@@ -308,8 +307,7 @@ def _one_query_kernel(
     A product of matrices would first copy all of the cache, to have the heads in front.
     """
     number, shared = q.shape[1], k.shape[1]
-    with jax.numpy_dtype_promotion("standard"):
-        accumulate = jnp.result_type(q.dtype, jnp.float32)
+    accumulate = accumulation_dtype(q)
 
     def summed(a, b, axis):
         return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)

@@ -80,7 +80,7 @@ class Einsum(Module):
         - `use_bias`: whether the layer starts with a `bias`.
         - `dtype`: of the parameters, floating or complex; by default float32, or float64
             if `jax_enable_x64` is on.
-        - `key`: for the first values of the parameters.
+        - `key`: a PRNG key for parameter initialisation.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. The weight's
             shape is given as `(in, out)`: the product of the sizes that are summed over,
             and that of the new ones. Each element of the shared axes has a draw of its own.

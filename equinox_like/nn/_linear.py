@@ -67,7 +67,7 @@ class Linear(Module):
             by the array: one that `tree_at` puts in is added, and `None` is not.
         - `dtype`: of the parameters, floating or complex; by default float32, or float64
             if `jax_enable_x64` is on.
-        - `key`: for the first values of the parameters.
+        - `key`: a PRNG key for parameter initialisation.
         - `weight_init`, `bias_init`: how to draw them instead: a function
             `(key, shape, dtype) -> array` as in `jax.nn.initializers`, the name of one of
             that module's factories (`"he_normal"`), or the values. The weight's shape is

@@ -89,7 +89,7 @@ class MLP(Module):
         - `scan`: run the hidden layers from the second on in one `jax.lax.scan`, so that
             the time to compile does not grow with the depth. `layers` is then (first, all
             of the middle stacked into one, last). The results are the same.
-        - `key`: for the first values of the parameters.
+        - `key`: a PRNG key for parameter initialisation.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each layer.
 
         **Raises:**

@@ -210,7 +210,7 @@ class RNN(Module):
         - `num_layers`: how many layers, 1 or more.
         - `bidirectional`: whether each layer is a [`equinox_like.nn.Bidirectional`][].
         - `dropout`, `inference`, `unroll`: as for [`equinox_like.nn.RNN`][].
-        - `key`: for the first values of the parameters.
+        - `key`: a PRNG key for parameter initialisation.
         - `**kwargs`: passed to `cell`.
 
         **Returns:**

@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
+from ._norm import accumulation_dtype
 from ._sharding import explicit_mesh, parts, placed
 
 # An int is not a float to a checker of annotations at run time.
@@ -145,8 +146,7 @@ def _resized(
     name: str, x: Array, size: Any, scale: Any, method: ResizeMethod, antialias: bool
 ) -> Array:
     shape = x.shape[:1] + _new_sizes(name, x, size, scale)
-    with jax.numpy_dtype_promotion("standard"):
-        work = jnp.result_type(x.dtype, jnp.float32)
+    work = accumulation_dtype(x)
     keeps = method == "nearest" or jnp.issubdtype(x.dtype, jnp.inexact)
     dtype = x.dtype if keeps else work
 

@@ -76,7 +76,7 @@ class GRUCell(Module):
         - `use_bias`: whether there are biases.
         - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
             on.
-        - `key`: for the first values of the parameters.
+        - `key`: a PRNG key for parameter initialisation.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. Each gate is
             drawn for itself, with the shape `(in, out)`.
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._tree import is_array
+from ._norm import accumulation_dtype
 
 
 def sample_logits(
@@ -82,8 +83,7 @@ def sample_logits(
             "`sample_logits` takes `repetition_penalty` and `seen` together, or neither."
         )
     with jax.named_scope("eqx.nn.sample_logits"):
-        with jax.numpy_dtype_promotion("standard"):
-            logits = logits.astype(jnp.result_type(logits.dtype, jnp.float32))
+        logits = logits.astype(accumulation_dtype(logits))
         if repetition_penalty is not None and seen is not None:
             logits = jnp.where(seen, _penalised(logits, repetition_penalty), logits)
         best = jnp.argmax(logits).astype(jnp.int32)
