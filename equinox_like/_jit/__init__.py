@@ -1,5 +1,10 @@
 """Layer 4: `filter_jit`, its stages and donation."""
 
 from .jit import filter_jit as filter_jit
-from .report import DonationReport as DonationReport, DonationRow as DonationRow
+from .report import (
+    DonationReport as DonationReport,
+    DonationRow as DonationRow,
+    MemoryTotals as MemoryTotals,
+    OutputRow as OutputRow,
+)
 from .retrace import Retrace as Retrace

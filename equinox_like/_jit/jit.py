@@ -273,9 +273,12 @@ class Jitted(Transformed[_P, _T]):
     def __reduce__(self):
         if is_global(self):  # its name leads to what the function became
             return self.__qualname__
-        program = self._program
+        return type(self), self._ingredients(self._program.donate)
+
+    def _ingredients(self, donate: Donate) -> tuple[Any, Donate, dict[str, Any]]:
+        """Arguments of `__init__` that make the same function again, with this `donate`."""
         fun = self._opaque if self._tree is None else self._tree
-        return type(self), (fun, program.donate, program.jitkwargs)
+        return fun, donate, self._program.jitkwargs
 
 
 _REFUSED = {

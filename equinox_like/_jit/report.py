@@ -1,4 +1,4 @@
-"""What a call would donate, and what XLA makes of it: a table by leaf, of nothing run."""
+"""What a call would donate, and the memory that it needs, by XLA's account."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import numpy as np
 from .._compat.lowered import Buffer, buffers_of
 from .._tree.arrays import describe_array
 from .._tree.paths import path_str
+from .._tree.table import table_lines
 from .stages import Lowered
 
 Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
@@ -28,10 +29,40 @@ class DonationRow(NamedTuple):
     output: str | None = None
     #: Why no output takes it, if it is unusable; or why it is kept, if that may surprise.
     reason: str | None = None
+    #: Whether the program uses it. If not, XLA does not count its memory.
+    is_used: bool = True
 
     def __str__(self) -> str:
         more = f" with {self.output}" if self.output else ""
         return f"{self.outcome}{more}" + (f": {self.reason}" if self.reason else "")
+
+
+class OutputRow(NamedTuple):
+    """One array of the output."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    #: Of the array, or of its part on one device.
+    bytes: int
+
+
+class MemoryTotals(NamedTuple):
+    """The memory of one call on one device, in bytes, by XLA's account.
+
+    `peak` is all that is allocated while the call runs: arguments, outputs and temporary
+    values, less the outputs that reuse (are aliased to) an argument's buffer. XLA's own
+    `peak_memory_in_bytes` leaves out temporary values on some platforms.
+    """
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporary: int
+
+    @property
+    def peak(self) -> int:
+        return self.arguments + self.outputs - self.aliased + self.temporary
 
 
 class DonationReport:
@@ -40,46 +71,54 @@ class DonationReport:
     `rows` has one [`equinox_like.DonationRow`][] for each array of the arguments, in the
     order of the signature. Their `outcome` is
 
-    - `"aliased"`: an output takes over the buffer; `output` is its path;
-    - `"donor"`: no output takes the buffer, but it is XLA's, which may use it for anything
-        or for nothing. `"warn"` and `"strict"` tell of it as of one that is unusable;
-    - `"unusable"`: donated, but no output can take the buffer; `reason` says why;
-    - `"unused"`: donated, but the program does not look at it;
+    - `"aliased"`: an output reuses the buffer; `output` is its path;
+    - `"donor"`: no output reuses the buffer, but XLA may use it for temporary values.
+        `"warn"` and `"strict"` treat it as unusable;
+    - `"unusable"`: donated, but no output can reuse the buffer; `reason` says why;
+    - `"unused"`: donated, but the program does not use it;
     - `"kept"`: not donated;
-    - `"unknown"`: donated, and this version of JAX does not tell.
+    - `"unknown"`: donated, and this version of JAX does not tell what becomes of it.
 
-    `donated_bytes` is the sum over those that are donated, and `aliased_bytes` over those
-    of them whose buffer an output takes. `temporary_bytes` and `peak_bytes` are XLA's
-    account. All of them, and the bytes of the rows, are those on one device. `str(report)`
-    is a table.
+    `outputs` has one [`equinox_like.OutputRow`][] for each array of the output.
+    `donated_bytes` is the sum over the rows that are donated, and `aliased_bytes` over
+    those whose buffer an output reuses. `memory` is XLA's account, a
+    [`equinox_like.MemoryTotals`][]; `temporary_bytes` and `peak_bytes` are read from it.
+    All numbers of bytes are those on one device. `str(report)` is a table.
     """
 
-    def __init__(self, function: str, rows: Sequence[DonationRow], memory: Any):
+    def __init__(
+        self,
+        function: str,
+        rows: Sequence[DonationRow],
+        outputs: Sequence[OutputRow],
+        memory: Any,
+    ):
         self.function = function
         self.rows = tuple(rows)
+        self.outputs = tuple(outputs)
+        self.memory = MemoryTotals(
+            memory.argument_size_in_bytes,
+            memory.output_size_in_bytes,
+            memory.alias_size_in_bytes,
+            memory.temp_size_in_bytes,
+        )
         self.donated_bytes = sum(r.bytes for r in rows if r.outcome != "kept")
-        # XLA also counts the copies of NumPy arrays, which are nobody's.
+        # XLA also counts the copies of NumPy arrays, which belong to nobody.
         self.aliased_bytes = sum(r.bytes for r in rows if r.outcome == "aliased")
         if any(r.outcome == "unknown" for r in rows):
-            self.aliased_bytes = min(memory.alias_size_in_bytes, self.donated_bytes)
-        self.temporary_bytes: int = memory.temp_size_in_bytes
-        self.peak_bytes: int = memory.peak_memory_in_bytes
+            self.aliased_bytes = min(self.memory.aliased, self.donated_bytes)
+        self.temporary_bytes: int = self.memory.temporary
+        self.peak_bytes: int = self.memory.peak
 
     def __str__(self) -> str:
         cells = [("array", "", "bytes", "outcome")] + [
             (r.path, describe_array(r), f"{r.bytes:,}", str(r)) for r in self.rows
         ]
-        first, second, third = (
-            max(len(row[i]) for row in cells) for i in range(len("abc"))
-        )
-        lines = [
-            f"{a:<{first}}  {b:<{second}}  {c:>{third}}  {d}" for a, b, c, d in cells
-        ]
         return "\n".join(
             [
                 f"Donation by {self.function}:",
-                *lines,
-                f"{self.donated_bytes:,} bytes are donated, of which outputs take "
+                *table_lines(cells, right_aligned=(2,)),
+                f"{self.donated_bytes:,} bytes are donated, of which outputs reuse "
                 f"{self.aliased_bytes:,}. XLA needs {self.temporary_bytes:,} for temporary "
                 f"values, and {self.peak_bytes:,} at the peak.",
             ]
@@ -102,19 +141,13 @@ def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
     if lowered._call.jitted._program.donation.is_any:
         for i in range(lowered._call.layout.number_of_own_data):
             rows[i] = rows[i]._replace(reason=_OWN)
-    return DonationReport(function, rows, compiled.memory_analysis())
+    return DonationReport(function, rows, outputs, compiled.memory_analysis())
 
 
 _OWN = "an array of the callable itself; one that is an argument can be donated"
 
 
-class _Output(NamedTuple):
-    path: str
-    info: Any
-    bytes: int
-
-
-def _outputs(infos: Any, shardings: Any, fill: Any) -> list[_Output]:
+def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
     """Of each output its path, in the order of the compiled program."""
     leaves, treedef = jtu.tree_flatten(infos)
     numbers = {_Number(): i for i in range(len(leaves))}
@@ -125,7 +158,7 @@ def _outputs(infos: Any, shardings: Any, fill: Any) -> list[_Output]:
         if isinstance(leaf, _Number):
             paths[numbers[leaf]] = path_str(path, "output")
     return [
-        _Output(path, x, _bytes_on_a_device(x, sharding))
+        OutputRow(path, x.shape, x.dtype, _bytes_on_a_device(x, sharding))
         for path, x, sharding in zip(
             paths, leaves, jtu.tree_leaves(shardings), strict=True
         )
@@ -137,9 +170,16 @@ class _Number:
 
 
 def _row(
-    name: str, x: Any, outputs: list[_Output], is_donated: bool, fate: Any
+    name: str, x: Any, outputs: list[OutputRow], is_donated: bool, fate: Any
 ) -> DonationRow:
-    row = DonationRow(name, x.shape, x.dtype, _bytes_on_a_device(x), "kept")
+    row = DonationRow(
+        name,
+        x.shape,
+        x.dtype,
+        _bytes_on_a_device(x),
+        "kept",
+        is_used=fate is not Buffer.PRUNED,
+    )
     if not is_donated:
         return row
     if isinstance(x, np.ndarray | np.generic):
@@ -152,9 +192,9 @@ def _row(
     return row._replace(outcome=outcomes.get(fate, "unknown"))
 
 
-def _why_unusable(row: DonationRow, outputs: list[_Output]) -> str:
+def _why_unusable(row: DonationRow, outputs: list[OutputRow]) -> str:
     for output in outputs:
-        is_alike = output.info.shape == row.shape and output.info.dtype == row.dtype
+        is_alike = output.shape == row.shape and output.dtype == row.dtype
         if is_alike and output.bytes != row.bytes:
             return f"the sharding of {output.path} differs"
     return "no output of that size and dtype is left"

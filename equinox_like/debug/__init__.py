@@ -9,3 +9,4 @@ from ._max_traces import (
     assert_max_traces as assert_max_traces,
     get_num_traces as get_num_traces,
 )
+from ._memory_report import MemoryReport as MemoryReport, memory_report as memory_report

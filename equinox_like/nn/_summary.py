@@ -12,6 +12,7 @@ import numpy as np
 from .._module.trainable import leaves_under, trainable_leaves
 from .._tree import is_array
 from .._tree.paths import plain_path
+from .._tree.table import table_lines
 from ._places import Place, places
 from ._state import State, StateIndex
 
@@ -67,8 +68,7 @@ class Summary:
     def __str__(self) -> str:
         head = ("path", "layer", "shape", "dtype", "params", "bytes", "status")
         table = [head, *(_cells(row) for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [_line(cells, widths) for cells in table]
+        lines = table_lines(table, right_aligned=(4, 5))
         lines.insert(1, "-" * max(map(len, lines)))
         lines.append(lines[1])
         lines.append(
@@ -213,11 +213,3 @@ def _cells(row: SummaryRow) -> tuple[str, ...]:
     shape = "" if row.shape is None else str(row.shape)
     numbers = f"{row.params:,}", f"{row.bytes:,}"
     return row.path, row.layer, shape, row.dtype, *numbers, status
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    parts = [
-        cell.rjust(width) if i in (4, 5) else cell.ljust(width)
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(parts).rstrip()
