@@ -36,6 +36,7 @@ from ._module import (
     unfrozen as unfrozen,
 )
 from ._transforms import (
+    bucketed as bucketed,
     filter_grad as filter_grad,
     filter_value_and_grad as filter_value_and_grad,
     filter_vmap as filter_vmap,

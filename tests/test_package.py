@@ -77,6 +77,7 @@ def test_public_names_are_these():
         "StrictConfig",
         "apply_updates",
         "branched_error_if",
+        "bucketed",
         "clear_caches",
         "combine",
         "debug",

@@ -1,0 +1,269 @@
+"""`bucketed`: a few compiled programs for arrays of many lengths."""
+
+import dataclasses
+import inspect
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._core.base import Transformed, frames_hidden, hide_frames, name_of
+from .._core.difference import Difference
+from .._jit.jit import Jitted, filter_jit
+from .._jit.retrace import SHAPE, Retrace
+from .._module.field import field
+from .._tree.filters import is_array
+from .._tree.paths import path_str
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+Lengths = dict[str, dict[int, Any]]
+
+
+def bucketed(
+    fun: Callable[..., _T],
+    axes: Mapping[str, Mapping[int, Any]],
+    *,
+    fill: Any = 0,
+    crop: Callable[[Any, Lengths], Any] | None = None,
+) -> "Bucketed[..., _T]":
+    """Compiles a function for a few sizes, and pads arrays of other lengths to them.
+
+    A compiled function is compiled again for each new shape. For sequences or batches of
+    many lengths this pads the named axes to the next larger size, a bucket, so that there
+    is one compilation for each bucket. The padded elements reach `fun`, which must leave
+    them out: it is given the true lengths.
+
+    **Arguments:**
+
+    - `fun`: the function, or what [`equinox_like.filter_jit`][] returned, if options such
+        as `donate` are needed. It has a parameter `lengths`, which callers do not pass:
+        `lengths["x"][0]` is the true length of axis 0 of `x`, an `int32` scalar that is
+        traced.
+    - `axes`: for each padded parameter, by its name, which axes are padded to which sizes:
+        `{"x": {0: sizes}}`. The sizes are `"powers-of-two"`, a sequence of ints, or a
+        function from a length to a size that is not smaller. If the argument is a tree, all
+        arrays in it are padded, and must have the same length.
+    - `fill`: the value of the padded elements.
+    - `crop`: called as `crop(out, lengths)` with the output and the true lengths as ints,
+        outside the compiled program; what it returns is returned. For example
+        `lambda out, lengths: out[: lengths["x"][0]]`.
+
+    **Returns:**
+
+    A function like `fun`, without the parameter `lengths`. Its `.explain(...)` takes the
+    arguments of a call and says whether it needs a new bucket; `.pad(...)` returns
+    the padded `(args, kwargs)` that the compiled function is called with.
+
+    NumPy arrays are padded on the host. To pad a JAX array, or to crop one, JAX compiles a
+    small program of its own for each length, so pass NumPy arrays where there are many.
+
+    **Raises:**
+
+    When wrapping: `TypeError` if `fun` has no parameter `lengths`; `ValueError` if it does
+    not have a parameter that is named, or for sizes that are not positive.
+    When called: `ValueError` naming the path of an array that is longer than the largest
+    bucket, that does not have such an axis, or that is longer than another array of the
+    same argument.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+        import numpy as np
+
+        def mean(x, lengths):
+            n = lengths["x"][0]
+            return jnp.where(jnp.arange(x.shape[0]) < n, x, 0).sum() / n
+
+        mean = eqx.bucketed(mean, {"x": {0: [8, 64]}})
+        assert mean(np.ones(3)) == 1.0
+        assert mean.explain(np.ones(8)) is None  # the same program
+        ```
+    """
+    return Bucketed(fun, axes, fill, crop)
+
+
+class Bucketed(Transformed[_P, _T]):
+    """What [`equinox_like.bucketed`][] returns."""
+
+    # Which axis of which parameter, and the function from its length to its bucket.
+    _axes: tuple[tuple[str, int, Any], ...] = field(static=True)
+    _fill: Any = field(static=True)
+    _crop: Any = field(static=True)
+
+    def __init__(self, fun: Any, axes: Any, fill: Any, crop: Any):
+        super().__init__(fun if isinstance(fun, Jitted) else filter_jit(fun))
+        parameters = inspect.signature(fun).parameters
+        if "lengths" not in parameters:
+            raise TypeError(
+                f"`bucketed` passes the true lengths to `{name_of(fun)}`, which has no "
+                "parameter `lengths`. Add one, and leave out what is beyond a length: "
+                '`jnp.where(jnp.arange(len(x)) < lengths["x"][0], x, 0)`.'
+            )
+        unknown = [name for name in axes if name not in parameters]
+        if unknown:
+            raise ValueError(
+                f"`axes` names {unknown}, but the parameters of `{name_of(fun)}` are "
+                f"{[name for name in parameters if name != 'lengths']}."
+            )
+        self._axes = tuple(
+            (name, axis, _checked(sizes, name, axis))
+            for name, of_axes in axes.items()
+            for axis, sizes in of_axes.items()
+        )
+        self._fill = fill
+        self._crop = crop
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self.__wrapped__)
+        kept = [p for name, p in signature.parameters.items() if name != "lengths"]
+        return signature.replace(parameters=kept)
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            padded, keywords, lengths = self._padded(args, kwargs)
+            out: Any = self.__wrapped__(*padded, **keywords)
+            return out if self._crop is None else self._crop(out, lengths)
+        except Exception as e:
+            hide_frames(e)
+            raise
+
+    @frames_hidden
+    def pad(self, /, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """The `(args, kwargs)` that the compiled function is called with."""
+        args, kwargs, _ = self._padded(args, kwargs)
+        return args, kwargs
+
+    @frames_hidden
+    def explain(self, /, *args: Any, **kwargs: Any) -> Retrace | None:
+        """Why a call would be retraced, for a new bucket for example, else `None`."""
+        args, kwargs, _ = self._padded(args, kwargs)
+        jitted: Any = self.__wrapped__
+        retrace = jitted.explain(*args, **kwargs)
+        if retrace is None:
+            return None
+        return Retrace(retrace.function, map(self._with_fix, retrace.differences))
+
+    def _with_fix(self, difference: Difference) -> Difference:
+        """What `explain` says of a padded array whose shape is new."""
+        name = re.split(r"[.\[]", difference.path, maxsplit=1)[0]
+        axes = [str(axis) for padded, axis, _ in self._axes if padded == name]
+        if difference.kind != SHAPE or not axes:
+            return difference
+        fix = (
+            f"`{name}` is padded to a bucket along axis {' and '.join(axes)}, and each "
+            "bucket is compiled once. If another axis varies, give it buckets, too."
+        )
+        return dataclasses.replace(difference, fix=fix)
+
+    def _padded(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any], Lengths]:
+        bound = inspect.signature(self).bind(*args, **kwargs)
+        bound.apply_defaults()
+        lengths: Lengths = {}
+        for name, axis, size_of in self._axes:
+            value = bound.arguments[name]
+            length = _length(value, name, axis)
+            size = size_of(length)
+            if size is None or size < length:
+                raise ValueError(_too_long(value, name, axis, length, size_of))
+            bound.arguments[name] = _pad(value, axis, size - length, self._fill)
+            lengths.setdefault(name, {})[axis] = length
+        traced = jax.tree.map(np.int32, lengths)
+        # `lengths` may stand anywhere among the parameters.
+        full = inspect.BoundArguments(
+            inspect.signature(self.__wrapped__),
+            OrderedDict({**bound.arguments, "lengths": traced}),
+        )
+        return full.args, full.kwargs, lengths
+
+
+@dataclasses.dataclass(frozen=True)
+class _Next:
+    """The next of some sizes, which are in order; `None` beyond the last one."""
+
+    sizes: tuple[int, ...]
+
+    def __call__(self, length: int) -> int | None:
+        return next((size for size in self.sizes if size >= length), None)
+
+
+def _next_power_of_two(length: int) -> int:
+    return 1 << max(length - 1, 0).bit_length()
+
+
+def _checked(sizes: Any, name: str, axis: int) -> Any:
+    """A function from a length to the size of its bucket, `None` if there is none."""
+    if callable(sizes):
+        return sizes
+    if isinstance(sizes, str):
+        if sizes == "powers-of-two":
+            return _next_power_of_two
+    elif isinstance(sizes, Sequence) and sizes:
+        if all(isinstance(size, int) and size > 0 for size in sizes):
+            return _Next(tuple(sorted(sizes)))
+    raise ValueError(
+        f"`axes[{name!r}][{axis}]` is {sizes!r}; sizes are 'powers-of-two', a sequence of "
+        "positive ints, or a function from a length to a size."
+    )
+
+
+def _arrays(value: Any, name: str) -> list[tuple[str, Any]]:
+    leaves, _ = jtu.tree_flatten_with_path(value)
+    return [(path_str(path, name), x) for path, x in leaves if is_array(x)]
+
+
+def _length(value: Any, name: str, axis: int) -> int:
+    """The one length of all arrays of an argument along an axis."""
+    arrays = _arrays(value, name)
+    if not arrays:
+        raise ValueError(f"`{name}` is to be padded, but holds no array.")
+    for path, x in arrays:
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError(
+                f"`{path}` is to be padded along axis {axis}, but has shape {x.shape}."
+            )
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            raise ValueError(f"`{path}` is of {x.dtype}, which cannot be padded.")
+    (first, x), *others = arrays
+    for path, y in others:
+        if y.shape[axis] != x.shape[axis]:
+            raise ValueError(
+                f"`{name}` is padded along axis {axis}, so its arrays have one length "
+                f"there; but that of `{first}` is {x.shape[axis]}, and that of `{path}` "
+                f"is {y.shape[axis]}."
+            )
+    return x.shape[axis]
+
+
+def _too_long(value: Any, name: str, axis: int, length: int, size_of: Any) -> str:
+    path = _arrays(value, name)[0][0]
+    if isinstance(size_of, _Next):
+        largest = f"the largest bucket is {size_of.sizes[-1]}. Add a larger one"
+    else:
+        largest = f"the bucket for it is {size_of(length)}. Return a size as large"
+    return f"`{path}` has length {length} along axis {axis}, and {largest}."
+
+
+def _pad(value: Any, axis: int, number: int, fill: Any) -> Any:
+    """A tree with its arrays longer by so many elements."""
+    return jax.tree.map(
+        lambda x: _pad_array(x, axis, number, fill) if is_array(x) else x, value
+    )
+
+
+def _pad_array(x: Any, axis: int, number: int, fill: Any) -> Any:
+    if number == 0:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = 0, number
+    pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
+    return pad(x, widths, constant_values=np.asarray(fill, x.dtype))
