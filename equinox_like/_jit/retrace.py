@@ -141,7 +141,7 @@ def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
     same_shape, same_dtype = old.shape == new.shape, old.dtype == new.dtype
     if not same_shape:
         fix = (
-            "Each shape is compiled for itself: pad to a few sizes, if there are many."
+            "Each shape is compiled separately: pad to a few sizes, as `bucketed` does."
         )
         yield Difference(name, SHAPE, was, now, fix)
     if not same_dtype:
