@@ -5,11 +5,11 @@ from .abstract import (
     AbstractVar as AbstractVar,
     StrictConfig as StrictConfig,
 )
-from .field import field as field, static_field as static_field
+from .fields import field as field, static_field as static_field
 from .module import Module as Module
 from .partial import Partial as Partial
 from .static import Static as Static
-from .trainable import (
+from .freezing import (
     Frozen as Frozen,
     frozen as frozen,
     trainable as trainable,
