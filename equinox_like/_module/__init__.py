@@ -6,13 +6,13 @@ from .abstract import (
     StrictConfig as StrictConfig,
 )
 from .fields import field as field, static_field as static_field
-from .module import Module as Module
-from .partial import Partial as Partial
-from .static import Static as Static
 from .freezing import (
     Frozen as Frozen,
     frozen as frozen,
     trainable as trainable,
     unfrozen as unfrozen,
 )
+from .module import Module as Module
+from .partial import Partial as Partial
+from .static import Static as Static
 from .wrapper import module_update_wrapper as module_update_wrapper
