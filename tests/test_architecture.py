@@ -150,6 +150,19 @@ def test_nothing_imported_is_patched(source: Path) -> None:
     assert foreign_assignments(parse(source), package_of(source)) == []
 
 
+def test_no_file_is_named_like_a_function_of_its_folder():
+    """The two would hide each other from whatever reads the source, as the API pages do."""
+    hidden = [
+        f"{name_of(source)}: {bound}"
+        for source in SOURCES
+        if source.name == "__init__.py"
+        for _, name, bound in imports_of(parse(source), package_of(source))
+        if (source.parent / f"{bound}.py").exists()
+        and name != ".".join([*package_of(source), bound])
+    ]
+    assert hidden == []
+
+
 @pytest.mark.parametrize(
     ("check", "code"),
     [
@@ -157,7 +170,7 @@ def test_nothing_imported_is_patched(source: Path) -> None:
         (unstable_uses, "from jax import core"),
         (unstable_uses, "from jax._src.core import Tracer"),
         (unstable_uses, "import jax\njax.extend.core.primitives"),
-        (late_imports, "def f():\n    from .split import merge"),
+        (late_imports, "def f():\n    from .splitting import merge"),
         (late_imports, "def f():\n    from .. import _tree"),
         (late_imports, "def f():\n    import equinox_like"),
         (imports_of_the_whole, "import equinox_like as eqx"),
@@ -176,11 +189,11 @@ def test_breach_is_found(check, code: str) -> None:
     [
         (unstable_uses, "import jax\njax.tree.map"),
         (unstable_uses, "from .._compat import core"),
-        (late_imports, "from .split import merge"),
+        (late_imports, "from .splitting import merge"),
         (late_imports, "def f():\n    import wadler_lindig"),
         (late_imports, "def f():\n    from .._errors import LeafError"),
-        (imports_of_the_whole, "from .._tree.split import merge"),
-        (imports_of_the_whole, "from .partition import partition"),
+        (imports_of_the_whole, "from .._tree.splitting import merge"),
+        (imports_of_the_whole, "from .partitioning import partition"),
         (foreign_assignments, "import jax\nx = jax.jit"),
         (foreign_assignments, "def f(self):\n    self.x = 1"),
     ],

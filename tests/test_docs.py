@@ -102,7 +102,7 @@ def test_blocks_are_found() -> None:
 
 def test_every_public_name_has_its_place_on_an_api_page() -> None:
     directive = re.compile(r"^::: (\S+)$", re.MULTILINE)
-    pages = (ROOT / "docs" / "api").glob("*.md")
+    pages = (ROOT / "docs" / "api").rglob("*.md")
     placed = [name for page in pages for name in directive.findall(page.read_text())]
     names = dict(public_objects(equinox_like))
     # What is public at the top or in `debug` has its place there, and needs no other.

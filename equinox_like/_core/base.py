@@ -26,7 +26,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.source_info import pass_over
-from .._module.field import field
+from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
 from .._module.names import OfCallables, function_of as function_of, name_of as name_of

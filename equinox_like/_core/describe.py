@@ -17,7 +17,7 @@ import numpy as np
 from .._module.module import Module
 from .._tree.filters import is_array
 from .._tree.paths import path_str
-from .._tree.split import STATIC
+from .._tree.splitting import STATIC
 from .._tree.strict import strictly_same
 from .base import is_global
 from .difference import Leaf, static_fields

@@ -15,7 +15,7 @@ from .._module.module import Module
 from .._tree.filters import is_array
 from .._tree.nodes import children_of, describe_node
 from .._tree.paths import path_str
-from .._tree.split import STATIC, Skeleton
+from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strictly_same
 
 ARGUMENTS: Final = "argument count"

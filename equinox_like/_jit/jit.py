@@ -22,7 +22,7 @@ from .._core.base import (
     require_callable,
 )
 from .._core.parts import is_array_or_struct
-from .._module.field import field
+from .._module.fields import field
 from .._module.partial import Partial, show_partial
 from .checks import explained, holds_check
 from .donating import DonatingSpecialization

@@ -21,7 +21,7 @@ from .._compat.tracer import Tracer
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.registry import registry
-from .._tree.split import (
+from .._tree.splitting import (
     STATIC,
     Skeleton,
     leaf_paths,

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._compat.trace_state import at_top_level
 from .._tree.registry import registry
-from .._tree.split import Skeleton
+from .._tree.splitting import Skeleton
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, records
 from .layout import Call, Layout, LayoutTable, keep

@@ -14,7 +14,7 @@ import jax
 
 from .._compat.trace_state import settings, trace_context
 from .._core.difference import Arguments, Difference, differences
-from .._tree.split import Skeleton
+from .._tree.splitting import Skeleton
 
 SHAPE: Final = "shape"
 DTYPE: Final = "dtype"

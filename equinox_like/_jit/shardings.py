@@ -17,7 +17,7 @@ from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.paths import path_str
-from .._tree.split import STATIC, Skeleton
+from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
 from .layout import Layout, groups_of, keep
 

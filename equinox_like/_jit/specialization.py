@@ -23,7 +23,7 @@ from .._core.base import function_of, jit_is_disabled, name_of
 from .._core.parts import Rest, take_apart
 from .._tree.filters import is_array
 from .._tree.registry import registry
-from .._tree.split import Skeleton, merge
+from .._tree.splitting import Skeleton, merge
 from .checks import explained, holds_check, there_are_checks, wait_for
 from .layout import DONATE, MAX_KEPT, Layout, groups_of, keep
 from .retrace import Trace, announce, trace_of

@@ -18,7 +18,7 @@ from .._compat.trace_state import at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences
 from .._errors import DonationError
-from .._tree.split import STATIC
+from .._tree.splitting import STATIC
 from .checks import wait_for
 from .donating import Deletion
 from .donation import (

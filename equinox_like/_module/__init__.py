@@ -5,14 +5,14 @@ from .abstract import (
     AbstractVar as AbstractVar,
     StrictConfig as StrictConfig,
 )
-from .field import field as field, static_field as static_field
-from .module import Module as Module
-from .partial import Partial as Partial
-from .static import Static as Static
-from .trainable import (
+from .fields import field as field, static_field as static_field
+from .freezing import (
     Frozen as Frozen,
     frozen as frozen,
     trainable as trainable,
     unfrozen as unfrozen,
 )
+from .module import Module as Module
+from .partial import Partial as Partial
+from .static import Static as Static
 from .wrapper import module_update_wrapper as module_update_wrapper

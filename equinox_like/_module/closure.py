@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .field import field
+from .fields import field
 from .module import Module
 
 

@@ -22,7 +22,7 @@ from .._tree.format import tree_pformat
 from .._tree.render import render
 from .construct import construct, refuse_assignment
 from .dataclass import is_dunder, make_dataclass, put_attributes
-from .field import field
+from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES, Node, register
 from .names import OfCallables, code_of, show_function
 from .spec import (

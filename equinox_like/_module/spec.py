@@ -9,7 +9,7 @@ from typing import Any, Final
 from .._tree.cached import Attribute
 from .._warn import warn
 from .abstract import find_open_variables
-from .field import converter_of, is_static, is_trainable
+from .fields import converter_of, is_static, is_trainable
 from .flatten import Node, getter
 
 _new = object.__new__

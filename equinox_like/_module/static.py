@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .field import field
+from .fields import field
 from .module import Module
 
 

@@ -31,9 +31,9 @@ from .._compat.rules import (
 from .._compat.tracer import Tracer
 from .._core.base import Transformed, frames_hidden, name_of
 from .._core.parts import Rest, take_apart
-from .._module.field import field
+from .._module.fields import field
 from .._tree import is_array
-from .._tree.split import STATIC, Skeleton, merge, split
+from .._tree.splitting import STATIC, Skeleton, merge, split
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

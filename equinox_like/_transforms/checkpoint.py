@@ -8,7 +8,7 @@ import jax
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
-from .._module.field import field
+from .._module.fields import field
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

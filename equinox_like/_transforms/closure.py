@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from .._compat.jaxpr import eval_jaxpr
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, is_array_or_struct, take_apart
-from .._module.field import field
+from .._module.fields import field
 from .._module.module import Module
 from .._tree.filters import is_array
 from .._tree.format import tree_pformat

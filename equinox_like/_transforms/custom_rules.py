@@ -19,12 +19,12 @@ from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import as_arrays, is_array_or_struct, is_number, take_apart
-from .._module.field import field
+from .._module.fields import field
 from .._tree.arrays import describe_type
 from .._tree.filters import is_array, is_array_like, is_inexact_array, is_none
 from .._tree.match import pair_leaves
 from .._tree.nodes import describe_node
-from .._tree.partition import combine, filter, partition
+from .._tree.partitioning import combine, filter, partition
 from .._tree.paths import path_str
 from .._warn import warn
 from .tangents import is_zero, refuse_non_arrays, shape_and_dtype

@@ -16,7 +16,7 @@ from .._compat.jaxpr import eval_jaxpr
 from .._core.base import Transformed, by_position, frames_hidden, name_of
 from .._core.difference import tree_differences
 from .._core.parts import Rest, is_array_or_struct, take_apart, take_apart_like
-from .._module.field import field
+from .._module.fields import field
 from .._tree.match import leaf_name, spread
 from .._tree.paths import path_str
 from .custom_rules import Rules

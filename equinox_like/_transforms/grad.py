@@ -14,12 +14,12 @@ import jax.tree_util as jtu
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, value_and_aux
-from .._module.field import field
-from .._module.trainable import trainable_leaves
+from .._module.fields import field
+from .._module.freezing import trainable_leaves
 from .._tree.filters import is_inexact_array
-from .._tree.partition import filter
+from .._tree.partitioning import filter
 from .._tree.paths import path_str
-from .._tree.split import leaf_paths
+from .._tree.splitting import leaf_paths
 
 _P = ParamSpec("_P")
 # To the parameter of a lambda, which has no type, the bound is given.

@@ -18,11 +18,11 @@ from .._compat.custom_vjp import is_forward_mode
 from .._compat.tracer import Tracer
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.parts import take_apart
-from .._module.field import field
+from .._module.fields import field
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
-from .._tree.partition import combine, filter, partition
+from .._tree.partitioning import combine, filter, partition
 from .._tree.paths import path_str
 from .custom_rules import filter_custom_vjp
 from .inverse import derived_inverse

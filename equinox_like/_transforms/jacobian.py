@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.pack import pack, unpack
 from .._core.parts import value_and_aux
-from .._module.field import field
+from .._module.fields import field
 from .grad import first_argument
 from .tangents import refuse_non_arrays
 

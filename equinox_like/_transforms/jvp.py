@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, take_apart
-from .._module.field import field
+from .._module.fields import field
 from .._module.module import Module
 from .._tree.filters import is_inexact_array, is_none
 from .tangents import (

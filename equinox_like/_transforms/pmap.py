@@ -13,7 +13,7 @@ from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, name_of, refuse_deprecated
 from .._core.parts import take_apart
 from .._jit.jit import Jitted
-from .._module.field import field
+from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str

@@ -17,7 +17,7 @@ from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
 from .._jit.jit import Jitted
 from .._jit.shardings import refuse_misfit
-from .._module.field import field
+from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread

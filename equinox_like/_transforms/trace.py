@@ -16,7 +16,7 @@ from .._core.base import Transformed, frames_hidden, name_of
 from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, is_array_or_struct, take_apart
-from .._tree.split import STATIC, Skeleton, merge, split
+from .._tree.splitting import STATIC, Skeleton, merge, split
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

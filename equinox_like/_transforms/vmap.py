@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 from jax.sharding import AxisType
 
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
-from .._module.field import field
+from .._module.fields import field
 from .._tree.filters import is_array, is_none
 from .._tree.match import leaf_name, match_prefix
 from .arguments import argument_name, by_name

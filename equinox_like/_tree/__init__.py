@@ -10,8 +10,8 @@ from .filters import (
 )
 from .format import tree_pformat as tree_pformat, tree_pprint as tree_pprint
 from .inference import tree_inference as tree_inference
-from .partition import combine as combine, filter as filter, partition as partition
-from .split import (
+from .partitioning import combine as combine, filter as filter, partition as partition
+from .splitting import (
     STATIC as STATIC,
     Skeleton as Skeleton,
     merge as merge,

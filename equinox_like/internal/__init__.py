@@ -78,7 +78,7 @@ from .._transforms.trace import (
 )
 from .._tree.format import TreeWLCustom as TreeWLCustom
 from .._tree.omega import ω as ω
-from .._tree.partition import (
+from .._tree.partitioning import (
     hashable_combine as hashable_combine,
     hashable_partition as hashable_partition,
 )

@@ -94,4 +94,17 @@ from ._stateful import StatefulLayer as StatefulLayer
 from ._summary import Summary as Summary, SummaryRow as SummaryRow, summary as summary
 
 inference_mode = _tree_inference
-"""[`equinox_like.tree_inference`][] by another name."""
+"""`nn.inference_mode(model)` switches dropout off, and makes `BatchNorm` use its running
+statistics. It sets each field named `inference`, at any depth, and is the function
+[`equinox_like.tree_inference`][] by another name.
+
+!!! example
+
+    ```python
+    import equinox_like as eqx
+    import jax
+
+    model = eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Identity()])
+    assert eqx.nn.inference_mode(model)[0].inference
+    ```
+"""

@@ -11,10 +11,10 @@ from jaxtyping import Array
 
 from .._core.difference import tree_differences
 from .._module import Module, field
-from .._module.trainable import trainable_leaves
+from .._module.freezing import trainable_leaves
 from .._tree import is_array, partition
 from .._tree.copy import tree_copy
-from .._tree.split import STATIC, Skeleton, make_skeleton
+from .._tree.splitting import STATIC, Skeleton, make_skeleton
 from ._init import default_dtype
 from ._stacked import filled
 

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field, frozen, trainable, unfrozen
-from .._module.trainable import leaves_under
+from .._module.freezing import leaves_under
 from .._tree import is_array, is_inexact_array, tree_at
 from .._tree.paths import plain_path
 from ._embedding import Embedding

@@ -22,6 +22,7 @@ class GRUCell(Module):
     r"""One step of a gated recurrent unit.
 
     $$r = \sigma(W_r x + U_r h + b_r), \qquad z = \sigma(W_z x + U_z h + b_z),$$
+
     $$n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n)), \qquad h' = n + z \odot (h - n).$$
 
     `weight_ih` is $W_r$, $W_z$ and $W_n$, one below the other; so is `weight_hh` of the
@@ -150,6 +151,7 @@ class LSTMCell(Module):
 
     $$i, f, o = \sigma(W_{i, f, o}\, x + U_{i, f, o}\, h + b_{i, f, o}), \qquad
     g = \tanh(W_g x + U_g h + b_g),$$
+
     $$c' = f \odot c + i \odot g, \qquad h' = o \odot \tanh(c').$$
 
     `weight_ih` is $W_i$, $W_f$, $W_g$ and $W_o$, one below the other; so is `weight_hh` of

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._module.trainable import leaves_under, trainable_leaves
+from .._module.freezing import leaves_under, trainable_leaves
 from .._tree import is_array
 from .._tree.paths import plain_path
 from .._tree.table import table_lines

@@ -18,10 +18,10 @@ from .._compat.tracer import Tracer
 from .._tree.at import tree_at
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.glob import matches_above
-from .._tree.partition import tree_filter
+from .._tree.partitioning import tree_filter
 from .._tree.paths import plain_path
 from .._tree.registry import register_cached
-from .field import field
+from .fields import field
 from .flatten import Node
 from .module import Module
 

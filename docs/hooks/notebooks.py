@@ -1,0 +1,67 @@
+"""Each notebook of `examples/` as a page: its text, code and saved outputs.
+
+Nothing is executed. The pages come after the guides in the navigation, and each has a link
+to its notebook.
+"""
+
+import re
+from pathlib import Path
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+BEFORE = "Architecture"  # the section of the navigation that the notebooks stand before
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    pages = [{title_of(path): page_of(path)} for path in NOTEBOOKS]
+    nav = config.nav or []
+    names = [next(iter(entry)) for entry in nav]
+    place = names.index(BEFORE) if BEFORE in names else len(nav)
+    nav.insert(place, {"Examples": pages})
+    # `mkdocs serve` reads the notebooks again when they change.
+    config.watch.append(str(ROOT / "examples"))
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path in NOTEBOOKS:
+        text, outputs = convert(path)
+        files.append(File.generated(config, page_of(path), content=text))
+        notebook = File.generated(
+            config, f"examples/{path.name}", content=path.read_bytes()
+        )
+        files.append(notebook)
+        for name, content in outputs.items():
+            files.append(
+                File.generated(config, f"examples/{path.stem}/{name}", content=content)
+            )
+    return files
+
+
+def convert(path: Path) -> tuple[str, dict[str, bytes]]:
+    """The Markdown of a notebook, and the images in its outputs."""
+    notebook = nbformat.read(path, as_version=4)
+    text, resources = MarkdownExporter().from_notebook_node(notebook)
+    link = f"[Download this notebook]({path.name}){{ download }}\n"
+    title, _, body = text.partition("\n\n")
+    for name in resources["outputs"]:
+        body = body.replace(f"({name})", f"({path.stem}/{name})")
+    return f"{title}\n\n{link}\n{COLOURS.sub('', body)}", resources["outputs"]
+
+
+def title_of(path: Path) -> str:
+    cells = nbformat.read(path, as_version=4).cells
+    first = cells[0].source.partition("\n")[0] if cells else ""
+    if not first.startswith("# "):
+        raise ValueError(f"{path.name} must begin with a cell of text `# Title`.")
+    return first.removeprefix("# ")
+
+
+def page_of(path: Path) -> str:
+    return f"examples/{path.stem}.md"

@@ -1,0 +1,217 @@
+"""The pages as they are built: what a reader's browser gets.
+
+The site is built once, however many processes the tests run in.
+"""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup, Tag
+from test_docs import public_objects
+
+import equinox_like as eqx
+
+ROOT = Path(__file__).resolve().parents[1]
+# The page says which function that is, and shows no signature of its own.
+SECOND_NAMES = ("equinox_like.nn.inference_mode",)
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, worker_id: str) -> Path:
+    """The folder of the built site. The first process builds it, the others wait."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "site"
+    log = folder.with_suffix(".log")
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        while not log.exists():
+            time.sleep(0.1)
+    else:
+        build = f"-m mkdocs build --strict --quiet --site-dir {folder}"
+        done = subprocess.run(
+            [sys.executable, *build.split()],
+            cwd=ROOT,
+            env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        written = log.with_suffix(".part")
+        written.write_text("" if done.returncode == 0 else done.stdout)
+        written.rename(log)
+    assert log.read_text() == ""
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, BeautifulSoup]:
+    """Each page by its path in the site: `api/module/` for example."""
+    return {
+        path.relative_to(site).as_posix().removesuffix("index.html"): BeautifulSoup(
+            path.read_text(), "html.parser"
+        )
+        for path in sorted(site.rglob("*.html"))
+        if path.name != "404.html"
+    }
+
+
+def links_of(page: BeautifulSoup) -> Iterator[str]:
+    for tag in page.find_all(["a", "img", "link", "script"]):
+        for attribute in ("href", "src"):
+            if tag.get(attribute):
+                yield str(tag[attribute])
+
+
+def test_links_and_anchors_lead_somewhere(site: Path, pages) -> None:
+    anchors = {
+        path: {t["id"] for t in page.select("[id]")} for path, page in pages.items()
+    }
+    broken = []
+    for path, page in pages.items():
+        for link in {*links_of(page)}:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (
+                os.path.normpath(f"{path}{unquote(parts.path)}") if parts.path else path
+            )
+            target = "" if target == "." else target
+            file = site / target
+            if parts.path and file.is_dir():
+                target = f"{target}/" if target else ""
+                file /= "index.html"
+            if not file.exists() and parts.path:
+                broken.append(f"{path}: {link}")
+            elif parts.fragment and unquote(parts.fragment) not in anchors[target]:
+                broken.append(f"{path}: {link}")
+    assert broken == []
+
+
+def test_no_page_loads_anything_from_another_host(site: Path, pages) -> None:
+    loaded = [
+        f"{path}: {tag}"
+        for path, page in pages.items()
+        for tag in page.select("[src], link[href]")
+        if urlsplit(str(tag.get("src") or tag["href"])).netloc
+        and "canonical" not in (tag.get("rel") or ())
+    ]
+    imported = [
+        f"{sheet.relative_to(site)}: {found}"
+        for sheet in site.rglob("*.css")
+        for found in re.findall(
+            r"(?:@import|url\()\s*['\"]?(?:https?:)?//", sheet.read_text()
+        )
+    ]
+    assert loaded + imported == []
+
+
+def test_no_markup_is_left_unrendered(pages) -> None:
+    markup = re.compile(
+        r"\$|\*\*|``|!!! |^:::|\]\[|\]\(|\\[a-zA-Z(\[]|\x1b", re.MULTILINE
+    )
+    left = []
+    for path, page in pages.items():
+        text = page.find("article").__copy__()
+        for tag in text.find_all(["code", "pre", "math", "script", "style"]):
+            tag.decompose()
+        left += [
+            f"{path}: {line.strip()}"
+            for line in text.get_text().splitlines()
+            if markup.search(line)
+        ]
+    assert left == []
+
+
+def entries_of(pages: dict[str, BeautifulSoup]) -> dict[str, Tag]:
+    """The entry of each name on the API pages."""
+    entries = {}
+    for page in pages.values():
+        for entry in page.select(".doc-object"):
+            heading = entry.find(class_="doc-heading")
+            assert isinstance(heading, Tag)
+            entries[str(heading["id"])] = entry
+    return entries
+
+
+def own(entry: Tag, css: str) -> list[Tag]:
+    """What belongs to the entry itself, and not to the members shown within it."""
+    return [t for t in entry.select(css) if t.find_parent(class_="doc-object") is entry]
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+def test_entry_of_each_function_has_its_signature(pages) -> None:
+    entries = entries_of(pages)
+    wrong = []
+    for name, value in public_objects(eqx):
+        if isinstance(value, type):
+            # What a class is made from is shown by its `__init__`, if that is shown.
+            name, value = f"{name}.__init__", value.__init__
+        if name in entries and inspect.isroutine(value):
+            shown = " ".join(t.get_text() for t in own(entries[name], ".doc-signature"))
+            parameters = {*inspect.signature(value).parameters} - {"self"}
+            if not shown or not parameters <= words(shown):
+                wrong.append(f"{name}: {shown!r}")
+    assert [name for name in wrong if not name.startswith(SECOND_NAMES)] == []
+
+
+def test_entry_of_each_name_has_its_own_text(pages) -> None:
+    entries = entries_of(pages)
+    wrong = []
+    for name, value in public_objects(eqx):
+        if name in entries and (inspect.isroutine(value) or isinstance(value, type)):
+            purpose = (inspect.getdoc(value) or "").split("\n\n")[0]
+            assert purpose, name
+            purpose = re.sub(r"\$.*?\$|\]\([^)]*\)", "", purpose)  # formulas, links
+            shown = [t.get_text() for t in own(entries[name], ".doc-contents > p")]
+            if not shown or not words(purpose) <= words(shown[0]):
+                wrong.append(f"{name}: {shown[:1]}")
+    assert [name for name in wrong if not name.startswith(SECOND_NAMES)] == []
+
+
+def test_table_of_layers_names_every_layer(pages) -> None:
+    table = pages["api/nn/"].select("td:first-child a")
+    assert sorted(cell.get_text() for cell in table) == sorted(
+        name
+        for name, value in vars(eqx.nn).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    )
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_a_page_with_its_outputs(path: Path, site: Path, pages) -> None:
+    page = pages[f"examples/{path.stem}/"].find("article")
+    assert page.select_one(f'a[href$="{path.name}"]')
+    assert (site / "examples" / path.name).read_bytes() == path.read_bytes()
+    outputs = [
+        output
+        for cell in json.loads(path.read_text())["cells"]
+        for output in cell.get("outputs", [])
+    ]
+    images = [o for o in outputs if "image/png" in o.get("data", {})]
+    assert len(page.select("img")) >= len(images)
+    for output in outputs:
+        if output["output_type"] == "stream" and output["name"] == "stdout":
+            line = "".join(output["text"]).splitlines()[0].strip()
+            assert line in page.get_text()
+
+
+@pytest.mark.parametrize("word", ["freeze", "bf16", "optax", "FAQ", "parallel"])
+def test_search_finds(word: str, site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    texts = [f"{entry['title']} {entry['text']}" for entry in index["docs"]]
+    assert any(re.search(rf"\b{word}", text, re.IGNORECASE) for text in texts)
