@@ -16,7 +16,7 @@ from .._core.base import Transformed, frames_hidden, hide_frames, name_of
 from .._core.difference import Difference
 from .._jit.jit import Jitted, filter_jit
 from .._jit.retrace import SHAPE, Retrace
-from .._module.field import field
+from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 
