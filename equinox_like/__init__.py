@@ -4,7 +4,13 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 from . import _environment as _environment
-from ._core import clear_caches as clear_caches
+from ._core import (
+    Context as Context,
+    clear_caches as clear_caches,
+    inference as inference,
+    is_inference as is_inference,
+    training as training,
+)
 from ._errors import (
     DonationError as DonationError,
     DonationWarning as DonationWarning,

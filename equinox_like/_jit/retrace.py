@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from .._compat.trace_state import settings, trace_context
+from .._core.context import Context, values_here
 from .._core.difference import Arguments, Difference, differences
 from .._tree.splitting import Skeleton
 
@@ -38,6 +39,8 @@ class Trace(NamedTuple):
     avals: tuple[Any, ...]
     context: Any
     settings: dict[str, Any]
+    # The values of the library's own contexts, but for defaults.
+    user_contexts: dict[Context[Any], Any]
     # Another object after `jax.clear_caches()`.
     session: Any
 
@@ -63,6 +66,7 @@ def trace_of(layout: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
         tuple(avals),
         trace_context(),
         settings(),
+        values_here(),
         _session.trace().jaxpr,
     )
 
@@ -171,12 +175,12 @@ def _layout(aval: Any) -> str:
 
 
 def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
-    changed = [
+    settings = [
         name
         for name, value in new.settings.items()
         if name in old.settings and old.settings[name] != value
     ]
-    for name in changed:
+    for name in settings:
         yield Difference(
             name,
             CONFIGURATION,
@@ -184,7 +188,13 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
             repr(new.settings[name]),
             "Set it once, before the first call.",
         )
-    if not changed:
+    before, after = old.user_contexts, new.user_contexts
+    contexts = [c for c in before | after if before.get(c) is not after.get(c)]
+    for context in contexts:
+        was, now = (repr(x.get(context, context.default)) for x in (before, after))
+        fix = "Each value is compiled for itself, once."
+        yield Difference(f"the context {context.name}", CONTEXT, was, now, fix)
+    if not settings and not contexts:
         yield Difference(
             "the context",
             CONTEXT,

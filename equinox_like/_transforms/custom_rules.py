@@ -16,6 +16,7 @@ from jax.custom_derivatives import zero_from_primal
 
 from .._compat.custom_vjp import call_with_rules, is_forward_mode
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.context import in_context_of_now
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import as_arrays, is_array_or_struct, is_number, take_apart
@@ -149,7 +150,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
 
         # The rule knows `flat` without it: with it, it would keep itself alive.
         flat_with_rule = jax.custom_jvp(flat)
-        flat_with_rule.defjvp(flat_rule, symbolic_zeros=True)
+        flat_with_rule.defjvp(in_context_of_now(flat_rule), symbolic_zeros=True)
         message = _KEYWORD_TANGENT.format(name=name)
         return flat_with_rule(data, hold(held, lambda _: ValueError(message)))
 
@@ -414,8 +415,8 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
         # The rules know `flat` without them: with these it would keep itself alive.
         flat_with_rules = jax.custom_vjp(flat)
         flat_with_rules.defvjp(
-            flat_fwd,
-            flat_bwd,
+            in_context_of_now(flat_fwd),
+            in_context_of_now(flat_bwd),
             symbolic_zeros=not optimize_remat,
             optimize_remat=optimize_remat,
         )

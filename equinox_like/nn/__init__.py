@@ -51,7 +51,12 @@ from ._norm import (
     LayerNorm as LayerNorm,
     RMSNorm as RMSNorm,
 )
-from ._policy import Mixed as Mixed, Policy as Policy, mixed as mixed
+from ._policy import (
+    Mixed as Mixed,
+    Policy as Policy,
+    mixed as mixed,
+    precision as precision,
+)
 from ._pool import (
     AvgPool1d as AvgPool1d,
     AvgPool2d as AvgPool2d,
@@ -65,6 +70,7 @@ from ._position import (
     LearnedPositionalEmbedding as LearnedPositionalEmbedding,
     SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
 )
+from ._precision import cast_to_precision as cast_to_precision
 from ._prelu import PReLU as PReLU
 from ._recurrent import RNN as RNN, Bidirectional as Bidirectional
 from ._reinit import reinit as reinit

@@ -38,6 +38,7 @@ from ._kv_cache import (
 )
 from ._linear import Linear, mapped
 from ._masks import check_window, visible_keys
+from ._precision import cast_to_precision
 from ._shape import as_size, check_input, parameter_shape, within
 from ._sharding import parts, placed, whole_along
 
@@ -105,7 +106,7 @@ class MultiheadAttention(Module):
         use_value_bias: bool = False,
         use_output_bias: bool = False,
         dropout_p: float = 0.0,
-        inference: bool = False,
+        inference: bool | None = False,
         dtype: DTypeLike | None = None,
         *,
         key: PRNGKeyArray,
@@ -246,7 +247,9 @@ class MultiheadAttention(Module):
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # Not around the whole call, so that a warning points at the caller.
         with jax.named_scope("eqx.nn.MultiheadAttention"):
-            inputs = _checked_inputs(self, query, key_, value, cache)
+            self, *arguments = cast_to_precision((self, query, key_, value, bias))
+            *_, bias = arguments
+            inputs = _checked_inputs(self, *arguments[:3], cache)
             q = _project(self, "query_proj", inputs[0], self.num_heads)
             k = _project(self, "key_proj", inputs[1], self.num_kv_heads)
             v = _project(self, "value_proj", inputs[2], self.num_kv_heads)

@@ -13,7 +13,9 @@ from jaxtyping import Array, PRNGKeyArray
 from .._module import field
 from .._warn import warn
 from ._batch_layout import Layout, laid_out
+from ._inference import at_inference
 from ._init import default_dtype
+from ._precision import computes
 from ._shape import as_size
 from ._sharding import explicit_mesh, parts, placed
 from ._state import State, StateIndex, check_state
@@ -77,7 +79,7 @@ class BatchNorm(StatefulLayer):
     batch_counter: StateIndex[Any] | None
     batch_state_index: StateIndex[Any] | None
     axis_name: Any
-    inference: bool | Array
+    inference: bool | Array | None
     input_size: int = field(static=True)
     eps: float = field(static=True)
     channelwise_affine: bool = field(static=True)
@@ -95,7 +97,7 @@ class BatchNorm(StatefulLayer):
         eps: float = 1e-5,
         channelwise_affine: bool = True,
         momentum: float = 0.99,
-        inference: bool = False,
+        inference: bool | None = False,
         dtype: DTypeLike | None = None,
         mode: _Mode = "legacy",
         *,
@@ -113,6 +115,7 @@ class BatchNorm(StatefulLayer):
         - `channelwise_affine`: whether there are $w$ and $b$.
         - `momentum`: how much of a running average stays at each step.
         - `inference`: whether to use the running averages, and to leave them alone.
+            `None`: as [`equinox_like.inference`][] and [`equinox_like.training`][] say.
         - `dtype`: of parameters and state; by default float32, or float64 if
             `jax_enable_x64` is on.
         - `mode`: `"batch"` or `"ema"`, see above. By default `"batch"` without an
@@ -176,7 +179,7 @@ class BatchNorm(StatefulLayer):
             self.batch_counter = StateIndex(jnp.array(0))
             self.batch_state_index = StateIndex((zeros, jnp.ones(shape, dtype)))
 
-    @jax.named_scope("eqx.nn.BatchNorm")
+    @computes("eqx.nn.BatchNorm")
     def __call__(
         self,
         x: ArrayLike,
@@ -209,7 +212,7 @@ class BatchNorm(StatefulLayer):
         `axis_name`. `TypeError` if `state` is not a [`equinox_like.nn.State`][].
         """
         check_state(self, state)
-        at_rest = bool(self.inference if inference is None else inference)
+        at_rest = bool(at_inference(self, inference))
         x, layout = laid_out(self, x, mask, at_rest)
         running = _running(self, state)
         stored = running.mean.dtype

@@ -18,6 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._module import Module, field
 from ._init import Init, channels_first, default_dtype, first_values
 from ._keys import split_key
+from ._precision import computes
 from ._shape import (
     as_padding,
     as_size,
@@ -147,7 +148,7 @@ class Conv(Module):
             self, default_dtype(dtype), key, weight_init, bias_init
         )
 
-    @jax.named_scope("eqx.nn.Conv")
+    @computes("eqx.nn.Conv")
     def __call__(
         self,
         x: ArrayLike,

@@ -22,6 +22,7 @@ from ._conv import (
     one_of,
 )
 from ._init import Init, channels_first, default_dtype
+from ._precision import computes
 from ._shape import as_size
 
 
@@ -142,7 +143,7 @@ class ConvTranspose(Module):
             self, default_dtype(dtype), key, weight_init, bias_init
         )
 
-    @jax.named_scope("eqx.nn.ConvTranspose")
+    @computes("eqx.nn.ConvTranspose")
     def __call__(
         self,
         x: ArrayLike,

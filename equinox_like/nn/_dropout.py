@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._warn import warn
+from ._inference import at_inference
 from ._keys import refused_key
 from ._shape import MissingKeyError
 
@@ -41,13 +42,13 @@ class Dropout(Module):
     """
 
     p: ArrayLike
-    inference: bool | Array
+    inference: bool | Array | None
     broadcast_axes: tuple[int, ...] = field(static=True, default=())
 
     def __init__(
         self,
         p: ArrayLike = 0.5,
-        inference: bool | Array = False,
+        inference: bool | Array | None = False,
         *,
         deterministic: bool | None = None,
         broadcast_axes: Sequence[int] = (),
@@ -56,7 +57,8 @@ class Dropout(Module):
 
         - `p`: the probability that an element is dropped. A leaf of the tree, as is
             `inference`, so that both can be changed later.
-        - `inference`: whether to drop nothing.
+        - `inference`: whether to drop nothing. `None`: as [`equinox_like.inference`][] and
+            [`equinox_like.training`][] say.
         - `deterministic`: the old name of `inference`. Deprecated.
         - `broadcast_axes`: axes of the input along which the draws are shared, so that
             elements are kept or dropped together: `(1, 2)` drops whole channels of an
@@ -118,7 +120,7 @@ class Dropout(Module):
         """Whether a call with this `inference` may drop anything."""
         if _is_zero(self.p):
             return False
-        return not (self.inference if inference is None else inference)
+        return not at_inference(self, inference)
 
 
 def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:

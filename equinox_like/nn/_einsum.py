@@ -14,6 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._errors import ShapeError
 from .._module import Module, field
 from ._init import Init, Layout, default_dtype, first_values
+from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed, resharded
 
@@ -113,7 +114,7 @@ class Einsum(Module):
     def _layouts(self) -> dict[str, Layout]:
         return {"weight": EinsumLayout(_parsed(self.equation))}
 
-    @jax.named_scope("eqx.nn.Einsum")
+    @computes("eqx.nn.Einsum")
     def __call__(
         self,
         x: ArrayLike,

@@ -14,6 +14,7 @@ from .._runtime.error_if import error_if
 from .._tree import is_array
 from ._init import Init, default_dtype, initialised, layout_of
 from ._keys import refused_key
+from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, matvec, parts, placed
 
@@ -78,7 +79,7 @@ class Embedding(Module):
         self.weight = weight
         self.check_bounds = check_bounds
 
-    @jax.named_scope("eqx.nn.Embedding")
+    @computes("eqx.nn.Embedding")
     def __call__(
         self,
         x: ArrayLike,

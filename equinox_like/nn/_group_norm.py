@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._errors import ShapeError
 from .._module import Module, field
 from ._norm import accumulation_dtype, cast, parameters, standardise
+from ._precision import computes
 from ._shape import as_size, check_channels_first, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT
@@ -87,7 +88,7 @@ class GroupNorm(Module):
         self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Any]: ...
 
-    @jax.named_scope("eqx.nn.GroupNorm")
+    @computes("eqx.nn.GroupNorm")
     def __call__(
         self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
     ) -> Any:
@@ -179,7 +180,7 @@ class InstanceNorm(Module):
         self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Any]: ...
 
-    @jax.named_scope("eqx.nn.InstanceNorm")
+    @computes("eqx.nn.InstanceNorm")
     def __call__(
         self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
     ) -> Any:

@@ -14,6 +14,7 @@ from .._module import Module, field
 from .._tree import is_array
 from ._init import Init, default_dtype, first_values, output_first
 from ._keys import split_key
+from ._precision import computes
 from ._shape import as_size_or_scalar, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, product
 
@@ -95,7 +96,7 @@ class Linear(Module):
         self.out_features = out_size
         self.use_bias = use_bias
 
-    @jax.named_scope("eqx.nn.Linear")
+    @computes("eqx.nn.Linear")
     def __call__(
         self,
         x: ArrayLike,

@@ -23,6 +23,7 @@ from ._embedding import Embedding
 from ._init import WEIGHTS, leading_axes
 from ._linear import Linear
 from ._places import places
+from ._precision import computes
 from ._reparam import with_weight
 from ._rnn import GRUCell, LSTMCell
 from ._sharding import explicit_mesh, like
@@ -123,7 +124,7 @@ class LoRA(StatefulLayer):
         """The number of columns of $B$."""
         return jax.tree.leaves(self.b)[0].shape[-1]
 
-    @jax.named_scope("eqx.nn.LoRA")
+    @computes("eqx.nn.LoRA")
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with the updated weight."""
         if not takes_key(self.layer):

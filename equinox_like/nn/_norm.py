@@ -16,6 +16,7 @@ from .._module import Module, field
 from .._tree import is_array
 from .._warn import warn
 from ._init import default_dtype
+from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT
@@ -90,7 +91,7 @@ class LayerNorm(Module):
         self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Any]: ...
 
-    @jax.named_scope("eqx.nn.LayerNorm")
+    @computes("eqx.nn.LayerNorm")
     def __call__(
         self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
     ) -> Any:
@@ -167,7 +168,7 @@ class RMSNorm(Module):
         self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Any]: ...
 
-    @jax.named_scope("eqx.nn.RMSNorm")
+    @computes("eqx.nn.RMSNorm")
     def __call__(
         self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
     ) -> Any:

@@ -1,18 +1,15 @@
-"""`Policy` and `mixed`: in which dtype a layer keeps its parameters, and computes."""
+"""`Policy`, `mixed`, `precision`: the dtypes in which a layer keeps and computes."""
 
 import abc
 import inspect
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
+from .._core.context import Entering
 from .._module import AbstractVar, Frozen, Module, field
-from .._tree import is_array
-from ._kv_cache import KVCache
-from ._state import State
+from ._precision import cast, compute_dtype, floating, is_real
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
 _Tree = TypeVar("_Tree")
@@ -62,9 +59,9 @@ class Policy(Module):
 
         `ValueError` for a dtype that is no real floating one.
         """
-        self.param_dtype = _floating("param_dtype", param_dtype)
-        self.compute_dtype = _floating("compute_dtype", compute_dtype)
-        self.output_dtype = _floating("output_dtype", output_dtype)
+        self.param_dtype = floating("Policy", "param_dtype", param_dtype)
+        self.compute_dtype = floating("Policy", "compute_dtype", compute_dtype)
+        self.output_dtype = floating("Policy", "output_dtype", output_dtype)
 
     @staticmethod
     def parse(text: str) -> "Policy":
@@ -234,44 +231,64 @@ def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
     return Mixed(cast(layer, policy.param_dtype, classes), policy, classes)
 
 
+def precision(policy: Policy | DTypeLike | None) -> Entering:
+    """A context in which layers compute in another dtype than that of their parameters.
+
+    Each layer that has parameters casts them, and its arguments, to this dtype, and returns
+    it. Norms and softmax still are computed in float32 at least, and gradients have the
+    dtype of the parameters. What a model computes between its layers is left alone: wrap
+    the model by [`equinox_like.nn.mixed`][] to cast that, too.
+
+    **Arguments:**
+
+    - `policy`: a real floating dtype; a [`equinox_like.nn.Policy`][], or the text of one,
+        that says nothing but the compute dtype; or `None`, for the layers' own dtypes.
+
+    **Returns:**
+
+    A context manager, which decorates functions, too. See [`equinox_like.Context`][]:
+    compiled functions are retraced once for each dtype, and each thread has its own.
+
+    **Raises:**
+
+    `ValueError` for another dtype, and for a policy with other dtypes, which a context,
+    that has neither a model nor an output, cannot apply.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        mlp = eqx.nn.MLP(3, 2, 8, 2, key=jax.random.key(0))
+        with eqx.nn.precision(jnp.bfloat16):
+            assert jax.jit(mlp)(jnp.ones(3)).dtype == jnp.bfloat16
+        assert jax.jit(mlp)(jnp.ones(3)).dtype == jnp.float32
+        ```
+    """
+    if isinstance(policy, str) and "=" in policy:
+        policy = Policy.parse(policy)
+    if not isinstance(policy, Policy):
+        return compute_dtype(floating("precision", "policy", policy))
+    if policy.param_dtype is not None or policy.output_dtype is not None:
+        raise ValueError(
+            "`precision` sets the compute dtype of layers and nothing else: cast the "
+            "parameters by `policy.cast_params(model)`, the result by "
+            "`policy.cast_output(out)`, and pass `policy.compute_dtype`."
+        )
+    return compute_dtype(policy.compute_dtype)
+
+
 def _with_kept(layer: Any, dtype: Any, keep: tuple[type, ...]) -> Any:
     """`layer`, in which what is kept takes and returns what the others compute with."""
 
     def each(node: Any) -> Any:
         if not (isinstance(node, keep) and callable(node)):
             return node
-        own = next((x.dtype for x in jax.tree.leaves(node) if _is_real(x)), None)
+        own = next((x.dtype for x in jax.tree.leaves(node) if is_real(x)), None)
         return _Kept(node, own, dtype)
 
     if isinstance(layer, keep):
         return each(layer)
     return jax.tree.map(each, layer, is_leaf=lambda node: isinstance(node, keep))
-
-
-def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
-    """`tree` with its real floating arrays in `dtype`."""
-    if dtype is None:
-        return tree
-
-    def each(node: Any) -> Any:
-        return node.astype(dtype) if _is_real(node) and node.dtype != dtype else node
-
-    return jax.tree.map(
-        each, tree, is_leaf=lambda node: isinstance(node, (State, KVCache, *keep))
-    )
-
-
-def _is_real(node: Any) -> bool:
-    return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
-
-
-def _floating(name: str, dtype: Any) -> Any:
-    if dtype is None:
-        return None
-    try:
-        dtype = jnp.dtype(dtype)
-    except TypeError:
-        dtype = None
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"Policy takes a real floating dtype as `{name}`.")
-    return np.dtype(dtype)

@@ -14,6 +14,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._runtime.error_if import error_if
 from ._init import Init, default_dtype, initialised, layout_of
+from ._precision import computes
 from ._rope import cos_and_sin, row_positions
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed
@@ -82,7 +83,7 @@ class LearnedPositionalEmbedding(Module):
         layout, at = layout_of(self, "weight"), f"{type(self).__name__}.weight"
         self.weight = initialised(weight_init, key, shape, dtype, layout, at)
 
-    @jax.named_scope("eqx.nn.LearnedPositionalEmbedding")
+    @computes("eqx.nn.LearnedPositionalEmbedding")
     def __call__(
         self,
         x: ArrayLike,

@@ -6,6 +6,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module
+from ._precision import computes
 
 
 class PReLU(Module):
@@ -37,7 +38,7 @@ class PReLU(Module):
         self.negative_slope = jnp.asarray(init_alpha, dtype)
 
     # Around the whole call, as this is no matter of how the user writes programs.
-    @jax.named_scope("eqx.nn.PReLU")
+    @computes("eqx.nn.PReLU")
     @jax.numpy_rank_promotion("allow")
     @jax.numpy_dtype_promotion("standard")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:

@@ -18,6 +18,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
 from ._dropout import Dropout
+from ._precision import computes
 from ._shape import as_size, within
 
 
@@ -81,7 +82,7 @@ class Bidirectional(Module):
         self.merge = merge
         self.unroll = unroll
 
-    @jax.named_scope("eqx.nn.Bidirectional")
+    @computes("eqx.nn.Bidirectional")
     def __call__(
         self,
         xs: Any,
@@ -162,7 +163,7 @@ class RNN(Module):
         layers: Any,
         *,
         dropout: ArrayLike = 0.0,
-        inference: bool | Array = False,
+        inference: bool | Array | None = False,
         unroll: int | bool = 1,
     ):
         """**Arguments:**
@@ -194,7 +195,7 @@ class RNN(Module):
         *,
         bidirectional: bool = False,
         dropout: ArrayLike = 0.0,
-        inference: bool = False,
+        inference: bool | None = False,
         unroll: int | bool = 1,
         key: PRNGKeyArray,
         **kwargs: Any,
@@ -232,7 +233,7 @@ class RNN(Module):
                 input_size = hidden_size
         return RNN(layers, dropout=dropout, inference=inference, unroll=unroll)
 
-    @jax.named_scope("eqx.nn.RNN")
+    @computes("eqx.nn.RNN")
     def __call__(
         self,
         xs: Any,

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
 from .._tree import tree_at
+from ._inference import at_inference
 from ._keys import split_key
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
@@ -57,7 +58,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
     uv_index: StateIndex[Any]
     num_power_iterations: int = field(static=True)
     eps: float = field(static=True)
-    inference: bool | Array
+    inference: bool | Array | None
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         weight_name: str,
         num_power_iterations: int = 1,
         eps: float = 1e-12,
-        inference: bool = False,
+        inference: bool | None = False,
         *,
         key: PRNGKeyArray,
     ):
@@ -75,7 +76,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         - `weight_name`: the name of its weight, which has two axes at least.
         - `num_power_iterations`: how many at each call in training.
         - `eps`: what no norm is taken to be less than.
-        - `inference`: whether to leave `u` and `v` as they are.
+        - `inference`: whether to leave `u` and `v` as they are. `None`: as
+            [`equinox_like.inference`][] and [`equinox_like.training`][] say.
         - `key`: for the first values of `u` and `v`. They see 15 iterations at once.
 
         **Raises:**
@@ -127,7 +129,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         weight = jnp.asarray(getattr(self.layer, self.weight_name))
         matrix = _as_matrix(weight)
         u, v = state.get(self.uv_index)
-        if not (self.inference if inference is None else inference):
+        if not at_inference(self, inference):
             fixed = jax.lax.stop_gradient(matrix)
             u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
             state = state.set(self.uv_index, (u, v))

@@ -14,6 +14,7 @@ from .._loops import filter_scan
 from .._module import Frozen, Module, field
 from .._transforms.invertible import filter_invertible
 from .._tree import is_array
+from ._precision import computes
 from ._shape import described, within
 from ._stacked import (
     Stacked,
@@ -74,7 +75,7 @@ class ReversibleBlock(Module):
         self.g = g
         self.split_axis = split_axis
 
-    @jax.named_scope("eqx.nn.ReversibleBlock")
+    @computes("eqx.nn.ReversibleBlock")
     def __call__(self, x: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Arguments:**
 
@@ -96,7 +97,7 @@ class ReversibleBlock(Module):
         y2 = x2 + self._residual("g", y1, x2, g_key)
         return self._like(x, y1, y2)
 
-    @jax.named_scope("eqx.nn.ReversibleBlock.inverse")
+    @computes("eqx.nn.ReversibleBlock.inverse")
     def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Returns:** the `x` of which the call with the same `key` makes `y`."""
         y1, y2 = self._halves("y", y)
@@ -206,7 +207,7 @@ class ReversibleSequential(Module):
                     "write a Module that has one."
                 )
 
-    @jax.named_scope("eqx.nn.ReversibleSequential")
+    @computes("eqx.nn.ReversibleSequential")
     def __call__(self, x: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Arguments:**
 
@@ -223,7 +224,7 @@ class ReversibleSequential(Module):
         """
         return self._run(x, key, reverse=False)
 
-    @jax.named_scope("eqx.nn.ReversibleSequential.inverse")
+    @computes("eqx.nn.ReversibleSequential.inverse")
     def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """**Returns:** the `x` of which the call with the same `key` makes `y`."""
         return self._run(y, key, reverse=True)

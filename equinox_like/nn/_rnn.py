@@ -14,6 +14,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from ._init import Init, default_dtype, first_values, gates
 from ._keys import split_key
+from ._precision import cast_to_precision, computes
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import matvec
 
@@ -107,7 +108,7 @@ class GRUCell(Module):
                 self, "bias_n", bias_init, bias_n_key, (size,), *rest
             )
 
-    @jax.named_scope("eqx.nn.GRUCell")
+    @computes("eqx.nn.GRUCell")
     def __call__(
         self, input: ArrayLike, hidden: ArrayLike, *, key: PRNGKeyArray | None = None
     ) -> Array:
@@ -220,7 +221,7 @@ class LSTMCell(Module):
             else None
         )
 
-    @jax.named_scope("eqx.nn.LSTMCell")
+    @computes("eqx.nn.LSTMCell")
     def __call__(
         self,
         input: ArrayLike,
@@ -303,6 +304,7 @@ def scan_cell(
     if init is None:
         init = cell.init_state()  # pyright: ignore[reportFunctionMemberAccess]
         init = _as_returned(cell, xs, init)
+    init = cast_to_precision(init)
     length = jax.tree.leaves(xs)[0].shape[0]
     if mask is not None and mask.shape != (length,):
         raise ShapeError(

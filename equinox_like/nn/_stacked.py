@@ -17,6 +17,7 @@ from .._module import field
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
 from ._keys import split_key
+from ._precision import computes
 from ._shape import as_size, described, within
 from ._stack import build_stacked
 from ._state import StateIndex, with_marker
@@ -122,7 +123,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         options = {"checkpoint": _checked_policy(checkpoint), "unroll": unroll}
         return filled(cls, {"layers": stacked, "depth": len(layers), **options})
 
-    @jax.named_scope("eqx.nn.Stacked")
+    @computes("eqx.nn.Stacked")
     def __call__(
         self,
         x: Any,

@@ -1,0 +1,286 @@
+"""`Context`: a value that code anywhere below reads, and that is part of JAX's cache key.
+
+JAX keeps the value of `jax.make_user_context` for each thread, and compares it with `==`
+when it looks for a compiled function. What is stored there is an `_Entered`: one object
+for values that are strictly the same, so `1` and `True` do not share a trace, and comparing
+costs no Python call.
+"""
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+import jax
+
+from .._tree.intern import Contents, InternTable
+from .._tree.strict import strict_key
+
+_V = TypeVar("_V")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Entered:
+    """A value that a context was entered with."""
+
+    __slots__ = ("__weakref__", "_contents", "value")
+
+    def __init__(self, contents: Contents, value: Any):
+        self._contents = contents
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+_entered: Final[InternTable[_Entered]] = InternTable()
+# JAX never forgets a context of its own, so neither need these be forgotten.
+_contexts: Final[list["Context[Any]"]] = []
+
+
+class Context(Generic[_V]):
+    """A value that functions read wherever they are, and that compiled functions obey.
+
+    Entering it with another value retraces what is called within, filtered or not, once for
+    each value. So a function may read it while it is traced, and decide by it.
+
+    Each thread has its own value, and starts with the default. Make a context once, at the
+    top level of a module: JAX keeps it for ever, and making one invalidates what was
+    compiled before.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        use_approximation = eqx.Context(False, name="use_approximation")
+
+        @jax.jit
+        def act(x):
+            return jax.nn.gelu(x, approximate=use_approximation.value)
+
+        exact = act(jnp.ones(3))
+        with use_approximation(True):
+            approximate = act(jnp.ones(3))
+        assert not jnp.array_equal(exact, approximate)
+        assert use_approximation.value is False
+        ```
+    """
+
+    def __init__(self, default: _V, *, name: str = "context"):
+        """**Arguments:**
+
+        - `default`: the value outside of any `with`. It needs a hash.
+        - `name`: what `explain` calls the context.
+
+        **Raises:**
+
+        `TypeError` if `default` has no hash.
+        """
+        self.name = name
+        self.default = default
+        self._default_key = self._key(default)
+        # `None` stands for the default.
+        self._jax: Any = jax.make_user_context(None)
+        self._within = _Within()
+        _contexts.append(self)
+
+    @property
+    def value(self) -> _V:
+        """The value of the innermost `with` of this thread, or the default."""
+        entered = self._jax.value
+        return self.default if entered is None else entered.value
+
+    def __call__(self, value: _V) -> "Entering":
+        """**Arguments:**
+
+        - `value`: what to set. It needs a hash and an `==`, and must not change.
+
+        **Returns:**
+
+        A context manager that sets the value, and a decorator of functions, `async` ones
+        too, that are to run within it. It may be used again, also within itself.
+
+        **Raises:**
+
+        `TypeError` if `value` has no hash.
+        """
+        key = self._key(value)
+        if key == self._default_key:
+            return Entering(self, None)
+        return Entering(self, _entered.find(key, lambda c: _Entered(c, value)))
+
+    def _key(self, value: Any) -> Any:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise TypeError(
+                f"The context `{self.name}` takes values that have a hash, as they are "
+                f"part of JAX's cache key; got {value!r} of type "
+                f"{type(value).__name__}. Use a tuple for a list, a frozen dataclass "
+                "for a dictionary, and pass arrays as arguments."
+            ) from error
+        return strict_key([value])
+
+    def __repr__(self) -> str:
+        return f"Context({self.default!r}, name={self.name!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"The context `{self.name}` cannot be copied or pickled: it is one for a whole "
+            "process. Import it from the module that makes it."
+        )
+
+
+class Entering:
+    """What a [`equinox_like.Context`][] returns: `with` it, or decorate a function."""
+
+    def __init__(self, context: Context[Any], entered: _Entered | None):
+        self._context = context
+        self._entered = entered
+
+    def __enter__(self) -> None:
+        self._context._within.push(self, _Suspension.watch())
+
+    def __exit__(self, *exception: object) -> None:
+        context = self._context
+        was_alone = context._within.pop(self)
+        if exception[0] is None and not was_alone:
+            raise RuntimeError(
+                f"The context `{context.name}` was entered around an `await`. JAX keeps "
+                "its value for each thread, so other tasks that ran meanwhile had it, too. "
+                "Enter it between two `await`s, or decorate an `async` function with it, "
+                "which sets it for that task alone."
+            )
+
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Decorates a function, so that each call of it runs within the context."""
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args, **kwargs):
+                return await _Steps(self, function(*args, **kwargs))
+
+            return call_async  # pyright: ignore[reportReturnType]
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
+            function
+        ):
+            raise TypeError(
+                f"The context `{self._context.name}` cannot decorate a generator, which "
+                "runs in the context of whoever asks for its next value. Use `with` inside "
+                "of it, around what does not `yield`."
+            )
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+
+class _Within(threading.local):
+    """What is entered in one thread, innermost last."""
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[Entering, Any, _Suspension]] = []
+
+    def push(self, entering: Entering, suspension: "_Suspension") -> None:
+        # A new one each time: JAX's forgets the value before if it is entered twice.
+        setting = entering._context._jax(entering._entered)
+        setting.__enter__()
+        self._stack.append((entering, setting, suspension))
+
+    def pop(self, entering: Entering) -> bool:
+        """Whether no other task may have seen the value."""
+        inner = []
+        while True:
+            found, setting, suspension = self._stack.pop()
+            setting.__exit__(None, None, None)
+            if found is entering:
+                break
+            inner.append((found, suspension))
+        for each in reversed(inner):
+            self.push(*each)
+        return suspension.is_absent() and not inner
+
+
+class _Suspension:
+    """Tells whether a task of `asyncio` gave way to others since it was made."""
+
+    __slots__ = ("_handle", "_happened")
+
+    def __init__(self) -> None:
+        self._happened = False
+        self._handle: Any = None
+
+    @classmethod
+    def watch(cls) -> "_Suspension":
+        suspension = cls()
+        loop = asyncio._get_running_loop()
+        if loop is not None:
+            # Whoever gives way goes on only after this, which is first in the queue.
+            suspension._handle = loop.call_soon(suspension._note)
+        return suspension
+
+    def _note(self) -> None:
+        self._happened = True
+
+    def is_absent(self) -> bool:
+        if self._handle is not None:
+            self._handle.cancel()
+        return not self._happened
+
+
+class _Steps:
+    """Awaits a coroutine, each step of which runs within a context."""
+
+    def __init__(self, entering: Entering, coroutine: Any):
+        self._entering = entering
+        self._coroutine = coroutine
+
+    def __await__(self) -> Iterator[Any]:
+        coroutine, step, value = self._coroutine, self._coroutine.send, None
+        while True:
+            try:
+                with self._entering:
+                    out = step(value)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                step, value = coroutine.send, (yield out)
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:
+                step, value = coroutine.throw, error
+
+
+def values_here() -> dict[Context[Any], Any]:
+    """The values of all contexts of this thread that have another one than the default."""
+    found = {context: context._jax.value for context in _contexts}
+    return {context: x.value for context, x in found.items() if x is not None}
+
+
+def in_context_of_now(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """`function`, called with the contexts that there are now.
+
+    For rules of derivatives, which JAX calls later.
+    """
+    entered = [context._jax.value for context in _contexts]
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        with ExitStack() as stack:
+            for context, x in zip(_contexts, entered, strict=False):
+                if context._jax.value is not x:
+                    stack.enter_context(Entering(context, x))
+            return function(*args, **kwargs)
+
+    return call

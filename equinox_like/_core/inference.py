@@ -1,0 +1,99 @@
+"""Training or inference, as a context: what layers obey whose own flag is `None`."""
+
+from typing import Any, Final
+
+from .context import Context, Entering
+
+_inference: Final[Context[bool]] = Context(False, name="inference")
+
+
+def inference() -> Entering:
+    """A context in which layers are at inference if their flag `inference` is `None`.
+
+    Such are the layers of `nn.inference_mode(model, None)`, and those constructed with
+    `inference=None`. A flag that is `True` or `False` is obeyed before the context, and
+    `False` is what layers are constructed with. So are the arguments of a call.
+
+    **Returns:**
+
+    A context manager, which decorates functions, too. See [`equinox_like.Context`][]:
+    compiled functions are retraced once, and each thread has its own.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        model = eqx.nn.inference_mode(eqx.nn.Dropout(0.5), None)
+        x = jnp.ones(3)
+        dropped = model(x, key=jax.random.key(0))
+        with eqx.inference():
+            assert model(x) is x
+        ```
+    """
+    return _inference(True)
+
+
+def training() -> Entering:
+    """A context in which layers are in training if their flag `inference` is `None`.
+
+    That is the default, so this is for a part of what is within
+    [`equinox_like.inference`][].
+
+    **Returns:**
+
+    A context manager, which decorates functions, too.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        with eqx.inference():
+            with eqx.training():
+                assert not eqx.is_inference()
+            assert eqx.is_inference()
+        ```
+    """
+    return _inference(False)
+
+
+def is_inference(*flags: Any) -> Any:
+    """Whether a layer is at inference: for layers of your own.
+
+    **Arguments:**
+
+    - `*flags`: what is obeyed before the context unless it is `None`, in this order:
+        usually the argument of the call, and then the field of the layer.
+
+    **Returns:**
+
+    The first flag that is not `None`; else `True` within [`equinox_like.inference`][], and
+    `False` otherwise.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Noise(eqx.Module):
+            scale: float
+            inference: bool | None = None
+
+            def __call__(self, x, *, key=None):
+                if eqx.is_inference(self.inference):
+                    return x
+                return x + self.scale * jax.random.normal(key, x.shape)
+
+        with eqx.inference():
+            assert (Noise(0.1)(jnp.ones(3)) == 1).all()
+        ```
+    """
+    for flag in flags:
+        if flag is not None:
+            return flag
+    return _inference.value

@@ -1,0 +1,105 @@
+"""`precision`: the dtype in which layers compute, as a context. And casting trees.
+
+A layer of this library obeys it by the decorator `computes`, which stands around its call.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from .._core.context import Context
+from .._tree import is_array
+from ._kv_cache import KVCache
+from ._state import State
+
+_T = TypeVar("_T")
+_Tree = TypeVar("_Tree")
+
+compute_dtype: Final[Context[Any]] = Context(None, name="precision")
+
+
+def computes(name: str) -> Callable[[_T], _T]:
+    """Decorator for the call of a layer: a scope of this name, in the context's dtype."""
+
+    def decorate(call):
+        scoped = jax.named_scope(name)(call)
+
+        @functools.wraps(call)
+        def call_in_precision(self, /, *args, **kwargs):
+            dtype = compute_dtype.value
+            if dtype is not None:
+                self, args, kwargs = cast((self, args, kwargs), dtype)
+            return scoped(self, *args, **kwargs)
+
+        return call_in_precision
+
+    return decorate  # pyright: ignore[reportReturnType]
+
+
+def cast_to_precision(tree: _Tree) -> _Tree:
+    """Casts to the dtype of [`equinox_like.nn.precision`][]: for layers of your own.
+
+    **Arguments:**
+
+    - `tree`: any pytree.
+
+    **Returns:**
+
+    `tree` with its real floating arrays in the dtype of the innermost
+    [`equinox_like.nn.precision`][], but for each [`equinox_like.nn.State`][] and
+    [`equinox_like.nn.KVCache`][]. Outside of any, `tree` itself.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Scale(eqx.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                weight, x = eqx.nn.cast_to_precision((self.weight, x))
+                return weight * x
+
+        with eqx.nn.precision("bfloat16"):
+            assert Scale(jnp.ones(3))(jnp.ones(3)).dtype == jnp.bfloat16
+        ```
+    """
+    return cast(tree, compute_dtype.value)
+
+
+def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
+    """`tree` with its real floating arrays in `dtype`."""
+    if dtype is None:
+        return tree
+
+    def each(node: Any) -> Any:
+        return node.astype(dtype) if is_real(node) and node.dtype != dtype else node
+
+    return jax.tree.map(
+        each, tree, is_leaf=lambda node: isinstance(node, (State, KVCache, *keep))
+    )
+
+
+def is_real(node: Any) -> bool:
+    return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
+
+
+def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
+    """`dtype` as NumPy has it, once it is seen to be a real floating one or `None`."""
+    if dtype is None:
+        return None
+    try:
+        dtype = jnp.dtype(dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{taker} takes a real floating dtype as `{name}`.")
+    return np.dtype(dtype)

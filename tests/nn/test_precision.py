@@ -1,0 +1,118 @@
+"""`nn.precision`: each layer computes as it does under a policy of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+K = jax.random.key(0)
+X = jnp.linspace(-1, 1, 4)
+
+
+def stateful(make):
+    layer, state = nn.make_with_state(make)()
+    return layer, (jnp.ones((2, 4)) * X, state)
+
+
+LAYERS = {
+    "Linear": (nn.Linear(4, 2, key=K), (X,)),
+    "MLP": (nn.MLP(4, 2, 8, 1, key=K), (X,)),
+    "Conv": (nn.Conv1d(1, 2, 2, key=K), (X[None],)),
+    "ConvTranspose": (nn.ConvTranspose1d(1, 2, 2, key=K), (X[None],)),
+    "Einsum": (nn.Einsum("i,io->o", {"i": 4, "o": 2}, key=K), (X,)),
+    "Embedding": (nn.Embedding(3, 2, key=K), (jnp.asarray(1),)),
+    "LearnedPositional": (nn.LearnedPositionalEmbedding(4, 1, key=K), (X[:, None],)),
+    "LayerNorm": (nn.LayerNorm(4), (X,)),
+    "RMSNorm": (nn.RMSNorm(4), (X,)),
+    "GroupNorm": (nn.GroupNorm(2, 4), (X,)),
+    "BatchNorm": stateful(lambda: nn.BatchNorm(4)),
+    "PReLU": (nn.PReLU(), (X,)),
+    "GRUCell": (nn.GRUCell(4, 2, key=K), (X, jnp.ones(2))),
+    "LSTMCell": (nn.LSTMCell(4, 2, key=K), (X, (jnp.ones(2), jnp.ones(2)))),
+    "RNN": (nn.RNN.build(nn.LSTMCell, 4, 2, key=K), (X[None],)),
+    "Attention": (nn.MultiheadAttention(2, 4, key=K), (X[None],) * 3),
+    "LoRA": (nn.LoRA(nn.Linear(4, 2, key=K), rank=1, key=K), (X,)),
+    "Stacked": (nn.Stacked(lambda k: nn.Linear(4, 4, key=k), 2, key=K), (X,)),
+    "Reversible": (
+        nn.ReversibleSequential(
+            [nn.ReversibleBlock(nn.Linear(2, 2, key=K), nn.Linear(2, 2, key=K))]
+        ),
+        (X,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_computes_as_it_does_when_mixed(name) -> None:
+    layer, args = LAYERS[name]
+    leaves, treedef = jax.tree.flatten(args)
+    with nn.precision("compute=bf16"):
+        out = layer(*treedef.unflatten(leaves))
+    expected = nn.mixed(layer, "compute=bf16")(*treedef.unflatten(leaves))
+    arrays, wanted = (eqx.filter(t, eqx.is_inexact_array) for t in (out, expected))
+    first = jax.tree.leaves(arrays)[0]
+    assert first.dtype == jnp.bfloat16
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(
+            np.asarray(a, np.float32), np.asarray(b, np.float32)
+        ),
+        arrays,
+        wanted,
+    )
+
+
+def test_plain_jit_obeys_and_gradients_have_the_dtype_of_the_parameters() -> None:
+    layer = nn.Linear(4, 2, key=K)
+    f = jax.jit(lambda layer, x: layer(x))
+    assert f(layer, X).dtype == jnp.float32
+    with nn.precision(jnp.bfloat16):
+        assert f(layer, X).dtype == jnp.bfloat16
+        grads = eqx.filter_grad(lambda m: m(X).sum())(layer)
+    assert grads.weight.dtype == jnp.float32
+    assert f(layer, X).dtype == jnp.float32
+
+
+def test_precision_none_gives_layers_their_own_dtype_back() -> None:
+    layer = nn.Linear(4, 2, key=K)
+    with nn.precision(nn.Policy(compute_dtype=jnp.bfloat16)), nn.precision(None):
+        assert layer(X).dtype == jnp.float32
+
+
+def test_scan_cell_takes_a_state_of_the_other_dtype() -> None:
+    cell = nn.GRUCell(4, 2, key=K)
+    with nn.precision("bfloat16"):
+        for init in (None, jnp.ones(2)):
+            outputs, _ = nn.scan_cell(cell, X[None], init)
+            assert outputs.dtype == jnp.bfloat16
+
+
+def test_attention_with_a_cache_keeps_the_dtype_of_the_cache() -> None:
+    attention = nn.MultiheadAttention(2, 4, key=K)
+    with nn.precision("bfloat16"):
+        cache = attention.init_cache(3)
+        out, cache = attention(X[None], X[None], X[None], cache=cache)
+    assert out.dtype == jnp.bfloat16 and cache.key.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("policy", ["params=f32", "compute=bf16,output=f32"])
+def test_policy_that_says_more_is_refused_with_the_fix(policy) -> None:
+    with pytest.raises(ValueError, match=r"policy\.cast_output"):
+        nn.precision(policy)
+
+
+def test_dtype_that_is_not_floating_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision takes a real floating dtype"):
+        nn.precision(int)
+    with pytest.raises(ValueError, match="precision takes a real floating dtype"):
+        nn.precision("nonsense")
+
+
+def test_cast_to_precision_casts_within_only() -> None:
+    tree = {"x": X, "i": jnp.arange(3)}
+    assert nn.cast_to_precision(tree) is tree
+    with nn.precision("bfloat16"):
+        cast = nn.cast_to_precision(tree)
+    assert cast["x"].dtype == jnp.bfloat16 and cast["i"].dtype == jnp.int32
