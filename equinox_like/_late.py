@@ -72,3 +72,7 @@ from ._tree.check import (
     tree_flatten_one_level as tree_flatten_one_level,
 )
 from ._tree.copy import tree_copy as tree_copy
+from ._tree.selection import (
+    Selection as Selection,
+    select as select,
+)

@@ -1,0 +1,354 @@
+"""`select`: the nodes of a tree that fulfil conditions; to read, to replace, to rewrite.
+
+A `Selection` is the tree, all its nodes with their paths, and the places of those that are
+still chosen. Each condition looks at one node alone, so their order does not matter.
+"""
+
+import bisect
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax.tree_util as jtu
+
+from .glob import matches
+from .nodes import children_of
+from .paths import plain_path
+
+_Tree = TypeVar("_Tree")
+_SHOWN = 10
+
+
+def select(tree: _Tree) -> "Selection[_Tree]":
+    """Starts a selection: all nodes and leaves of a tree, to be narrowed.
+
+    **Arguments:**
+
+    - `tree`: any pytree. The tree itself and each `None` in it are nodes, too.
+
+    **Returns:**
+
+    A [`equinox_like.Selection`][], which neither it nor any of its methods changes.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        model = eqx.nn.MLP(3, 2, 8, 2, key=jax.random.key(0))
+        linears = eqx.select(model).of(eqx.nn.Linear).count(3)
+        assert [path for path, _ in linears.at("layers[*]")][0] == "layers[0]"
+
+        biases = eqx.select(model).at("layers[*].bias")
+        model = biases.apply(jnp.ones_like)
+        assert model.layers[2].bias.sum() == 2
+        ```
+    """
+    nodes = _nodes_of(tree)
+    places = tuple(range(len(nodes.all)))
+    root = f"select({type(tree).__name__})"
+    return Selection(tree, nodes, places, ((root, len(places)),))
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a tree, in the order in which JAX visits them."""
+
+    all: list[Any]
+    # How one writes the path of each; the tree itself has the empty one.
+    paths: list[str]
+    # The place after the last descendant of each.
+    ends: list[int]
+
+
+class Selection(Generic[_Tree]):
+    """Some nodes of a tree, as [`equinox_like.select`][] and the methods here choose them.
+
+    It is immutable: each method returns something new. Iterating over it gives pairs of a
+    path, as [`equinox_like.tree_at`][] takes it, and a node, in JAX's order; `len` is the
+    number of nodes, so an empty selection is false.
+
+    A node may lie within another chosen one. A part that is [`equinox_like.frozen`][] and
+    its content have one path: where both fulfil the conditions, the frozen part alone is
+    chosen.
+    """
+
+    __slots__ = ("_nodes", "_places", "_steps", "_tree")
+
+    def __init__(
+        self,
+        tree: _Tree,
+        nodes: _Nodes,
+        places: tuple[int, ...],
+        steps: tuple[tuple[str, int], ...],
+    ):
+        """Call [`equinox_like.select`][] instead."""
+        self._tree = tree
+        self._nodes = nodes
+        self._places = places
+        # What was asked for, and how many nodes it left.
+        self._steps = steps
+
+    def of(self, *classes: Any) -> "Selection[_Tree]":
+        """Those that are instances of one of these classes.
+
+        **Arguments:**
+
+        - `classes`: what `isinstance` takes: `eqx.nn.Linear`, `jax.Array`.
+
+        **Raises:**
+
+        `TypeError` if one of them is not a class.
+        """
+        try:
+            isinstance(None, classes)
+        except TypeError:
+            raise TypeError(
+                f"`of` takes classes, such as `equinox_like.nn.Linear`; got {classes!r}. "
+                "For a path there is `at`, for a condition `where`."
+            ) from None
+        text = ", ".join(getattr(each, "__name__", str(each)) for each in classes)
+        return self._narrowed(
+            f".of({text})", lambda place: isinstance(self._nodes.all[place], classes)
+        )
+
+    def at(self, *patterns: str) -> "Selection[_Tree]":
+        """Those whose whole path one of these patterns matches.
+
+        **Arguments:**
+
+        - `patterns`: paths as [`equinox_like.save`][] writes them, `"layers[0].weight"`, in
+            which `*` stands for anything within one component, and `**` for any
+            components: `"blocks[*].attention.**"`, `"**.bias"`. The tree itself has the
+            empty path, which `""` and `"**"` match.
+        """
+
+        def is_at(place: int) -> bool:
+            path = self._nodes.paths[place]
+            if not path:
+                return "" in patterns or "**" in patterns
+            return any(matches(pattern, path) for pattern in patterns)
+
+        return self._narrowed(f".at({', '.join(map(repr, patterns))})", is_at)
+
+    def where(self, predicate: Callable[..., Any]) -> "Selection[_Tree]":
+        """Those for which a function returns true.
+
+        **Arguments:**
+
+        - `predicate`: a function of a node, or of a path and a node, told apart as
+            `apply` does.
+        """
+        call = _of_path_and_node(predicate)
+        name = getattr(predicate, "__name__", type(predicate).__name__)
+        return self._narrowed(
+            f".where({name})",
+            lambda place: bool(call(self._nodes.paths[place], self._nodes.all[place])),
+        )
+
+    def within(self, other: Any) -> "Selection[_Tree]":
+        """Those that lie below a node of another selection; that node itself does not.
+
+        **Arguments:**
+
+        - `other`: a selection of the same tree; or a class or a pattern, which stands for
+            `select(tree).of(other)` and `select(tree).at(other)`.
+
+        **Raises:**
+
+        `ValueError` if `other` is a selection of another tree.
+        """
+        if not isinstance(other, Selection):
+            whole = select(self._tree)
+            other = whole.at(other) if isinstance(other, str) else whole.of(other)
+        elif other._tree is not self._tree:
+            raise ValueError(
+                "`within` takes a selection of the same tree: begin both with `select` of "
+                "one object. A copy, such as `apply` returns, is another tree."
+            )
+        below: set[int] = set()
+        for above in other._chosen():
+            path = self._nodes.paths[above]
+            # The content of a frozen part is the part itself.
+            below.update(
+                place
+                for place in range(above + 1, self._nodes.ends[above])
+                if self._nodes.paths[place] != path
+            )
+        conditions = "".join(text for text, _ in other._steps[1:])
+        return self._narrowed(f".within({conditions})", below.__contains__)
+
+    def get(self) -> tuple[Any, ...]:
+        """**Returns:** a tuple of the chosen nodes, in JAX's order: a node before those
+        within it. It is a tuple also if there is but one.
+        """
+        return tuple(self._nodes.all[place] for place in self._chosen())
+
+    def count(self, n: int) -> "Selection[_Tree]":
+        """Asserts how many nodes are chosen.
+
+        **Arguments:**
+
+        - `n`: how many there should be.
+
+        **Returns:** the selection itself.
+
+        **Raises:**
+
+        `ValueError` if there are fewer or more, with their paths and what each condition
+        left.
+        """
+        if len(self) != n:
+            raise ValueError(
+                f"Expected {n} nodes, and {len(self)} are chosen: {self._listed()}. "
+                f"{self._history()}"
+            )
+        return self
+
+    def set(self, value: Any) -> _Tree:
+        """A copy of the tree with one value in place of each chosen node.
+
+        **Arguments:**
+
+        - `value`: anything; for values of their own, use `apply`.
+
+        **Raises:**
+
+        `ValueError` if nothing is chosen, or if a chosen node lies within another one,
+        which would lose it.
+        """
+        places = self._chosen()
+        paths, ends = self._nodes.paths, self._nodes.ends
+        for above, below in pairwise(places):
+            if below < ends[above]:
+                raise ValueError(
+                    f"`set` would replace the node at `{paths[below]}` and the one around "
+                    f"it, at `{paths[above] or '<root>'}`. Choose one of them, or use "
+                    f"`apply`, which rewrites the inner one first. {self._history()}"
+                )
+        return self._rewritten("set", lambda path, node: value)
+
+    def apply(self, fn: Callable[..., Any]) -> _Tree:
+        """A copy of the tree with `fn` of each chosen node in its place.
+
+        Nodes are rewritten in JAX's order, but for those within another chosen one: they
+        come before it, and it is passed on with them rewritten. Leaves that are not
+        replaced are the identical objects. No `__init__` of a Module runs.
+
+        **Arguments:**
+
+        - `fn`: a function of a node; or, if it has two positional parameters without a
+            default, of a path and a node.
+
+        **Raises:**
+
+        `ValueError` if nothing is chosen. Where that is fine, write
+        `chosen.apply(fn) if chosen else model`.
+        """
+        return self._rewritten("apply", _of_path_and_node(fn))
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for place in self._chosen():
+            yield self._nodes.paths[place], self._nodes.all[place]
+
+    def __len__(self) -> int:
+        return len(self._chosen())
+
+    def __repr__(self) -> str:
+        steps = "".join(text for text, _ in self._steps)
+        return f"<{steps}: {len(self)} nodes, {self._listed()}>"
+
+    def _narrowed(
+        self, step: str, is_chosen: Callable[[int], bool]
+    ) -> "Selection[_Tree]":
+        places = tuple(filter(is_chosen, self._places))
+        steps = (*self._steps, (step, len(places)))
+        return Selection(self._tree, self._nodes, places, steps)
+
+    def _chosen(self) -> list[int]:
+        """The places, without the content of a frozen part that is chosen itself."""
+        among, paths = set(self._places), self._nodes.paths
+        return [
+            place
+            for place in self._places
+            if place - 1 not in among or paths[place] != paths[place - 1]
+        ]
+
+    def _rewritten(self, method: str, fn: Callable[[str, Any], Any]) -> _Tree:
+        chosen, nodes = self._chosen(), self._nodes
+        if not chosen:
+            raise ValueError(
+                f"`{method}` has no node to work on: nothing is chosen. {self._history()}"
+            )
+        among = set(chosen)
+
+        def rewritten(place, node):
+            """What comes in place of the node at `place`."""
+            following = bisect.bisect_right(chosen, place)
+            if following < len(chosen) and chosen[following] < nodes.ends[place]:
+                node = with_new_children(place, node)
+            elif place not in among:
+                # As `tree_at` does: no list or dict is in both trees.
+                leaves, treedef = jtu.tree_flatten(node)
+                return treedef.unflatten(leaves)
+            return fn(nodes.paths[place], node) if place in among else node
+
+        def with_new_children(place, node):
+            children, treedef = children_of(node)
+            place, new = place + 1, []
+            for _, child in children:
+                new.append(rewritten(place, child))
+                place = nodes.ends[place]
+            return treedef.unflatten(new)
+
+        new: Any = rewritten(0, self._tree)
+        return new
+
+    def _listed(self) -> str:
+        paths = [path or "<root>" for path, _ in self]
+        shown = ", ".join(f"`{path}`" for path in paths[:_SHOWN]) or "none"
+        more = len(paths) - _SHOWN
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    def _history(self) -> str:
+        steps = ", ".join(f"`{text}` leaves {left}" for text, left in self._steps[1:])
+        text, size = self._steps[0]
+        return f"Of the {size} nodes of `{text}`, {steps or 'all are left'}."
+
+
+def _nodes_of(tree: Any) -> _Nodes:
+    nodes: list[Any] = []
+    depths: list[int] = []
+    paths: list[str] = []
+
+    def visit(path, node):
+        nodes.append(node)
+        depths.append(len(path))
+        paths.append(plain_path(path) if path else "")
+        return False
+
+    jtu.tree_flatten_with_path(tree, visit, is_leaf_takes_path=True)
+    ends = [len(nodes)] * len(nodes)
+    above: list[int] = []
+    for place, depth in enumerate(depths):
+        while above and depths[above[-1]] >= depth:
+            ends[above.pop()] = place
+        above.append(place)
+    return _Nodes(nodes, paths, ends)
+
+
+def _of_path_and_node(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
+    """`fn`, called with a path and a node, where it may take the node alone."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # built-in functions need not have one
+        parameters = ()
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return fn if len(required) == 2 else lambda path, node: fn(node)
