@@ -45,7 +45,7 @@ def programs_of(page: str) -> Iterator[tuple[int, str]]:
     if re.match(r"---\n(?:.*\n)*?blocks: one program\n(?:.*\n)*?---\n", page):
         first, code = blocks[0]
         for line, block in blocks[1:]:
-            # Blank lines between the blocks, so that a traceback shows the line of the page.
+            # Blank lines between them, so that a traceback shows the line of the page.
             code += "\n" * (line - first - code.count("\n")) + block
         blocks = [(first, code)]
     yield from blocks
