@@ -2,8 +2,9 @@
 docstrings, runs.
 
 A block opens with ```python and stands for a whole program: it runs in a module of its
-own, in an empty folder. An excerpt that cannot run opens with another word, for example
-```text.
+own, in an empty folder. The blocks of a page whose front matter says `blocks: one program`
+run one after another in one module, as a reader of a tutorial types them. An excerpt that
+cannot run opens with another word, for example ```text.
 """
 
 import inspect
@@ -38,6 +39,18 @@ def blocks_of(text: str) -> Iterator[tuple[int, str]]:
         )
 
 
+def programs_of(page: str) -> Iterator[tuple[int, str]]:
+    """As `blocks_of`, with the blocks of a tutorial as one program."""
+    blocks = list(blocks_of(page))
+    if re.match(r"---\n(?:.*\n)*?blocks: one program\n(?:.*\n)*?---\n", page):
+        first, code = blocks[0]
+        for line, block in blocks[1:]:
+            # Blank lines between them, so that a traceback shows the line of the page.
+            code += "\n" * (line - first - code.count("\n")) + block
+        blocks = [(first, code)]
+    yield from blocks
+
+
 def public_names(module: types.ModuleType) -> list[str]:
     return getattr(module, "__all__", None) or [
         name for name in dir(module) if not name.startswith("_")
@@ -67,7 +80,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 def collect() -> Iterator[Any]:
     for page in PAGES:
         name = page.relative_to(ROOT).as_posix()
-        for line, code in blocks_of(page.read_text()):
+        for line, code in programs_of(page.read_text()):
             # Blank lines first, so that a traceback shows the line of the page.
             yield pytest.param("\n" * (line - 1) + code, id=f"{name}:{line}")
     seen = set()  # one object may be public under several names

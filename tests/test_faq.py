@@ -1,4 +1,4 @@
-"""docs/faq.md quotes what JAX says today."""
+"""docs/faq.md quotes what JAX, Optax and this library say today."""
 
 import re
 from pathlib import Path
@@ -32,6 +32,71 @@ def apply_updates():
     return optax.apply_updates(model, eqx.filter(model, eqx.is_inexact_array))
 
 
+def update_without_parameters():
+    optimiser = optax.adamw(1e-3)
+    params = eqx.filter(model, eqx.trainable)
+    optimiser.update(params, optimiser.init(params))
+
+
+def update_after_freezing():
+    partly = eqx.tree_at("layers[0]", model, replace_fn=eqx.frozen)
+    params = eqx.filter(partly, eqx.is_inexact_array)
+    optimiser = optax.adamw(1e-3)
+    grads = eqx.filter_grad(loss)(partly, x)
+    optimiser.update(grads, optimiser.init(params), params)
+
+
+def promote():
+    with jax.numpy_dtype_promotion("strict"):
+        jnp.ones(2, jnp.bfloat16) * jnp.ones(2)
+
+
+def changing_carry():
+    eqx.filter_scan(lambda c, _: (c.astype(jnp.bfloat16), None), jnp.ones(2), length=2)
+
+
+def reuse_key():
+    with jax.debug_key_reuse(True):
+        f = jax.jit(lambda k: (jax.random.normal(k), jax.random.normal(k)))
+        f(jax.random.key(0))
+
+
+def leak():
+    seen = []
+    eqx.filter_jit(lambda x: seen.append(x))(x)
+    return seen[0] + 1
+
+
+@eqx.filter_jit(donate=("model",))
+def step(model):
+    return eqx.apply_updates(model, eqx.filter(model, eqx.is_array))
+
+
+def donate_twice():
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    step(linear)
+    step(linear)
+
+
+def read_donated():
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    step(linear)
+    return linear.weight + 1
+
+
+class Unset(eqx.Module):
+    a: jax.Array
+
+    def __init__(self):
+        pass
+
+
+def use_old_state():
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2)
+    norm(jnp.ones((4, 2)), state)
+    norm(jnp.ones((4, 2)), state)
+
+
 # What fails under each heading, in the order of the quotations.
 CALLS = {
     "`jax.jit(model)(x)`": [
@@ -45,13 +110,40 @@ CALLS = {
     "`jax.lax.scan` with a model as the carry": [scan],
     "`jax.lax.cond` that returns a model": [cond],
     "`jax.checkpoint(loss)(model, x)`": [lambda: jax.checkpoint(loss)(model, x)],
-    "`optimiser.init(model)`": [lambda: optax.adamw(1e-3).init(model)],
-    "`optax.apply_updates(model, updates)`": [apply_updates],
     "`jax.tree.map(lambda p: 0.9 * p, model)`": [
         lambda: jax.tree.map(lambda p: 0.9 * p, model)
     ],
     "`jnp.add(model, 1)`": [lambda: jnp.add(model, 1)],
     "`x + model`": [lambda: x + model],
+    "`optimiser.init(model)`": [lambda: optax.adamw(1e-3).init(model)],
+    "`optax.apply_updates(model, updates)`": [apply_updates],
+    "`optimiser.update(grads, state)`": [update_without_parameters],
+    "`optimiser.update` after freezing": [update_after_freezing],
+    "`eqx.filter_grad(lambda x: x**2)(3)`": [
+        lambda: eqx.filter_grad(lambda x: x**2)(3)
+    ],
+    "`eqx.filter_grad(model)(x)`, of a vector": [lambda: eqx.filter_grad(model)(x)],
+    "`model(batch)`": [lambda: model(jnp.ones((4, 2)))],
+    "`jax.vmap(model)(x)` of one example": [lambda: jax.vmap(model)(x)],
+    "`jax.vmap(f)(a, b)` with different sizes": [
+        lambda: jax.vmap(lambda a, b: a + b)(jnp.ones(2), jnp.ones(3))
+    ],
+    "`eqx.filter_vmap(f)(model, batch)`": [
+        lambda: eqx.filter_vmap(lambda m, x: m(x))(model, jnp.ones((4, 2)))
+    ],
+    "`eqx.filter_scan` with a carry that changes": [changing_carry],
+    "bfloat16 times float32": [promote],
+    "`eqx.nn.Linear(2, 2, key=0)`": [lambda: eqx.nn.Linear(2, 2, key=0)],  # pyright: ignore[reportArgumentType] -- that is the mistake
+    "`dropout(x)` without a key": [lambda: eqx.nn.Dropout()(x)],
+    "The same key used twice": [reuse_key],
+    "`UnexpectedTracerError`": [leak],
+    "`if x > 0:`": [lambda: eqx.filter_jit(lambda x: 1 if x > 0 else 0)(x[0])],
+    "`range(n)`": [lambda: eqx.filter_jit(lambda n: len(range(n)))(jnp.asarray(3))],
+    "`step(model)`, called twice": [donate_twice],
+    "`model.weight + 1`, after donating the model": [read_donated],
+    "`model.depth = 3`": [lambda: setattr(model, "depth", 3)],
+    "A field that is not set": [Unset],
+    "`norm(x, state)`, with a state that was used": [use_old_state],
 }
 
 
@@ -67,10 +159,10 @@ def test_every_quotation_is_checked():
 
 
 @pytest.mark.parametrize("heading", CALLS)
-def test_jax_says_what_is_quoted(heading):
+def test_the_message_is_what_is_quoted(heading, without_type_checks):
     quoted = dict(quotations())[heading]
     for quotation, call in zip(quoted, CALLS[heading], strict=True):
-        with pytest.raises((TypeError, ValueError)) as caught:
+        with pytest.raises(Exception) as caught:
             call()
         said = f"{caught.type.__name__}: {caught.value}"
         pattern = re.escape(quotation).replace(re.escape("..."), ".*")
