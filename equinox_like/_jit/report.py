@@ -49,9 +49,10 @@ class DonationReport:
     - `"unknown"`: donated, and this version of JAX does not tell.
 
     `donated_bytes` is the sum over those that are donated, and `aliased_bytes` over those
-    of them whose buffer an output takes. `temporary_bytes` and `peak_bytes` are XLA's
-    account. All of them, and the bytes of the rows, are those on one device. `str(report)`
-    is a table.
+    of them whose buffer an output takes. `temporary_bytes` is XLA's account of its
+    temporaries, and `peak_bytes` what the call needs in all: arguments, temporaries, and
+    outputs that take no buffer of an argument. All of them, and the bytes of the rows,
+    are those on one device. `str(report)` is a table.
     """
 
     def __init__(self, function: str, rows: Sequence[DonationRow], memory: Any):
@@ -63,7 +64,13 @@ class DonationReport:
         if any(r.outcome == "unknown" for r in rows):
             self.aliased_bytes = min(memory.alias_size_in_bytes, self.donated_bytes)
         self.temporary_bytes: int = memory.temp_size_in_bytes
-        self.peak_bytes: int = memory.peak_memory_in_bytes
+        # XLA's own `peak_memory_in_bytes` leaves the temporaries out on the CPU.
+        self.peak_bytes: int = (
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes
+        )
 
     def __str__(self) -> str:
         cells = [("array", "", "bytes", "outcome")] + [
@@ -81,7 +88,7 @@ class DonationReport:
                 *lines,
                 f"{self.donated_bytes:,} bytes are donated, of which outputs take "
                 f"{self.aliased_bytes:,}. XLA needs {self.temporary_bytes:,} for temporary "
-                f"values, and {self.peak_bytes:,} at the peak.",
+                f"values, and {self.peak_bytes:,} in all, with arguments and outputs.",
             ]
         )
 
