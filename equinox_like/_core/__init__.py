@@ -2,7 +2,7 @@
 
 from .caches import clear_caches as clear_caches
 from .context import Context as Context
-from .inference import (
+from .at_inference import (
     inference as inference,
     is_inference as is_inference,
     training as training,
