@@ -30,6 +30,11 @@ from ._loops import (
     filter_switch as filter_switch,
     filter_while_loop as filter_while_loop,
 )
+from ._runtime.capture import (
+    capture as capture,
+    intervene as intervene,
+    tag as tag,
+)
 from ._runtime.enumeration import Enumeration as Enumeration
 from ._runtime.error_if import (
     branched_error_if as branched_error_if,

@@ -68,6 +68,14 @@ def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
     return type(inner).__name__, params
 
 
+def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
+    """How many constants and how many carried arrays are first among a scan's inputs."""
+    if "ft_in" in params:  # jax 0.12
+        constants, carry, _ = params["ft_in"].elts
+        return len(constants.elts), len(carry.elts)
+    return params["num_consts"], params["num_carry"]
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an input of an equation is a value instead of a variable."""
     return hasattr(atom, "val")

@@ -263,8 +263,8 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
 
         mlp = eqx.nn.MLP(3, 2, 8, 2, key=jax.random.key(0))
         with eqx.nn.precision(jnp.bfloat16):
-            assert jax.jit(mlp)(jnp.ones(3)).dtype == jnp.bfloat16
-        assert jax.jit(mlp)(jnp.ones(3)).dtype == jnp.float32
+            assert eqx.filter_jit(mlp)(jnp.ones(3)).dtype == jnp.bfloat16
+        assert eqx.filter_jit(mlp)(jnp.ones(3)).dtype == jnp.float32
         ```
     """
     if isinstance(policy, str) and "=" in policy:

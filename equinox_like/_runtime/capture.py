@@ -1,0 +1,336 @@
+"""`capture`, `tag` and `intervene`: what a model computes on its way, read or replaced.
+
+The chosen Modules are swapped for watched ones (`watched.py`), which mark a value for
+`harvest.py`, or pass it to a function of the user's. The user's model is left as it is.
+
+Whether a value with a name is marked, or replaced, is said by a `Context`: so it is part of
+JAX's cache key, and functions that were compiled before are traced again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import jax.tree_util as jtu
+
+from .._core.base import frames_hidden, name_of, require_callable
+from .._core.context import Context
+from .._module.field import field
+from .._tree.filters import is_array
+from .._tree.glob import matches
+from .._tree.nodes import describe_node
+from .harvest import Found, Mark, UnreachableError, harvest, marked, marks_of
+from .watched import Around, Replace, See, map_modules, replacement, with_step
+
+_T = TypeVar("_T")
+_Functions = tuple[tuple[str, Callable[[Any], Any]], ...]
+
+# How many `capture` are around.
+_depth: Final[Context[int]] = Context(0, name="capture")
+# From patterns for the names of values to functions.
+_replaced: Final[Context[_Functions]] = Context((), name="intervene")
+_SHOWN: Final = 8
+
+
+def capture(
+    model: Callable[..., Any],
+    where: Any,
+    *,
+    of: Literal["outputs", "inputs"] = "outputs",
+) -> "Captured":
+    """Calls a model, and returns what chosen parts of it return.
+
+    **Arguments:**
+
+    - `model`: a Module that can be called, or another callable.
+    - `where`: which Modules of it: a pattern for paths, as in
+        [`equinox_like.trainable`][], such as `"layers[0]"`, `"**.mlp"` or `"**"`; a class;
+        a function from a Module to a bool; or a sequence of these. A pattern also chooses
+        what [`equinox_like.tag`][] gave a matching name.
+    - `of`: `"outputs"`, or `"inputs"` for what the Modules are called with, as pairs
+        `(args, kwargs)`.
+
+    **Returns:**
+
+    A function of the arguments of `model`, which returns the pair `(out, values)`. `out` is
+    what `model` returns. `values` is a dictionary from the path of each chosen Module that
+    was called, or from a name, to its output: any pytree; the tuple of its outputs, in the
+    order of the calls, if there was more than one. The model itself has the path `""`.
+
+    Within `jax.vmap`, `jax.lax.scan` and so in [`equinox_like.nn.Stacked`][], the arrays
+    have the axes of the batch, or of the steps, in front. The values have derivatives.
+    Nothing is captured of a Module whose attributes are read, but which is not called.
+
+    **Raises:**
+
+    `TypeError` for a `where` of another type. When called: `ValueError` if a part of
+    `where` chooses nothing that is called; `RuntimeError`, naming the path, for a value
+    that is computed within `jax.lax.cond` or `jax.lax.while_loop`, where nothing but the
+    run of the program tells whether and how often that happens.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        mlp = eqx.nn.MLP(3, 2, 8, depth=2, key=jax.random.key(0))
+        out, values = eqx.capture(mlp, eqx.nn.Linear)(jnp.ones(3))
+        assert list(values) == ["layers[0]", "layers[1]", "layers[2]"]
+        assert values["layers[0]"].shape == (8,)
+        assert (values["layers[2]"] == out).all()
+        ```
+    """
+    return Captured(model, where, of)
+
+
+def tag(value: _T, name: str) -> _T:
+    """Gives a value a name, by which [`equinox_like.capture`][] returns it.
+
+    Without a `capture` or an [`equinox_like.intervene`][] around, it returns `value`, the
+    very object.
+
+    **Arguments:**
+
+    - `value`: any pytree.
+    - `name`: what `capture` and `intervene` call it. If several values have the same
+        name, `capture` returns the tuple of them.
+
+    **Returns:**
+
+    `value`, or by what `intervene` replaces it.
+
+    **Raises:**
+
+    `ValueError` for an empty name.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def attend(scores):
+            weights = eqx.tag(jax.nn.softmax(scores), "weights")
+            return weights @ jnp.arange(3.0)
+
+        out, values = eqx.capture(attend, "weights")(jnp.zeros(3))
+        assert jnp.allclose(values["weights"], 1 / 3)
+        ```
+    """
+    if not name:
+        raise ValueError("`tag` takes a name of one character at least.")
+    for pattern, function in _replaced.value:
+        if matches(pattern, name):
+            value = replacement(function, value, name)
+    return marked(value, Mark(name, None)) if _depth.value else value
+
+
+def intervene(
+    model: Callable[..., Any], replacements: Mapping[str, Callable[[Any], Any]]
+) -> "Intervened":
+    """Calls a model in which the outputs of chosen parts are replaced in passing.
+
+    **Arguments:**
+
+    - `model`: a Module that can be called, or another callable.
+    - `replacements`: from patterns, as in [`equinox_like.capture`][], to functions. Each is
+        called with an output, and returns what takes its place: a tree of the same
+        structure, with arrays of the same shapes and dtypes. A function may close over
+        arrays, traced ones too. In an [`equinox_like.nn.Stacked`][] it is called once, for
+        all layers.
+
+    **Returns:**
+
+    A function of the arguments of `model`, which returns what `model` then returns. It can
+    be passed to `capture`, which returns the values that are replaced, with the same paths.
+
+    **Raises:**
+
+    `TypeError` if a replacement is not callable, or is a pytree with arrays. When called:
+    `ValueError` if a pattern chooses nothing, and [`equinox_like.ShapeError`][], naming the
+    path, if a function returns another structure, shape or dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        mlp = eqx.nn.MLP(3, 2, 8, depth=2, key=jax.random.key(0))
+        ablated = eqx.intervene(mlp, {"layers[1]": lambda h: h.at[4].set(0.0)})
+        _, values = eqx.capture(ablated, "layers[1]")(jnp.ones(3))
+        assert values["layers[1]"][4] == 0
+        ```
+    """
+    return Intervened(model, replacements)
+
+
+class Captured(Around):
+    """What [`equinox_like.capture`][] returns."""
+
+    where: tuple[Any, ...] = field(static=True)
+    of: Literal["outputs", "inputs"] = field(static=True)
+
+    def __init__(self, model: Any, where: Any, of: Literal["outputs", "inputs"]):
+        require_callable(model, "capture")
+        self.model = model
+        self.where = _checked(where)
+        if of not in ("outputs", "inputs"):
+            raise TypeError(
+                f"`capture` takes 'outputs' or 'inputs' as `of`; got {of!r}."
+            )
+        self.of = of
+
+    @frames_hidden
+    def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        depth = _depth.value + 1
+        chosen: dict[str, Any] = {}
+
+        def mark(path, node):
+            if not any(_chooses(part, path, node) for part in self.where):
+                return node
+            chosen[path] = node
+            return with_step(node, See(Mark(path, depth), self.of))
+
+        def is_wanted(mark):
+            return mark.depth == depth or (
+                mark.depth is None
+                and any(
+                    isinstance(p, str) and matches(p, mark.path) for p in self.where
+                )
+            )
+
+        model = map_modules(self.model, mark)
+        try:
+            with _depth(depth):
+                out, found = harvest(_call, is_wanted, model, args, kwargs)
+        except UnreachableError as error:
+            raise _unreachable(error) from None
+        values = _by_path(found)
+        self._check(chosen, found, values)
+        return out, values
+
+    def _check(
+        self, chosen: dict[str, Any], found: list[Found], values: dict[str, Any]
+    ) -> None:
+        for x in found:
+            if x.mark.depth is None and x.mark.path in chosen:
+                raise ValueError(
+                    f"`{x.mark.path}` is the name of a `tag`, and the path of a chosen "
+                    "Module. Give the value another name."
+                )
+        for part in self.where:
+            names = [path for path in chosen if _chooses(part, path, chosen[path])]
+            if isinstance(part, str):
+                names += [name for name in values if matches(part, name)]
+            if values.keys().isdisjoint(names):
+                raise _nothing("capture", part, self.model, names)
+
+
+class Intervened(Around):
+    """What [`equinox_like.intervene`][] returns."""
+
+    replacements: _Functions = field(static=True)
+
+    def __init__(self, model: Any, replacements: Mapping[str, Callable[[Any], Any]]):
+        require_callable(model, "intervene")
+        for pattern, function in replacements.items():
+            if not callable(function) or any(map(is_array, jtu.tree_leaves(function))):
+                raise TypeError(
+                    "`intervene` takes functions, without arrays among their leaves; got "
+                    f"{describe_node(function)} for {pattern!r}. A `lambda` may use arrays."
+                )
+        self.model = model
+        self.replacements = tuple(replacements.items())
+
+    @frames_hidden
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        model = self._replaced_in(self.model)
+        with _replaced(self.replacements + _replaced.value):
+            self._check(model, args, kwargs)
+            return model(*args, **kwargs)
+
+    def _replaced_in(self, model: Any) -> Any:
+        def replace(path, node):
+            for pattern, function in self.replacements:
+                if matches(pattern, path):
+                    node = with_step(node, Replace(path, function))
+            return node
+
+        return map_modules(model, replace)
+
+    def _check(self, model: Any, args: Any, kwargs: Any) -> None:
+        paths: list[str] = []
+        map_modules(self.model, lambda path, node: paths.append(path) or node)
+        patterns = [pattern for pattern, _ in self.replacements]
+        left = [p for p in patterns if not any(matches(p, path) for path in paths)]
+        if not left:
+            return
+        # They can only be names, which are known once the model is traced.
+        with _depth(_depth.value + 1):
+            names = [mark.path for mark in marks_of(_call, model, args, kwargs)]
+        for pattern in left:
+            if not any(matches(pattern, name) for name in names):
+                raise _nothing("intervene", pattern, self.model, [])
+
+
+def _call(model: Any, args: Any, kwargs: Any) -> Any:
+    return model(*args, **kwargs)
+
+
+def _checked(where: Any) -> tuple[Any, ...]:
+    parts = tuple(where) if isinstance(where, list | tuple) else (where,)
+    for part in parts:
+        if not (isinstance(part, str) or callable(part)):
+            raise TypeError(
+                "`capture` chooses Modules by a pattern for their paths, a class, a "
+                f"function of a Module, or a sequence of these; got {part!r}."
+            )
+    return parts
+
+
+def _chooses(part: Any, path: str, node: Any) -> bool:
+    if isinstance(part, str):
+        return matches(part, path)
+    return isinstance(node, part) if isinstance(part, type) else bool(part(node))
+
+
+def _by_path(found: Iterable[Found]) -> dict[str, Any]:
+    groups: dict[str, list[Any]] = {}
+    for x in found:
+        groups.setdefault(x.mark.path, []).append(x.value())
+    return {
+        path: values[0] if len(values) == 1 else tuple(values)
+        for path, values in groups.items()
+    }
+
+
+def _unreachable(error: UnreachableError) -> RuntimeError:
+    path = error.mark.path or "<root>"
+    return RuntimeError(
+        f"`capture` cannot return `{path}`: it is computed within `{error.primitive}`, of "
+        "which nothing but the run of the program tells whether, and how often, it "
+        "computes a value. Leave it out of `where`; or use `jax.numpy.where` in place of "
+        "`jax.lax.cond`, and `jax.lax.scan` in place of `jax.lax.while_loop`."
+    )
+
+
+def _nothing(function: str, part: Any, model: Any, names: Sequence[str]) -> ValueError:
+    shown = repr(part) if isinstance(part, str) else name_of(part)
+    if names:
+        listed = ", ".join(f"`{name or '<root>'}`" for name in names[:_SHOWN])
+        return ValueError(
+            f"`{function}`: what {shown} chooses is not called: {listed}. Its attributes "
+            "may be read by the Module that it is in: choose that one, or `tag` the value."
+        )
+    there: list[str] = []
+    map_modules(model, lambda path, node: there.append(path) or node)
+    listed = ", ".join(repr(path) for path in there[:_SHOWN])
+    more = f", and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    return ValueError(
+        f"`{function}`: {shown} chooses no Module and no `tag` of {name_of(model)}. There "
+        f"are Modules at {listed or 'no path'}{more}."
+    )

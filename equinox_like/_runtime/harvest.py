@@ -1,0 +1,243 @@
+"""Values that a function computes on its way, read off its jaxpr.
+
+A value is marked by a primitive that does nothing, whose static parameters say whose value
+it is. The function is traced, and its jaxpr run equation by equation: one of that primitive
+gives a value, one with marks in a program of its own is run with further outputs, and any
+other as it is.
+
+A function with rules of its own (`jax.custom_vjp`) is run as it is, and once more without
+the rules for its marked values, whose derivatives are then those of what computes them. The
+compiler finds that both compute the same.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.sharding import Sharding
+
+from .._compat.identity import Tangents, identity
+from .._compat.jaxpr import (
+    is_literal,
+    is_program,
+    name_and_params,
+    opened,
+    run_equation,
+    scan_sizes,
+)
+from .._core.parts import Rest, take_apart
+
+
+class Mark(NamedTuple):
+    """Whose value is marked: a Module's, by its path, or what the user gave a name."""
+
+    path: str
+    # Which `capture` asks for it, by how many are around it; `None` if it has a name.
+    depth: int | None
+
+
+class Found(NamedTuple):
+    """A marked value: its arrays, and all else of it."""
+
+    mark: Mark
+    rest: Rest
+    arrays: list[Any]
+
+    def value(self) -> Any:
+        return self.rest.fill(self.arrays)
+
+
+def marked(value: Any, mark: Mark) -> Any:
+    """`value`, an equal tree, which `harvest` finds."""
+    arrays, rest = take_apart(value)
+    return rest.fill(_mark_p.bind(*arrays, mark=mark, rest=rest))
+
+
+def _differentiate(primals: Sequence[Any], tangents: Tangents, **params: Any) -> Any:
+    return _mark_p.bind(*primals, **params), tangents
+
+
+def _transpose(cotangents: Tangents, **_: Any) -> Tangents:
+    return cotangents
+
+
+def _batch(
+    arrays: Sequence[Any], axes: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[Any]]:
+    """The axes of batches come first, outermost first, in the value that is found."""
+    first = [
+        x if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(arrays, axes, strict=True)
+    ]
+    out = _mark_p.bind(*first, **params)
+    return out, [None if axis is None else 0 for axis in axes]
+
+
+_mark_p: Final[Any] = identity(
+    "mark", jvp=_differentiate, transpose=_transpose, batch=_batch
+)
+
+
+def harvest(
+    fun: Callable[..., Any], is_wanted: Callable[[Mark], bool], *args: Any
+) -> tuple[Any, list[Found]]:
+    """What `fun(*args)` returns, and the values with a wanted mark, in their order."""
+    out_rest: Any = None
+
+    def flat():
+        nonlocal out_rest
+        out, out_rest = take_apart(fun(*args))
+        return out
+
+    # The arguments are constants of the jaxpr: rules of derivatives that close over one of
+    # them, as over the weights of a layer, are called after this trace has ended.
+    jaxpr, consts = opened(jax.make_jaxpr(flat)())
+    out, found = _Harvest(is_wanted).run(jaxpr, consts, ())
+    return out_rest.fill(out), found
+
+
+def marks_of(fun: Callable[..., Any], *args: Any) -> list[Mark]:
+    """All marks within `fun(*args)`, which is traced."""
+    jaxpr, _ = opened(jax.make_jaxpr(lambda: take_apart(fun(*args))[0])())
+    return list(_marks(jaxpr))
+
+
+class UnreachableError(Exception):
+    """There is a marked value in a program that cannot return it."""
+
+    def __init__(self, mark: Mark, primitive: str):
+        super().__init__(mark, primitive)
+        self.mark = mark
+        self.primitive = primitive
+
+
+class _Harvest:
+    def __init__(self, is_wanted: Callable[[Mark], bool]):
+        self._is_wanted = is_wanted
+
+    def run(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
+    ) -> tuple[list[Any], list[Found]]:
+        """The outputs of an open jaxpr, and what is found."""
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, args, strict=True))
+        found: list[Found] = []
+
+        def read(atom):
+            return atom.val if is_literal(atom) else values[atom]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(atom) for atom in equation.invars]
+            out, more = self._equation(jaxpr, equation, inputs)
+            values.update(zip(equation.outvars, out, strict=True))
+            found += more
+        return [read(atom) for atom in jaxpr.outvars], found
+
+    def _equation(
+        self, jaxpr: Any, equation: Any, inputs: list[Any]
+    ) -> tuple[Sequence[Any], list[Found]]:
+        name, params = name_and_params(equation)
+        if equation.primitive is _mark_p and self._is_wanted(params["mark"]):
+            return inputs, [Found(params["mark"], params["rest"], inputs)]
+        mark = next(filter(self._is_wanted, _marks_within(equation)), None)
+        if mark is None:
+            return run_equation(jaxpr, equation, inputs), []
+        if name in _WITH_RULES:
+            out = run_equation(jaxpr, equation, inputs)
+            return out, self.run(*opened(params[_WITH_RULES[name]]), inputs)[1]
+        rule = _RULES.get(name)
+        if rule is None:
+            raise UnreachableError(mark, name)
+        return rule(self, params, inputs)
+
+    def body(self, program: Any) -> tuple[Callable[..., Any], list[Found]]:
+        """A program as a function of `*inputs` to the pair of its outputs and the arrays
+        found; and, once that was traced, what was found, with tracers for arrays."""
+        found: list[Found] = []
+
+        def run(*inputs):
+            out, now = self.run(*opened(program), inputs)
+            found[:] = now
+            return out, [x.arrays for x in now]
+
+        return run, found
+
+    def jit(self, params: dict[str, Any], inputs: list[Any]) -> Any:
+        run, found = self.body(params["jaxpr"])
+        run.__name__ = params["name"]
+        inputs = _placed(inputs, params["in_shardings"])
+        out, arrays = jax.jit(run)(*inputs)
+        return _placed(out, params["out_shardings"]), _filled(found, arrays)
+
+    def call(self, params: dict[str, Any], inputs: list[Any]) -> Any:
+        return self.run(*opened(params["call_jaxpr"]), inputs)
+
+    def checkpoint(self, params: dict[str, Any], inputs: list[Any]) -> Any:
+        run, found = self.body(params["jaxpr"])
+        options = {"policy": params["policy"], "prevent_cse": params["prevent_cse"]}
+        out, arrays = jax.checkpoint(run, **options)(*inputs)
+        return out, _filled(found, arrays)
+
+    def scan(self, params: dict[str, Any], inputs: list[Any]) -> Any:
+        run, found = self.body(params["jaxpr"])
+        number, carried = scan_sizes(params)
+        consts, rest = inputs[:number], inputs[number:]
+
+        def step(carry, xs):
+            out, arrays = run(*consts, *carry, *xs)
+            return out[:carried], (out[carried:], arrays)
+
+        carry, (ys, arrays) = jax.lax.scan(
+            step,
+            rest[:carried],
+            rest[carried:],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*carry, *ys], _filled(found, arrays)
+
+
+_RULES: Final[dict[str, Any]] = {
+    "jit": _Harvest.jit,
+    "closed_call": _Harvest.call,
+    "core_call": _Harvest.call,
+    "remat2": _Harvest.checkpoint,
+    "scan": _Harvest.scan,
+}
+# Functions with rules of their own: under which name they have their program.
+_WITH_RULES: Final = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+}
+
+
+def _filled(found: list[Found], arrays: Sequence[list[Any]]) -> list[Found]:
+    return [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
+
+
+def _placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """The arrays in the shardings that a user gave to `jax.jit`."""
+    return [
+        jax.lax.with_sharding_constraint(x, s) if isinstance(s, Sharding) else x
+        for x, s in zip(arrays, shardings, strict=True)
+    ]
+
+
+def _marks(jaxpr: Any) -> Iterator[Mark]:
+    for equation in jaxpr.eqns:
+        if equation.primitive is _mark_p:
+            yield equation.params["mark"]
+        yield from _marks_within(equation)
+
+
+def _marks_within(equation: Any) -> Iterator[Mark]:
+    _, params = name_and_params(equation)
+    if params.get("differentiated"):
+        return  # what a backward pass computes again, `jax.checkpoint` has computed before
+    for program in jtu.tree_leaves(params, is_leaf=is_program):
+        if is_program(program):
+            yield from _marks(opened(program)[0])

@@ -1,0 +1,154 @@
+"""Modules whose call does something more: marks a value, or replaces it.
+
+Such a Module is an instance of a subclass, with all fields and methods of the class. So
+others that read its attributes, or ask for its class, notice nothing.
+"""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._errors import ShapeError
+from .._module.field import field
+from .._module.module import BoundMethod, Module
+from .._module.trainable import Frozen
+from .._tree.arrays import describe_array
+from .._tree.filters import is_array
+from .._tree.nodes import children_of, describe_node
+from .._tree.paths import plain_path
+from .harvest import Mark, marked
+
+
+class Inputs(NamedTuple):
+    """What a Module was called with, as [`equinox_like.capture`][] returns it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Around(Module):
+    """A callable around another one, to which paths lead as if it were not there."""
+
+    model: Any
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.model
+
+
+class See(NamedTuple):
+    mark: Mark
+    of: Literal["outputs", "inputs"]
+
+
+class Replace(NamedTuple):
+    path: str
+    function: Callable[[Any], Any]
+
+
+def map_modules(node: Any, function: Callable[[str, Any], Any]) -> Any:
+    """`node` with `function(path, module)` for each Module in it that can be called."""
+    return _map_below(node, (), function)
+
+
+def _map_below(node: Any, path: tuple[Any, ...], function: Any) -> Any:
+    if node is None or jtu.all_leaves([node]):
+        return node
+    children, treedef = children_of(node)
+    old = [child for _, child in children]
+    new = [
+        _map_below(
+            child, path if isinstance(node, Around) else (*path, *step), function
+        )
+        for step, child in children
+    ]
+    if any(a is not b for a, b in zip(old, new, strict=True)):
+        node = treedef.unflatten(new)
+    if not isinstance(node, Module) or not callable(node):
+        return node
+    # A bound method, and what is frozen: theirs is the call of what they hold.
+    if isinstance(node, Around | BoundMethod | Frozen):
+        return node
+    return function(plain_path(path) if path else "", node)
+
+
+def with_step(node: Any, step: See | Replace) -> Any:
+    """`node`, an instance of a subclass, whose call does something more."""
+    cls = type(node)
+    steps = getattr(node, "_steps_", ())
+    new: Any = object.__new__(cls if steps else _watched(cls))
+    for name, value in node.__getstate__().items():
+        object.__setattr__(new, name, value)
+    object.__setattr__(new, "_steps_", (*steps, step))
+    return new
+
+
+@functools.cache
+def _watched(cls: type) -> type:
+    """A subclass with a field for the steps. JAX keeps all classes of nodes, for good."""
+
+    @functools.wraps(cls.__call__)
+    def call(self, /, *args, **kwargs):
+        for step in self._steps_:
+            if isinstance(step, See) and step.of == "inputs":
+                args, kwargs = marked(Inputs(args, kwargs), step.mark)
+        out = super(subclass, self).__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        # The `intervene` that is called last is the innermost one.
+        for step in reversed(self._steps_):
+            if isinstance(step, Replace):
+                out = replacement(step.function, out, step.path)
+        for step in self._steps_:
+            if isinstance(step, See) and step.of == "outputs":
+                out = marked(out, step.mark)
+        return out
+
+    names = {
+        "__call__": call,
+        "__annotations__": {"_steps_": Any},
+        "_steps_": field(static=True, default=()),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    subclass: Any = types.new_class(
+        cls.__name__, (cls,), {}, lambda body: body.update(names)
+    )
+    return subclass
+
+
+def replacement(function: Callable[[Any], Any], value: Any, path: str) -> Any:
+    new = function(value)
+    old_leaves, old_structure = jtu.tree_flatten_with_path(value)
+    leaves, structure = jtu.tree_flatten(new)
+    if structure != old_structure:
+        raise ShapeError(
+            "`intervene` takes functions that return the structure that they are given. "
+            f"That for `{path}` was given {describe_node(value)}, and returned "
+            f"{describe_node(new)}."
+        )
+    root = path or "<root>"
+    return structure.unflatten(
+        [
+            _same_type(old, new, root + jtu.keystr(step))
+            for (step, old), new in zip(old_leaves, leaves, strict=True)
+        ]
+    )
+
+
+def _same_type(old: Any, new: Any, path: str) -> Any:
+    if not is_array(old):
+        return new
+    if not hasattr(new, "dtype"):
+        new = jnp.asarray(new)
+    if (new.shape, new.dtype) != (old.shape, old.dtype):
+        raise ShapeError(
+            f"`intervene` replaces a value by one of its shape and dtype. `{path}` is "
+            f"{describe_array(old)}, and its function returned {describe_array(new)}. "
+            "`jax.numpy.full_like` and `astype` make the same type."
+        )
+    return new if isinstance(new, jax.Array) else jnp.asarray(new)
