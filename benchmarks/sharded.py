@@ -47,7 +47,10 @@ def make(width):
     "construct, then filter_shard": """
 def make(width):
     model = Net(width, key)
-    return eqx.filter_shard(model, eqx.shardings(model, mesh, rules))
+    # Else parts of it are freed while others are being split: how many is up to chance.
+    return jax.block_until_ready(
+        eqx.filter_shard(model, eqx.shardings(model, mesh, rules))
+    )
 """,
 }
 
