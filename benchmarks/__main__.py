@@ -16,6 +16,7 @@ from . import (
     modules,
     networks,
     saving,
+    sharded,
     trees,
 )
 from ._models import peer
@@ -37,6 +38,7 @@ SUBJECTS = {
     "saving": saving.run,
     "imports": imports.run,
     "memory": memory.run,
+    "sharded": sharded.run,
 }
 
 

@@ -70,11 +70,11 @@ from ._tree import (
 from ._version import __version__ as __version__
 
 if _TYPE_CHECKING:
-    from . import debug as debug, internal as internal, nn as nn
+    from . import debug as debug, internal as internal, nn as nn, orbax as orbax
     from ._late import *  # noqa: F403
 
 
-_LATE_MODULES = "debug", "internal", "nn"
+_LATE_MODULES = "debug", "internal", "nn", "orbax"
 
 
 def __getattr__(name: str) -> _Any:
@@ -87,7 +87,8 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_load_late(), *_LATE_MODULES})
+    # Who loads all that is listed must not need the package of Orbax.
+    return sorted({*globals(), *_load_late(), *_LATE_MODULES} - {"orbax"})
 
 
 def _load_late() -> dict[str, _Any]:

@@ -67,6 +67,10 @@ from ._transforms.shard import (
     filter_shard as filter_shard,
 )
 from ._transforms.shard_map import filter_shard_map as filter_shard_map
+from ._transforms.sharded import (
+    make_sharded as make_sharded,
+    shardings as shardings,
+)
 from ._transforms.trace import (
     filter_eval_shape as filter_eval_shape,
     filter_make_jaxpr as filter_make_jaxpr,

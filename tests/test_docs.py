@@ -52,9 +52,11 @@ def programs_of(page: str) -> Iterator[tuple[int, str]]:
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    return getattr(module, "__all__", None) or [
+    names = getattr(module, "__all__", None) or [
         name for name in dir(module) if not name.startswith("_")
     ]
+    # `dir` leaves out what needs another package.
+    return [*names, "orbax"] if module is equinox_like else names
 
 
 def public_objects(module: types.ModuleType) -> Iterator[tuple[str, Any]]:

@@ -46,6 +46,16 @@ assert "load" in dir(eqx)
     assert run(code) == ""
 
 
+def test_orbax_loads_when_it_is_asked_for_and_is_not_listed():
+    code = """
+import sys, equinox_like as eqx
+assert "orbax" not in dir(eqx) and "orbax" not in sys.modules
+print(eqx.orbax.Save.__name__)
+assert "orbax" not in dir(eqx)
+"""
+    assert run(code) == "Save\n"
+
+
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'equinox_like' has no attribute 'nope'"):
         eqx.nope  # noqa: B018
@@ -132,12 +142,14 @@ def test_public_names_are_these():
         "load",
         "load_metadata",
         "load_state_dict",
+        "make_sharded",
         "merge",
         "module_update_wrapper",
         "nn",
         "partition",
         "save",
         "select",
+        "shardings",
         "split",
         "state_dict",
         "static_field",

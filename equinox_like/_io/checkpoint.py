@@ -22,11 +22,11 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.put import putter
 from .._errors import LeafError
 from .._tree.paths import plain_path
 from .atomic import replacing, with_suffix
 from .checksum import checksum, has_checksum
+from .placement import put_like, shardings_for
 from .records import are_bools
 from .tensors import Tensor, decode_tensor, encode_tensor, is_savable, what_is_wrong
 
@@ -109,7 +109,14 @@ def save(
             file.write(data.data)
 
 
-def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> Any:
+def load(
+    path: Any,
+    like: Any,
+    *,
+    strict: bool = True,
+    verify: bool = True,
+    shardings: Any = None,
+) -> Any:
     """Loads what [`equinox_like.save`][] saved, into a tree like it.
 
     Leaves are found by their paths. All that is missing, left over or of another shape or
@@ -130,7 +137,11 @@ def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> A
     - `strict`: `False` takes leaves from `like` that the file does not have, and ignores
         what is left over in the file. Other shapes and dtypes remain errors.
     - `verify`: whether to compare the data with their checksums. `False` is quicker: then
-        data which are not used are not even read.
+        data which are not used are not even read, and of a sharded array each process reads
+        the bytes of its own shards alone.
+    - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
+        [`equinox_like.shardings`][] makes of `like`. It goes before where `like` is. Where
+        it is `None`, `like` decides.
 
     **Returns:**
 
@@ -139,12 +150,14 @@ def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> A
     **Raises:**
 
     `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which lists
-    all differences; `RuntimeError` if the file is damaged, or of a newer version.
-    `ImportError` without the package `safetensors`, which comes with
+    all differences, or names an array that a sharding does not fit; `RuntimeError` if the
+    file is damaged, or of a newer version. `ValueError` if `shardings` is no prefix of
+    `like`. `ImportError` without the package `safetensors`, which comes with
     `pip install equinox_like[safetensors]`.
     """
     file = _File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
+    where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
     names = [
         plain_path(key_path) if _is_wanted(leaf) else None for key_path, leaf in items
@@ -168,7 +181,7 @@ def load(path: Any, like: Any, *, strict: bool = True, verify: bool = True) -> A
         file.read(name, leaf) if name is not None and name in file.tensors else leaf
         for name, (_, leaf) in zip(names, items, strict=True)
     ]
-    return treedef.unflatten(_put(leaves, [leaf for _, leaf in items]))
+    return treedef.unflatten(put_like([leaf for _, leaf in items], leaves, where))
 
 
 def load_metadata(path: Any) -> dict[str, str]:
@@ -322,36 +335,6 @@ def _is_wanted(leaf: Any) -> bool:
 
 
 # Reading
-
-
-def _put(leaves: list[Any], like: list[Any]) -> list[Any]:
-    """Makes arrays of JAX of those of NumPy where `like` has one.
-
-    On the CPU without a copy, where the data are aligned.
-    """
-    put = putter(copy=False)
-    placed = []
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, np.ndarray) and isinstance(
-            like[i], (jax.Array, jax.ShapeDtypeStruct)
-        ):
-            if _sharding_of(like[i]) is None:
-                leaves[i] = put(leaf)
-            else:
-                placed.append(i)
-    # All at once.
-    arrays = jax.device_put(
-        [leaves[i] for i in placed], [_sharding_of(like[i]) for i in placed]
-    )
-    for i, array in zip(placed, arrays, strict=True):
-        leaves[i] = array
-    return leaves
-
-
-def _sharding_of(like: Any) -> Any:
-    if isinstance(like, jax.Array) and not like.committed:
-        return None
-    return like.sharding
 
 
 class _File:

@@ -132,6 +132,27 @@ class TestRoundTrip:
         loaded = eqx.load(tmp_path / "saved", struct, strict=False)
         assert loaded["sharded"].sharding == sharding
 
+    def test_arrays_go_where_shardings_say(self, tmp_path):
+        mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        rules = [("layers[0]", jax.P("x")), ("**", jax.P())]
+        tree = Net([jnp.arange(8.0), jax.random.key(1), np.ones(3)])
+        where = eqx.shardings(tree, mesh, rules)
+        again = round_trip(tree, tmp_path, shardings=where)
+        assert [x.sharding for x in again.layers[:2]] == where.layers[:2]
+        assert all(map(same, again.layers, tree.layers))
+        assert isinstance(again.layers[2], np.ndarray)
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+        again = round_trip(tree, tmp_path, shardings=one)
+        assert again.layers[0].devices() == {jax.devices()[1]}
+
+    def test_a_sharding_that_does_not_fit_is_an_error(self, tmp_path):
+        mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        for wrong in (jax.NamedSharding(mesh, jax.P("x")), jax.P("x")):
+            with pytest.raises(eqx.LeafError, match=r"`layers\[0\]` \(float32\[6\]\)"):
+                round_trip(Net([jnp.ones(6)]), tmp_path, shardings=wrong)
+        with pytest.raises(ValueError, match="`shardings` does not fit `like`"):
+            round_trip(Net([jnp.ones(6)]), tmp_path, shardings=[None])
+
     def test_donating_what_was_loaded_leaves_the_file_alone(self, tmp_path):
         step = eqx.filter_jit(lambda x: x + 1, donate="all")
         tree = {"x": jnp.arange(1024.0)}

@@ -1,0 +1,184 @@
+"""`shardings` by rules, and `make_sharded`, which builds a tree directly in its shards.
+
+A model that is built first and sharded then is whole on one device for a moment. Under
+`jax.jit` with the shardings of its output it never is: the compiler splits the computation,
+random numbers included, and each device computes its own part.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .._compat.scheduler import least_memory
+from .._compat.trace_state import at_top_level
+from .._core.base import frames_hidden
+from .._core.parts import is_array_or_struct
+from .._jit import filter_jit
+from .._jit.shardings import refuse_misfit
+from .._tree.arrays import describe_array
+from .._tree.glob import matches
+from .._tree.paths import plain_path
+from .trace import filter_eval_shape
+
+
+def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]]) -> Any:
+    """A sharding for each array of a tree, by rules on paths.
+
+    It is what `filter_shard(tree, ...)`, the `in_shardings` and `out_shardings` of
+    `filter_jit`, and `load(..., shardings=...)` take.
+
+    **Arguments:**
+
+    - `tree`: any pytree. `jax.ShapeDtypeStruct`s may stand for arrays.
+    - `mesh`: a `jax.sharding.Mesh`.
+    - `rules`: pairs of a pattern and a `PartitionSpec`. For each array the first pair
+        counts whose pattern matches its path, as [`equinox_like.save`][] writes it. In a
+        pattern `*` stands for anything within one component, and `**` for any components.
+        `("**", PartitionSpec())` as the last one leaves the rest whole on each device.
+
+    **Returns:**
+
+    A tree of the structure of `tree`, with a `jax.sharding.NamedSharding` for each array
+    and `None` for other leaves.
+
+    **Raises:**
+
+    `ValueError`, naming the path, if no rule matches an array, or if the spec of the first
+    that does cannot be right: it names an axis that the mesh does not have, or one axis
+    twice, it has more entries than the array has dimensions, or a dimension does not
+    divide. `TypeError` if the rules are no such pairs.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        from jax.sharding import PartitionSpec as P
+
+        mesh = jax.make_mesh((len(jax.devices()),), ("model",))
+        model = eqx.nn.MLP(8, 8, 16, 2, key=jax.random.key(0))
+        rules = [("layers[*].weight", P("model")), ("**", P())]
+        where = eqx.shardings(model, mesh, rules)
+        assert where.layers[0].weight.spec == P("model")
+        assert where.layers[0].bias.spec == P() and where.activation is None
+        model = eqx.filter_shard(model, where)
+        ```
+    """
+    _check_rules(rules)
+
+    def choose(path, leaf):
+        if not is_array_or_struct(leaf):
+            return None
+        name = plain_path(path)
+        found = next((rule for rule in rules if matches(rule[0], name)), None)
+        if found is None:
+            raise ValueError(
+                f"No rule matches `{name}` ({describe_array(leaf)}). Add one, or end the "
+                'rules with `("**", PartitionSpec())`, which leaves the rest whole on each '
+                "device."
+            )
+        return _named(mesh, found, name, leaf)
+
+    return jtu.tree_map_with_path(choose, tree)
+
+
+@frames_hidden
+def make_sharded(
+    make: Callable[..., Any],
+    /,
+    *args: Any,
+    mesh: Mesh,
+    rules: Sequence[tuple[str, PartitionSpec]],
+    **kwargs: Any,
+) -> Any:
+    """Builds a model, a State or the state of an optimiser directly in its shards.
+
+    Neither a device nor the host ever holds the whole. The values are those of
+    `filter_jit(make)(*args, **kwargs)`, whatever the mesh, and so those of
+    `make(*args, **kwargs)` but for rounding.
+
+    **Arguments:**
+
+    - `make`: a class or a function that returns any pytree. It is traced twice, as by
+        [`equinox_like.filter_jit`][].
+    - `*args`, `**kwargs`: what to call it with.
+    - `mesh`, `rules`: as for [`equinox_like.shardings`][].
+
+    **Returns:**
+
+    What `make` returns. Arrays are sharded, NumPy arrays among them; other leaves are as
+    `make` returned them.
+
+    **Raises:**
+
+    As [`equinox_like.shardings`][], before anything is computed.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import optax
+        from jax.sharding import PartitionSpec as P
+
+        mesh = jax.make_mesh((len(jax.devices()),), ("model",))
+        placed = {"mesh": mesh, "rules": [("**.weight", P("model")), ("**", P())]}
+        key = jax.random.key(0)
+        model = eqx.make_sharded(eqx.nn.MLP, 8, 8, 16, 2, key=key, **placed)
+        assert model.layers[0].weight.sharding.spec == P("model")
+
+        params = eqx.filter(model, eqx.trainable)
+        state = eqx.make_sharded(optax.adam(1e-3).init, params, **placed)
+        assert state[0].mu.layers[0].weight.sharding.spec == P("model")
+        ```
+    """
+    shapes = filter_eval_shape(make, *args, **kwargs)
+    out_shardings = shardings(shapes, mesh, rules)
+    # Within a trace the compiler's options are those of the outermost function.
+    platform = mesh.devices.flat[0].platform
+    options = least_memory(platform) if at_top_level() else {}
+    jitted = filter_jit(make, out_shardings=out_shardings, compiler_options=options)
+    return jitted(*args, **kwargs)
+
+
+def _check_rules(rules: Any) -> None:
+    for rule in rules:
+        if not isinstance(rule, tuple | list) or list(map(type, rule)) != [
+            str,
+            PartitionSpec,
+        ]:
+            raise TypeError(
+                "Each rule must be a pair of a pattern and a `jax.sharding.PartitionSpec`, "
+                f"such as `('**.weight', PartitionSpec('model'))`; got {rule!r}."
+            )
+
+
+def _named(
+    mesh: Mesh, rule: tuple[str, PartitionSpec], name: str, leaf: Any
+) -> NamedSharding:
+    pattern, spec = rule
+    says = (
+        f"The rule ({pattern!r}, {spec}) for `{name}` ({describe_array(leaf)}) names the "
+        "axis"
+    )
+    axes = [
+        axis
+        for part in spec
+        for axis in (part if isinstance(part, tuple) else (part,))
+        if axis is not None and axis is not PartitionSpec.UNCONSTRAINED
+    ]
+    for axis in axes:
+        if axis not in mesh.axis_names:
+            raise ValueError(
+                f"{says} {axis!r}, which the mesh does not have: its axes are "
+                f"{mesh.axis_names}."
+            )
+        if axes.count(axis) > 1:
+            raise ValueError(
+                f"{says} {axis!r} twice. One axis of the mesh can split one dimension."
+            )
+    sharding = NamedSharding(mesh, spec)
+    refuse_misfit(f"rules[{pattern!r}]", name, sharding, leaf)
+    return sharding

@@ -1,0 +1,23 @@
+"""Run by `test_orbax.py`: saves a step, and stops for ever while it saves another."""
+
+import sys
+import time
+from unittest import mock
+
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from equinox_like import orbax
+
+
+def stop(*_):
+    print("written, not committed", flush=True)
+    time.sleep(600)
+
+
+with ocp.CheckpointManager(sys.argv[1]) as manager:
+    manager.save(1, args=orbax.Save({"x": jnp.ones(8)}))
+    manager.wait_until_finished()
+    with mock.patch.object(orbax.TreeHandler, "finalize", stop):
+        manager.save(2, args=orbax.Save({"x": 2 * jnp.ones(8)}))
+        manager.wait_until_finished()

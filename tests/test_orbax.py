@@ -1,0 +1,200 @@
+"""Any tree in the checkpoints of Orbax: what is saved comes back, or an error says why."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AxisType, PartitionSpec as P
+from processes import run_together, start
+from strategies import ARRAYS, same
+
+import equinox_like as eqx
+from equinox_like import nn, orbax
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "steps") as manager:
+        yield manager
+
+
+def round_trip(manager, tree, like=None, **options):
+    manager.save(1, args=orbax.Save(tree))
+    manager.wait_until_finished()
+    like = tree if like is None else like
+    return manager.restore(1, args=orbax.Restore(like, **options))
+
+
+class Net(eqx.Module):
+    linear: nn.Linear
+    norm: nn.BatchNorm
+    key: jax.Array
+    activation: object = jax.nn.relu
+    rate: object = 0.1
+
+    def __init__(self, key, activation=jax.nn.relu):
+        self.linear = nn.Linear(4, 4, key=key)
+        self.norm = nn.BatchNorm(4, "batch", mode="batch")
+        self.key = jax.random.split(key, 2)
+        self.activation = activation
+
+
+def test_a_model_its_state_and_that_of_an_optimiser_come_back(manager, key):
+    model, state = nn.make_with_state(Net)(key)
+    optimiser = optax.adam(1e-3).init(eqx.filter(model, eqx.trainable))
+    tree = model, state, optimiser
+    like = eqx.filter_eval_shape(lambda: tree)
+    again = round_trip(manager, tree, like)
+    assert eqx.tree_equal(again, tree)
+    assert again[0].key.dtype == model.key.dtype
+
+
+def test_leaves_of_all_kinds_come_back(manager):
+    tree = {
+        "arrays": list(ARRAYS),
+        "numbers": [True, 3, 2.5, 1 + 2j, float("inf")],
+        "numpy": [np.float64(0.1), np.arange(3, dtype=">i4")[::2]],
+        "a/b 'c'": [jnp.ones(2), {"..": jnp.zeros(1)}],
+        "others": [None, "text", len],
+        "key": jax.random.key(1, impl="rbg"),
+        "none": jnp.zeros((0, 2)),
+    }
+    again = round_trip(manager, tree)
+    big = tree["numpy"].pop(), again["numpy"].pop()
+    assert big[0].tolist() == big[1].tolist()
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    assert all(map(same, *map(jax.tree.leaves, (again, tree))))
+
+
+def test_a_tree_without_arrays_comes_back(manager):
+    assert round_trip(manager, {"rate": 0.5}, {"rate": 0.0}) == {"rate": 0.5}
+
+
+def test_saving_is_asynchronous_and_keeps_the_values_of_its_call(manager, key):
+    tree = {"jax": jax.random.normal(key, (256, 256)), "numpy": np.ones((256, 256))}
+    expected = jax.tree.map(np.array, tree)
+    manager.save(1, args=orbax.Save(tree))
+    eqx.filter_jit(lambda t: jax.tree.map(jnp.zeros_like, t), donate="all")(tree["jax"])
+    tree["numpy"][:] = 0
+    manager.wait_until_finished()
+    like = eqx.filter_eval_shape(lambda: jax.tree.map(jnp.asarray, expected))
+    like["numpy"] = expected["numpy"]
+    again = manager.restore(1, args=orbax.Restore(like))
+    assert all((again[name] == expected[name]).all() for name in tree)
+
+
+def test_it_is_restored_onto_another_mesh(manager, key):
+    auto = {"axis_types": (AxisType.Auto,)}
+    rules = [("linear.weight", P("x")), ("**", P())]
+    before = jax.make_mesh((4,), ("x",), **auto)
+    after = jax.make_mesh((2,), ("x",), devices=jax.devices()[2:], **auto)
+    model, _ = eqx.make_sharded(nn.make_with_state(Net), key, mesh=before, rules=rules)
+    like = eqx.filter_eval_shape(lambda: model)
+    again = round_trip(
+        manager, model, like, shardings=eqx.shardings(like, after, rules)
+    )
+    assert again.linear.weight.sharding.mesh == after
+    assert again.linear.weight.addressable_shards[0].data.shape == (2, 4)
+    assert again.key.sharding.device_set == set(jax.devices()[2:])
+    assert eqx.tree_equal(again, model)
+    assert round_trip(manager, model).linear.weight.sharding.mesh == before
+
+
+def test_a_part_is_restored_by_pattern(manager, key):
+    model = nn.MLP(2, 2, 4, 2, key=key)
+    other = nn.MLP(2, 2, 4, 2, key=jax.random.key(1))
+    new = round_trip(manager, model, other, at=["layers[0]", "**.bias"])
+    assert eqx.tree_equal(new.layers[0], model.layers[0])
+    assert (new.layers[1].bias == model.layers[1].bias).all()
+    assert new.layers[1].weight is other.layers[1].weight
+    with pytest.raises(ValueError, match=r"The pattern 'layer\[0\]' matches no leaf"):
+        manager.restore(1, args=orbax.Restore(other, at="layer[0]"))
+    like = eqx.filter_eval_shape(lambda: other)
+    with pytest.raises(eqx.LeafError, match=r"`layers\[1\]\.weight` is a ShapeDtype"):
+        manager.restore(1, args=orbax.Restore(like, at="layers[0]"))
+
+
+def test_all_differences_are_told_at_once(manager):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(2), "f": jax.nn.relu, "n": 1, "k": "x"}
+    like = {"a": jnp.ones(3), "c": jnp.ones(2), "f": jnp.tanh, "n": 1.0, "k": "y"}
+    with pytest.raises(eqx.LeafError) as caught:
+        round_trip(manager, tree, like)
+    for line in (
+        "`['a']` is float32[2] in the checkpoint, but float32[3] in `like`",
+        "`['f']` is relu in the checkpoint, but tanh in `like`",
+        "`['n']` is a Python int in the checkpoint, but a Python float in `like`",
+        "`['k']` is 'x' in the checkpoint, but 'y' in `like`",
+        "missing in the checkpoint: `['c']`",
+        "only in the checkpoint: `['b']`",
+    ):
+        assert line in str(caught.value)
+
+
+def test_what_cannot_be_saved_is_named(manager):
+    deleted = jnp.ones(2)
+    deleted.delete()
+    for leaf, problem in (
+        (deleted, "was donated or deleted"),
+        (np.array([None]), "of a dtype that Orbax does not store"),
+        (jnp.zeros(2, jnp.uint4), "of a dtype that Orbax does not store"),
+    ):
+        with pytest.raises(eqx.LeafError, match=rf"`\['x'\]` .* {problem}"):
+            manager.save(1, args=orbax.Save({"x": leaf}))
+
+
+def test_a_checkpoint_of_another_kind_is_an_error(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "steps") as manager:
+        manager.save(1, args=ocp.args.StandardSave({"x": jnp.ones(2)}))
+    with ocp.CheckpointManager(tmp_path / "steps") as manager:
+        with pytest.raises(ValueError, match="was not saved by `equinox_like"):
+            manager.restore(1, args=orbax.Restore({"x": jnp.ones(2)}))
+
+
+def test_it_stands_beside_other_arguments(tmp_path, key):
+    model = nn.Linear(2, 2, key=key)
+    with ocp.CheckpointManager(tmp_path / "steps") as manager:
+        saved = ocp.args.Composite(
+            model=orbax.Save(model), data=ocp.args.JsonSave({"epoch": 3})
+        )
+        manager.save(1, args=saved)
+        manager.wait_until_finished()
+        wanted = ocp.args.Composite(
+            model=orbax.Restore(model), data=ocp.args.JsonRestore()
+        )
+        again = manager.restore(1, args=wanted)
+    assert eqx.tree_equal(again.model, model) and again.data == {"epoch": 3}
+
+
+def test_a_save_that_is_killed_leaves_the_earlier_step(tmp_path):
+    process = start(HERE / "killed_save.py", tmp_path / "steps", devices=1)
+    assert process.stdout.readline().strip() == "written, not committed"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with ocp.CheckpointManager(tmp_path / "steps") as manager:
+        assert manager.all_steps() == [1]
+        again = manager.restore(1, args=orbax.Restore({"x": jnp.zeros(8)}))
+        assert (again["x"] == 1).all()
+        manager.save(2, args=orbax.Save({"x": 2 * again["x"]}))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1, 2]
+
+
+def test_two_processes_save_and_restore_their_own_shards(tmp_path):
+    script = HERE / "two_processes_orbax.py"
+    for printed in run_together(script, tmp_path / "steps", processes=2, devices=2):
+        assert "as saved" in printed
+
+
+def test_without_orbax_the_error_says_what_to_install():
+    code = "import sys; sys.modules['orbax'] = None; import equinox_like.orbax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install equinox_like[orbax]" in done.stderr

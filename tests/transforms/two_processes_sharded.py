@@ -1,0 +1,70 @@
+"""Run by `test_sharded.py` in two processes with four devices each, which must agree."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import equinox_like as eqx
+
+RULES = [("**.weight", P("model")), ("**", P())]
+
+
+def make(key):
+    return eqx.nn.MLP(256, 256, 512, 2, key=key), jax.random.key(3), "static"
+
+
+def resident_kilobytes_of(path: Path) -> int:
+    """How much of the mapping of a file this process has read."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [i for i, line in enumerate(lines) if line.endswith(str(path))]
+    rows = (lines[j] for i in starts for j in range(i, i + 10))
+    return sum(int(row.split()[1]) for row in rows if row.startswith("Rss:"))
+
+
+def check_shards(tree, whole):
+    for x, y in zip(
+        jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array)),
+        jax.tree.leaves(eqx.filter(whole, eqx.is_inexact_array)),
+        strict=True,
+    ):
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(shard.data, np.asarray(y)[shard.index])
+
+
+def main(address, count, number, folder):
+    jax.distributed.initialize(address, int(count), int(number))
+    mesh = jax.make_mesh((8,), ("model",))
+    key = jax.random.key(0)
+
+    whole = eqx.filter_jit(make)(key)
+    made = eqx.make_sharded(make, key, mesh=mesh, rules=RULES)
+    weight = made[0].layers[1].weight
+    assert weight.shape == (512, 512) and len(weight.addressable_shards) == 4
+    assert weight.addressable_shards[0].data.shape == (64, 512)
+    assert made[2] == "static"
+    check_shards(made, whole)
+
+    path = Path(folder) / f"{number}.safetensors"
+    like = eqx.filter_eval_shape(make, key)
+    where = eqx.shardings(like, mesh, RULES)
+    eqx.save(path, whole)
+    loaded = eqx.load(path, like, shardings=where)
+    check_shards(loaded, whole)
+    assert loaded[1].sharding == where[1] and loaded[2] == "static"
+
+    # Large beside the pages that a kernel reads at a time.
+    rows = {"rows": np.ones((8, 1 << 20), np.float32)}
+    eqx.save(path, rows)
+    like = eqx.filter_eval_shape(lambda: jax.tree.map(jnp.asarray, rows))
+    where = eqx.shardings(like, mesh, [("**", P("model"))])
+    loaded = eqx.load(path, like, verify=False, shardings=where)
+    assert all((shard.data == 1).all() for shard in loaded["rows"].addressable_shards)
+    read = resident_kilobytes_of(path) * 1024 / path.stat().st_size
+    print(f"read {read:.2f} of the file")
+
+
+main(*sys.argv[1:])
