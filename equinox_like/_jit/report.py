@@ -41,17 +41,17 @@ class DonationReport:
     order of the signature. Their `outcome` is
 
     - `"aliased"`: an output takes over the buffer; `output` is its path;
-    - `"donor"`: no output takes the buffer, but it is XLA's, which may use it for anything
-        or for nothing. `"warn"` and `"strict"` tell of it as of one that is unusable;
+    - `"donor"`: no output takes the buffer, but it is XLA's, which may use it for
+        anything or for nothing. `"warn"` and `"strict"` report it like an unusable one;
     - `"unusable"`: donated, but no output can take the buffer; `reason` says why;
-    - `"unused"`: donated, but the program does not look at it;
+    - `"unused"`: donated, but the program does not use it;
     - `"kept"`: not donated;
-    - `"unknown"`: donated, and this version of JAX does not tell.
+    - `"unknown"`: donated, and this version of JAX does not say what became of it.
 
-    `donated_bytes` is the sum over those that are donated, and `aliased_bytes` over those
-    of them whose buffer an output takes. `temporary_bytes` and `peak_bytes` are XLA's
-    account. All of them, and the bytes of the rows, are those on one device. `str(report)`
-    is a table.
+    `donated_bytes` is the sum over those that are donated, and `aliased_bytes` over
+    those of them whose buffer an output takes. `temporary_bytes` and `peak_bytes` are
+    what XLA reports. All of them, and the bytes of the rows, are per device.
+    `str(report)` is a table.
     """
 
     def __init__(self, function: str, rows: Sequence[DonationRow], memory: Any):
