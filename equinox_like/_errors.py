@@ -74,7 +74,7 @@ class LeafError(RuntimeError):
 
 
 class NotInvertibleError(ValueError):
-    """No inverse of a function can be derived, or the one that there is is none.
+    """No inverse of a function can be derived, or the given inverse is wrong.
 
     Raised by [`equinox_like.filter_invertible`][].
     """

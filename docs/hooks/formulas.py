@@ -13,7 +13,10 @@ FORMULA = re.compile(
 
 def on_page_content(content: str, **kwargs: object) -> str:
     def draw(found: re.Match[str]) -> str:
-        display = "block" if found["tag"] == "div" else "inline"
-        return convert(html.unescape(found["latex"]), display=display)
+        latex = html.unescape(found["latex"])
+        if found["tag"] == "div":
+            return f'<div class="formula">{convert(latex, display="block")}</div>'
+        return convert(latex)
 
-    return FORMULA.sub(draw, content)
+    # latex2mathml takes a prime for a letter, which browsers then raise too far.
+    return FORMULA.sub(draw, content).replace("<mi>\u2032</mi>", "<mo>\u2032</mo>")

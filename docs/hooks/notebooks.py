@@ -4,18 +4,31 @@ Nothing is executed. The pages come after the guides in the navigation, and each
 to its notebook.
 """
 
-import re
 from pathlib import Path
 
 import nbformat
+from jinja2 import DictLoader
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+NOTEBOOKS = sorted(
+    (ROOT / "examples").glob("*.ipynb"), key=lambda p: (p.stem != "quickstart", p.stem)
+)
 BEFORE = "Architecture"  # the section of the navigation that the notebooks stand before
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# As nbconvert's own template, but what a cell printed is a block of class `output`.
+TEMPLATE = """
+{%- extends "markdown/index.md.j2" -%}
+{%- macro printed(text) %}
+`````{.text .output}
+{{ (text | strip_ansi).rstrip() }}
+`````
+{% endmacro -%}
+{%- block stream %}{{ printed(output.text) }}{% endblock -%}
+{%- block data_text %}{{ printed(output.data["text/plain"]) }}{% endblock -%}
+{%- block error %}{{ printed(output.traceback | join("\n")) }}{% endblock -%}
+"""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -47,12 +60,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def convert(path: Path) -> tuple[str, dict[str, bytes]]:
     """The Markdown of a notebook, and the images in its outputs."""
     notebook = nbformat.read(path, as_version=4)
-    text, resources = MarkdownExporter().from_notebook_node(notebook)
+    exporter = MarkdownExporter(
+        extra_loaders=[DictLoader({"page": TEMPLATE})], template_file="page"
+    )
+    text, resources = exporter.from_notebook_node(notebook)
     link = f"[Download this notebook]({path.name}){{ download }}\n"
     title, _, body = text.partition("\n\n")
     for name in resources["outputs"]:
         body = body.replace(f"({name})", f"({path.stem}/{name})")
-    return f"{title}\n\n{link}\n{COLOURS.sub('', body)}", resources["outputs"]
+    return f"{title}\n\n{link}\n{body}", resources["outputs"]
 
 
 def title_of(path: Path) -> str:

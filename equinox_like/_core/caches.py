@@ -15,11 +15,12 @@ def on_clear(hook: _F) -> _F:
 
 
 def clear_caches() -> None:
-    """Empties what the library remembers between calls.
+    """Empties the caches of the library.
 
-    A function that is wrapped again, by `filter_jit(f)` for example, then compiles again.
-    Wrappers that exist keep what they have compiled; their `.clear_cache()` frees that.
-    What JAX remembers is JAX's: call `jax.clear_caches()` afterwards to drop it as well.
+    A function that is wrapped again, by `filter_jit(f)` for example, then compiles
+    again. Existing wrappers keep what they have compiled; their `.clear_cache()` frees
+    that. JAX has caches of its own: call `jax.clear_caches()` afterwards to empty them
+    as well.
 
     !!! example
 

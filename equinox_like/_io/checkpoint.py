@@ -51,21 +51,21 @@ def save(
 ) -> None:
     """Saves the arrays and numbers of a tree to a safetensors file, by their paths.
 
-    Even if the process is killed, what stands under the name is the old file or the new
-    one. Each tensor bears the path of its leaf as a user writes it,
-    `layers[0].weight`, so that other programs find it. A leaf that stands at two places is
+    The file is replaced atomically: if the process is killed, the path holds the old
+    file or the new one. The name of each tensor is the path of its leaf as in code,
+    `layers[0].weight`, so that other programs find it. A leaf that occurs twice is
     saved twice.
 
     **Arguments:**
 
-    - `path`: where to; `.safetensors` is appended if it has no suffix.
+    - `path`: the file; `.safetensors` is appended if it has no suffix.
     - `tree`: any pytree. JAX and NumPy arrays of any dtype of numbers, typed PRNG keys,
-        NumPy scalars and Python `bool`, `int`, `float` and `complex` are saved; whatever
-        else is in it is not.
+        NumPy scalars and Python `bool`, `int`, `float` and `complex` are saved; other
+        leaves are not.
     - `metadata`: strings to keep in the file beside the tree;
         [`equinox_like.load_metadata`][] reads them.
-    - `durable`: whether to wait until all is on the disk, so that the same holds for a
-        power failure. It may take ten times as long.
+    - `durable`: whether to wait until all data are on the disk, so that the file
+        survives a power failure. It may take ten times as long.
 
     **Raises:**
 
@@ -119,13 +119,14 @@ def load(
 ) -> Any:
     """Loads what [`equinox_like.save`][] saved, into a tree like it.
 
-    Leaves are found by their paths. All that is missing, left over or of another shape or
-    dtype is told in one error, and nothing is loaded then. No code from the file is run.
+    Leaves are found by their paths. One error lists all leaves that are missing, left
+    over or of another shape or dtype; then nothing is loaded. No code from the file is
+    run.
 
-    On the CPU the file is mapped into memory, and most JAX arrays use it where it lies:
-    their values are read from the disk when they are first used, and again if the memory
-    is needed meanwhile. So do not write into a file that was loaded from; to save to it
-    anew is safe, as that makes another file of the same name.
+    On the CPU the file is mapped into memory, and most JAX arrays use the mapped memory
+    without a copy: the operating system reads their values from the disk when they are
+    first used. So do not write into a file that was loaded. Saving to the same path is
+    safe, as that makes another file of the same name.
 
     **Arguments:**
 
@@ -134,14 +135,14 @@ def load(
     - `like`: a tree with the structure, dtypes and shapes of what was saved. Its leaves may
         be `jax.ShapeDtypeStruct`s, for JAX arrays; whatever is not saved is taken from it.
         An array is put where that of `like` is committed to, or where the struct says.
-    - `strict`: `False` takes leaves from `like` that the file does not have, and ignores
-        what is left over in the file. Other shapes and dtypes remain errors.
+    - `strict`: `False` takes leaves from `like` that the file does not have, and
+        ignores what else is in the file. Other shapes and dtypes remain errors.
     - `verify`: whether to compare the data with their checksums. `False` is quicker: then
-        data which are not used are not even read, and of a sharded array each process reads
-        the bytes of its own shards alone.
+        data that are not used are not read at all, and of a sharded array each process reads
+        only the bytes of its own shards.
     - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
-        [`equinox_like.shardings`][] makes of `like`. It goes before where `like` is. Where
-        it is `None`, `like` decides.
+        [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
+        arrays of `like` are. Where it is `None`, `like` decides.
 
     **Returns:**
 

@@ -109,7 +109,7 @@ def tree_deserialise_leaves(
 ) -> Any:
     """Loads what [`equinox_like.tree_serialise_leaves`][] saved, into a tree like it.
 
-    Nothing is ever unpickled, so a foreign file can do no harm.
+    It never unpickles anything, so it is safe to load an untrusted file.
 
     **Arguments:**
 
@@ -119,7 +119,7 @@ def tree_deserialise_leaves(
         of those saved. [`equinox_like.filter_eval_shape`][] makes one without computing.
     - `filter_spec`: a function `(file, leaf of like) -> leaf`, or a prefix tree of such
         functions. Where it is not the default, paths are not compared.
-    - `is_leaf`: nodes of `like` that the function is to get whole.
+    - `is_leaf`: nodes of `like` to treat as leaves.
 
     **Returns:**
 

@@ -28,7 +28,8 @@ def state_dict(tree: Any) -> dict[str, Any]:
     **Returns:**
 
     A dictionary in the order of the leaves. Values are the leaves themselves, without a
-    copy; of a typed PRNG key, its data. What is neither array nor number is left out.
+    copy; of a typed PRNG key, its data. Leaves that are neither arrays nor numbers are
+    left out.
 
     **Raises:**
 

@@ -39,7 +39,7 @@ def filter_export(
     platforms: Sequence[str] | None = None,
     disabled_checks: Sequence[Any] = (),
 ) -> "Callable[..., Exported[_P, _T]]":
-    """`jax.export.export` for functions of any pytrees: a program to keep, or to send.
+    """`jax.export.export` for functions of any pytrees: a program that can be saved.
 
     **Arguments:**
 
@@ -95,7 +95,7 @@ def filter_export(
 def deserialize_export(
     data: bytes | bytearray | memoryview, like: Any = None
 ) -> "Exported[..., Any]":
-    """Loads what the `.serialize()` of an exported function gave.
+    """Loads an exported function from the bytes that its `.serialize()` returned.
 
     The counterpart of `jax.export.deserialize`. Loading runs no code from `data`; calling
     the result runs the program in it.
@@ -114,8 +114,8 @@ def deserialize_export(
 
     **Raises:**
 
-    `ValueError` if `data` was cut, changed or is something else; if `like` is needed, or is
-    not like the output, naming the path.
+    `ValueError` if `data` is truncated, changed or not an exported function.
+    `ValueError` naming the path if `like` is needed, or does not fit the output.
 
     !!! example
 

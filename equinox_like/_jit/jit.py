@@ -49,53 +49,55 @@ def filter_jit(
     fun: Callable[_P, _T], *, donate: Donate = "none", **jitkwargs: Any
 ) -> "Jitted[_P, _T]": ...
 def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) -> Any:
-    """`jax.jit` for functions of any pytrees: arrays are traced, the rest is static.
+    """`jax.jit` for any pytrees: arrays are traced, everything else is static.
 
     **Arguments:**
 
     - `fun`: the function to compile; a Module, a method, a partial, ... The arrays of a
         callable pytree are traced, too. Without it a decorator is returned, as in
         `@filter_jit(donate="arrays")`.
-    - `donate`: whose buffers the outputs may reuse. An array that was donated, and could
-        be reused, is deleted by the call.
-        - `"none"`: no array's.
-        - `"arrays"`, alias `"all"`: those of every JAX array in the arguments. An array
-            whose buffer no output can take stays alive.
-        - `"all-except-first"`: as before, but for those in the first argument.
+    - `donate`: which arrays are donated, so that outputs may reuse their buffers. The
+        call deletes a donated array if its buffer could be reused.
+        - `"none"`: no array.
+        - `"arrays"`, alias `"all"`: every JAX array in the arguments. An array whose
+            buffer no output can reuse stays alive.
+        - `"all-except-first"`: the same, except for arrays in the first argument.
         - `"warn"`, `"warn-except-first"`: likewise, and a
             [`equinox_like.DonationWarning`][] names the arrays that no output can take,
             once for each compilation, before execution.
-        - `"strict"`: as `"arrays"`, but such an array is an error, raised before execution.
-        - a tuple of names of parameters, `("model", "opt_state")`: the arrays in these. One
-            that no output can take is warned of, and deleted all the same.
+        - `"strict"`: as `"arrays"`, but an array that no output can reuse raises an
+            error before execution.
+        - a tuple of names of parameters, `("model", "opt_state")`: the arrays in these.
+            An array that no output can reuse causes a warning, and is deleted, too.
 
         The arrays of `fun` itself are never donated, nor is anything under another
         transformation. For a method decorated in a class, `self` is the first argument.
 
     - `**jitkwargs`: as for `jax.jit`, for example `inline` or `compiler_options`.
         `in_shardings` and `out_shardings` are prefix trees of the tuple of positional
-        arguments and of the output; their leaves are shardings, `PartitionSpec`s, `None`,
-        or functions from an array to one of these. `in_shardings` may also be a dictionary
-        from the names of parameters. Leaves that face no array are skipped.
+        arguments and of the output; their leaves are shardings, `PartitionSpec`s,
+        `None`, or functions from an array to one of these. `in_shardings` may also be a
+        dictionary from the names of parameters. Leaves without a matching array are
+        skipped.
 
     **Returns:**
 
     A callable like `fun`. It compiles once for each combination of shapes, dtypes,
     structure and static values, where values of different type differ (`1`, `1.0`,
-    `True`). Its outputs may hold anything; what is not an array comes back as the very
-    object that `fun` returned when it was compiled. Like `jax.jit` it does not wait for the
+    `True`). Its outputs may hold anything; what is not an array is the identical object
+    that `fun` returned when it was traced. Like `jax.jit` it does not wait for the
     result. `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
     `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time, and so does
-    `.donation_report` and `.explain`; `.clear_cache()` forgets what was compiled.
+    `.donation_report` and `.explain`; `.clear_cache()` drops the compiled programs.
 
     **Raises:**
 
     When wrapping: `TypeError` if `fun` cannot be called, `ValueError` for another
-    `donate`, for arguments of `jax.jit` that say which arguments are static or donated, and
-    for `in_shardings` that do not fit the parameters.
-    When called: `ValueError` naming the path of a static leaf that cannot be hashed;
-    [`equinox_like.DonationError`][] naming the path of an array that has been donated
-    before, or the paths of two arrays that share a buffer and would both be donated.
+    `donate`, for `static_argnums`, `donate_argnums` and the like, and for
+    `in_shardings` that do not fit the parameters. When called: `ValueError` naming the
+    path of a static leaf that cannot be hashed; [`equinox_like.DonationError`][] naming
+    the path of an array that has been donated before, or the paths of two arrays that
+    share a buffer and would both be donated.
 
     !!! example
 

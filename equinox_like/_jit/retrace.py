@@ -87,11 +87,11 @@ class Retrace:
 
     **Attributes:**
 
-    - `differences`: what the call differs in from the nearest one before. Each has a
+    - `differences`: how the call differs from the most similar earlier call. Each has a
         `path`, a `kind`, and texts `before`, `after` and `fix`. The kind is one of
         "shape", "dtype", "weak type", "sharding", "static value", "static type", "tree
         structure", "argument count", "JAX configuration" and "user context". The fix is
-        empty where none is known. There are no differences if there was no call before.
+        empty if none is known. `differences` is empty if there was no earlier call.
 
     `str(retrace)` is a paragraph.
     """
@@ -216,8 +216,8 @@ class explain_retraces(ContextDecorator):
 
     A context manager and a decorator for functions. Within it, each trace of a function
     that has been traced before is logged as a warning of the logger
-    `equinox_like.retrace`: the differences to the nearest trace, and the fix where there is
-    a known one. It is about the calls of this thread.
+    `equinox_like.retrace`: how the call differs from the most similar earlier trace,
+    and the fix if one is known. Only calls of this thread are logged.
 
     !!! example
 

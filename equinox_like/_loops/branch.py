@@ -31,18 +31,20 @@ def filter_cond(
     **Arguments:**
 
     - `pred`: a boolean scalar.
-    - `true_fun`, `false_fun`: what to call if it is true, and if it is false. Both are
-        traced.
-    - `*args`: what to call them with.
+    - `true_fun`, `false_fun`: the functions to call if it is true, and if it is false.
+        Both are traced.
+    - `*args`: the arguments of the functions.
 
     **Returns:**
 
     What the chosen function returns. A number becomes an array where the other function
-    returns another number, or an array. Whatever else is no array must be the same by both.
+    returns another number, or an array. Everything else that is not an array must be
+    the same in both outputs.
 
     **Raises:**
 
-    `TypeError` if the two return something different, naming its path.
+    `TypeError` if the two outputs differ in structure, shape, dtype or static values,
+    naming the path.
 
     !!! example
 
@@ -75,10 +77,10 @@ def filter_switch(
 
     **Arguments:**
 
-    - `index`: an integer scalar. Outside of the range the nearest function is called.
-    - `branches`: the functions to choose from. All of them are traced. Modules will do, if
-        they differ in structure, too.
-    - `*args`: what to call them with.
+    - `index`: an integer scalar. It is clamped to the range, as in JAX.
+    - `branches`: the functions to choose from. All of them are traced. They may be
+        Modules, also of different structures.
+    - `*args`: the arguments of the functions.
 
     **Returns:**
 
@@ -86,8 +88,8 @@ def filter_switch(
 
     **Raises:**
 
-    `TypeError` if two of them return something different, naming its path. `ValueError` if
-    there are no branches.
+    `TypeError` if two outputs differ in structure, shape, dtype or static values,
+    naming the path. `ValueError` if there are no branches.
 
     !!! example
 

@@ -31,18 +31,19 @@ def filter_while_loop(
 
     **Arguments:**
 
-    - `cond`: from the carry to a boolean scalar: whether to do another step.
-    - `body`: the step, from a carry to a carry.
-    - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
-        its shape and dtype; everything else stays what it is. A Python number that a step
-        changes is an array from the start, as for JAX.
-    - `max_steps`: how many steps to do at most. The loop then ends, whatever `cond` says.
-    - `kind`: how the loop is differentiated. [Loops](../loops.md) tells what each costs.
+    - `cond`: a function from the carry to a boolean scalar: whether to do another step.
+    - `body`: a function from the carry to the next carry: one step.
+    - `init`: the initial carry. Its arrays may change from step to step, each keeping
+        its shape and dtype; everything else must stay the same. A Python number that a
+        step changes is an array from the start, as in JAX.
+    - `max_steps`: how many steps to do at most. Then the loop ends even if `cond` is
+        true.
+    - `kind`: how the loop is differentiated. [Loops](../loops.md) says what each costs.
         - `"lax"`: as JAX does it, in forward mode only.
         - `"checkpointed"`: in reverse mode, whose memory is that of `checkpoints` copies of
             the carry. Needs `max_steps` or `checkpoints`.
-        - `"bounded"`: in both, again and again. Needs `max_steps`; memory and time grow
-            with it.
+        - `"bounded"`: in both modes, to any order. Needs `max_steps`; memory and time
+            grow with it.
     - `checkpoints`: for the kind `"checkpointed"`, of how many steps the carry is saved for
         the backward pass. By default the smallest `c` for which
         `(c + 1)(c + 2) > 2 * max_steps`, with which no step is done more than twice.
@@ -53,7 +54,7 @@ def filter_while_loop(
 
     **Raises:**
 
-    `TypeError` if something of the carry changes that must not, naming its path.
+    `TypeError` if something in the carry changes that must not change, naming its path.
     `ValueError` for another `kind`, or a negative `max_steps`, and if the kind lacks an
     option that it needs.
 
@@ -151,10 +152,10 @@ def filter_fori_loop(
 
     - `lower`, `upper`: integers: the steps are `lower`, ..., `upper - 1`. Reverse mode
         works if both are known when the loop is traced.
-    - `body`: the step, from its number and a carry to a carry.
-    - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
-        its shape and dtype; everything else stays what it is. A Python number that a step
-        changes is an array from the start, as for JAX.
+    - `body`: a function from the number of the step and the carry to the next carry.
+    - `init`: the initial carry. Its arrays may change from step to step, each keeping
+        its shape and dtype; everything else must stay the same. A Python number that a
+        step changes is an array from the start, as in JAX.
     - `unroll`: as for `jax.lax.fori_loop`.
 
     **Returns:**
@@ -163,7 +164,7 @@ def filter_fori_loop(
 
     **Raises:**
 
-    `TypeError` if something of the carry changes that must not, naming its path.
+    `TypeError` if something in the carry changes that must not change, naming its path.
 
     !!! example
 

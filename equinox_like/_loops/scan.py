@@ -35,14 +35,14 @@ def filter_scan(
     **Arguments:**
 
     - `f`: a function `(carry, x) -> (carry, y)`.
-    - `init`: the carry to begin with. Its arrays may change from step to step, each keeping
-        its shape and dtype; everything else stays what it is. A Python number that a step
-        changes is an array from the start, as for JAX.
-    - `xs`: what to go through along axis 0 of each array. Everything else in it is the same
-        at every step.
+    - `init`: the initial carry. Its arrays may change from step to step, each keeping
+        its shape and dtype; everything else must stay the same. A Python number that a
+        step changes is an array from the start, as in JAX.
+    - `xs`: a tree of arrays, over whose axis 0 the loop runs. Everything else in it is
+        the same at every step.
     - `length`, `reverse`, `unroll`: as for `jax.lax.scan`.
-    - `checkpoint`: what is kept for the backward pass, which does the steps again for what
-        is not. [Loops](../loops.md) tells what it costs.
+    - `checkpoint`: what is stored for the backward pass, which computes everything else
+        again. [Loops](../loops.md) says what it costs.
         - `None` or `False`: whatever it needs.
         - `True`: of each step its carry, or one of `jax.checkpoint_policies`.
         - An integer: the carry of so many steps; of each for `"all"`. There is no forward
@@ -50,12 +50,12 @@ def filter_scan(
 
     **Returns:**
 
-    The last carry, and `y` with a new axis 0 for each of its arrays. Whatever else is in
-    `y` is there once.
+    The last carry, and `y` with a new axis 0 for each of its arrays. Other values in
+    `y` are returned once.
 
     **Raises:**
 
-    `TypeError` if something of the carry changes that must not, naming its path.
+    `TypeError` if something in the carry changes that must not change, naming its path.
     `ValueError` if the arrays of `xs` differ in length or have none, and for another
     `checkpoint`.
 
@@ -150,13 +150,13 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
     **Arguments:**
 
     - `f`: a function of one `x`.
-    - `xs`: what to go through along axis 0 of each array. Everything else in it is the same
-        at every step.
+    - `xs`: a tree of arrays, over whose axis 0 the loop runs. Everything else in it is
+        the same at every step.
     - `batch_size`: how many steps to do at once, as by [`equinox_like.filter_vmap`][].
 
     **Returns:**
 
-    What `f` returns, with a new axis 0 for each array; the rest is there once.
+    What `f` returns, with a new axis 0 for each array. Other values are returned once.
 
     **Raises:**
 

@@ -31,7 +31,7 @@ def while_loop(
 
     - `cond_fun`: from the carry to a bool or a boolean scalar: whether to do another step.
         No derivative goes through it.
-    - `body_fun`: the step, from a carry to a carry.
+    - `body_fun`: a function from the carry to the next carry: one step.
     - `init_val`: the carry to begin with: any pytree of arrays and numbers, which become
         arrays.
     - `max_steps`: how many steps to do at most: an `int`, or `None` for no limit.
@@ -44,8 +44,8 @@ def while_loop(
         - `"lax"`: as JAX does it: differentiable in forward mode.
         - `"checkpointed"`: differentiable in reverse mode, with a few checkpoints. Needs
             `max_steps` or `checkpoints`.
-        - `"bounded"`: differentiable in both, again and again. Needs `max_steps`; memory
-            and time grow with it.
+        - `"bounded"`: differentiable in both modes, to any order. Needs `max_steps`;
+            memory and time grow with it.
     - `checkpoints`: of how many steps the carry, but for its buffers, is saved for the
         backward pass. By default the smallest `c` for which
         `(c + 1)(c + 2) > 2 * max_steps`, with which no step is done more than twice.

@@ -26,12 +26,12 @@ def field(
 
     **Arguments:**
 
-    - `converter`: called with the value once construction has set it; its result takes
-        the value's place. For example `jnp.asarray`.
-    - `static`: the field is part of the tree's structure, not a leaf: `jax.jit` and the
-        like compile anew when it changes. Never put arrays into it.
+    - `converter`: called with the value once construction has set it; its result
+        replaces the value. For example `jnp.asarray`.
+    - `static`: the field is part of the tree's structure, not a leaf: a change of it
+        makes `jax.jit` recompile. Do not put JAX arrays into it.
     - `trainable`: whether the arrays in the field are parameters. If not, they are a
-        buffer: data like any other, but never differentiated, see
+        buffer: data that are traced, but never differentiated, see
         [`equinox_like.trainable`][].
     - `**kwargs`: as for `dataclasses.field` (`default`, `default_factory`, `init`,
         `repr`, `kw_only`, `metadata`, ...).
@@ -76,7 +76,7 @@ def field(
 
 
 def static_field(**kwargs: Any) -> Any:
-    """The same as `field(static=True, ...)`, for old code: it warns that it is deprecated.
+    """The same as `field(static=True, ...)`. Deprecated: it issues a warning.
 
     !!! example
 

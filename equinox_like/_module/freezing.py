@@ -32,19 +32,19 @@ _Tree = TypeVar("_Tree")
 def trainable(tree: Any, *, exclude: Any = None) -> Any:
     """Which leaves of a tree are parameters to train.
 
-    These are the floating and complex arrays, but for those that are
-    [`equinox_like.frozen`][] or in a `field(trainable=False)`. They are what
-    [`equinox_like.filter_grad`][] differentiates, and `filter(model, trainable)` is what
-    the `init` of an optimiser wants. Where a filter specification is taken, this function
-    is handed a whole tree, not each leaf.
+    These are the floating-point and complex arrays, except for those that are
+    [`equinox_like.frozen`][] or in a `field(trainable=False)`.
+    [`equinox_like.filter_grad`][] differentiates these, and
+    `optimiser.init(filter(model, trainable))` initialises an optimiser for them. As a
+    filter specification, this function is called on the whole tree, not on each leaf.
 
     **Arguments:**
 
     - `tree`: any pytree.
-    - `exclude`: what else to leave out: a function that returns nodes, as in
+    - `exclude`: further nodes to leave out: a function that returns nodes, as in
         [`equinox_like.tree_at`][]; a class, for all its instances; a pattern for paths,
-        such as `"layers[0]"` or `"**.bias"`, in which `*` stands for anything within one
-        component and `**` for any components; or a list of these.
+        such as `"layers[0]"` or `"**.bias"`, in which `*` stands for anything within
+        one component and `**` for any components; or a list of these.
 
     **Returns:**
 
@@ -185,14 +185,14 @@ for _name in (
 
 
 def frozen(tree: Any) -> Any:
-    """Marks an array or a part of a model as one that is not trained.
+    """Marks an array or a part of a model as not trained.
 
-    It has the same arrays in the same order, and files are the same. A frozen Module can be
-    called, and its attributes and methods read; a frozen array can be calculated with and
-    indexed, and every layer takes it as a parameter. Through neither do gradients flow.
-    [`equinox_like.filter_grad`][] does not differentiate it, so it stays the identical
-    object through `apply_updates`; for `jax.jit`, `jax.vmap` and saving it is like any
-    other.
+    The marked tree has the same arrays in the same order, so saved files do not change.
+    A frozen Module can be called, and its attributes and methods read; a frozen array
+    supports arithmetic and indexing, and every layer takes it as a parameter. No
+    gradients flow through either. [`equinox_like.filter_grad`][] does not differentiate
+    it, so it stays the identical object through `apply_updates`; for `jax.jit`,
+    `jax.vmap` and saving it is like any other.
 
     **Arguments:**
 
@@ -200,7 +200,7 @@ def frozen(tree: Any) -> Any:
 
     **Returns:**
 
-    A `Frozen`, whose `value` is `tree`. What is one already is returned as it is.
+    A `Frozen`, whose `value` is `tree`. A `Frozen` is returned unchanged.
 
     !!! example
 

@@ -282,7 +282,8 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
 
     Annotate the fields in the class body, as for a dataclass. Instances can be passed
     through any function of JAX that takes pytrees; their leaves are the values of the
-    fields, but those declared `field(static=True)`, which are part of the structure.
+    fields, except for fields declared `field(static=True)`, which are part of the
+    structure.
 
     An `__init__` is generated, or yours is used. During construction, declared fields can
     be assigned; after it the instance is frozen, and a changed copy is made by

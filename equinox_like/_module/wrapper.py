@@ -10,10 +10,10 @@ _M = TypeVar("_M", bound=Module)
 
 
 def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
-    """A copy of a Module that bears the name and the docstring of what it wraps.
+    """A copy of a Module with the name and the docstring of the function that it wraps.
 
-    Copied are `__module__`, `__name__`, `__qualname__`, `__doc__` and `__annotations__`,
-    those of them that there are. They become part of the tree's structure.
+    It copies `__module__`, `__name__`, `__qualname__`, `__doc__` and `__annotations__`,
+    if they exist. They become part of the tree's structure.
 
     **Arguments:**
 
@@ -26,7 +26,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
 
     **Raises:**
 
-    `ValueError` if `__wrapped__` is no property of the class.
+    `ValueError` if `__wrapped__` is not a property of the class.
 
     !!! example
 

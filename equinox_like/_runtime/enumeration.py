@@ -142,23 +142,23 @@ class Enumeration(metaclass=EnumerationMeta):
     class. An item is a [`equinox_like.Module`][] with one leaf, its index, so it passes
     through `jax.jit`, `jax.vmap`, `jax.lax.scan` and the like. With these operations:
 
-    - `item == other`, `item != other`: a JAX array of `bool`, known at compile time where
-        both items are. `ValueError` if `other` is no item of the same enumeration.
+    - `item == other`, `item != other`: a JAX array of `bool`, known at compile time if
+        both items are. `ValueError` if `other` is not an item of the same enumeration.
     - `isinstance(item, Results)`: whether it is an item of this very class.
     - `Results[item]`: the message. `"traced"` if it is not known yet; for a batch of items
         the printed array of messages.
     - `len(Results)`: the number of items.
     - `item.is_traced()`: whether it is only known at run time which item this is.
 
-    A subclass of an enumeration has the items of its parents, in their order, and then its
-    own. Its items are others than those of the parents: `promote` makes the one from the
-    other. Giving a name another message is a warning.
+    A subclass of an enumeration has the items of its parents, in their order, and then
+    its own. Its items are not those of the parents: `promote` converts an item of a
+    parent class. Giving an inherited name another message causes a warning.
 
     **Raises:**
 
-    `TypeError` for a class body with anything but strings (names such as `__doc__` aside);
-    `ValueError` for an item named `promote` or `where`, and for a base class that is no
-    enumeration.
+    `TypeError` for a class body with anything but strings (names such as `__doc__`
+    aside); `ValueError` for an item named `promote` or `where`, and for a base class
+    that is not an enumeration.
 
     !!! example
 
@@ -239,7 +239,8 @@ class Enumeration(metaclass=EnumerationMeta):
 
         **Raises:**
 
-        `ValueError` if `pred` is no scalar of `bool`, or an item is of another class.
+        `ValueError` if `pred` is not a scalar of `bool`, or an item is of another
+        class.
         """
         _refuse_others(cls, f"{cls.__name__}.where", a, b)
         if not isinstance(pred, bool) and not (

@@ -40,35 +40,37 @@ def error_if(
 
     **Arguments:**
 
-    - `x`: any pytree that holds an array. The check belongs to what is returned for it: if
-        no array of that is used, JAX leaves out the check as it does all that is unused.
+    - `x`: any pytree that holds an array. The check is attached to the returned value:
+        if no array of that is used, JAX removes the check as dead code.
     - `pred`: whether it is an error: a bool, or an array of any shape, of which one true
         element suffices. Under `jax.vmap` the error lists the elements of the batch that
         failed.
     - `msg`: what the error says.
-    - `on_error`: what happens then; by default what the environment variable `EQX_ON_ERROR`
-        said when the library was imported, and otherwise `"raise"`.
-        - `"raise"`: an error is raised. On TPU, where a program cannot be ended from
-            within, the message is printed and the program waits for the enter key.
-        - `"nan"`: the program goes on with NaN in all arrays of `x`; with the greatest
-            integer, and `True`, in those of another dtype. Keys stay what they are. If
-            `pred` is true as a Python or NumPy value, there is a warning.
-        - `"breakpoint"`: prints the message and opens JAX's debugger, with as many frames
-            as `EQX_ON_ERROR_BREAKPOINT_FRAMES` said (1 by default). Then as `"nan"`.
+    - `on_error`: what happens then; by default the value of the environment variable
+        `EQX_ON_ERROR` at import, or `"raise"` if it is not set.
+        - `"raise"`: an error is raised. On TPU, where a program cannot stop itself, the
+            message is printed and the program waits for the enter key.
+        - `"nan"`: the program goes on with NaN in all arrays of `x`; integer arrays are
+            filled with the greatest integer, boolean arrays with `True`. PRNG keys do
+            not change. If `pred` is true as a Python or NumPy value, there is a
+            warning.
+        - `"breakpoint"`: prints the message and opens JAX's debugger, with as many
+            frames as the environment variable `EQX_ON_ERROR_BREAKPOINT_FRAMES` says (1
+            by default). Then as `"nan"`.
         - `"off"`: nothing is checked.
 
     **Returns:**
 
-    `x`, with NumPy arrays as JAX arrays; `x` itself if `pred` is `False`, for which nothing
-    is done. It is differentiated as the identity.
+    `x`, with NumPy arrays as JAX arrays; `x` itself if `pred` is the Python value
+    `False`. It is differentiated as the identity.
 
     **Raises:**
 
     [`equinox_like.EquinoxRuntimeError`][], from code that is not compiled, and from the
-    call of the outermost [`equinox_like.filter_jit`][], which waits for programs that hold
-    a check. Under `jax.jit` it is an error of JAX that has the message in its text, and
-    comes when the result is used.
-    At once: `ValueError` if `x` holds no array, `RuntimeError` for another `on_error`.
+    call of the outermost [`equinox_like.filter_jit`][], which waits for the result if
+    the program has a check. Under `jax.jit` it is an error of JAX with the message in
+    its text, raised when the result is used. `ValueError` if `x` has no array, and
+    `RuntimeError` for another `on_error`, are raised at once.
 
     !!! example
 
@@ -105,10 +107,10 @@ def branched_error_if(
     **Arguments:**
 
     - `x`, `pred`, `on_error`: as for `error_if`.
-    - `index`: which message: an integer, or an array of them. If it is no scalar, it is
-        broadcast against `pred`, and each true element has a message of its own.
-    - `msgs`: the messages, a list or tuple. If a check fails whose `index` is not of one of
-        them, the error says so.
+    - `index`: which message: an integer, or an array of them. If it is not a scalar, it
+        is broadcast against `pred`, and each true element has a message of its own.
+    - `msgs`: the messages, a list or tuple. If a check fails and its `index` is out of
+        range, the error says so.
 
     **Returns:**
 

@@ -147,7 +147,7 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
 
     **Arguments:**
 
-    - `refresh_steps`: the bar is drawn anew after so many steps.
+    - `refresh_steps`: the bar is updated once every so many steps.
 
     **Raises:**
 

@@ -30,8 +30,8 @@ def filter_pure_callback(
 
     **Arguments:**
 
-    - `callback`: `callback(*args, **kwargs)` runs in Python, when the compiled program gets
-        there. It must be pure: it may be left out, or run more than once. It cannot be
+    - `callback`: `callback(*args, **kwargs)` runs in Python while the compiled program
+        runs. It must be pure: it may be left out, or run more than once. It cannot be
         differentiated.
     - `*args`, `**kwargs`: arrays reach it as `jax.Array`s, everything else as it is.
     - `result_shape_dtypes`: what it returns: a tree with a `jax.ShapeDtypeStruct`, or
@@ -39,7 +39,7 @@ def filter_pure_callback(
         values that it must return there.
     - `sharding`, `vmap_method`: as for `jax.pure_callback`. Without a `vmap_method` it
         cannot be used under `vmap`.
-    - `vectorized`: no longer there; use `vmap_method`.
+    - `vectorized`: removed; use `vmap_method`.
 
     **Returns:**
 
@@ -48,8 +48,8 @@ def filter_pure_callback(
     **Raises:**
 
     `TypeError` if `result_shape_dtypes` is not given. When it runs,
-    `jax.errors.JaxRuntimeError` if what `callback` returns is not as announced; the message
-    names what differs.
+    `jax.errors.JaxRuntimeError` if what `callback` returns does not match
+    `result_shape_dtypes`; the message names what differs.
 
     !!! example
 

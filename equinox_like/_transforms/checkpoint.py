@@ -33,8 +33,9 @@ def filter_checkpoint(
 ) -> Any:
     """`jax.checkpoint` for functions of any pytrees.
 
-    Under reverse-mode differentiation only the arrays that go into `fun` are kept, and what
-    else the backward pass needs is computed again. That takes less memory and more time.
+    Reverse-mode differentiation then stores only the inputs of `fun`, and computes
+    everything else that the backward pass needs again. That takes less memory and more
+    time.
 
     **Arguments:**
 

@@ -24,23 +24,25 @@ _T = TypeVar("_T")
 def filter_closure_convert(
     fn: Callable[_P, _T], *args: Any, **kwargs: Any
 ) -> "ClosureConverted[_P, _T]":
-    """A function whose captured arrays are leaves, so that it may cross any boundary.
+    """A function whose captured arrays are leaves of a pytree.
 
-    A function that closes over an array which is being differentiated, or otherwise
-    traced, cannot be an argument of a function with a custom rule, say: the array would
-    get in unseen. Its converted form can.
+    A function that closes over a traced array cannot, for example, be an argument of a
+    function with a custom derivative, as JAX would not see that array. The converted
+    function can.
 
     **Arguments:**
 
     - `fn`: any callable.
     - `*args`, `**kwargs`: examples of what it will be called with; a
-        `jax.ShapeDtypeStruct` may stand for an array. Whatever is no array is static.
+        `jax.ShapeDtypeStruct` may stand for an array. Everything that is not an array
+        is static.
 
     **Returns:**
 
-    A callable pytree whose leaves, its attribute `consts`, are the arrays that `fn` closes
-    over or holds. `in_struct`, a pair of `args` and `kwargs`, and `out_struct` tell what
-    it takes and returns. A plain function that has no closure is not traced, but called.
+    A callable pytree whose leaves, its attribute `consts`, are the arrays that `fn`
+    closes over or holds. `in_struct`, a pair of `args` and `kwargs`, and `out_struct`
+    describe what it takes and returns. A plain function without a closure is not
+    traced, but called.
 
     **Raises:**
 

@@ -48,7 +48,7 @@ class Rules:
 
 
 def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
-    """A function whose forward-mode derivative is a rule of yours.
+    """A function with a custom rule for forward-mode derivatives.
 
     Attach the rule by `.def_jvp(rule)` before the first call. Reverse mode transposes it.
 
@@ -56,11 +56,11 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
 
     - `fn`: takes anything and returns a tree of arrays and numbers.
 
-    The rule is `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. `primals` is the
-    tuple of positional arguments. `tangents` has the same structure, with `None` for
-    everything that is not perturbed. `tangent_out` has the structure of `out`, where `None`
-    stands for zero. Arguments that are passed by keyword cannot be differentiated. A Python
-    number that is differentiated is an array in `primals`, whatever differentiates it.
+    The rule is `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. `primals` is
+    the tuple of positional arguments. `tangents` has the same structure, with `None`
+    for everything that has no tangent. `tangent_out` has the structure of `out`, where
+    `None` stands for zero. Arguments that are passed by keyword cannot be
+    differentiated. A Python number that is differentiated is an array in `primals`.
 
     **Returns:**
 
@@ -68,10 +68,10 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
 
     **Raises:**
 
-    `AttributeError` if it is called without a rule. `ValueError` if an argument passed by
-    keyword is differentiated, if `out` has another structure than what `fn` returns, or
-    `tangent_out` another one than `out`; `TypeError` if they have another shape or dtype,
-    or the rule returns no pair.
+    `AttributeError` if it is called without a rule. `ValueError` if an argument passed
+    by keyword is differentiated, if `out` has another structure than what `fn` returns,
+    or `tangent_out` another one than `out`; `TypeError` if they have another shape or
+    dtype, or the rule does not return a pair.
 
     !!! example
 
@@ -255,7 +255,7 @@ def filter_custom_vjp(
     fn: Callable[_P, _T], *, optimize_remat: bool = False
 ) -> "CustomVJP[_P, _T]": ...
 def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any:
-    """A function whose reverse-mode derivative is a pair of rules of yours.
+    """A function with custom rules for its reverse-mode derivative.
 
     Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Only the first
     argument can be differentiated, which must be passed by position; it may be a tuple of
@@ -265,9 +265,9 @@ def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any
 
     - `fn`: `fn(vjp_arg, *args, **kwargs)` takes and returns anything.
     - `optimize_remat`: whether `fwd` should run only once under
-        [`equinox_like.filter_checkpoint`][]. Nothing is known then to be unperturbed, or to
-        have no cotangent: `perturbed` is `True` for all inexact arrays, and cotangents are
-        zeros instead of `None`.
+        [`equinox_like.filter_checkpoint`][]. Then it is not known what is perturbed, or
+        has a cotangent: `perturbed` is `True` for all inexact arrays, and cotangents
+        are zeros instead of `None`.
 
     The rules:
 
@@ -284,11 +284,11 @@ def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any
 
     **Raises:**
 
-    `RuntimeError` if it is called without rules, if another argument is differentiated, or
-    if the gradient has another structure. `ValueError` if it has another shape, `TypeError`
-    if it is not of floating or complex dtype. `ValueError` if the output of `fwd` has
-    another structure than what `fn` returns, `TypeError` if it has another shape or dtype,
-    or `fwd` returns no pair.
+    `RuntimeError` if it is called without rules, if another argument is differentiated,
+    or if the gradient has another structure. `ValueError` if it has another shape,
+    `TypeError` if it is not of floating or complex dtype. `ValueError` if the output of
+    `fwd` has another structure than what `fn` returns, `TypeError` if it has another
+    shape or dtype, or `fwd` does not return a pair.
 
     !!! example
 

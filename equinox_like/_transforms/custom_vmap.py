@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
-    """A function which is batched by a rule of yours.
+    """A function with a custom rule for `vmap`.
 
     Attach the rule by `.def_vmap(rule)`; without one it is batched as any other function.
 
@@ -35,17 +35,17 @@ def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
 
     - `fun`: takes and returns anything.
 
-    The rule is `rule(axis_size, in_batched, *args) -> (out, out_batched)`. Arrays that are
-    batched have the batch along axis 0. `in_batched` is like `args`, with `True` for each
-    array that is, and `False` for everything else. `out_batched` tells the same of `out`,
-    or is a prefix tree of that. Arguments passed by keyword are put in their position;
-    those that have none reach the rule by keyword.
+    The rule is `rule(axis_size, in_batched, *args) -> (out, out_batched)`. Arrays that
+    are batched have the batch along axis 0. `in_batched` is like `args`, with `True`
+    for each array that is, and `False` for everything else. `out_batched` says the same
+    of `out`, and may be a prefix tree. Arguments passed by keyword are passed to the
+    rule by position; keyword-only arguments are passed by keyword.
 
     **Returns:**
 
     A callable like `fun`. Derivatives are those of `fun`, batched by JAX. If the batch
     comes in by an array that `fun` closes over or holds, or by a keyword-only argument,
-    there is nothing to ask the rule, and JAX batches `fun`.
+    the rule is not called, and JAX batches `fun`.
 
     **Raises:**
 

@@ -121,10 +121,10 @@ def filter_grad(
 
     **Arguments:**
 
-    - `fun`: `fun(x, *args, **kwargs)` returns a real floating scalar, or a pair of one and
-        anything else if `has_aux`. Differentiated are the floating and complex arrays of
-        `x`, which may be any pytree, but for those that are not
-        [`equinox_like.trainable`][]; all other arguments may be anything.
+    - `fun`: `fun(x, *args, **kwargs)` returns a real floating scalar, or a pair of one
+        and anything else if `has_aux`. The floating-point and complex arrays of `x`,
+        which may be any pytree, are differentiated, except for those that are not
+        [`equinox_like.trainable`][]. All other arguments may be anything.
     - `has_aux`: whether `fun` returns `(value, aux)`.
     - `wrt`: a specification as for [`equinox_like.filter`][], on `x`: only what it chooses
         is differentiated. By default everything that can be.

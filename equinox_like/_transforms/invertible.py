@@ -51,11 +51,11 @@ def filter_invertible(
     inverse: Callable[[Any, Any], Any] | None = None,
     check: bool = False,
 ) -> Any:
-    """A chain of blocks that can be undone, with a gradient of constant memory.
+    """A chain of invertible blocks, whose gradient needs constant memory.
 
-    Reverse mode needs the input of each block. It is usually stored; here it is computed
-    from the output, so that the memory does not grow with the number of blocks. The price
-    is one more evaluation of each block.
+    Reverse mode needs the input of each block. It is usually stored. Here it is
+    computed from the output, so the memory does not grow with the number of blocks. The
+    cost is one more evaluation of each block.
 
     **Arguments:**
 
@@ -64,10 +64,11 @@ def filter_invertible(
         directly around the chain, by `vmap`. If there is a `jit` between the two, or the
         axis has a name, each element of the batch has gradients of the blocks of its own
         until they are added up.
-    - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`, if
-        that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums, products,
-        many functions of one number, reshaping, splitting and joining can be undone.
-    - `check`: whether to compare `inverse(block, fun(block, x))` with `x` in each block,
+    - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`,
+        if that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums,
+        products, many functions of one number, reshaping, splitting and joining can be
+        undone. - `check`: whether to compare `inverse(block, fun(block, x))` with `x`
+        in each block,
         in every call; for tests.
 
     **Returns:**
@@ -81,10 +82,10 @@ def filter_invertible(
     **Raises:**
 
     [`equinox_like.NotInvertibleError`][], a `ValueError`, if no inverse can be derived,
-    naming the step that stops it; or if `check` finds one that is none, with the largest
+    naming the step that stops it; or if `check` finds a wrong inverse, with the largest
     error. Within `jax.jit`, unlike `filter_jit`, the latter is an error of JAX with the
-    same text. `TypeError` in forward mode. `ValueError` if `y` is not of the form
-    of `x`, or if the blocks along the first axis are not of the same number everywhere.
+    same text. `TypeError` in forward mode. `ValueError` if `y` is not of the form of
+    `x`, or if the blocks along the first axis are not of the same number everywhere.
 
     !!! example
 

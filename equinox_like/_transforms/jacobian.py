@@ -41,8 +41,8 @@ def filter_jacfwd(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -
 
     **Arguments:**
 
-    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. Differentiated are the
-        floating and complex arrays of `x`; the other arguments may be anything.
+    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. The floating-point and
+        complex arrays of `x` are differentiated; the other arguments may be anything.
     - `has_aux`: whether `fun` returns `(out, aux)`, where `aux` may be anything.
     - `**jackwargs`: as for `jax.jacfwd`, for example `holomorphic`; but not `argnums`.
 
@@ -122,8 +122,8 @@ def filter_hessian(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) 
 
     **Returns:**
 
-    A function like that of `filter_jacfwd`; its result has the structure of the output
-    outside, in it a tree like `x`, and in that another one.
+    A function like that of `filter_jacfwd`; its result is a tree of the structure of
+    the output, whose leaves are trees like `x`, whose leaves are again trees like `x`.
 
     !!! example
 

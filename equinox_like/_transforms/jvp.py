@@ -126,10 +126,10 @@ def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linear
 
     **Returns:**
 
-    The output, and a function of tangents, one for each primal: with the structure of the
-    primals, and `None` for whatever is not differentiated, or not perturbed. It returns
-    the tangent of the output, with `None` for what is no floating or complex array. It is
-    a pytree that holds what was computed on the way.
+    The output, and a function of tangents, one for each primal: with the structure of
+    the primals, and `None` for whatever is not differentiated, or not perturbed. It
+    returns the tangent of the output, with `None` for everything that is not a
+    floating-point or complex array. It is a pytree that holds the intermediate values.
 
     **Raises:**
 

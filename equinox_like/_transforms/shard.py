@@ -29,9 +29,9 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     - `device_or_shardings`: a device, a sharding, a `PartitionSpec` for the mesh in use, or
         a prefix tree of these.
 
-    Within `jax.jit` this tells the compiler how the arrays shall be sharded there. Axes
-    of a mesh may be automatic or explicit; of the latter it is a `jax.sharding.reshard`.
-    Within `jax.shard_map` it is about the axes that are not manual.
+    Within `jax.jit` this is a constraint on the sharding of the arrays. For the
+    explicit axes of a mesh it is a `jax.sharding.reshard`. Within `jax.shard_map` it
+    concerns the axes that are not manual.
 
     **Returns:**
 
@@ -73,7 +73,7 @@ def filter_device_put(
     donate: bool = False,
     may_alias: bool | None = None,
 ) -> _Tree:
-    """`jax.device_put` for any tree, which does what it says about memory.
+    """`jax.device_put` for any tree, with strict rules for `donate` and `may_alias`.
 
     **Arguments:**
 

@@ -64,8 +64,8 @@ def filter_shard_map(
 
     **Arguments:**
 
-    - `fun`: what each device does with its part. The arrays of a callable pytree are the
-        same on all of them.
+    - `fun`: what each device computes from its part. The arrays of a callable pytree
+        are the same on all of them.
     - `mesh`: the mesh; by default that in use.
     - `in_specs`: a prefix tree of the tuple of positional arguments, whose leaves are
         `PartitionSpec`s, or `None` for what all devices get whole. Arguments without
@@ -73,11 +73,11 @@ def filter_shard_map(
         names to such trees; the others are then `None`.
     - `out_specs`: a prefix tree of the output, likewise.
     - `axis_names`: the axes that become manual; by default all.
-    - `check_vma`: whether JAX keeps track of what differs between devices. Without it a
-        wrong `out_specs` goes unnoticed.
+    - `check_vma`: whether JAX keeps track of what differs between devices. Without it,
+        a wrong `out_specs` is not detected.
     - `donate`: as for [`equinox_like.filter_jit`][].
 
-    Whatever is no array is static, in the arguments and in the output.
+    Everything that is not an array is static, in the arguments and in the output.
 
     **Returns:**
 
@@ -86,8 +86,8 @@ def filter_shard_map(
 
     **Raises:**
 
-    `ValueError` if a spec does not fit an array, or an array that differs between devices
-    is returned once, naming its path.
+    `ValueError` if a spec does not fit an array, or if an output with a replicated spec
+    may differ between devices, naming its path.
 
     !!! example
 

@@ -30,8 +30,9 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
     - `fun`: any callable; a class, too. The arrays of a callable pytree are abstract, like
         those of the arguments.
-    - `*args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an
-        array. Python numbers and whatever else is no array are passed on as they are.
+    - `*args`, `**kwargs`: its arguments. A `jax.ShapeDtypeStruct` may stand for an
+        array. Python numbers and everything else that is not an array are passed on
+        unchanged.
 
     **Returns:**
 
@@ -180,7 +181,7 @@ def trace(
 
 
 class ShapeCache:
-    """`filter_eval_shape`, remembering what it was asked before.
+    """`filter_eval_shape` with a cache of its results.
 
     There is one function for each structure with its static leaves. JAX remembers what it
     traced of that for which shapes and dtypes, in which context.

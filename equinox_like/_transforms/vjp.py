@@ -38,10 +38,10 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
 
     **Returns:**
 
-    `(out, vjp_fn)`, or `(out, vjp_fn, aux)`. `vjp_fn(cotangent)` takes a tree like `out`,
-    with `None` for whatever is no floating or complex array, and returns a tuple with the
-    cotangent of each primal, with `None` likewise. It may be called many times, and is a
-    pytree that holds what was computed on the way.
+    `(out, vjp_fn)`, or `(out, vjp_fn, aux)`. `vjp_fn(cotangent)` takes a tree like
+    `out`, with `None` for everything that is not a floating-point or complex array, and
+    returns a tuple with the cotangent of each primal, with `None` likewise. It may be
+    called many times, and is a pytree that holds the intermediate values.
 
     **Raises:**
 

@@ -103,9 +103,9 @@ def filter_vmap(
     **Raises:**
 
     `ValueError` if an axis is out of range or sizes differ, naming the arguments; if
-    something mapped has the output axis `None`; if a name in `in_axes` is no parameter.
-    `RuntimeError` if the function is called with keyword arguments, and `in_axes` is no
-    dictionary.
+    something mapped has the output axis `None`; if a name in `in_axes` is not a
+    parameter. `RuntimeError` if the function is called with keyword arguments, and
+    `in_axes` is not a dictionary.
 
     !!! example
 

@@ -35,32 +35,31 @@ def tree_at(
 ) -> _Tree:
     """A copy of `pytree` with the nodes that `where` chooses replaced.
 
-    Nothing is modified or copied: leaves that are not replaced are the identical objects.
-    No `__init__`, converter or check of a Module runs.
+    `pytree` is not modified, and arrays are not copied: leaves that are not replaced
+    are the identical objects. No `__init__`, converter or check of a Module runs.
 
     **Arguments:**
 
-    - `where`: which nodes, in one of these ways:
+    - `where`: the nodes to replace, in one of these forms:
         - A function: `where(pytree)` returns a node of the tree, or a list or tuple of
-            nodes. It is called on two copies of the tree, one of them without its leaves,
-            and must choose by structure alone.
-        - A path to a node: a string that says how to get there from the tree,
-            `"layers[0].weight"`, or a tuple of key entries as JAX gives it. The empty
-            string and the empty tuple are the whole tree. A list (or a tuple of strings)
-            chooses several nodes.
-        - A tree of bools: `pytree` with `True` and `False` in place of nodes or leaves, a
-            Module for example. The nodes at `True` are chosen, in JAX's order: always
-            several, even if it is but one.
+            nodes. It is called on two copies of the tree, one of them without leaf
+            values, and must choose nodes by structure alone.
+        - A path to a node: a string such as `"layers[0].weight"`, relative to the tree,
+            or a tuple of key entries as JAX gives it. The empty string and the empty
+            tuple are the whole tree. A list (or a tuple of strings) chooses several
+            nodes.
+        - A tree of bools: `pytree` with `True` and `False` in place of nodes or leaves,
+            a Module for example. The nodes at `True` are chosen, in JAX's order: always
+            as a sequence, even if only one is chosen.
     - `pytree`: any pytree.
-    - `replace`: what to put in place of the node; for several nodes a sequence of the same
-        length, in the order in which they were chosen. It may be `None`, or have any
-        structure.
+    - `replace`: the new node; for several nodes a sequence of the same length, in the
+        order in which they were chosen. It may be `None`, or have any structure.
     - `replace_fn`: instead of `replace`, a function `node -> new node`.
     - `is_leaf`: further nodes to treat as leaves. For a function to choose a `None` among
         several, pass `is_leaf=lambda x: x is None`.
 
-    A tree whose leaves are all `True` or `False`, one at least, is a tree of bools also if
-    it can be called. Any other object that can be called is a function.
+    A callable tree whose leaves are all `True` or `False` is taken as a tree of bools.
+    Any other callable is taken as a function.
 
     **Returns:**
 
@@ -68,12 +67,12 @@ def tree_at(
 
     **Raises:**
 
-    `ValueError` if not exactly one of `replace` and `replace_fn` is given, if their lengths
-    differ, if a node is chosen twice or lies inside another chosen one, if `where` depends
-    on the leaves, or returns a container that is not in the tree, if a path leads nowhere,
-    or if the tree of bools has another structure. `TypeError` if `where` is none of these
-    or returns anything else that is not in the tree, or if `replace` has no length for
-    several nodes.
+    `ValueError` if not exactly one of `replace` and `replace_fn` is given, if their
+    lengths differ, if a node is chosen twice or lies inside another chosen one, if
+    `where` depends on the leaves, or returns a container that is not in the tree, if a
+    path does not exist, or if the tree of bools has another structure. `TypeError` if
+    `where` is none of these or returns anything else that is not in the tree, or if
+    `replace` has no length for several nodes.
 
     !!! example
 

@@ -29,7 +29,7 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
 
     **Raises:**
 
-    `ValueError` if the node is a child of its own. [`equinox_like.tree_check`][] finds
+    `ValueError` if the node is its own child. [`equinox_like.tree_check`][] finds
     longer cycles.
 
     !!! example
@@ -51,24 +51,24 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
 
 
 def tree_check(pytree: Any) -> None:
-    """Checks that no array and no node stands at two places of a tree.
+    """Checks that no array and no node occurs at two places of a tree.
 
-    JAX has no notion of two places being one: the first transformation that the tree goes
-    through makes two arrays of one, with a gradient and an update each, so tied weights
-    come apart silently. A container that contains itself is no tree at all.
+    JAX does not know that two places share an array: the first transformation makes two
+    arrays of it, with a gradient and an update each, so tied weights silently diverge.
+    A container that contains itself is not a tree.
 
-    What has no identity to lose may repeat: numbers (NumPy's too), `None` and other leaves
-    that are no arrays, empty containers and Modules without children.
+    Numbers (also NumPy's), `None` and other leaves that are not arrays, empty
+    containers and Modules without children may occur twice.
 
     **Arguments:**
 
-    - `pytree`: any Python object; other than JAX's functions this one returns from every
-        cycle.
+    - `pytree`: any Python object, also one with cycles, in which JAX's functions would
+        not return.
 
     **Raises:**
 
-    `ValueError` for the first such array or node, naming its type and both paths. Two JAX
-    arrays that share a buffer without being one object are not told from others; two NumPy
+    `ValueError` for the first such array or node, naming its type and both paths. Two
+    JAX arrays that share a buffer without being one object are not detected; two NumPy
     arrays that are the same view of the same memory are.
 
     !!! example

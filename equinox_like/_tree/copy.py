@@ -18,7 +18,7 @@ def tree_copy(pytree: _Tree) -> _Tree:
 
     JAX arrays keep dtype, weak type, sharding and whether they are committed to their
     devices. NumPy arrays and typed PRNG keys are copied too, everything else is the
-    identical object. An array that stands at two places becomes two.
+    identical object. An array that occurs at two places becomes two arrays.
 
     **Arguments:**
 

@@ -27,23 +27,23 @@ def tree_equal(
 ) -> Any:
     """Whether all trees have the same structure and equal leaves.
 
-    Two arrays are equal if shape, dtype and all values are; weak types do not matter, and
-    neither does whether NumPy or JAX holds them. Other leaves are compared by `==`. An
-    array never equals what is none, and NaN does not equal NaN. Static fields are part of
-    the structure; a JAX array in one equals only itself.
+    Two arrays are equal if shape, dtype and all values are; weak types do not matter,
+    and neither does whether NumPy or JAX holds them. Other leaves are compared by `==`.
+    An array never equals something that is not an array, and NaN does not equal NaN.
+    Static fields are part of the structure; a JAX array in one equals only itself.
 
     **Arguments:**
 
     - `*pytrees`: one tree or more.
     - `typematch`: leaves must also have the same type, so that `1` and `1.0`, or a NumPy
         and a JAX array, differ.
-    - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in `jax.numpy.allclose`.
-        All else is compared exactly.
+    - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in
+        `jax.numpy.allclose`. Everything else is compared exactly.
     - `check_dtype`: `False` lets arrays of different dtype be equal; their values are
         compared in the dtype that JAX promotes the two to. Typed PRNG keys equal nothing
         but keys of the same kind.
-    - `check_weak_type`: `True` tells a weakly typed array from another one. NumPy arrays
-        are not weakly typed.
+    - `check_weak_type`: whether arrays must also agree in weak type. NumPy arrays are
+        not weakly typed.
 
     **Returns:**
 

@@ -41,16 +41,17 @@ def tree_pformat(
     - `pytree`: what to print; any Python object.
     - `width`: the columns to fill before a container is broken into lines.
     - `indent`: the columns by which the content of a broken container is moved in.
-    - `short_arrays`: `False` prints the values of arrays, where they were not deleted.
+    - `short_arrays`: `False` prints the values of arrays, unless they were deleted.
     - `struct_as_array`: print `jax.ShapeDtypeStruct` as an array of that shape and dtype.
     - `truncate_leaf`: objects for which it is true are shown as `TypeName(...)`.
 
     **Returns:**
 
-    The text. [`equinox_like.tree_pprint`][] prints it. What contains itself is shown as
-    `<recursive>` within, a field that was not set as `<uninitialised>`. A class may define
-    `__pdoc__(self, **kwargs)`, the hook of wadler_lindig, to be shown in another way. For
-    an interactive picture, Modules can be rendered by treescope (`pip install treescope`).
+    The text. [`equinox_like.tree_pprint`][] prints it. An object inside of itself is
+    shown as `<recursive>`, and a field that was not set as `<uninitialised>`. A class
+    may define `__pdoc__(self, **kwargs)`, the hook of wadler_lindig, to be shown in
+    another way. For an interactive picture, Modules can be rendered by treescope (`pip
+    install treescope`).
 
     !!! example
 

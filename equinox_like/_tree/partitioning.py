@@ -31,10 +31,9 @@ def filter(
     - `pytree`: any pytree.
     - `filter_spec`: a prefix tree of `pytree`, whose leaves are `True`, `False`, or
         callables `leaf -> bool` that are mapped over the matching subtree. The one
-        callable that is not mapped is [`equinox_like.trainable`][], which is handed the
-        whole subtree.
-    - `inverse`: keep the others instead.
-    - `replace`: what stands in place of a leaf that is not kept.
+        exception is [`equinox_like.trainable`][], which is called on the whole subtree.
+    - `inverse`: whether to keep the other leaves instead.
+    - `replace`: the value that replaces a leaf that is not kept.
     - `is_leaf`: nodes of `pytree` to keep or replace whole.
 
     **Returns:**
@@ -43,7 +42,8 @@ def filter(
 
     **Raises:**
 
-    `ValueError` if `filter_spec` is no prefix of `pytree`, or has another kind of leaf.
+    `ValueError` if `filter_spec` is not a prefix of `pytree`, or has a leaf that is
+    neither a bool nor a callable.
 
     !!! example
 
@@ -65,10 +65,11 @@ def partition(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[Any, Any]:
-    """Both halves of [`equinox_like.filter`][]: what is kept, and the rest.
+    """Both halves of [`equinox_like.filter`][]: the leaves that are kept, and the
+    others.
 
     Arguments and errors are those of `filter`; the specification is evaluated once for
-    each leaf. [`equinox_like.combine`][] undoes it.
+    each leaf. [`equinox_like.combine`][] is the inverse.
 
     !!! example
 

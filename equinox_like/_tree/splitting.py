@@ -32,7 +32,8 @@ STATIC: Final = _Static()
 
 
 class Skeleton:
-    """A tree without its data: structure, the label of each leaf, the static leaves.
+    """A tree without its data: its structure, the label of each leaf and the static
+    leaves.
 
     Made by [`equinox_like.split`][]. Two skeletons of equal content are the same object,
     so `==` and `hash` cost nothing. They are equal only if structure, labels and static

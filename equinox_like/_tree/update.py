@@ -23,7 +23,7 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
     **Returns:**
 
     The new model. Each sum has the dtype that JAX gives to `leaf + update`; where the
-    update is `None` stand the identical leaves.
+    update is `None`, the leaf is the identical object.
 
     **Raises:**
 

@@ -20,11 +20,11 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
     **Arguments:**
 
     - `x`: any pytree. It is printed whole, next to its cotangent.
-    - `name`: stands above what is printed, if it is given.
+    - `name`: if given, printed above the values.
     - `terminate`: whether a NaN in the cotangent is an error.
 
-    The printing is done when the program runs, for each element of a batch in its turn.
-    Only reverse mode is supported.
+    It prints when the program runs, once for each element of a batch. Only reverse mode
+    is supported.
 
     **Returns:**
 

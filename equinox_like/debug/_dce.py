@@ -22,15 +22,15 @@ _T = TypeVar("_T")
 
 
 def store_dce(x: _T, name: Hashable = None) -> _T:
-    """The identity, which notes the arrays that are left when dead code has been removed.
+    """The identity, which records the arrays that dead code elimination keeps.
 
-    To be used in a compiled function. Once that has run,
-    [`equinox_like.debug.inspect_dce`][] shows what was noted.
+    Use it in a compiled function. Once that has run,
+    [`equinox_like.debug.inspect_dce`][] prints the record.
 
     **Arguments:**
 
     - `x`: any pytree. What is not an array is returned as it is.
-    - `name`: under which it is noted.
+    - `name`: the name of the record.
 
     **Returns:**
 
@@ -72,11 +72,13 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
 
 
 def inspect_dce(name: Hashable = None) -> None:
-    """Prints which arrays of [`equinox_like.debug.store_dce`][] were left.
+    """Prints which arrays of [`equinox_like.debug.store_dce`][] dead code elimination
+    kept.
 
     For each call of `store_dce` that was traced, it prints the tree with its shapes and
-    dtypes, and `<DCE'd>` for each array that has not been computed so far. Wait for the
-    results of the compiled function before, by `jax.block_until_ready`.
+    dtypes, and `<DCE'd>` for each array that has not been computed so far. Before
+    calling it, wait for the results of the compiled function with
+    `jax.block_until_ready`.
 
     **Arguments:**
 

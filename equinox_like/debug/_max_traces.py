@@ -25,28 +25,28 @@ def assert_max_traces(
     fn: Callable[_P, _T], *, max_traces: int | None
 ) -> "Counted[_P, _T]": ...
 def assert_max_traces(fn: Any = MISSING, *, max_traces: int | None) -> Any:
-    """Refuses to call `fn` more than so many times.
+    """Raises an error when `fn` is called more than `max_traces` times.
 
-    Python runs a function under `filter_jit`, `jax.jit` and the like only to trace it. So
-    within these it is the number of traces that is limited, and each one costs a
-    compilation.
+    Python runs a function under `filter_jit`, `jax.jit` and the like only to trace it.
+    So under these this limits the number of traces, each of which costs a compilation.
 
     **Arguments:**
 
-    - `fn`: any callable, a method in the body of a class too. Without it a decorator is
-        returned. It goes under the transformation: `filter_jit(assert_max_traces(...))`.
-    - `max_traces`: how many calls there may be; `None` only counts them, for
+    - `fn`: any callable, also a method in the body of a class. Without it, a decorator
+        is returned. Apply it before the transformation:
+        `filter_jit(assert_max_traces(...))`.
+    - `max_traces`: the largest number of calls; `None` only counts them, for
         [`equinox_like.debug.get_num_traces`][].
 
     **Returns:**
 
-    A callable like `fn`. Its count belongs to it and to all that are made of it by
-    flattening; a copy by `copy.deepcopy` starts at none.
+    A callable like `fn`. It shares its count with the copies that flattening and
+    unflattening make; the count of a copy by `copy.deepcopy` starts at zero.
 
     **Raises:**
 
-    When called once too often: `RuntimeError`, which says what is different from the calls
-    before. Refused calls are counted.
+    `RuntimeError` on a call beyond `max_traces`, which says what differs from the
+    earlier calls. Refused calls are counted.
 
     !!! example
 
@@ -83,7 +83,7 @@ def get_num_traces(fn: Any) -> int:
 
     **Raises:**
 
-    `ValueError` if no such function is in it.
+    `ValueError` if it does not wrap such a function.
     """
     seen = set()
     inner = fn

@@ -76,8 +76,8 @@ class AdaptivePool(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another rank. `ValueError` if an axis of
-        `x` is smaller than it shall become.
+        [`equinox_like.ShapeError`][] if `x` has another rank. `ValueError` if an axis
+        of `x` is smaller than its target.
         """
         check_input(self, x, (None,) * (len(self.target_shape) + 1))
         x = jnp.asarray(x)

@@ -47,7 +47,8 @@ _HeadsFunction = Callable[[Any, Any, Any], Any]
 
 
 class MultiheadAttention(Module):
-    r"""Attention of several heads: each query's mean of the values, by how keys match it.
+    r"""Multi-head attention: for each query, a mean of the values weighted by its match
+    with the keys.
 
     Each head $i$ has its own projections $Q_i$, $K_i$, $V_i$ of the three inputs, and
 
@@ -206,26 +207,27 @@ class MultiheadAttention(Module):
         """**Arguments:**
 
         - `query`: shape `(q, query_size)`.
-        - `key_`: shape `(kv, key_size)`. Named so as not to be the random key.
+        - `key_`: shape `(kv, key_size)`. Named so to differ from the PRNG key.
         - `value`: shape `(kv, value_size)`.
-        - `mask`: which query sees which key: `True` or nonzero where it does. Shape
-            `(q, kv)`, or `(num_heads, q, kv)`. A query that sees none takes the mean of
-            all values.
+        - `mask`: which query attends to which key: `True` or nonzero where it does.
+            Shape `(q, kv)`, or `(num_heads, q, kv)`. A query that attends to no key
+            returns the mean of all values.
         - `key`: for the dropout.
-        - `inference`: takes the place of the dropout's own, unless it is `None`.
+        - `inference`: overrides the dropout's own, unless it is `None`.
         - `deterministic`: the old name of `inference`. Deprecated.
         - `process_heads`: a function of the projected queries, keys and values, of shape
             `(length, heads, size)` each, that returns three arrays of the same shapes. It
             is the place for positional encodings.
         - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
             `(num_heads, q, kv)`; axes of size 1 are broadcast.
-        - `is_causal`: query `i` sees key `j` only if `j <= i`. With a cache, `i` and `j`
-            are positions in the whole sequence.
-        - `window`: query `i` sees key `j` only if `j > i - window`.
-            All of `mask`, `is_causal` and `window` must allow a key.
-        - `cache`: what was seen before, made by `init_cache`. The queries see its tokens
-            and the new ones, in this order, which `mask` and `bias` must have too.
-        - `implementation`: takes the place of the layer's own, unless it is `None`.
+        - `is_causal`: query `i` attends to key `j` only if `j <= i`. With a cache, `i`
+            and `j` are positions in the whole sequence.
+        - `window`: query `i` attends to key `j` only if `j > i - window`. All of
+            `mask`, `is_causal` and `window` must allow a key.
+        - `cache`: keys and values of earlier tokens, made by `init_cache`. The queries
+            attend to these and then to the new tokens; `mask` and `bias` must be in
+            this order.
+        - `implementation`: overrides the layer's own, unless it is `None`.
         - `return_weights`: return the weights of the heads, too.
         - `out_sharding`: how the output of one example is to be split over the explicit
             axes of a mesh; by default its rows as those of `query`, and its columns as
@@ -239,10 +241,11 @@ class MultiheadAttention(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if one of the arrays has another shape. `RuntimeError`
-        if the dropout is active and there is no `key`, or if a cache overflows; within a
-        compiled function the latter is found by [`equinox_like.error_if`][]. `ValueError`
-        if the implementation cannot serve the call.
+        [`equinox_like.ShapeError`][] if one of the arrays has another shape.
+        `RuntimeError` if the dropout is active and there is no `key`, or if a cache
+        overflows; within a compiled function the latter is raised by
+        [`equinox_like.error_if`][]. `ValueError` if the implementation cannot serve the
+        call.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # Not around the whole call, so that a warning points at the caller.
@@ -309,14 +312,14 @@ class MultiheadAttention(Module):
 
         **Arguments:**
 
-        - `max_length`: for how many tokens there is room.
-        - `dtype`: of what is kept, floating or complex; by default that of the parameters
-            of the projections. What is kept in another dtype than that of a call is cast
-            when it is attended to, so the outputs have the dtype that they have without a
-            cache.
-        - `overflow`: what happens to the token after those. `"error"`: it is refused.
-            `"ring"`: it takes the place of the oldest, so that queries see the last
-            `max_length` tokens.
+        - `max_length`: the number of tokens that fit into the cache.
+        - `dtype`: of the cached keys and values, floating or complex; by default that
+            of the parameters of the projections. If it differs from the dtype of a
+            call, keys and values are cast when they are used, so outputs have the same
+            dtype as without a cache.
+        - `overflow`: what happens to a token beyond `max_length`. `"error"`: an error
+            is raised. `"ring"`: it overwrites the oldest one, so that queries attend to
+            the last `max_length` tokens.
         """
         key = _no_token(self, "key_proj", self.key_size, self.qk_size, dtype)
         value = _no_token(self, "value_proj", self.value_size, self.vo_size, dtype)

@@ -36,10 +36,10 @@ class BatchNorm(StatefulLayer):
     2015).
 
     Of the two modes, `"batch"` is the one of that paper: the batch's own statistics
-    normalise in training. The running averages start at 0 and 1 and are freed of this
-    start at inference, as in [Adam](https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015). In
-    mode `"ema"` the running averages, with the batch's part in them, normalise in training
-    as well.
+    normalise in training. The running averages start at 0 and 1; inference corrects for
+    this bias, as in [Adam](https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015). In mode
+    `"ema"` training normalises by the running averages, too, after the batch has
+    updated them.
 
     Without an `axis_name` the layer takes a whole batch at once:
 
@@ -114,8 +114,8 @@ class BatchNorm(StatefulLayer):
         - `eps`: $\varepsilon$ above.
         - `channelwise_affine`: whether there are $w$ and $b$.
         - `momentum`: how much of a running average stays at each step.
-        - `inference`: whether to use the running averages, and to leave them alone.
-            `None`: as [`equinox_like.inference`][] and [`equinox_like.training`][] say.
+        - `inference`: whether to use the running averages and not update them. `None`: as
+            [`equinox_like.inference`][] and [`equinox_like.training`][] say.
         - `dtype`: of parameters and state; by default float32, or float64 if
             `jax_enable_x64` is on.
         - `mode`: `"batch"` or `"ema"`, see above. By default `"batch"` without an
@@ -123,8 +123,8 @@ class BatchNorm(StatefulLayer):
         - `batch_axis`: the axis of the input that is the batch; the first of the others is
             that of the channels. By default 0 without an `axis_name`, and none with one. If
             both are given, the statistics run over both.
-        - `debias`: `"exact"`, or `"peer"` for the numbers of a library that forgets that
-            the running variance started at 1.
+        - `debias`: `"exact"`, or `"peer"` for Equinox's numbers, which do not take into
+            account that the running variance starts at 1.
         - `unbiased`: store the variance times $n / (n - 1)$, where $n$ is how many numbers
             of each channel there are.
         - `num_spatial_dims`: how many spatial axes an example has. Only needed without an
@@ -195,10 +195,10 @@ class BatchNorm(StatefulLayer):
             Without one, a batch of such, and at inference either (see `num_spatial_dims`).
         - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
         - `key`: ignored.
-        - `inference`: takes the place of the layer's own, unless it is `None`.
+        - `inference`: overrides the layer's own, unless it is `None`.
         - `mask`: which examples count: shape `(batch,)`, or `()` for one example. The
-            others are normalised, too. If none counts, the state stays as it is, and the
-            running averages normalise.
+            others are normalised, too. If no example counts, the state does not change,
+            and the running averages are used.
 
         **Returns:**
 

@@ -41,7 +41,7 @@ PADDING_MODES = {
 
 
 class Conv(Module):
-    r"""A convolution of any number of spatial axes, as neural networks mean it.
+    r"""A convolution with any number of spatial axes, as in neural networks.
 
     That is a cross-correlation: the kernel is not flipped. Along one spatial axis, with
     stride $s$ and dilation $d$, and with $x$ padded already,
@@ -107,12 +107,13 @@ class Conv(Module):
         - `in_channels`, `out_channels`: the sizes of the input's and the output's first
             axis. Both must be multiples of `groups`.
         - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
-        - `padding`: how much to add to the spatial axes: an int, an int for each axis, a
-            pair (before, after) for each axis; or `"VALID"` (nothing), `"SAME"` or
-            `"SAME_LOWER"` (so much that the stride alone decides on the output's size,
-            with the odd element at the end or at the start). Negative padding crops.
-        - `groups`: how many convolutions stand side by side, each of its own share of the
-            input and the output channels.
+        - `padding`: how much to add to the spatial axes: an int, an int for each axis,
+            a pair (before, after) for each axis; or `"VALID"` (nothing), `"SAME"` or
+            `"SAME_LOWER"` (so that the output has the size of the input divided by the
+            stride, rounded up; an odd element goes to the end or to the start).
+            Negative padding crops.
+        - `groups`: the number of groups into which the input and output channels are
+            divided, each with a convolution of its own.
         - `use_bias`: whether to add a bias to each channel.
         - `padding_mode`: what to pad with: `"ZEROS"`, `"REFLECT"` (the elements next to
             the edge, in reverse), `"REPLICATE"` (the edge) or `"CIRCULAR"` (the other
@@ -120,14 +121,14 @@ class Conv(Module):
         - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
             on.
         - `key`: a PRNG key for parameter initialisation.
-        - `preferred_element_type`: the dtype in which to add up the products, if it is to
-            be another than that of the input.
+        - `preferred_element_type`: the dtype in which the products are accumulated; by
+            default that of the input.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. The weight's
             shape is given as `(*kernel_size, in_channels // groups, out_channels)`.
 
         **Raises:**
 
-        `ValueError` for a size, a padding or a number of groups that cannot be.
+        `ValueError` for an invalid size, padding or number of groups.
         """
         self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.in_channels = as_size(self, "in_channels", in_channels, 1)

@@ -27,11 +27,12 @@ from ._shape import as_size
 
 
 class ConvTranspose(Module):
-    r"""The transpose of a convolution: from its output's shape back to its input's.
+    r"""A transposed convolution: it maps the output shape of a convolution to its input
+    shape.
 
-    All arguments describe the convolution whose map of shapes is undone. Along one axis,
-    with kernel size $k$, stride $s$, padding $(p_0, p_1)$, dilation $d$ and output padding
-    $a$, the input is spread out by $s$ with zeros between, and then
+    All arguments describe that convolution. Along one axis, with kernel size $k$,
+    stride $s$, padding $(p_0, p_1)$, dilation $d$ and output padding $a$, the input is
+    spread out by $s$ with zeros between, and then
 
     $$y_{o, i} = b_o + \sum_{c, j} W_{o, c, j}\, \tilde x_{c, i + d j},$$
 
@@ -99,27 +100,27 @@ class ConvTranspose(Module):
         - `in_channels`, `out_channels`: the sizes of the input's and the output's first
             axis. Both must be multiples of `groups`.
         - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
-        - `padding`: of the convolution that is undone, in each of the ways that
-            [`equinox_like.nn.Conv`][] takes it. With `"SAME"` and `"SAME_LOWER"` an axis
+        - `padding`: that of the convolution, in any form that
+            [`equinox_like.nn.Conv`][] takes. With `"SAME"` and `"SAME_LOWER"` an axis
             of size `n` becomes one of size `stride * n - output_padding`.
         - `output_padding`: what to add to the output's end, since convolutions with a
             stride give inputs of several sizes the same output size: an int, or one for
             each spatial axis, less than the stride. With `"SAME"` it is taken away.
-        - `groups`: how many layers stand side by side, each of its own share of the input
-            and the output channels.
+        - `groups`: the number of groups into which the input and output channels are
+            divided, each with a convolution of its own.
         - `use_bias`: whether to add a bias to each channel.
         - `padding_mode`: `"ZEROS"`; or `"CIRCULAR"`, with `"SAME"` or `"SAME_LOWER"` and no
             `output_padding`.
         - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
             on.
         - `key`: a PRNG key for parameter initialisation.
-        - `preferred_element_type`: the dtype in which to add up the products, if it is to
-            be another than that of the input.
+        - `preferred_element_type`: the dtype in which the products are accumulated; by
+            default that of the input.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Conv`][].
 
         **Raises:**
 
-        `ValueError` for a size, a padding or a number of groups that cannot be.
+        `ValueError` for an invalid size, padding or number of groups.
         `NotImplementedError` for a padding mode that has no transpose here.
         """
         self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)

@@ -38,7 +38,8 @@ def dot_product_attention(
     window: int | None = None,
     implementation: Implementation = None,
 ) -> Array:
-    r"""Each query's mean of the values, weighted by how well their keys match it.
+    r"""Scaled dot-product attention: for each query, a mean of the values weighted by
+    its match with the keys.
 
     $$\mathrm{softmax}\left(s\, Q K^T + b\right) V$$
 
@@ -50,9 +51,9 @@ def dot_product_attention(
     **Arguments:**
 
     - `query`: shape `(q, heads, size)`, or `(q, size)` for one head.
-    - `key_`: shape `(kv, kv_heads, size)`, or `(kv, size)`. Named so as not to be the
-        random key. `kv_heads` divides `heads`: head `n` of the queries reads head
-        `n // (heads // kv_heads)` of keys and values.
+    - `key_`: shape `(kv, kv_heads, size)`, or `(kv, size)`. Named so to differ from the
+        PRNG key. `kv_heads` divides `heads`: head `n` of the queries reads head `n //
+        (heads // kv_heads)` of keys and values.
     - `value`: shape `(kv, kv_heads, value_size)`, or `(kv, value_size)`.
     - `mask`: which query attends to which key: `True` or nonzero where it does. Shape
         `(q, kv)` or `(heads, q, kv)`. See [`equinox_like.nn.combine_masks`][].
@@ -60,8 +61,7 @@ def dot_product_attention(
     - `key`, `inference`: for `dropout`.
     - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
         `(heads, q, kv)`; axes of size 1 are broadcast.
-    - `scale`: what the products are multiplied by: a scalar; by default
-        $1/\sqrt{\mathrm{size}}$.
+    - `scale`: a scalar factor for the products; by default $1/\sqrt{\mathrm{size}}$.
     - `is_causal`: query `i` attends to key `j` only if `j <= i`.
     - `window`: query `i` attends to key `j` only if `j > i - window`.
     - `implementation`: `None`: the formula. `"xla"`, `"cudnn"`:

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Dropout(Module):
-    r"""Sets elements to zero at random, and scales up the others.
+    r"""Sets elements to zero at random, and scales the others up.
 
     $y = m \odot x / (1 - p)$, where the entries of $m$ are 1 with probability $1 - p$ and
     otherwise 0, so that the mean of $y$ is $x$. At inference it returns $x$.
@@ -89,10 +89,11 @@ class Dropout(Module):
         """**Arguments:**
 
         - `x`: an array of any shape.
-        - `key`: decides which elements are dropped. Needed unless at inference. Under a
-            `jax.vmap` over examples that are split over the explicit axes of a mesh, the
-            keys must be split alike: `jax.sharding.reshard(keys, PartitionSpec("data"))`.
-        - `inference`: takes the place of the layer's own, unless it is `None`.
+        - `key`: a PRNG key that decides which elements are dropped. Not needed at
+            inference. Under a `jax.vmap` over examples that are split over the explicit
+            axes of a mesh, the keys must be split alike: `jax.sharding.reshard(keys,
+            PartitionSpec("data"))`.
+        - `inference`: overrides the layer's own, unless it is `None`.
         - `deterministic`: the old name of `inference`. Deprecated.
 
         **Returns:**

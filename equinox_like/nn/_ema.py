@@ -29,19 +29,18 @@ class EMA(Module):
     $$m_t = d_t\, m_{t - 1} + (1 - d_t)\, \theta_t, \qquad
     \bar\theta_t = \frac{m_t}{1 - d_1 d_2 \cdots d_t},$$
 
-    with $m_0 = 0$. The divisor takes out the start at zero: [Adam](
+    with $m_0 = 0$. The divisor corrects for the start at zero: [Adam](
     https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015), section 3. So $\bar\theta_1$ is
     $\theta_1$, and the average of a constant is that constant. What is kept is
-    $\bar\theta_t$ itself, by the equivalent
-    $\bar\theta_t = \bar\theta_{t - 1} + r_t\, (\theta_t - \bar\theta_{t - 1})$ with
-    $r_t = (1 - d_t) / (1 - d_1 \cdots d_t)$.
+    $\bar\theta_t$ itself, by the equivalent $\bar\theta_t = \bar\theta_{t - 1} + r_t\,
+    (\theta_t - \bar\theta_{t - 1})$ with $r_t = (1 - d_t) / (1 - d_1 \cdots d_t)$.
 
-    Averaged are the parameters: what [`equinox_like.trainable`][] chooses. Integer arrays,
-    keys and what is frozen, or in a `field(trainable=False)`, are copies of those of the
-    last model, and everything static is that of the last model too.
+    The parameters are averaged: the arrays that [`equinox_like.trainable`][] chooses.
+    Integer arrays, keys, frozen arrays and those in a `field(trainable=False)` are
+    copies of the last model's. Everything static is that of the last model, too.
 
-    It has arrays as leaves and nothing else, and each of its own, so it can be donated
-    together with the model, and is a carry of `jax.lax.scan`.
+    All its leaves are arrays, which it shares with nothing else, so it can be donated
+    together with the model, and be a carry of `jax.lax.scan`.
 
     !!! example
 
@@ -126,7 +125,7 @@ class EMA(Module):
 
     @jax.named_scope("eqx.nn.EMA")
     def update(self, model: Any) -> "EMA":
-        """The average after one more step of training.
+        """The average after one more training step.
 
         **Arguments:**
 

@@ -20,7 +20,7 @@ from ._sharding import explicit_mesh, matvec, parts, placed
 
 
 class Embedding(Module):
-    r"""A table of vectors: index $i$ gives row $i$ of the weight.
+    r"""A table of vectors: index $i$ returns row $i$ of the weight.
 
     The weight starts standard normal.
 
@@ -60,10 +60,10 @@ class Embedding(Module):
             Without it, both sizes and `key` must be given.
         - `dtype`: of the weight that is drawn; by default float32, or float64 if
             `jax_enable_x64` is on.
-        - `key`: for the first values of the weight.
+        - `key`: a PRNG key for parameter initialisation.
         - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the table.
-        - `check_bounds`: whether a JAX array out of range is an error, found at run time by
-            [`equinox_like.error_if`][].
+        - `check_bounds`: whether a JAX array out of range is an error at run time,
+            raised by [`equinox_like.error_if`][].
 
         **Raises:**
 
@@ -89,9 +89,9 @@ class Embedding(Module):
     ) -> Array:
         """**Arguments:**
 
-        - `x`: an integer, of shape `()`. A negative one counts from the end. A JAX array
-            out of range is taken for the nearest end, as JAX does, but for `check_bounds`:
-            to look at its value would make the program wait for the device.
+        - `x`: an integer, of shape `()`. A negative one counts from the end. A JAX
+            array out of range is clamped, as in JAX, unless `check_bounds` is set:
+            inspecting its value would make the program wait for the device.
         - `key`: ignored.
         - `out_sharding`: how the result for one index is to be split over the explicit axes
             of a mesh; by default as the rows of the weight are.
@@ -102,9 +102,10 @@ class Embedding(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` is no scalar. `TypeError` for floats and bools.
-        `IndexError` for a Python or NumPy integer out of range. With `check_bounds`
-        [`equinox_like.EquinoxRuntimeError`][] for a JAX array out of range.
+        [`equinox_like.ShapeError`][] if `x` is not a scalar. `TypeError` for floats and
+        bools. `IndexError` for a Python or NumPy integer out of range. With
+        `check_bounds` [`equinox_like.EquinoxRuntimeError`][] for a JAX array out of
+        range.
         """
         _check_index(self, x)
         if self.check_bounds:

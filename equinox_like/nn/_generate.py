@@ -60,21 +60,21 @@ def generate(
     end_token: int | None = None,
     pad_token: int = 0,
 ) -> Generation:
-    """Continues a prompt, or a batch of prompts, by tokens drawn from a model.
+    """Continues a prompt, or a batch of prompts, with tokens sampled from a model.
 
-    All of it is one compiled program: the prompt at once, and then a scan with one new
-    token at a time, whose cache is updated in place. It always takes `max_new_tokens`
-    steps. To stop when all rows have ended, call it for some tokens at a time.
+    It runs as one compiled program: the whole prompt first, and then a scan over the
+    new tokens, which updates the cache in place. It always takes `max_new_tokens`
+    steps. To stop as soon as all rows have ended, call it for a few tokens at a time.
 
     **Arguments:**
 
-    - `model`: called as `model(tokens, cache)` with tokens of shape `(n,)`, int32, and the
-        cache of one sequence. Returns logits of shape `(n, vocabulary)` and the next cache.
-        A Module, or a function of which it is worth to compile one program: each new
-        `lambda` is compiled again. Switch off its dropout by
-        [`equinox_like.nn.inference_mode`][].
-    - `prompt`: integers of shape `(length,)`, or `(batch, length)`, one at least. Prompts
-        of different lengths are padded at the end, on the right, with any tokens.
+    - `model`: called as `model(tokens, cache)` with tokens of shape `(n,)`, int32, and
+        the cache of one sequence. Returns logits of shape `(n, vocabulary)` and the
+        next cache. A Module, or a function that is defined once: each new `lambda` is
+        compiled again. Switch off its dropout by [`equinox_like.nn.inference_mode`][].
+    - `prompt`: integers of shape `(length,)`, or `(batch, length)`, with at least one
+        token. Prompts of different lengths are padded at the end, on the right, with
+        any tokens.
     - `cache`: a pytree of [`equinox_like.nn.KVCache`][]s, with a leading axis of the batch
         on all arrays if there is one. It need not be empty. It is donated: its arrays are
         deleted, and those that are returned take their place.
@@ -89,14 +89,15 @@ def generate(
         [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
         the new ones. Only another `top_k`, or another choice of which are `None` and
         whether `temperature` is 0, compiles another program.
-    - `end_token`: after this token, the rest of the row is `pad_token`.
+    - `end_token`: after this token, a row is filled with `pad_token`.
     - `pad_token`: any token that the model takes.
 
     **Returns:**
 
-    A [`equinox_like.nn.Generation`][]: `tokens`, `length` and `cache`. A row of a batch has
-    the tokens that its prompt has alone, with the key of the row, up to rounding in the
-    logits. To continue a row, pass its cache, and a prompt that starts with its last token.
+    A [`equinox_like.nn.Generation`][]: `tokens`, `length` and `cache`. A row of a batch
+    has the same tokens as its prompt alone with the key of the row, up to rounding of
+    the logits. To continue a row, pass its cache, and a prompt that starts with its
+    last token.
 
     **Raises:**
 

@@ -65,7 +65,7 @@ class GroupNorm(Module):
 
         **Raises:**
 
-        `ValueError` if `channels` is no multiple of `groups`, or is missing.
+        `ValueError` if `channels` is not a multiple of `groups`, or is missing.
         """
         self.groups = as_size(self, "groups", groups, 1)
         self.channels = _channels(self, channels, channelwise_affine)
@@ -198,8 +198,8 @@ class InstanceNorm(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another number of channels, or fewer than
-        two numbers in each: their mean would be all that they are.
+        [`equinox_like.ShapeError`][] if `x` has another number of channels, or fewer
+        than two numbers in each, which have no variance.
         """
         _check_channels(self, x)
         x = jnp.asarray(x)

@@ -19,7 +19,7 @@ from .._runtime.error_if import error_if
 
 
 class KVCache(Module):
-    """What [`equinox_like.nn.MultiheadAttention`][] remembers of the tokens before.
+    """Keys and values of earlier tokens, for [`equinox_like.nn.MultiheadAttention`][].
 
     Made by `attention.init_cache(...)`; passed to a call, which returns the next one.
     Shapes and dtypes never change, so it is a carry of `jax.lax.scan`. A loop in a compiled
@@ -73,11 +73,11 @@ class KVCache(Module):
     overflow: Literal["error", "ring"] = field(static=True, default="error")
 
     def truncate(self, n: ArrayLike) -> "KVCache":
-        """The cache as it was after the first `n` tokens. It forgets the later ones.
+        """The cache as it was after the first `n` tokens, without the later ones.
 
         Prompts of different lengths are padded at the end to one length, passed to the
-        layer at once, and the padding is truncated. Setting `length` alone would not do:
-        the slots of the padding would still be attended to.
+        layer at once, and the padding is truncated. Setting `length` alone is not
+        enough: queries would still attend to the slots of the padding.
 
         **Arguments:**
 

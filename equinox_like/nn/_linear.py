@@ -64,15 +64,15 @@ class Linear(Module):
         - `in_features`: the size of the input vector, 0 or more, or `"scalar"` for an
             input of shape `()`.
         - `out_features`: the size of the output vector, or `"scalar"`.
-        - `use_bias`: whether the layer starts with a `bias`. What the call adds is decided
-            by the array: one that `tree_at` puts in is added, and `None` is not.
+        - `use_bias`: whether the layer starts with a `bias`. A call adds the bias if
+            the field is not `None`, also one set later by `tree_at`.
         - `dtype`: of the parameters, floating or complex; by default float32, or float64
             if `jax_enable_x64` is on.
         - `key`: a PRNG key for parameter initialisation.
-        - `weight_init`, `bias_init`: how to draw them instead: a function
-            `(key, shape, dtype) -> array` as in `jax.nn.initializers`, the name of one of
-            that module's factories (`"he_normal"`), or the values. The weight's shape is
-            given as `(in, out)`, which is what those functions mean by it.
+        - `weight_init`, `bias_init`: how to initialise them instead: a function `(key,
+            shape, dtype) -> array` as in `jax.nn.initializers`, the name of a factory
+            in that module (`"he_normal"`), or the values. The function gets the shape
+            of the weight as `(in, out)`, the layout that `jax.nn.initializers` expects.
 
         **Raises:**
 
@@ -133,7 +133,8 @@ class Linear(Module):
 
 
 class Identity(Module):
-    """Returns its input, the very object. It takes the place of a layer that is left out.
+    """Returns its input, the identical object: a placeholder for a layer that is left
+    out.
 
     !!! example
 

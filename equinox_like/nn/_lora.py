@@ -38,11 +38,12 @@ class LoRA(StatefulLayer):
 
     $$W' = W + \frac{\alpha}{r} B A,$$
 
-    where $W$ is the weight that the layer has, as a matrix with a row for each element of
-    its first axis; $A$ has $r$ rows, and $B$ has $r$ columns. Only these two are trained.
-    $B$ starts as zero, so that at first the layer does what it did; $A$ starts normal, with
-    variance $1/n$ for a weight with $n$ columns. From [LoRA: Low-Rank Adaptation of Large
-    Language Models](https://arxiv.org/abs/2106.09685) (Hu et al. 2021).
+    where $W$ is the weight that the layer has, as a matrix with a row for each element
+    of its first axis; $A$ has $r$ rows, and $B$ has $r$ columns. Only these two are
+    trained. $B$ starts as zero, so that the output does not change at first; $A$ starts
+    normal, with variance $1/n$ for a weight with $n$ columns. From [LoRA: Low-Rank
+    Adaptation of Large Language Models](https://arxiv.org/abs/2106.09685) (Hu et al.
+    2021).
 
     Attributes and methods are those of the layer with the weight $W'$. `Linear`,
     `Embedding`, `GRUCell` and `LSTMCell` are computed without forming $W'$, unless the axes
@@ -94,10 +95,10 @@ class LoRA(StatefulLayer):
         - `weight_name`: the name of the layer's weight, a floating or complex array with
             two axes at least; or a tuple of names, as `("weight_ih", "weight_hh")` for a
             `GRUCell`. Then `a` and `b` are tuples, too.
-        - `batch_ndim`: how many axes in front of the weight are not of one layer, but of an
-            ensemble or a [`equinox_like.nn.Stacked`][]. By default as many as a layer of
-            this library has more than it should, and for layers of your own none.
-        - `key`: for the first values of $A$.
+        - `batch_ndim`: how many leading axes of the weight are those of an ensemble or
+            a [`equinox_like.nn.Stacked`][]. By default all leading axes that a layer of
+            this library has beyond its own, and none for layers of your own.
+        - `key`: a PRNG key for the initialisation of $A$.
 
         **Raises:**
 
@@ -137,8 +138,9 @@ class LoRA(StatefulLayer):
         return layer(*args, **kwargs)
 
     def merge(self) -> "LoRA":
-        """A copy whose layer has the updated weight, so that a call costs what the layer
-        costs. Nothing of it is trained. `merge().layer` is the layer alone.
+        """A copy whose layer has the updated weight, so that a call costs as much as
+        the layer alone. None of its arrays is trainable. `merge().layer` is the layer
+        itself.
 
         The new weight is rounded to its dtype.
         """
@@ -150,10 +152,9 @@ class LoRA(StatefulLayer):
     def unmerge(self) -> "LoRA":
         """The inverse of [`merge`][equinox_like.nn.LoRA.merge], by subtraction.
 
-        An element of the weight comes back exactly if its sum with the update was not
-        rounded, as where the update is zero; and mostly if the update is small beside it.
-        Otherwise it differs by at most one spacing of the numbers at the merged one. To
-        come back exactly, keep the `LoRA` from before.
+        An element of the weight is restored exactly if its sum with the update was not
+        rounded. Otherwise it differs by at most one unit in the last place of the
+        merged weight. To restore weights exactly, keep the `LoRA` from before `merge`.
         """
         if not self.is_merged:
             return self
@@ -209,25 +210,26 @@ def add_lora(
     *,
     key: PRNGKeyArray,
 ) -> _Tree:
-    """Wraps layers of a model in [`equinox_like.nn.LoRA`][], and freezes all else.
+    """Wraps layers of a model in [`equinox_like.nn.LoRA`][], and freezes everything
+    else.
 
-    So only the matrices of the updates are what [`equinox_like.trainable`][] chooses:
-    [`equinox_like.filter_grad`][] differentiates nothing else. To train a further part,
-    take its freezing back: `tree_at("head", model, replace_fn=unfrozen)`.
+    So [`equinox_like.trainable`][] chooses the matrices of the updates only, and
+    [`equinox_like.filter_grad`][] differentiates nothing else. To train another part as
+    well, unfreeze it: `tree_at("head", model, replace_fn=unfrozen)`.
 
     **Arguments:**
 
     - `model`: any pytree.
     - `where`: which layers, or parts of the model with all layers in them: a class; a
-        pattern for paths, such as `"**.query_proj"`; a function that returns nodes, as in
-        [`equinox_like.tree_at`][]; or a list of these. Wrapped are those that have a
-        `weight`, `weight_ih` or `weight_hh` with two axes at least.
+        pattern for paths, such as `"**.query_proj"`; a function that returns nodes, as
+        in [`equinox_like.tree_at`][]; or a list of these. Layers that have a `weight`,
+        `weight_ih` or `weight_hh` with at least two axes are wrapped.
     - `rank`, `alpha`: as for `LoRA`.
     - `key`: each layer is wrapped with a key made of this one and its path.
 
     **Returns:**
 
-    The new model. What was frozen before is frozen like all else.
+    The new model. Parts that were frozen before stay frozen.
 
     **Raises:**
 

@@ -14,7 +14,7 @@ _Tree = TypeVar("_Tree")
 
 
 class NoLossScale(Module):
-    """A loss scale that does nothing, to take the place of another.
+    """A loss scale that does nothing: a placeholder for the other ones.
 
     !!! example
 
@@ -40,7 +40,7 @@ class NoLossScale(Module):
 
 
 class StaticLossScale(Module):
-    """A loss scale that stays what it is.
+    """A constant loss scale.
 
     !!! example
 
@@ -58,7 +58,7 @@ class StaticLossScale(Module):
     def __init__(self, scale: ArrayLike):
         """**Arguments:**
 
-        - `scale`: what to multiply the loss by. A power of two loses no digits.
+        - `scale`: the factor for the loss. A power of two causes no rounding.
         """
         self.loss_scale = jnp.asarray(scale, jnp.float32)
 
@@ -76,7 +76,8 @@ class StaticLossScale(Module):
 
 
 class DynamicLossScale(Module):
-    """A loss scale that grows while all is finite, and shrinks when something is not.
+    """A loss scale that grows while all gradients are finite, and shrinks when one is
+    not.
 
     From [Mixed Precision Training](https://arxiv.org/abs/1710.03740) (Micikevicius et al.
     2018). It is a pytree of arrays, so one object works through `jax.jit` and
@@ -125,10 +126,10 @@ class DynamicLossScale(Module):
     ):
         """**Arguments:**
 
-        - `scale`: what to multiply the loss by at first.
+        - `scale`: the initial scale of the loss.
         - `period`: after how many finite steps in a row it grows.
         - `factor`: by what it grows and shrinks.
-        - `min_scale`, `max_scale`: it stays between these.
+        - `min_scale`, `max_scale`: the bounds of the scale.
 
         **Raises:**
 
@@ -182,7 +183,8 @@ class DynamicLossScale(Module):
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether no floating or complex array of a tree has an infinity or a NaN in it.
+    """Whether all floating-point and complex arrays of a tree are free of infinities
+    and NaN.
 
     !!! example
 
@@ -207,7 +209,8 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
     **Arguments:**
 
     - `pred`: a scalar bool.
-    - `on_true`, `on_false`: the trees. Leaves that are no arrays are those of `on_true`.
+    - `on_true`, `on_false`: the trees. Leaves that are not arrays are those of
+        `on_true`.
 
     !!! example
 

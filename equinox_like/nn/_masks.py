@@ -34,7 +34,8 @@ def causal_mask(
     - `key_length`: the number of keys; by default that of the queries.
     - `offset`: the position of the first query among the keys: an integer, which may be
         traced.
-    - `window`: to how many keys a query attends at most; by default there is no limit.
+    - `window`: the largest number of keys that a query attends to; not limited by
+        default.
 
     **Returns:**
 
@@ -111,7 +112,7 @@ def padding_mask(
 
 
 def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:
-    """The mask by which a query attends to what all of these masks allow.
+    """The conjunction of masks: a query attends to the keys that all of them allow.
 
     **Arguments:**
 

@@ -26,9 +26,9 @@ _STARTS = "init_cache", "init_state"
 class Policy(Module):
     """Three dtypes: of parameters, of computation, and of outputs.
 
-    Casts change real floating arrays only. Integers, bools, keys, complex arrays, Python
-    numbers, every [`equinox_like.nn.State`][] and every [`equinox_like.nn.KVCache`][] stay
-    what they are.
+    Casts change real floating arrays only. Integers, bools, keys, complex arrays,
+    Python numbers, every [`equinox_like.nn.State`][] and every
+    [`equinox_like.nn.KVCache`][] do not change.
 
     !!! example
 
@@ -57,7 +57,7 @@ class Policy(Module):
 
         **Raises:**
 
-        `ValueError` for a dtype that is no real floating one.
+        `ValueError` for a dtype that is not a real floating-point one.
         """
         self.param_dtype = floating("Policy", "param_dtype", param_dtype)
         self.compute_dtype = floating("Policy", "compute_dtype", compute_dtype)

@@ -59,19 +59,20 @@ class Pool(Module):
     ):
         """**Arguments:**
 
-        - `init`: the number that each window starts from.
+        - `init`: the initial value of the reduction.
         - `operation`: takes two numbers and returns one; associative and commutative.
         - `num_spatial_dims`: the number of spatial axes.
         - `kernel_size`, `stride`: each an int, or one for each spatial axis. The stride is
             1 unless given, whatever the kernel.
         - `padding`: how much of `init` to add to the spatial axes: an int, an int for each
             axis, or a pair (before, after) for each axis; at most the kernel size.
-        - `use_ceil`: pad at the end by what another window needs, where elements of the
-            input are left over that no window holds.
+        - `use_ceil`: whether to pad the end by so much that every element of the input
+            is in a window.
 
         **Raises:**
 
-        `ValueError` if one of the sizes is neither.
+        `ValueError` if one of the sizes is neither an int nor a sequence of one for
+        each axis.
         """
         n = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.init = init

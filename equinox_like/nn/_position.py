@@ -63,11 +63,11 @@ class LearnedPositionalEmbedding(Module):
         - `max_length`: for how many positions there is a vector.
         - `embedding_size`: the size of each.
         - `dtype`: of the weight; by default float32, or float64 if `jax_enable_x64` is on.
-        - `key`: for the first values of the weight.
+        - `key`: a PRNG key for parameter initialisation.
         - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the weight,
             `(max_length, embedding_size)`.
-        - `check_bounds`: whether a traced position out of range is an error, found at run
-            time by [`equinox_like.error_if`][].
+        - `check_bounds`: whether a traced position out of range is an error at run
+            time, raised by [`equinox_like.error_if`][].
 
         **Raises:**
 
@@ -97,13 +97,15 @@ class LearnedPositionalEmbedding(Module):
         - `x`: shape `(sequence, embedding_size)`.
         - `key`: ignored.
         - `offset`: the position of the first row. It may be traced.
-        - `positions`: integers of shape `(sequence,)`, the position of each row, instead.
+        - `positions`: integers of shape `(sequence,)`, the position of each row, in
+            place of `offset`.
 
         **Returns:**
 
-        An array of the shape of `x`, of the dtype to which JAX promotes those of `x` and
-        the weight. A position that is traced, and out of range, is taken for the nearest
-        one that there is, but for `check_bounds`: a program cannot raise at no cost.
+        An array of the shape of `x`, of the dtype to which JAX promotes those of `x`
+        and the weight. A traced position out of range is clamped to the nearest valid
+        one, unless `check_bounds` is set, since a check in a compiled program has a
+        cost.
 
         **Raises:**
 
@@ -153,7 +155,7 @@ class SinusoidalPositionalEmbedding(Module):
     y_{i, 2j + 1} = x_{i, 2j + 1} + \cos(p_i\, \theta^{-2j / d}).$$
 
     From [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al.
-    2017). There are no parameters, and no largest position.
+    2017). It has no parameters, and the positions are not bounded.
 
     !!! example
 
@@ -203,8 +205,8 @@ class SinusoidalPositionalEmbedding(Module):
         - `x`: shape `(sequence, embedding_size)`.
         - `key`: ignored.
         - `offset`: the position of the first row. It may be traced, and negative.
-        - `positions`: shape `(sequence,)`, the position of each row, instead. They need not
-            be integers: times will do.
+        - `positions`: shape `(sequence,)`, the position of each row, in place of
+            `offset`. They need not be integers; they may be times, for example.
 
         **Returns:**
 

@@ -10,7 +10,7 @@ from ._precision import computes
 
 
 class PReLU(Module):
-    r"""A rectifier that scales what is negative: $y = x$ if $x \ge 0$, else $a x$.
+    r"""A rectifier with a slope for negative inputs: $y = x$ if $x \ge 0$, else $a x$.
 
     From [Delving Deep into Rectifiers](https://arxiv.org/abs/1502.01852) (He et al. 2015).
     The slope $a$ may be an array of any shape that broadcasts with the input.

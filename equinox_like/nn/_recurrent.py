@@ -126,10 +126,10 @@ class RNN(Module):
     its outputs. The output of a step is the state, or the first part of it if the state is
     a tuple.
 
-    A batch of sequences is padded to one length, and each is told its own `length`, as in
-    `jax.vmap(rnn)(batch, length=lengths)`. What the padding holds does not matter, not even
-    NaN: outputs there are zero, no gradient reaches it, the last state is the one after the
-    last element, and the backward direction begins at the last element.
+    A batch of sequences is padded to one length, and each is told its own `length`, as
+    in `jax.vmap(rnn)(batch, length=lengths)`. The values of the padding do not matter,
+    not even NaN: outputs there are zero, no gradient reaches it, the last state is the
+    one after the last element, and the backward direction begins at the last element.
 
     !!! example
 
@@ -177,7 +177,7 @@ class RNN(Module):
 
         **Raises:**
 
-        `ValueError` if there is no layer.
+        `ValueError` if there are no layers.
         """
         many = isinstance(layers, Iterable) and not isinstance(layers, Module)
         self.layers = tuple(layers) if many else (layers,)
@@ -200,14 +200,14 @@ class RNN(Module):
         key: PRNGKeyArray,
         **kwargs: Any,
     ) -> "RNN":
-        """A network whose layers are all alike.
+        """A network of layers of one kind.
 
         **Arguments:**
 
         - `cell`: a class of cells, called as `cell(input_size, hidden_size, key=key)`.
         - `input_size`, `hidden_size`: the sizes of an input and of an output of a cell.
-            From the second layer on the input has the size of what a layer puts out: twice
-            `hidden_size` if `bidirectional`.
+            From the second layer on, the input size is the output size of a layer:
+            twice `hidden_size` if `bidirectional`.
         - `num_layers`: how many layers, 1 or more.
         - `bidirectional`: whether each layer is a [`equinox_like.nn.Bidirectional`][].
         - `dropout`, `inference`, `unroll`: as for [`equinox_like.nn.RNN`][].
@@ -250,16 +250,15 @@ class RNN(Module):
         - `init`: the first states, one for each layer; that of a `Bidirectional` is a pair.
             By default, also in place of one of them, what `init_state()` of the cell
             returns.
-        - `length`: an integer, of shape `()`: how many elements of the sequence there are.
-            The others are padding, at its end. An array out of range is taken for the
-            nearest end.
+        - `length`: an integer, of shape `()`: how many elements of the sequence there
+            are. The others are padding, at its end. An array out of range is clamped.
         - `key`: for the dropout.
-        - `inference`: takes the place of the dropout's own, unless it is `None`.
+        - `inference`: overrides the dropout's own, unless it is `None`.
 
         **Returns:**
 
-        The pair of the outputs of the last layer, stacked, and of the last states, which
-        can be passed as `init` to go on with the next piece of the sequence.
+        The pair of the outputs of the last layer, stacked, and of the last states,
+        which can be passed as `init` for the next part of the sequence.
 
         **Raises:**
 

@@ -25,14 +25,14 @@ def reinit(
     key: PRNGKeyArray,
     allow_unused: bool = False,
 ) -> _Tree:
-    """Draws parameters of a model anew, by rules.
+    """Initialises parameters of a model again, by rules.
 
     **Arguments:**
 
-    - `tree`: a model; its floating and complex arrays can be chosen, and so can
-        `jax.ShapeDtypeStruct`s of such, which become arrays.
+    - `tree`: a model; its floating-point and complex arrays can be chosen, and also
+        `jax.ShapeDtypeStruct`s, which become arrays.
     - `rules`: pairs of a selector and an initialiser. For each parameter the first pair
-        whose selector chooses it counts. A selector is
+        whose selector matches is used. A selector is
         - a class of layers, or a tuple of classes, for their weights;
         - a pair of a class and the name of a field: `(eqx.nn.Linear, "bias")`;
         - a pattern for the path: `"layers[*].weight"`, `"**.query_proj.weight"`, in which
@@ -41,13 +41,13 @@ def reinit(
 
         An initialiser is one as for [`equinox_like.nn.Linear`][]: it is given the shape in
         JAX's layout, so that fan-in and fan-out are right.
-    - `key`: each parameter is drawn with a key made of this one and its path, so what else
-        is in the model does not matter.
+    - `key`: each parameter is drawn with a key that is made from this one and its path,
+        so it does not depend on other parts of the model.
     - `allow_unused`: whether a selector may choose nothing.
 
     **Returns:**
 
-    The new model. Whatever no rule chooses are the identical objects.
+    The new model. Arrays that no rule chooses are the identical objects.
 
     **Raises:**
 

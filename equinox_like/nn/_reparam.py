@@ -22,7 +22,7 @@ _Layer = TypeVar("_Layer")
 class SpectralNorm(StatefulLayer, Generic[_Layer]):
     r"""Divides the weight of a layer by its largest singular value.
 
-    That is estimated by a power iteration, which goes on at each call in training:
+    It is estimated by a power iteration, which is continued at each call in training:
 
     $$u \leftarrow \frac{W v}{\|W v\|}, \qquad v \leftarrow \frac{W^T u}{\|W^T u\|}, \qquad
     \sigma = u^T W v.$$
@@ -75,10 +75,11 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         - `layer`: the layer to wrap.
         - `weight_name`: the name of its weight, which has two axes at least.
         - `num_power_iterations`: how many at each call in training.
-        - `eps`: what no norm is taken to be less than.
-        - `inference`: whether to leave `u` and `v` as they are. `None`: as
+        - `eps`: the lower bound of each norm, against division by zero.
+        - `inference`: whether not to update `u` and `v`. `None`: as
             [`equinox_like.inference`][] and [`equinox_like.training`][] say.
-        - `key`: for the first values of `u` and `v`. They see 15 iterations at once.
+        - `key`: a PRNG key for the initial `u` and `v`, which 15 iterations then
+            improve.
 
         **Raises:**
 
@@ -112,10 +113,10 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
     ) -> tuple[Any, State]:
         """**Arguments:**
 
-        - `x`: what the wrapped layer takes.
+        - `x`: the input of the wrapped layer.
         - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
         - `key`: ignored.
-        - `inference`: takes the place of the layer's own, unless it is `None`.
+        - `inference`: overrides the layer's own, unless it is `None`.
 
         **Returns:**
 
@@ -145,9 +146,9 @@ class WeightNorm(Module, Generic[_Layer]):
 
     $$W = g\, \frac{v}{\|v\|},$$
 
-    where $v$ is the weight that the layer has, and $g$ starts as $\|v\|$, so that at first
-    the layer does what it did. The norm is taken over all axes but one, for each element of
-    that one. Where it is zero, so is $W$. From [Weight
+    where $v$ is the weight that the layer has, and $g$ starts as $\|v\|$, so that the
+    output does not change at first. The norm is taken over all axes but one, for each
+    element of that one. Where it is zero, so is $W$. From [Weight
     Normalization](https://arxiv.org/abs/1602.07868) (Salimans, Kingma 2016).
 
     !!! example
@@ -176,7 +177,8 @@ class WeightNorm(Module, Generic[_Layer]):
 
         - `layer`: the layer to wrap.
         - `weight_name`: the name of its weight.
-        - `axis`: the axis whose elements have a length each. `None`: all have one together.
+        - `axis`: the axis along which each slice has a length of its own. `None`: one
+            length for the whole weight.
 
         **Raises:**
 
@@ -191,7 +193,7 @@ class WeightNorm(Module, Generic[_Layer]):
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Any:
         """**Arguments:**
 
-        - `x`: what the wrapped layer takes.
+        - `x`: the input of the wrapped layer.
         - `key`: ignored.
 
         **Returns:**

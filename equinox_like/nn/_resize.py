@@ -31,17 +31,18 @@ def resize(
 ) -> Array:
     """Resizes the spatial axes of an array, by `jax.image.resize`.
 
-    Point `i` of `n` stands at the centre of its interval, at `(i + 1/2) / n` of the axis,
-    before and after. This is what other libraries call `align_corners=False`; there is no
-    `align_corners=True`. `"cubic"` is the kernel of Keys (1981) with the parameter -0.5
-    (torch: -0.75). At the edges the weights of the points that there are sum to 1.
+    Point `i` of `n` stands at the centre of its interval, at `(i + 1/2) / n` of the
+    axis, before and after. This is what other libraries call `align_corners=False`;
+    there is no `align_corners=True`. `"cubic"` is the kernel of Keys (1981) with the
+    parameter -0.5 (torch: -0.75). At the edges the weights of the existing points sum
+    to 1.
 
     **Arguments:**
 
     - `x`: shape `(channels, size_1, ..., size_n)`, with one spatial axis or more.
     - `size`: the new sizes: an int for all spatial axes, or one for each.
-    - `scale`: by what to multiply the sizes instead: a number for all spatial axes, or one
-        for each. Products are rounded down. What counts from there on are the sizes.
+    - `scale`: factors for the sizes, in place of `size`: a number for all spatial axes,
+        or one for each. The new sizes are rounded down.
     - `method`: `"nearest"`, `"linear"`, `"cubic"`, `"lanczos3"` or `"lanczos5"`.
     - `antialias`: whether to widen the kernel where an axis shrinks, so that each old point
         has a weight. `"nearest"` has no kernel.
@@ -49,8 +50,8 @@ def resize(
     **Returns:**
 
     An array of shape `(channels, new_1, ..., new_n)` and the dtype of `x`, computed in
-    float32 at least. Integers become floats, but for `"nearest"`. On a mesh with explicit
-    axes, an axis whose size changes is not split.
+    float32 at least. Integers become floats, except for `"nearest"`. On a mesh with
+    explicit axes, an axis whose size changes is not split.
 
     **Raises:**
 

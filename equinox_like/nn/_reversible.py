@@ -29,7 +29,7 @@ _X = TypeVar("_X")
 
 
 class ReversibleBlock(Module):
-    r"""Two residual layers, each on one half of the input, which can be undone.
+    r"""An invertible block: two residual layers, each on one half of the input.
 
     $$y_1 = x_1 + f(x_2), \qquad y_2 = x_2 + g(y_1)$$
 
@@ -61,8 +61,8 @@ class ReversibleBlock(Module):
     def __init__(self, f: Any, g: Any, *, split_axis: int = 0):
         """**Arguments:**
 
-        - `f`, `g`: layers, Modules of your own or plain functions. They return an array of
-            the shape and dtype that they are given, those of half the input.
+        - `f`, `g`: layers, Modules of your own or plain functions. They return an array
+            of the shape and dtype of their input, which is one half of the block's.
         - `split_axis`: along which axis an input is split in halves.
 
         **Raises:**
@@ -88,8 +88,8 @@ class ReversibleBlock(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has no halves, or if `f` or `g` changes the
-        shape or dtype.
+        [`equinox_like.ShapeError`][] if `x` cannot be halved, or if `f` or `g` changes
+        the shape or dtype.
         """
         x1, x2 = self._halves("x", x)
         f_key, g_key = _split(key, 2)
@@ -144,17 +144,17 @@ class ReversibleBlock(Module):
 
 
 class ReversibleSequential(Module):
-    """Calls blocks that can be undone one after the other, with a gradient whose memory
-    does not grow with their number.
+    """Calls invertible blocks one after the other; the memory of the gradient does not
+    grow with their number.
 
     The backward pass computes the input of each block from its output, by
-    [`equinox_like.filter_invertible`][], at the price of one more evaluation of each block.
-    From [The Reversible Residual Network](https://arxiv.org/abs/1707.04585) (Gomez et al.
-    2017).
+    [`equinox_like.filter_invertible`][], at the cost of one more evaluation of each
+    block. From [The Reversible Residual Network](https://arxiv.org/abs/1707.04585)
+    (Gomez et al. 2017).
 
-    Gradients are those of plain automatic differentiation, but for what the inputs lose to
-    rounding on the way back, which grows with the depth: in float32 little, in bfloat16
-    more.
+    Gradients are those of plain automatic differentiation, except for the rounding
+    errors of the recomputed inputs, which grow with the depth: they are small in
+    float32 and larger in bfloat16.
 
     !!! example
 
@@ -186,14 +186,14 @@ class ReversibleSequential(Module):
 
         - `blocks`: Modules with `__call__(x, *, key)` and `inverse(y, *, key)`, such as
             [`equinox_like.nn.ReversibleBlock`][]: several, or a
-            [`equinox_like.nn.Stacked`][] of them. What a block returns has the structure,
-            shapes and dtypes of what it is given.
+            [`equinox_like.nn.Stacked`][] of them. The output of a block has the
+            structure, shapes and dtypes of its input.
         - `memory_efficient`: `False` for plain automatic differentiation, which stores all
             inputs, and has a forward mode, too.
 
         **Raises:**
 
-        `TypeError` if a block has no `inverse`, or is stateful: its input is computed anew
+        `TypeError` if a block has no `inverse`, or is stateful: it is evaluated again
         in the backward pass, and would update the state twice.
         """
         self.blocks = blocks if isinstance(blocks, Stacked) else tuple(blocks)

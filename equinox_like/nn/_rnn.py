@@ -281,7 +281,7 @@ def scan_cell(
     - `init`: the first state; by default `cell.init_state()`, in the dtypes in which the
         cell returns it.
     - `reverse`: start at the end. The outputs are in the order of the inputs.
-    - `mask`: shape `(length,)`; where it is `False` the state stays what it is, so that
+    - `mask`: shape `(length,)`; where it is `False` the state does not change, so that
         sequences of several lengths can be padded to one.
 
     **Returns:**

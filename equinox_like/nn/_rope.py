@@ -95,7 +95,8 @@ class RotaryPositionalEmbedding(Module):
         - `x`: shape `(sequence, embedding_size)`.
         - `key`: ignored.
         - `offset`: the position of the first row. It may be traced.
-        - `positions`: shape `(sequence,)`, the position of each row, instead.
+        - `positions`: shape `(sequence,)`, the position of each row, in place of
+            `offset`.
 
         **Returns:**
 

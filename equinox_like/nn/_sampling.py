@@ -26,7 +26,7 @@ def sample_logits(
     repetition_penalty: ArrayLike | None = None,
     seen: Bool[Array, " vocabulary"] | None = None,
 ) -> Int[Array, ""]:
-    r"""Draws a token from the distribution that logits stand for.
+    r"""Samples a token from the distribution given by logits.
 
     In this order: the penalty, the temperature, `top_k`, `top_p`. It computes in float32 at
     least. For a batch, wrap it in `jax.vmap`, with a key for each row.
@@ -35,22 +35,23 @@ def sample_logits(
 
     - `logits`: shape `(vocabulary,)`, floating. `-inf` forbids a token.
     - `key`: the PRNG key; not needed if `temperature` is the number 0.
-    - `temperature`: what the logits are divided by: a finite scalar, 0 or more. 0 is
+    - `temperature`: a finite scalar, 0 or more, that the logits are divided by. 0 is
         greedy: the most likely token, and of equals the first.
-    - `top_k`: draw only from so many of the most likely tokens: an integer, 1 or more. More
-        than there are tokens is all of them.
+    - `top_k`: draw only from so many of the most likely tokens: an integer, 1 or more.
+        A number larger than the vocabulary means all of them.
     - `top_p`: draw only from the fewest of the most likely tokens whose probabilities add
         up to at least this: a scalar, above 0 and at most 1. Nucleus sampling, from [The
         Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751)
         (Holtzman et al. 2019).
-    - `repetition_penalty`: makes tokens less likely that were `seen`: a scalar above 0. A
+    - `repetition_penalty`: makes tokens in `seen` less likely: a scalar above 0. A
         logit above 0 is divided by it, one below is multiplied. 1 changes nothing. From
         [CTRL](https://arxiv.org/abs/1909.05858) (Keskar et al. 2019).
     - `seen`: which tokens the penalty is for, shape `(vocabulary,)`, bool; for example
         `jnp.zeros(vocabulary, bool).at[tokens].set(True)`.
 
-    All scalars but `top_k` may be traced arrays. The range of a traced one is not checked:
-    a negative temperature is then as 0, and a `top_p` out of range as the nearest within.
+    All scalars but `top_k` may be traced arrays. The range of a traced one is not
+    checked: a negative temperature is then taken as 0, and a `top_p` out of range is
+    clamped.
 
     **Returns:**
 

@@ -114,7 +114,7 @@ class Sequential(StatefulLayer):
 class Lambda(Module):
     """A function as a layer.
 
-    [`equinox_like.nn.Sequential`][] takes plain functions as they are; this is for the
+    [`equinox_like.nn.Sequential`][] takes plain functions directly; `Lambda` is for
     places where a layer is called with a `key`.
 
     !!! example

@@ -26,11 +26,11 @@ class SharedNode:
 
 
 class Shared(Module, Generic[_Tree]):
-    """Ties nodes of a model together: a tree has no place for one array twice.
+    """Shares parameters between places of a model, which a tree alone cannot express.
 
-    It holds the model with some nodes removed. Calling it returns the whole model, with
-    other nodes put there. So both uses of a tied array give one gradient, and an optimiser
-    sees it once.
+    It holds the model without the shared nodes. Calling it returns the whole model,
+    with the nodes from elsewhere in their places. So a shared array has one gradient,
+    the sum over its uses, and an optimiser updates it once.
 
     !!! example
 
@@ -73,13 +73,13 @@ class Shared(Module, Generic[_Tree]):
         - `pytree`: the model, or the part of it that has the nodes.
         - `where`: a function that returns the node to remove, or a sequence of nodes, as in
             [`equinox_like.tree_at`][].
-        - `get`: a function of the tree that returns what to put there; as many. It may
-            compute, for example a transpose.
+        - `get`: a function of the tree that returns the nodes to put there, one for
+            each. It may compute them, for example a transpose.
 
         **Raises:**
 
-        `ValueError` if what is removed and what is put there differ in structure, or in a
-        shape or dtype.
+        `ValueError` if a removed node and its replacement differ in structure, shape or
+        dtype.
         """
         removed: list[Any] = []
         tree_at(where, pytree, replace_fn=removed.append)

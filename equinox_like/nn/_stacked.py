@@ -28,10 +28,10 @@ _M = TypeVar("_M")
 
 
 class Stacked(StatefulLayer, Generic[_L]):
-    """A run of layers of equal structure, whose arrays carry a leading axis.
+    """Layers of equal structure, whose arrays are stacked along a leading axis.
 
-    It does what [`equinox_like.nn.Sequential`][] does of the same layers, in one
-    `jax.lax.scan`: the time to trace and to compile does not grow with the depth. `len` is
+    It computes the same as [`equinox_like.nn.Sequential`][] of these layers, by one
+    `jax.lax.scan`: the time to trace and compile does not grow with the depth. `len` is
     the depth, an index gives one layer, and a slice a `Stacked` of some of them.
 
     !!! example
@@ -77,9 +77,10 @@ class Stacked(StatefulLayer, Generic[_L]):
         - `make_layer`: called with a key, returns a layer.
         - `depth`: how many layers, 0 or more.
         - `key`: split into one for each layer.
-        - `checkpoint`: what of each layer to keep for the backward pass, and so what to
-            compute again. `None`: all is kept. `True` or `"full"`: nothing. Else a policy
-            of `jax.checkpoint_policies`, or its name, such as `"dots_saveable"`.
+        - `checkpoint`: which intermediate values of each layer to store for the
+            backward pass; others are computed again. `None`: all. `True` or `"full"`:
+            none. Otherwise a policy of `jax.checkpoint_policies`, or its name, such as
+            `"dots_saveable"`.
         - `unroll`: as for `jax.lax.scan`.
 
         **Raises:**
@@ -99,12 +100,12 @@ class Stacked(StatefulLayer, Generic[_L]):
         checkpoint: Any = None,
         unroll: int | bool = 1,
     ) -> "Stacked[_M]":
-        """Stacks layers that there are.
+        """Stacks existing layers.
 
         **Arguments:**
 
-        - `layers`: one at least. All must have the same structure, with arrays of the same
-            shapes and dtypes.
+        - `layers`: at least one. All must have the same structure, with arrays of the
+            same shapes and dtypes.
         - `checkpoint`, `unroll`: as above.
 
         **Raises:**
@@ -137,13 +138,14 @@ class Stacked(StatefulLayer, Generic[_L]):
 
         - `x`: passed to the first layer; the result of each one is passed to the next. An
             array or a pytree of arrays.
-        - `state`: as in [`equinox_like.nn.Sequential`][]. Each layer sees its own part.
+        - `state`: as in [`equinox_like.nn.Sequential`][]. Each layer gets its own part.
         - `key`: split into one for each layer, if they take a `key`.
         - `xs`: a pytree of arrays whose leading axis is the depth. Each layer is called
-            with its part as second argument, and returns a pair: what goes to the next
-            layer, and what is stacked and returned. So one [`equinox_like.nn.KVCache`][]
-            with a leading axis of the depth is that of all layers.
-        - `**broadcast`: passed to each layer as they are.
+            with its part as second argument, and returns a pair: the input of the next
+            layer, and an output that is stacked and returned. So one
+            [`equinox_like.nn.KVCache`][] with a leading axis of the depth is that of
+            all layers.
+        - `**broadcast`: keyword arguments that are passed to each layer.
 
         **Returns:**
 

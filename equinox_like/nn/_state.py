@@ -72,9 +72,9 @@ class StateIndex(Module, Generic[_T]):
     def __init__(self, init: Any):
         """**Arguments:**
 
-        - `init`: the value that the state starts with: an array, or a pytree of arrays and
-            numbers. It is not a parameter of the model, so `filter_grad` gives it no
-            gradient, and an optimiser has no slots for it.
+        - `init`: the value that the state starts with: an array, or a pytree of arrays
+            and numbers. It is not a parameter of the model, so `filter_grad` does not
+            differentiate it, and an optimiser keeps no state for it.
 
         **Raises:**
 
@@ -90,11 +90,11 @@ class StateIndex(Module, Generic[_T]):
 
 
 class State(Cached):
-    """The values that the layers of a model remember, for one step.
+    """The values that stateful layers of a model carry from call to call.
 
     It is a pytree, so it passes through `jax.jit`, `jax.vmap`, `jax.lax.scan` and the
-    like. Layers read it by `get` and return a new one, made by `set`; the old one can then
-    no longer be used.
+    like. Layers read it by `get` and return a new one, made by `set`; the old one
+    cannot be used after that.
 
     !!! example
 
@@ -139,8 +139,8 @@ class State(Cached):
 
         **Raises:**
 
-        `KeyError` if there is none; `ValueError` if this state is an old one, or `index`
-        is no [`equinox_like.nn.StateIndex`][].
+        `KeyError` if there is none; `ValueError` if this state is an old one, or
+        `index` is not a [`equinox_like.nn.StateIndex`][].
         """
         return self._alive()[self._marker(index)]
 
@@ -172,7 +172,8 @@ class State(Cached):
 
         **Raises:**
 
-        `ValueError` if `substate` is no `State`, or has an index that this one lacks.
+        `ValueError` if `substate` is not a `State`, or has an index that this one
+        lacks.
         """
         values = self._alive()
         if type(substate) is not State:
@@ -249,9 +250,9 @@ def make_with_state(
 
     **Returns:**
 
-    A function of the same arguments that returns `(model, state)`. The indices of the model
-    are named by their paths, so that the states of two models of the same kind are alike,
-    and the initial values are deleted from the model.
+    A function of the same arguments that returns `(model, state)`. The indices of the
+    model are named by their paths, so that the states of two models of the same kind
+    have the same structure. The initial values are deleted from the model.
 
     !!! example
 
@@ -282,7 +283,8 @@ def make_with_state(
 
 
 def delete_init_state(model: _Tree) -> _Tree:
-    """The model without the initial values of its state, of which a State was made.
+    """The model without the initial values of its state, once a State has been made
+    from them.
 
     **Arguments:**
 

@@ -22,8 +22,9 @@ _Status = Literal["trainable", "frozen", "state", "mixed"]
 class SummaryRow(NamedTuple):
     """One row of a [`equinox_like.nn.Summary`][].
 
-    `tied_to` is the path at which the same array was counted, if it stands there as well.
-    Where several arrays are summed up, `shape` is `None`, and what differs is `"mixed"`.
+    `tied_to` is the path at which the same array was counted, if it occurs there as
+    well. In a row for several arrays, `shape` is `None`, and a value that differs
+    between them is `"mixed"`.
     """
 
     path: str
@@ -42,9 +43,9 @@ class Summary:
     **Attributes:**
 
     - `rows`: a list of [`equinox_like.nn.SummaryRow`][].
-    - `total_params`, `trainable_params`: how many elements all arrays have, and those that
-        are trained.
-    - `total_bytes`: how large all arrays are.
+    - `total_params`, `trainable_params`: the number of elements of all arrays, and of
+        those that are trained.
+    - `total_bytes`: the size of all arrays in bytes.
     """
 
     rows: list[SummaryRow]
@@ -91,17 +92,18 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
 
     - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays, so a model that is too
         large to build can be looked at through [`equinox_like.filter_eval_shape`][].
-    - `depth`: sum up what is below so many steps of the path.
-    - `where`: look at a part only: a function that returns it, as in
-        [`equinox_like.tree_at`][], a class of layers, or a pattern for paths, as in
-        [`equinox_like.trainable`][].
+    - `depth`: the length of the paths in the table: deeper arrays are summed up in one
+        row.
+    - `where`: restricts the table to a part of the model: a function that returns it,
+        as in [`equinox_like.tree_at`][], a class of layers, or a pattern for paths, as
+        in [`equinox_like.trainable`][].
 
     **Returns:**
 
-    A [`equinox_like.nn.Summary`][], with one row for each array: its path, the class of the
-    layer, shape, dtype, number of elements, bytes, and whether it is trainable, frozen (or
-    in a `field(trainable=False)`, or an integer), or state. An array that stands at
-    several places is counted once. Nothing is read from the device.
+    A [`equinox_like.nn.Summary`][], with one row for each array: its path, the class of
+    the layer, shape, dtype, number of elements, bytes, and whether it is trainable,
+    frozen (or in a `field(trainable=False)`, or an integer), or state. An array that
+    occurs at several places is counted once. No values are read from the device.
 
     !!! example
 
