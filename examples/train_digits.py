@@ -1,8 +1,9 @@
 """Train a small convolutional network on handwritten digits, donating its memory.
 
 The data are scikit-learn's digits: 1797 images of 8x8 pixels, drawn by 43 people. The
-script prints the accuracy on images that it has not trained on, and what donation saves;
-it saves the model, loads it into a fresh one and compares; and it draws a picture.
+script prints the accuracy on images that it has not trained on, and what donation saves:
+live arrays while it trains, and the memory that XLA needs for wider and wider networks. It
+saves the model, loads it into a fresh one and compares; and it draws a picture.
 
     python examples/train_digits.py --epochs 20 --out out
 """
@@ -25,6 +26,11 @@ matplotlib.use("Agg")  # a file, not a window
 import matplotlib.pyplot as plt
 
 SMOOTHING = 0.1
+WIDTHS = [
+    256,
+    1024,
+    4096,
+]  # of the hidden layer: the first is trained, all are measured
 
 
 class Net(eqx.Module):
@@ -36,7 +42,7 @@ class Net(eqx.Module):
     convolutions: eqx.nn.Sequential
     head: eqx.nn.MLP
 
-    def __init__(self, key):
+    def __init__(self, key, width=WIDTHS[0]):
         keys = jax.random.split(key, 3)
         self.convolutions = eqx.nn.Sequential(
             [
@@ -48,7 +54,7 @@ class Net(eqx.Module):
                 eqx.nn.MaxPool2d(kernel_size=2, stride=2),
             ]
         )
-        self.head = eqx.nn.MLP(64 * 2 * 2, 10, width_size=256, depth=1, key=keys[2])
+        self.head = eqx.nn.MLP(64 * 2 * 2, 10, width_size=width, depth=1, key=keys[2])
 
     def __call__(self, image):
         return self.head(jnp.ravel(self.convolutions(image)))
@@ -62,13 +68,19 @@ def loss(model, images, labels):
     return jnp.mean(optax.softmax_cross_entropy(logits, targets))
 
 
+def init(optimiser, model):
+    # Only what is trained has an optimiser state; activation functions and sizes do not.
+    return optimiser.init(eqx.filter(model, eqx.trainable))
+
+
 def make_step(optimiser, donate):
-    # The new model and optimiser state take over the memory of the old ones, which are
-    # gone after each step. The images are donated as well, and simply not reused.
+    # Donated, model and optimiser state are deleted after each step: the new ones have
+    # taken over their memory. The batch comes first, and is kept.
     @eqx.filter_jit(donate=donate)
-    def step(model, opt_state, images, labels):
-        value, gradient = eqx.filter_value_and_grad(loss)(model, images, labels)
-        updates, opt_state = optimiser.update(gradient, opt_state)
+    def step(batch, model, opt_state):
+        value, grads = eqx.filter_value_and_grad(loss)(model, *batch)
+        params = eqx.filter(model, eqx.trainable)
+        updates, opt_state = optimiser.update(grads, opt_state, params)
         return eqx.apply_updates(model, updates), opt_state, value
 
     return step
@@ -88,48 +100,101 @@ def load_data(seed):
 
 
 def train(model, images, labels, *, optimiser, epochs, batch_size, seed):
-    step = make_step(optimiser, donate="arrays")
-    # Only arrays have an optimiser state; activation functions and sizes do not.
-    opt_state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+    step = make_step(optimiser, donate="all-except-first")
+    opt_state = init(optimiser, model)
     rng = np.random.default_rng(seed)
     losses = []
     with trange(epochs, desc="training", unit="epoch") as progress:
         for _ in progress:
             order = rng.permutation(len(images))
             for start in range(0, len(images) - batch_size + 1, batch_size):
-                batch = order[start : start + batch_size]
-                model, opt_state, value = step(
-                    model, opt_state, images[batch], labels[batch]
-                )
+                pick = order[start : start + batch_size]
+                batch = images[pick], labels[pick]
+                model, opt_state, value = step(batch, model, opt_state)
                 # The step is still running: looking at the loss now would wait for it.
                 losses.append(value)
             progress.set_postfix(loss=f"{losses[-1]:.4f}")
     return model, np.asarray(jnp.stack(losses))
 
 
-def memory_of_step(optimiser, donate, model, images, labels):
-    """XLA's account of one step, which it gives before anything runs."""
-    opt_state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
-    lowered = make_step(optimiser, donate).lower(model, opt_state, images, labels)
-    return lowered.compile().memory_analysis()
+def live_bytes(optimiser, donate, batch, steps=10):
+    """Bytes of model and optimiser state that exist in each step.
+
+    Twice per step: when it has returned, and when the new model has replaced the old one.
+    """
+    step = make_step(optimiser, donate)
+    before = sum(x.nbytes for x in jax.live_arrays())
+    model = Net(jax.random.key(0))
+    opt_state = init(optimiser, model)
+    live = []
+    for _ in range(steps):
+        new = step(batch, model, opt_state)
+        live.append(sum(x.nbytes for x in jax.live_arrays()) - before)
+        model, opt_state, _ = new
+        del new
+        live.append(sum(x.nbytes for x in jax.live_arrays()) - before)
+    return np.asarray(live)
 
 
-def total_bytes(found):
-    # Less is saved here than donation reuses: without it, XLA works in the memory of the
-    # outputs until they are written, and with it needs temporaries for that.
-    return (
-        found.argument_size_in_bytes
-        + found.output_size_in_bytes
-        + found.temp_size_in_bytes
-        - found.alias_size_in_bytes  # counted as argument and as output
+def needed_bytes(optimiser, donate, batch, width):
+    """All that XLA needs for one step, temporaries included; nothing is run for it."""
+
+    def start():
+        model = Net(jax.random.key(0), width)
+        return model, init(optimiser, model)
+
+    step = make_step(optimiser, donate)
+    return step.donation_report(batch, *eqx.filter_eval_shape(start)).peak_bytes
+
+
+def measure_donation(optimiser, batch):
+    """Live bytes over steps and needed bytes over widths, without and with donation."""
+    live, needed = {}, {}
+    for name, donate in {"without": "none", "with": "all-except-first"}.items():
+        live[name] = live_bytes(optimiser, donate, batch)
+        needed[name] = np.asarray(
+            [needed_bytes(optimiser, donate, batch, width) for width in WIDTHS]
+        )
+    return live, needed
+
+
+def print_donation(live, needed):
+    print(
+        f"Donation: at most {live['with'].max():,} bytes of model and optimiser state are "
+        f"alive, {live['without'].max():,} without it"
     )
+    # The temporaries, activations of a batch above all, are no smaller with donation.
+    for width, without, less in zip(
+        WIDTHS, needed["without"], needed["with"], strict=True
+    ):
+        print(
+            f"Donation saves {1 - less / without:.0%} of the {without:,} bytes that XLA "
+            f"needs in all for a step with a hidden layer of {width}"
+        )
 
 
-def draw(path, losses, epochs, images, labels, predictions, accuracy):
-    """The loss curve, and test images: as many as fit, the wrong ones first, in red."""
-    fig = plt.figure(figsize=(11, 5), layout="constrained")
-    left, right = fig.subfigures(1, 2, width_ratios=[1, 1.15])
-    axes = left.subplots()
+def draw_donation(axes, live, needed):
+    """Live bytes over steps on the left, the needed bytes over widths on the right."""
+    first, second = axes
+    for name, colour in {"without": "C3", "with": "C0"}.items():
+        label = f"{name} donation"
+        steps = np.arange(len(live[name])) / 2
+        first.step(steps, live[name] / 1e6, color=colour, where="post", label=label)
+        second.plot(WIDTHS, needed[name] / 1e6, "o-", color=colour, label=label)
+    first.set(xlabel="step", ylabel="MB", title="Model and optimiser state", ylim=0)
+    saved = 1 - needed["with"] / needed["without"]
+    for width, less, share in zip(WIDTHS, needed["with"] / 1e6, saved, strict=True):
+        second.annotate(
+            f"-{share:.0%}", (width, less), (4, -14), textcoords="offset points"
+        )
+    second.set(xlabel="width of the hidden layer", ylabel="MB", ylim=0, xlim=(0, 4500))
+    second.set(title="All that XLA needs for a step", xticks=WIDTHS)
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+        each.legend(frameon=False, fontsize="small")
+
+
+def draw_losses(axes, losses, epochs):
     axes.plot(losses, color="0.8", lw=0.8, label="each step")
     window = len(losses) // epochs
     smooth = np.convolve(losses, np.full(window, 1 / window), mode="valid")
@@ -139,12 +204,15 @@ def draw(path, losses, epochs, images, labels, predictions, accuracy):
     axes.axhline(least, color="0.5", ls=":", label="least possible")
     axes.set(xlabel="step", ylabel="cross-entropy", title="Training loss", ylim=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small")
 
-    right.suptitle(f"Test images, predictions: {accuracy:.2%} right", fontsize="large")
+
+def draw_predictions(figure, images, labels, predictions):
+    """Test images: as many as fit, the wrong ones first, in red."""
     wrong = predictions != labels
+    figure.suptitle(f"Test images, predictions: {1 - wrong.mean():.2%} right")
     shown = np.argsort(~wrong, kind="stable")[:40]
-    for cell, i in zip(right.subplots(5, 8).flat, shown, strict=True):
+    for cell, i in zip(figure.subplots(5, 8).flat, shown, strict=True):
         cell.imshow(images[i, 0], cmap="gray_r", vmin=0, vmax=1)
         cell.set(xticks=[], yticks=[])
         title = f"{predictions[i]}"
@@ -152,8 +220,6 @@ def draw(path, losses, epochs, images, labels, predictions, accuracy):
             title += f", is {labels[i]}"
             cell.spines[:].set(color="crimson", linewidth=2.5)
         cell.set_title(title, fontsize=9, color="crimson" if wrong[i] else "0.3", pad=3)
-    fig.savefig(path, dpi=130)
-    plt.close(fig)
 
 
 def main():
@@ -182,20 +248,8 @@ def main():
     print(f"Test accuracy: {accuracy:.2%} of {len(test_labels)} images")
 
     batch = images[: options.batch_size], labels[: options.batch_size]
-    without, with_donation = (
-        memory_of_step(optimiser, donate, model, *batch)
-        for donate in ("none", "arrays")
-    )
-    print(
-        f"Donation: {with_donation.alias_size_in_bytes:,} of the "
-        f"{with_donation.output_size_in_bytes:,} bytes that a step returns take the place "
-        "of its inputs"
-    )
-    saved_bytes = total_bytes(without) - total_bytes(with_donation)
-    print(
-        f"Donation saves {saved_bytes:,} of {total_bytes(without):,} bytes in each step, "
-        "XLA's temporaries included"
-    )
+    live, needed = measure_donation(optimiser, batch)
+    print_donation(live, needed)
 
     saved = options.out / "digits.eqx"
     eqx.tree_serialise_leaves(saved, model)
@@ -208,15 +262,13 @@ def main():
     print(f"Saved to {saved}; loaded into a fresh model, equal to the bit: {same}")
 
     picture = options.out / "digits.png"
-    draw(
-        picture,
-        losses,
-        options.epochs,
-        test_images,
-        test_labels,
-        predictions,
-        accuracy,
-    )
+    figure = plt.figure(figsize=(11, 8.5), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[1.35, 1])
+    left, right = above.subfigures(1, 2, width_ratios=[1, 1.15])
+    draw_losses(left.subplots(), losses, options.epochs)
+    draw_predictions(right, test_images, test_labels, predictions)
+    draw_donation(below.subplots(1, 2), live, needed)
+    figure.savefig(picture, dpi=130)
     print(f"Picture: {picture}")
 
 

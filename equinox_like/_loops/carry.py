@@ -28,13 +28,23 @@ def with_carry(loop: str, fun: Any, init: Any, run: Callable[["Carry"], Any]) ->
             with carry.explained():
                 return run(carry)
         except _NumbersChange as e:
-            init = e.init
+            # Not within the trace of a step: JAX may keep what it makes there as an
+            # argument of the compiled program, which the second call then lacks.
+            init = e.with_arrays()
 
 
 class _NumbersChange(Exception):
-    def __init__(self, init: Any):
+    def __init__(self, init: Any, change: list[bool]):
         super().__init__()
-        self.init = init
+        self._init = init
+        self._change = change
+
+    def with_arrays(self) -> Any:
+        leaves, treedef = jtu.tree_flatten(self._init)
+        return treedef.unflatten(
+            jnp.asarray(x) if changes else x
+            for x, changes in zip(leaves, self._change, strict=True)
+        )
 
 
 class Carry:
@@ -80,12 +90,7 @@ class Carry:
             for x, y in zip(before, after, strict=True)
         ]
         if any(change):
-            raise _NumbersChange(
-                treedef.unflatten(
-                    jnp.asarray(x) if changes else x
-                    for x, changes in zip(before, change, strict=True)
-                )
-            )
+            raise _NumbersChange(self._init, change)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -93,6 +93,18 @@ def test_works_without_jit():
     assert out["n"] == 1
 
 
+def test_compiled_function_with_a_number_that_changes_can_be_called_again():
+    @jax.jit
+    def halve(x):
+        def body(carry):
+            return carry[0] / 2, carry[1] + 1
+
+        return eqx.filter_while_loop(lambda carry: carry[0] > 1, body, (x, 0))
+
+    for _ in range(3):
+        assert halve(jnp.asarray(8.0)) == (1, 3)
+
+
 @pytest.mark.parametrize("options", [{}, {"max_steps": 9}], ids=["plain", "limited"])
 def test_numbers_that_change_become_arrays_as_for_jax(options):
     def body(state):
