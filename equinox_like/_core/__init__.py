@@ -1,9 +1,9 @@
 """Layer 3: what every transformation stands on."""
 
-from .caches import clear_caches as clear_caches
-from .context import Context as Context
 from .at_inference import (
     inference as inference,
     is_inference as is_inference,
     training as training,
 )
+from .caches import clear_caches as clear_caches
+from .context import Context as Context

@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.context import Context
-from .._module.field import field
+from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.glob import matches
 from .._tree.nodes import describe_node

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._errors import ShapeError
-from .._module.field import field
+from .._module.fields import field
+from .._module.freezing import Frozen
 from .._module.module import BoundMethod, Module
-from .._module.trainable import Frozen
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
 from .._tree.nodes import children_of, describe_node
