@@ -41,6 +41,7 @@ from ._module import (
     trainable as trainable,
     unfrozen as unfrozen,
 )
+from ._public import publish as _publish
 from ._transforms import (
     bucketed as bucketed,
     filter_grad as filter_grad,
@@ -75,6 +76,7 @@ if _TYPE_CHECKING:
 
 
 _LATE_MODULES = "debug", "internal", "nn", "orbax"
+_publish(globals(), __name__)
 
 
 def __getattr__(name: str) -> _Any:
@@ -94,5 +96,6 @@ def __dir__() -> list[str]:
 def _load_late() -> dict[str, _Any]:
     late = _importlib.import_module("._late", __name__)
     public = {k: v for k, v in vars(late).items() if not k.startswith("_")}
+    _publish(public, __name__)
     globals().update(public)
     return public

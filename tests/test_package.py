@@ -1,9 +1,16 @@
 """The package as a whole: its names, and what importing it does and does not do."""
 
+import inspect
+import pickle
+import pydoc
+import re
 import subprocess
 import sys
+from types import FunctionType
 
+import jax
 import pytest
+from test_docs import public_objects
 
 import equinox_like as eqx
 
@@ -170,3 +177,55 @@ def test_public_names_are_these():
         "tree_serialise_leaves",
         "unfrozen",
     ]
+
+
+PUBLIC = [(n, v) for n, v in public_objects(eqx) if ".internal." not in n]
+
+
+def test_public_functions_and_exceptions_name_their_public_module():
+    private = [
+        f"{name}: {value.__module__}"
+        for name, value in PUBLIC
+        if isinstance(value, FunctionType)
+        or (isinstance(value, type) and issubclass(value, BaseException))
+        if "._" in value.__module__
+    ]
+    assert private == []
+    assert pickle.loads(pickle.dumps(eqx.filter_scan)) is eqx.filter_scan
+
+
+def test_source_of_public_classes_is_found():
+    assert inspect.getsource(eqx.nn.Linear).startswith("class Linear(Module):")
+    assert inspect.getsource(eqx.nn.causal_mask).startswith("def causal_mask(")
+
+
+def test_signatures_show_no_private_function_or_object_as_a_default():
+    unreadable = [
+        f"{name}({parameter})"
+        for name, value in PUBLIC
+        if isinstance(value, FunctionType)
+        or (isinstance(value, type) and not issubclass(value, BaseException))
+        for parameter in inspect.signature(value).parameters.values()
+        if parameter.default is not parameter.empty
+        and re.match(
+            r"<(function _|function <lambda>|object|equinox_like)",
+            repr(parameter.default),
+        )
+    ]
+    assert unreadable == []
+
+
+def test_help_lists_fields_beside_the_methods():
+    text = pydoc.plain(pydoc.render_doc(eqx.nn.Linear))
+    methods, _, data = text.partition("Data descriptors defined here")
+    assert "weight" in data
+    for name in ("weight", "bias", "in_features"):
+        assert not re.search(rf"^ \|  {name}\b", methods, re.MULTILINE)
+        assert inspect.isdatadescriptor(vars(eqx.nn.Linear)[name])
+
+
+def test_field_is_read_from_the_instance_first():
+    layer = eqx.nn.Linear(1, 1, key=jax.random.key(0))
+    assert layer.weight is vars(layer)["weight"]
+    with pytest.raises(AttributeError, match="in_feature"):
+        layer.in_feature  # noqa: B018

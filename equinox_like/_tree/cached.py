@@ -94,13 +94,21 @@ def forget(instance: Any) -> None:
     attributes.pop("_aux_", None)
 
 
-class Attribute:
-    """Stands on the class for a field: finds its value once a lazy instance is built.
-
-    A descriptor without `__set__`, so it is asked only where the instance has no value. To
-    tools it is what a dataclass with slots has for each field, so that they see no default.
+class _LooksLikeData(type):
+    """`inspect` and `help` ask the type of a descriptor whether it has `__set__`: yes, so
+    that a field is not listed as a method. Python itself asks the classes only, where it
+    finds none, and reads the instance first.
     """
 
+    def __set__(cls, instance: Any, value: Any) -> None: ...
+
+
+# Stands on the class for a field: finds its value once a lazy instance is built.
+#
+# A descriptor without `__set__`, so it is asked only where the instance has no value. To
+# tools it is what a dataclass with slots has for each field, so that they see no default;
+# like that, it has no docstring.
+class Attribute(metaclass=_LooksLikeData):
     __slots__ = ("default", "name", "owner")
 
     owner: Any
@@ -142,6 +150,10 @@ class Attribute:
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return types.MemberDescriptorType
+
+    @property
+    def __doc__(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None
 
     def __repr__(self) -> str:
         return f"<field {self.name!r} of {self.owner.__name__!r} objects>"

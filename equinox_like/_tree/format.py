@@ -17,10 +17,6 @@ import numpy as np
 from .arrays import is_deleted
 
 
-def _never(node: Any) -> bool:
-    return False
-
-
 def tree_pformat(
     pytree: Any,
     *,
@@ -28,7 +24,7 @@ def tree_pformat(
     indent: int = 2,
     short_arrays: bool = True,
     struct_as_array: bool = False,
-    truncate_leaf: Callable[[Any], bool] = _never,
+    truncate_leaf: Callable[[Any], bool] | None = None,
 ) -> str:
     """A readable text for a tree: `Linear(weight=f32[2,3], bias=f32[2])`.
 
@@ -83,7 +79,7 @@ def tree_pprint(
     indent: int = 2,
     short_arrays: bool = True,
     struct_as_array: bool = False,
-    truncate_leaf: Callable[[Any], bool] = _never,
+    truncate_leaf: Callable[[Any], bool] | None = None,
 ) -> None:
     """Prints the text of [`equinox_like.tree_pformat`][], whose arguments these are."""
     text = tree_pformat(
@@ -105,7 +101,7 @@ class TreeWLCustom:
     for the rest.
     """
 
-    truncate_leaf: Callable[[Any], bool] = _never
+    truncate_leaf: Callable[[Any], bool] | None = None
     short_arrays: bool = True
     struct_as_array: bool = False
     # wadler_lindig does not tell them to `custom`; whoever calls it with others says so.
@@ -118,7 +114,7 @@ class TreeWLCustom:
         # Classes are printed as parts of their instances, so they are not truncated.
         if isinstance(obj, type):
             return None
-        if self.truncate_leaf(obj):
+        if self.truncate_leaf is not None and self.truncate_leaf(obj):
             return wl.TextDoc(f"{type(obj).__name__}(...)")
         if isinstance(obj, jax.Array):
             return self._jax_array(obj)

@@ -1,6 +1,7 @@
 """Layer 6: tools to find out what JAX does with a function. Loaded when first used."""
 
 from .._jit.retrace import explain_retraces as explain_retraces
+from .._public import publish as _publish
 from ._announce import announce_transform as announce_transform
 from ._backward_nan import backward_nan as backward_nan
 from ._breakpoint import breakpoint_if as breakpoint_if
@@ -10,3 +11,5 @@ from ._max_traces import (
     get_num_traces as get_num_traces,
 )
 from ._memory_report import MemoryReport as MemoryReport, memory_report as memory_report
+
+_publish(globals(), __name__)

@@ -1,5 +1,6 @@
 """Layer 6: neural network layers, each a Module."""
 
+from .._public import publish as _publish
 from .._tree import tree_inference as _tree_inference
 from ._adaptive_pool import (
     AdaptiveAvgPool1d as AdaptiveAvgPool1d,
@@ -98,6 +99,8 @@ from ._state import (
 )
 from ._stateful import StatefulLayer as StatefulLayer
 from ._summary import Summary as Summary, SummaryRow as SummaryRow, summary as summary
+
+_publish(globals(), __name__)
 
 inference_mode = _tree_inference
 """`nn.inference_mode(model)` switches dropout off, and makes `BatchNorm` use its running

@@ -19,7 +19,7 @@ from ._shape import as_size, as_size_or_scalar, within
 from ._stack import build_stacked
 
 
-def _identity(x: Any) -> Any:
+def identity(x: Any) -> Any:
     return x
 
 
@@ -60,7 +60,7 @@ class MLP(Module):
         width_size: int,
         depth: int,
         activation: Callable[..., Any] = jax.nn.relu,
-        final_activation: Callable[..., Any] = _identity,
+        final_activation: Callable[..., Any] = identity,
         use_bias: bool = True,
         use_final_bias: bool = True,
         dtype: DTypeLike | None = None,

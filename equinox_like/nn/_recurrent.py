@@ -63,7 +63,7 @@ class Bidirectional(Module):
         self,
         forward: Any,
         backward: Any,
-        merge: Callable[[Any, Any], Any] = concatenate,
+        merge: Callable[[Any, Any], Any] | None = None,
         *,
         unroll: int | bool = 1,
     ):
@@ -79,7 +79,7 @@ class Bidirectional(Module):
         """
         self.forward = forward
         self.backward = backward
-        self.merge = merge
+        self.merge = concatenate if merge is None else merge
         self.unroll = unroll
 
     @computes("eqx.nn.Bidirectional")

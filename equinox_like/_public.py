@@ -1,0 +1,22 @@
+"""Public functions and exceptions say which public module they come from.
+
+Tracebacks and `help` then show `equinox_like.LeafError` and not the private file. Other
+classes keep the name of their file, by which `inspect.getsource` finds their source.
+"""
+
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
+
+
+def publish(names: Mapping[str, Any], module: str) -> None:
+    """Makes `module` the `__module__` of the public functions and exceptions in `names`."""
+    for name, value in names.items():
+        is_error = isinstance(value, type) and issubclass(value, BaseException)
+        if (
+            not name.startswith("_")
+            and (is_error or isinstance(value, FunctionType))
+            and value.__name__ == name
+            and value.__module__.startswith(f"{__package__}.")
+        ):
+            value.__module__ = module
