@@ -121,8 +121,8 @@ class Save(_ocp.args.CheckpointArgs):
 
     **Raises:**
 
-    `LeafError`, a `RuntimeError` with attribute `path`, while saving, if an array is traced
-    or was deleted, or is of a dtype that Orbax does not store.
+    `LeafError`, a `RuntimeError` with attribute `path`, before Orbax is asked for anything,
+    if an array is traced or was deleted, or is of a dtype that Orbax does not store.
 
     !!! example
 
@@ -143,6 +143,17 @@ class Save(_ocp.args.CheckpointArgs):
     """
 
     tree: Any
+
+    def __post_init__(self) -> None:
+        # An error later would leave Orbax with a step that it has begun to write.
+        names: set[str] = set()
+        for path, leaf in jtu.tree_leaves_with_path(self.tree):
+            name = _plain_path(path)
+            if name in names:
+                raise _LeafError(f"Another leaf has the path `{name}`, too.", path)
+            names.add(name)
+            if _is_array(leaf):
+                _refuse_unsavable(path, name, leaf)
 
 
 @_ocp.args.register_with_handler(TreeHandler, for_restore=True)
@@ -182,13 +193,9 @@ def _as_pytree_save(tree: Any) -> Any:
     leaves: dict[str, Any] = {}
     for path, leaf in jtu.tree_leaves_with_path(tree):
         name = _plain_path(path)
-        if name in leaves:
-            raise _LeafError(f"Another leaf has the path `{name}`, too.", path)
         leaves[name] = _description(leaf)
-        if _is_array(leaf):
-            _refuse_unsavable(path, name, leaf)
-            if leaf.size:  # Orbax has no empty arrays
-                arrays[name] = _stored(leaf)
+        if _is_array(leaf) and leaf.size:  # Orbax has no empty arrays
+            arrays[name] = _stored(leaf)
     return _ocp.args.PyTreeSave(
         arrays or {_FILLER: np.zeros((), np.int8)},
         custom_metadata={_OWN: {"version": _VERSION, "leaves": leaves}},

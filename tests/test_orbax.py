@@ -139,7 +139,7 @@ def test_all_differences_are_told_at_once(manager):
         assert line in str(caught.value)
 
 
-def test_what_cannot_be_saved_is_named(manager):
+def test_what_cannot_be_saved_is_named():
     deleted = jnp.ones(2)
     deleted.delete()
     for leaf, problem in (
@@ -148,7 +148,7 @@ def test_what_cannot_be_saved_is_named(manager):
         (jnp.zeros(2, jnp.uint4), "of a dtype that Orbax does not store"),
     ):
         with pytest.raises(eqx.LeafError, match=rf"`\['x'\]` .* {problem}"):
-            manager.save(1, args=orbax.Save({"x": leaf}))
+            orbax.Save({"x": leaf})
 
 
 def test_a_checkpoint_of_another_kind_is_an_error(tmp_path):

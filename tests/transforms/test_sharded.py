@@ -208,3 +208,12 @@ def test_two_processes_build_and_load_their_own_shards(tmp_path):
     script = Path(__file__).with_name("two_processes_sharded.py")
     for printed in run_together(script, tmp_path, processes=2, devices=4):
         assert 0.4 < float(printed.split()[1]) < 0.8
+
+
+def test_it_may_be_called_within_a_compiled_function(mesh):
+    @eqx.filter_jit
+    def made(key):
+        return eqx.make_sharded(nn.Linear, 4, 4, key=key, mesh=mesh, rules=RULES)
+
+    model = made(jax.random.key(0))
+    assert model.weight.sharding.is_equivalent_to(NamedSharding(mesh, P("model")), 2)
