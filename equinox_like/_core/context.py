@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -245,7 +245,7 @@ class _Steps:
         self._entering = entering
         self._coroutine = coroutine
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         coroutine, step, value = self._coroutine, self._coroutine.send, None
         while True:
             try:
