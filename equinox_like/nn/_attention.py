@@ -250,8 +250,9 @@ class MultiheadAttention(Module):
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # Not around the whole call, so that a warning points at the caller.
         with jax.named_scope("eqx.nn.MultiheadAttention"):
-            cast = cast_to_precision((self, query, key_, value, bias))
-            self, query, key_, value, bias = cast
+            self, query, key_, value, bias = cast_to_precision(
+                (self, query, key_, value, bias)
+            )
             inputs = _checked_inputs(self, query, key_, value, cache)
             q = _project(self, "query_proj", inputs[0], self.num_heads)
             k = _project(self, "key_proj", inputs[1], self.num_kv_heads)

@@ -166,7 +166,9 @@ def test_explain_names_the_context_and_both_values() -> None:
     f = eqx.filter_jit(lambda x: x)
     f(jnp.ones(3))
     with mode("b"):
-        (difference,) = f.explain(jnp.ones(3)).differences
+        retrace = f.explain(jnp.ones(3))
+        assert retrace is not None
+        (difference,) = retrace.differences
         assert difference.kind == "user context"
         assert str(difference) == "`the context mode` was 'a', and is now 'b'."
         f(jnp.ones(3))

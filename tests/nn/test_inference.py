@@ -1,5 +1,7 @@
 """`eqx.inference` and `eqx.training`, and the layers that obey them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,13 +12,14 @@ from equinox_like import nn
 
 def test_flag_none_obeys_the_context_under_plain_jit(key) -> None:
     layer = nn.Dropout(0.5, inference=None)
-    f, x = jax.jit(lambda layer, x: layer(x, key=key)), jnp.ones(50)
+    f: Any = jax.jit(lambda layer, x: layer(x, key=key))
+    x = jnp.ones(50)
     assert (f(layer, x) == 0).any()
     with eqx.inference():
         assert (f(layer, x) == 1).all()
         with eqx.training():
             assert (f(layer, x) == 0).any()
-    assert f._cache_size() == 2  # pyright: ignore[reportFunctionMemberAccess]
+    assert f._cache_size() == 2
 
 
 @pytest.mark.parametrize("flag", [True, jnp.asarray(True)])
@@ -50,6 +53,7 @@ def test_inference_mode_none_makes_a_whole_model_obey(key) -> None:
 
 def test_batch_norm_obeys() -> None:
     norm, state = nn.make_with_state(nn.BatchNorm)(3, inference=None)
+    assert norm.batch_counter is not None
     x = jax.random.normal(jax.random.key(0), (8, 3))
     _, trained = norm(x, state)
     assert trained.get(norm.batch_counter) == 1

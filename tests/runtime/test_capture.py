@@ -330,7 +330,8 @@ def test_classes_with_a_compiled_call_and_strict_ones(cls) -> None:
 
 def test_compiled_program_has_the_operations_of_the_plain_one() -> None:
     def flops(f):
-        return jax.jit(f).lower(X).compile().cost_analysis()["flops"]
+        cost = jax.jit(f).lower(X).compile().cost_analysis()
+        return cost["flops"]  # pyright: ignore[reportOptionalSubscript]
 
     for model in (MLP, wrap(custom_jvp), wrap(custom_vjp), wrap(WAYS["checkpoint"])):
         capture = eqx.capture(model, nn.Linear)
