@@ -138,8 +138,8 @@ def load(
     - `strict`: `False` takes leaves from `like` that the file does not have, and
         ignores what else is in the file. Other shapes and dtypes remain errors.
     - `verify`: whether to compare the data with their checksums. `False` is quicker: then
-        data that are not used are not read at all, and of a sharded array each process reads
-        only the bytes of its own shards.
+        data that are not used are not read at all, and of a sharded array each process
+        reads only the bytes of its own shards.
     - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
         [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
         arrays of `like` are. Where it is `None`, `like` decides.
