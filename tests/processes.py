@@ -36,8 +36,11 @@ def free_port() -> int:
 
 
 def run_together(script: Path, *options, processes: int, devices: int) -> list[str]:
-    """Runs a script in several processes at once; each is told the address at which they
-    meet, how many they are, and its number."""
+    """Runs a script in several processes at once.
+
+    The script's first arguments are the coordinator's address, the number of processes, and
+    the number of its own process.
+    """
     address = f"127.0.0.1:{free_port()}"
     started = [
         start(script, address, processes, i, *options, devices=devices)
