@@ -124,9 +124,7 @@ class Bucketed(Transformed[_P, _T]):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        signature = inspect.signature(self.__wrapped__)
-        kept = [p for name, p in signature.parameters.items() if name != "lengths"]
-        return signature.replace(parameters=kept)
+        return _without_lengths(inspect.signature(self.__wrapped__))
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
@@ -166,7 +164,8 @@ class Bucketed(Transformed[_P, _T]):
         return dataclasses.replace(difference, fix=fix)
 
     def _padded(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any], Lengths]:
-        bound = inspect.signature(self).bind(*args, **kwargs)
+        signature = inspect.signature(self.__wrapped__)
+        bound = _without_lengths(signature).bind(*args, **kwargs)
         bound.apply_defaults()
         lengths: Lengths = {}
         for name, axis, size_of in self._axes:
@@ -180,10 +179,14 @@ class Bucketed(Transformed[_P, _T]):
         traced = jax.tree.map(np.int32, lengths)
         # `lengths` may stand anywhere among the parameters.
         full = inspect.BoundArguments(
-            inspect.signature(self.__wrapped__),
-            OrderedDict({**bound.arguments, "lengths": traced}),
+            signature, OrderedDict({**bound.arguments, "lengths": traced})
         )
         return full.args, full.kwargs, lengths
+
+
+def _without_lengths(signature: inspect.Signature) -> inspect.Signature:
+    kept = [p for name, p in signature.parameters.items() if name != "lengths"]
+    return signature.replace(parameters=kept)
 
 
 @dataclasses.dataclass(frozen=True)
