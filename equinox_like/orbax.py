@@ -161,8 +161,8 @@ class Save(_ocp.args.CheckpointArgs):
 class Restore(_ocp.args.CheckpointArgs):
     """Restores what [`equinox_like.orbax.Save`][] saved, into a tree like it.
 
-    All that is missing, left over, or of another shape, dtype or name is told in one error,
-    before an array is read.
+    One error lists all leaves that are missing, left over, or of another shape, dtype or
+    name. It is raised before an array is read.
 
     **Attributes:**
 

@@ -1,7 +1,7 @@
 """`select`: the nodes of a tree that fulfil conditions; to read, to replace, to rewrite.
 
 A `Selection` is the tree, all its nodes with their paths, and the places of those that are
-still chosen. Each condition looks at one node alone, so their order does not matter.
+still chosen. Each condition depends on one node alone, so their order does not matter.
 """
 
 import bisect

@@ -126,8 +126,8 @@ class RNN(Module):
     its outputs. The output of a step is the state, or the first part of it if the state is
     a tuple.
 
-    A batch of sequences is padded to one length, and each is told its own `length`, as
-    in `jax.vmap(rnn)(batch, length=lengths)`. The values of the padding do not matter,
+    In a batch, pad the sequences to one length, and pass the true length of each, as in
+    `jax.vmap(rnn)(batch, length=lengths)`. The values of the padding do not matter,
     not even NaN: outputs there are zero, no gradient reaches it, the last state is the
     one after the last element, and the backward direction begins at the last element.
 
