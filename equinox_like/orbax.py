@@ -22,7 +22,7 @@ from jax.sharding import SingleDeviceSharding
 
 from ._compat.tracer import Tracer as _Tracer
 from ._errors import LeafError as _LeafError
-from ._io.checkpoint import Faults as _Faults
+from ._io.faults import Faults as _Faults
 from ._io.placement import shardings_for as _shardings_for
 from ._io.records import is_typed_key as _is_typed_key
 from ._io.tensors import is_savable as _is_savable

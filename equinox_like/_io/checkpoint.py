@@ -3,19 +3,9 @@
 The file says by itself what is in it, and other programs can read it. Its data start at a
 multiple of 64 bytes, largest alignment first, so that JAX can use most of them on the CPU
 where the file is mapped, without a copy.
-
-https://github.com/huggingface/safetensors describes the format: the length of the header
-in 8 bytes, the header in JSON, the data. The `safetensors` package checks a file before
-anything else looks at it.
 """
 
-import functools
-import json
-import mmap
-import os
-import struct
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
@@ -25,19 +15,12 @@ import numpy as np
 from .._errors import LeafError
 from .._tree.paths import plain_path
 from .atomic import replacing, with_suffix
-from .checksum import checksum, has_checksum
-from .placement import put_like, shardings_for
-from .records import are_bools
-from .tensors import Tensor, decode_tensor, encode_tensor, is_savable, what_is_wrong
+from .faults import Faults
+from .format import METADATA, RESERVED, File, alignment, header
+from .placement import local_ranges, put_like, shardings_for
+from .tensors import Tensor, encode_tensor, is_savable, what_is_wrong
 
 _SUFFIX: Final = ".safetensors"
-_METADATA: Final = "__metadata__"
-# The key of our own entry in the metadata, and the version of what stands there.
-_OWN: Final = "equinox_like"
-_VERSION: Final = 1
-# The sum of the header, beside it, as it cannot hold its own.
-_OWN_SUM: Final = "equinox_like_sum"
-_ALIGNMENT: Final = 64
 
 _Path = tuple[Any, ...]
 
@@ -90,21 +73,11 @@ def save(
     texts = _check_metadata(metadata)
     tensors = _encode(tree)
     # Largest alignment first: then each one is aligned.
-    tensors.sort(key=lambda item: -_alignment(item[2].nbytes))
-    # As text at once: small objects by the ten thousand wake up the garbage collector.
-    entries, kinds, end = [], [], 0
-    for name, tensor, data in tensors:
-        start, end = end, end + data.nbytes
-        quoted = json.dumps(name)
-        entries.append(
-            f'{quoted}:{{"dtype":"{tensor.dtype}","shape":{_shape_text(tensor.shape)},'
-            f'"data_offsets":[{start},{end}]}}'
-        )
-        kinds.append(f"{quoted}:{_kind_text(tensor, checksum(data))}")
-    header = _header(texts, f"{{{','.join(entries)}}}", f"{{{','.join(kinds)}}}")
-    size = len(header) + end
+    tensors.sort(key=lambda item: -alignment(item[2].nbytes))
+    head = header(texts, tensors)
+    size = len(head) + sum(data.nbytes for _, _, data in tensors)
     with replacing(with_suffix(path, _SUFFIX), durable, size) as file:
-        file.write(header)
+        file.write(head)
         for _, _, data in tensors:
             file.write(data.data)
 
@@ -138,8 +111,9 @@ def load(
     - `strict`: `False` takes leaves from `like` that the file does not have, and
         ignores what else is in the file. Other shapes and dtypes remain errors.
     - `verify`: whether to compare the data with their checksums. `False` is quicker: then
-        data that are not used are not read at all, and of a sharded array each process
-        reads only the bytes of its own shards.
+        data that are not used are not read at all. Of an array that is sharded over
+        several processes, each one reads and checks only the pieces of 1 MiB that its own
+        shards lie in, or without `verify` only the shards.
     - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
         [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
         arrays of `like` are. Where it is `None`, `like` decides.
@@ -156,14 +130,14 @@ def load(
     `like`. `ImportError` without the package `safetensors`, which comes with
     `pip install equinox_like[safetensors]`.
     """
-    file = _File(with_suffix(path, _SUFFIX))
+    file = File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
     names = [
         plain_path(key_path) if _is_wanted(leaf) else None for key_path, leaf in items
     ]
-    for name, (key_path, leaf) in zip(names, items, strict=True):
+    for name, (key_path, leaf), sharding in zip(names, items, where, strict=True):
         if name is None:
             continue
         tensor = file.tensors.get(name)
@@ -172,7 +146,9 @@ def load(
                 faults.missing(key_path, name)
         elif problem := what_is_wrong(tensor, leaf):
             faults.mismatch(key_path, name, str(tensor), problem)
-        elif verify and not file.is_intact(name):
+        elif verify and not file.is_intact(
+            name, local_ranges(tensor.leaf_shape, sharding)
+        ):
             faults.damaged(key_path, name)
     if strict:
         wanted = set(names)
@@ -196,73 +172,12 @@ def load_metadata(path: Any) -> dict[str, str]:
 
     As [`equinox_like.load`][], where it is about the file.
     """
-    return _File(with_suffix(path, _SUFFIX)).metadata
-
-
-class Faults:
-    """What keeps a tree from being loaded, collected to be told at once."""
-
-    def __init__(self, source: str, holder: str, target: str = "like"):
-        self.source = source
-        self.holder = holder
-        self.target = target
-        self.first: _Path | None = None
-        self.lines: list[str] = []
-        self.absent: list[str] = []
-        self.extra: list[str] = []
-
-    def missing(self, path: _Path, name: str) -> None:
-        self._note(path)
-        self.absent.append(name)
-
-    def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
-        self._note(path)
-        self.lines.append(
-            f"`{name}` is {found} in {self.holder}, but {wanted} in `{self.target}`"
-        )
-
-    def damaged(self, path: _Path, name: str) -> None:
-        self._note(path)
-        self.lines.append(f"`{name}` is damaged: its data do not have its checksum")
-
-    def left_over(self, names: Iterator[str]) -> None:
-        self.extra = sorted(names)
-
-    def raise_any(self) -> None:
-        lines = self.lines[:_SHOWN]
-        if len(self.lines) > _SHOWN:
-            lines.append(f"and {len(self.lines) - _SHOWN} more like these")
-        if self.absent:
-            lines.append(f"missing in {self.holder}: {_listed(self.absent)}")
-        if self.extra:
-            lines.append(f"only in {self.holder}: {_listed(self.extra)}")
-        if lines:
-            raise LeafError(
-                f"Cannot load {self.source} into `{self.target}`:\n  "
-                + "\n  ".join(lines),
-                self.first or (),
-            )
-
-    def _note(self, path: _Path) -> None:
-        if self.first is None:
-            self.first = path
-
-
-_SHOWN: Final = 20
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
-    more = len(names) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-# Writing
+    return File(with_suffix(path, _SUFFIX)).metadata
 
 
 def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
     items = jtu.tree_flatten_with_path(tree)[0]
-    tensors, seen = [], {_METADATA}
+    tensors, seen = [], {METADATA}
     for path, leaf in items:
         if is_savable(leaf):
             name = plain_path(path)
@@ -290,142 +205,12 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
                 "`metadata` maps strings to strings; turn other values into text, by "
                 f"`json.dumps` for example: {key!r} is mapped to {value!r}."
             )
-    for taken in {_OWN, _OWN_SUM} & metadata.keys():
+    for taken in RESERVED & metadata.keys():
         raise ValueError(
             f"The key {taken!r} of `metadata` is taken by the format itself."
         )
     return metadata
 
 
-def _alignment(size: int) -> int:
-    """The greatest power of two, up to 64, that divides `size`."""
-    return min(size & -size, _ALIGNMENT) if size else _ALIGNMENT
-
-
-def _header(texts: dict[str, str], entries: str, kinds: str) -> bytes:
-    own = f'{{"version":{_VERSION},"leaves":{kinds}}}'
-    metadata = {**texts, _OWN: own, _OWN_SUM: _header_sum(texts, own, entries)}
-    header = _json({_METADATA: metadata}).encode()
-    if len(entries) > len("{}"):
-        header = header[:-1] + b"," + entries.encode()[1:]
-    header += b" " * (-(8 + len(header)) % _ALIGNMENT)
-    return struct.pack("<Q", len(header)) + header
-
-
-@functools.lru_cache(maxsize=1024)
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return _json(shape)
-
-
-def _kind_text(tensor: Tensor, data_sum: str) -> str:
-    if not tensor.kind:
-        return f'{{"sum":"{data_sum}"}}'
-    return _json({**tensor.kind, "sum": data_sum})
-
-
-def _header_sum(texts: dict[str, str], own: str | None, listed: str) -> str:
-    return f"{zlib.crc32(f'{_json(texts)}{own}{listed}'.encode()):08x}"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
-
-
 def _is_wanted(leaf: Any) -> bool:
     return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-# Reading
-
-
-class _File:
-    """A safetensors file that was found to be sound, mapped into memory."""
-
-    def __init__(self, path: str):
-        self.path = path
-        _require_sound(path)
-        with open(path, "rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size))
-            # Private: whoever writes into the memory does not write into the file.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        # Not all of it may be tensors: a file that changed after it was checked.
-        self.data = np.frombuffer(mapped, np.uint8)[8 + size :]
-        self.data.flags.writeable = False
-        self.metadata: dict[str, str] = header.pop(_METADATA, None) or {}
-        own = self.metadata.pop(_OWN, None)
-        own_sum = self.metadata.pop(_OWN_SUM, None)
-        self.entries = header
-        self.kinds: dict[str, dict[str, Any]] = self._kinds(own, own_sum)
-        self.tensors = {name: self._tensor(name) for name in header}
-
-    def read(self, name: str, like: Any) -> Any:
-        return decode_tensor(self.tensors[name], self._bytes(name), like)
-
-    def is_intact(self, name: str) -> bool:
-        data = self._bytes(name)
-        expected = self.kinds.get(name, {}).get("sum")
-        if expected is None:
-            return self.tensors[name].leaf_dtype != np.bool_ or are_bools(data)
-        return has_checksum(data, expected)
-
-    def _bytes(self, name: str) -> np.ndarray:
-        start, end = self.entries[name]["data_offsets"]
-        return self.data[start:end]
-
-    def _kinds(self, own: str | None, own_sum: str | None) -> dict[str, Any]:
-        """What we said of the tensors, if it was us who wrote the file."""
-        if own is None and own_sum is None:
-            return {}
-        try:
-            described = json.loads(own or "")
-            version, kinds = described["version"], described["leaves"]
-        except (KeyError, RecursionError, TypeError, ValueError):
-            version, kinds = _VERSION, {}
-            own_sum = None
-        if version != _VERSION:
-            raise RuntimeError(
-                f"{self.path} has version {version!r} of the format of `save`; this "
-                f"`equinox_like` reads version {_VERSION}. Install a newer one."
-            )
-        found = _header_sum(self.metadata, own, _json(self.entries))
-        if found != own_sum or not _is_table_of_texts(kinds):
-            raise self._damage("what it says of its tensors does not hold together")
-        return kinds
-
-    def _tensor(self, name: str) -> Tensor:
-        entry = self.entries[name]
-        tensor = Tensor(entry["dtype"], tuple(entry["shape"]), self.kinds.get(name, {}))
-        start, end = entry["data_offsets"]
-        if not tensor.fits(end - start):
-            raise self._damage(f"`{name}` is not what the file says that it is")
-        return tensor
-
-    def _damage(self, problem: str) -> RuntimeError:
-        return RuntimeError(f"{self.path} is damaged: {problem}.")
-
-
-def _is_table_of_texts(kinds: Any) -> bool:
-    return isinstance(kinds, dict) and all(
-        isinstance(kind, dict) and all(isinstance(x, str) for x in kind.values())
-        for kind in kinds.values()
-    )
-
-
-def _require_sound(path: str) -> None:
-    try:
-        import safetensors
-    except ImportError:
-        raise ImportError(
-            "Loading a safetensors file needs the package `safetensors`: "
-            "`pip install equinox_like[safetensors]`."
-        ) from None
-    if not os.path.isfile(path):
-        open(path, "rb").close()  # the error that says why
-    try:
-        with safetensors.safe_open(path, framework="numpy"):
-            pass
-    except safetensors.SafetensorError as error:
-        raise RuntimeError(
-            f"{path} is no safetensors file, or is damaged: {error}."
-        ) from error

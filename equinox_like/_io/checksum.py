@@ -1,11 +1,14 @@
 """A checksum of the data of a leaf: the CRC-32, of large data by several threads."""
 
 import zlib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 _PIECE = 1 << 20
+# The characters of the text of a CRC-32.
+_WIDTH = 8
 
 
 def checksum(data: np.ndarray) -> str:
@@ -14,15 +17,18 @@ def checksum(data: np.ndarray) -> str:
     Up to 1 MiB it is the CRC-32. Beyond, it is the CRC-32 of those of each piece of 1 MiB,
     as little-endian integers of 32 bits.
     """
-    if data.nbytes <= _PIECE:
-        return f"{zlib.crc32(data.data):08x}"
-    pieces = [data[i : i + _PIECE].data for i in range(0, data.nbytes, _PIECE)]
-    try:
-        with ThreadPoolExecutor() as pool:  # `crc32` does not hold Python's global lock
-            sums = list(pool.map(zlib.crc32, pieces))
-    except RuntimeError:  # the interpreter ends, and starts no more threads
-        sums = list(map(zlib.crc32, pieces))
-    return f"{zlib.crc32(np.array(sums, '<u4').tobytes()):08x}"
+    return checksum_and_pieces(data)[0]
+
+
+def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
+    """The checksum of `data`, and the CRC-32 of each piece of 1 MiB, in a row.
+
+    With the second a part of the data can be checked without the rest. Up to 1 MiB both
+    are the same.
+    """
+    sums = _crcs([data[i : i + _PIECE] for i in range(0, data.nbytes or 1, _PIECE)])
+    whole = sums[0] if len(sums) == 1 else zlib.crc32(np.array(sums, "<u4").tobytes())
+    return _text(whole), "".join(map(_text, sums))
 
 
 def has_checksum(data: np.ndarray, expected: str) -> bool:
@@ -34,6 +40,36 @@ def has_checksum(data: np.ndarray, expected: str) -> bool:
     if len(expected) == 16:
         return _sum_of_words(data) == expected
     return checksum(data) == expected
+
+
+def has_pieces(
+    data: np.ndarray, expected: str, ranges: Iterable[tuple[int, int]]
+) -> bool:
+    """Whether each piece of `data` that holds a byte of `ranges` has its CRC-32 in
+    `expected`. The other pieces are not read."""
+    wanted = sorted(
+        {i for start, end in ranges for i in range(start // _PIECE, -(-end // _PIECE))}
+    )
+    sums = _crcs([data[i * _PIECE : (i + 1) * _PIECE] for i in wanted])
+    return all(
+        expected[i * _WIDTH : (i + 1) * _WIDTH] == _text(found)
+        for i, found in zip(wanted, sums, strict=True)
+    )
+
+
+def _crcs(pieces: list[np.ndarray]) -> list[int]:
+    buffers = [piece.data for piece in pieces]
+    if len(buffers) > 1:
+        try:
+            with ThreadPoolExecutor() as pool:  # `crc32` does not hold Python's lock
+                return list(pool.map(zlib.crc32, buffers))
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            pass
+    return list(map(zlib.crc32, buffers))
+
+
+def _text(crc: int) -> str:
+    return f"{crc:0{_WIDTH}x}"
 
 
 def _sum_of_words(data: np.ndarray) -> str:

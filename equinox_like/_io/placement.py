@@ -1,5 +1,6 @@
 """Where the arrays that were read go: onto a device, or onto each its own shard."""
 
+import math
 from typing import Any
 
 import jax
@@ -50,6 +51,23 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
         problem = f"`shardings` gives {spec} for {name}, which does not fit: {error}"
         raise LeafError(problem, path) from None
     return spec
+
+
+def local_ranges(
+    shape: tuple[int, ...], sharding: Sharding | None
+) -> list[tuple[int, int]] | None:
+    """Which elements of an array, in its flat order, this process has in shards: for each
+    shard from its first element to its last. `None` where it has all of them."""
+    if sharding is None or sharding.is_fully_addressable or 0 in shape:
+        return None
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    ranges = set()
+    for index in sharding.addressable_devices_indices_map(shape).values():
+        bounds = [part.indices(n)[:2] for part, n in zip(index, shape, strict=True)]
+        first = sum(low * n for (low, _), n in zip(bounds, strides, strict=True))
+        last = sum((high - 1) * n for (_, high), n in zip(bounds, strides, strict=True))
+        ranges.add((first, last + 1))
+    return sorted(ranges)
 
 
 def put_like(

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._tree.arrays import describe_array, describe_type
 from .._tree.paths import path_str
-from .checkpoint import Faults
+from .faults import Faults
 from .records import is_typed_key
 from .tensors import is_savable
 

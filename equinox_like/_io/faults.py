@@ -1,0 +1,65 @@
+"""What keeps a tree from being loaded from a file, told in one error."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from .._errors import LeafError
+
+_SHOWN: Final = 20
+
+_Path = tuple[Any, ...]
+
+
+class Faults:
+    """What keeps a tree from being loaded, collected to be told at once."""
+
+    def __init__(self, source: str, holder: str, target: str = "like"):
+        self.source = source
+        self.holder = holder
+        self.target = target
+        self.first: _Path | None = None
+        self.lines: list[str] = []
+        self.absent: list[str] = []
+        self.extra: list[str] = []
+
+    def missing(self, path: _Path, name: str) -> None:
+        self._note(path)
+        self.absent.append(name)
+
+    def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
+        self._note(path)
+        self.lines.append(
+            f"`{name}` is {found} in {self.holder}, but {wanted} in `{self.target}`"
+        )
+
+    def damaged(self, path: _Path, name: str) -> None:
+        self._note(path)
+        self.lines.append(f"`{name}` is damaged: its data do not have its checksum")
+
+    def left_over(self, names: Iterator[str]) -> None:
+        self.extra = sorted(names)
+
+    def raise_any(self) -> None:
+        lines = self.lines[:_SHOWN]
+        if len(self.lines) > _SHOWN:
+            lines.append(f"and {len(self.lines) - _SHOWN} more like these")
+        if self.absent:
+            lines.append(f"missing in {self.holder}: {_listed(self.absent)}")
+        if self.extra:
+            lines.append(f"only in {self.holder}: {_listed(self.extra)}")
+        if lines:
+            raise LeafError(
+                f"Cannot load {self.source} into `{self.target}`:\n  "
+                + "\n  ".join(lines),
+                self.first or (),
+            )
+
+    def _note(self, path: _Path) -> None:
+        if self.first is None:
+            self.first = path
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,186 @@
+"""The safetensors file of a tree: its header, as `save` writes it, and a file to read.
+
+https://github.com/huggingface/safetensors describes the format: the length of the header
+in 8 bytes, the header in JSON, the data. The `safetensors` package checks a file before
+anything else looks at it.
+"""
+
+import functools
+import json
+import math
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from .checksum import checksum_and_pieces, has_checksum, has_pieces
+from .records import are_bools
+from .tensors import Tensor, decode_tensor
+
+METADATA: Final = "__metadata__"
+# The key of our own entry in the metadata, and the version of what stands there.
+_OWN: Final = "equinox_like"
+_VERSION: Final = 1
+# The sum of the header, beside it, as it cannot hold its own.
+_OWN_SUM: Final = "equinox_like_sum"
+RESERVED: Final = frozenset({_OWN, _OWN_SUM})
+_ALIGNMENT: Final = 64
+
+
+def alignment(size: int) -> int:
+    """The greatest power of two, up to 64, that divides `size`."""
+    return min(size & -size, _ALIGNMENT) if size else _ALIGNMENT
+
+
+def header(
+    texts: dict[str, str], tensors: list[tuple[str, Tensor, np.ndarray]]
+) -> bytes:
+    """What stands before the data of `tensors`, which follow in this order."""
+    # As text at once: small objects by the ten thousand wake up the garbage collector.
+    entries, kinds, end = [], [], 0
+    for name, tensor, data in tensors:
+        start, end = end, end + data.nbytes
+        quoted = json.dumps(name)
+        entries.append(
+            f'{quoted}:{{"dtype":"{tensor.dtype}","shape":{_shape_text(tensor.shape)},'
+            f'"data_offsets":[{start},{end}]}}'
+        )
+        kinds.append(f"{quoted}:{_kind_text(tensor, data)}")
+    listed = f"{{{','.join(entries)}}}"
+    own = f'{{"version":{_VERSION},"leaves":{{{",".join(kinds)}}}}}'
+    metadata = {**texts, _OWN: own, _OWN_SUM: _header_sum(texts, own, listed)}
+    head = _json({METADATA: metadata}).encode()
+    if entries:
+        head = head[:-1] + b"," + listed.encode()[1:]
+    head += b" " * (-(8 + len(head)) % _ALIGNMENT)
+    return struct.pack("<Q", len(head)) + head
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return _json(shape)
+
+
+def _kind_text(tensor: Tensor, data: np.ndarray) -> str:
+    total, pieces = checksum_and_pieces(data)
+    if not tensor.kind and pieces == total:
+        return f'{{"sum":"{total}"}}'
+    sums = {"sum": total} if pieces == total else {"sum": total, "pieces": pieces}
+    return _json(tensor.kind | sums)
+
+
+def _header_sum(texts: dict[str, str], own: str | None, listed: str) -> str:
+    return f"{zlib.crc32(f'{_json(texts)}{own}{listed}'.encode()):08x}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class File:
+    """A safetensors file that was found to be sound, mapped into memory."""
+
+    def __init__(self, path: str):
+        self.path = path
+        _require_sound(path)
+        with open(path, "rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+            # Private: whoever writes into the memory does not write into the file.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        # Not all of it may be tensors: a file that changed after it was checked.
+        self.data = np.frombuffer(mapped, np.uint8)[8 + size :]
+        self.data.flags.writeable = False
+        self.metadata: dict[str, str] = header.pop(METADATA, None) or {}
+        own = self.metadata.pop(_OWN, None)
+        own_sum = self.metadata.pop(_OWN_SUM, None)
+        self.entries = header
+        self.kinds: dict[str, dict[str, Any]] = self._kinds(own, own_sum)
+        self.tensors = {name: self._tensor(name) for name in header}
+
+    def read(self, name: str, like: Any) -> Any:
+        return decode_tensor(self.tensors[name], self._bytes(name), like)
+
+    def is_intact(
+        self, name: str, ranges: Iterable[tuple[int, int]] | None = None
+    ) -> bool:
+        """Whether the data of a tensor have their checksum.
+
+        With `ranges` of its elements, only these are read, if the file has checksums of
+        pieces; files of older versions have one for the whole.
+        """
+        data, tensor = self._bytes(name), self.tensors[name]
+        kind = self.kinds.get(name, {})
+        if ranges is not None and "pieces" in kind:
+            width = data.nbytes // math.prod(tensor.leaf_shape)
+            return has_pieces(
+                data, kind["pieces"], [(width * a, width * b) for a, b in ranges]
+            )
+        if "sum" not in kind:
+            return tensor.leaf_dtype != np.bool_ or are_bools(data)
+        return has_checksum(data, kind["sum"])
+
+    def _bytes(self, name: str) -> np.ndarray:
+        start, end = self.entries[name]["data_offsets"]
+        return self.data[start:end]
+
+    def _kinds(self, own: str | None, own_sum: str | None) -> dict[str, Any]:
+        """What we said of the tensors, if it was us who wrote the file."""
+        if own is None and own_sum is None:
+            return {}
+        try:
+            described = json.loads(own or "")
+            version, kinds = described["version"], described["leaves"]
+        except (KeyError, RecursionError, TypeError, ValueError):
+            version, kinds = _VERSION, {}
+            own_sum = None
+        if version != _VERSION:
+            raise RuntimeError(
+                f"{self.path} has version {version!r} of the format of `save`; this "
+                f"`equinox_like` reads version {_VERSION}. Install a newer one."
+            )
+        found = _header_sum(self.metadata, own, _json(self.entries))
+        if found != own_sum or not _is_table_of_texts(kinds):
+            raise self._damage("what it says of its tensors does not hold together")
+        return kinds
+
+    def _tensor(self, name: str) -> Tensor:
+        entry = self.entries[name]
+        tensor = Tensor(entry["dtype"], tuple(entry["shape"]), self.kinds.get(name, {}))
+        start, end = entry["data_offsets"]
+        if not tensor.fits(end - start):
+            raise self._damage(f"`{name}` is not what the file says that it is")
+        return tensor
+
+    def _damage(self, problem: str) -> RuntimeError:
+        return RuntimeError(f"{self.path} is damaged: {problem}.")
+
+
+def _is_table_of_texts(kinds: Any) -> bool:
+    return isinstance(kinds, dict) and all(
+        isinstance(kind, dict) and all(isinstance(x, str) for x in kind.values())
+        for kind in kinds.values()
+    )
+
+
+def _require_sound(path: str) -> None:
+    try:
+        import safetensors
+    except ImportError:
+        raise ImportError(
+            "Loading a safetensors file needs the package `safetensors`: "
+            "`pip install equinox_like[safetensors]`."
+        ) from None
+    if not os.path.isfile(path):
+        open(path, "rb").close()  # the error that says why
+    try:
+        with safetensors.safe_open(path, framework="numpy"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise RuntimeError(
+            f"{path} is no safetensors file, or is damaged: {error}."
+        ) from error
