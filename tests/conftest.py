@@ -3,9 +3,12 @@
 This file is read before anything imports JAX or the library.
 """
 
+import atexit
 import importlib
 import os
 import random
+import shutil
+import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +19,16 @@ os.environ["XLA_FLAGS"] = (
 # Most programs here run once: compiling them takes far longer than running them. LLVM does
 # little about them, therefore; what XLA does before is the same as ever.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+# A program that several tests compile, here or in another worker, is compiled once. The
+# workers and the processes that tests start inherit the folder.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    programs = tempfile.mkdtemp(prefix="equinox_like-programs-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
+    atexit.register(shutil.rmtree, programs, ignore_errors=True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 import jaxtyping
 

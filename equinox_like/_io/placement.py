@@ -62,7 +62,8 @@ def local_ranges(
         return None
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     ranges = set()
-    for index in sharding.addressable_devices_indices_map(shape).values():
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    for index in filter(None, indices):  # none of them is None, whatever its type says
         bounds = [part.indices(n)[:2] for part, n in zip(index, shape, strict=True)]
         first = sum(low * n for (low, _), n in zip(bounds, strides, strict=True))
         last = sum((high - 1) * n for (_, high), n in zip(bounds, strides, strict=True))
