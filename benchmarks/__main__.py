@@ -6,6 +6,7 @@ import platform
 import jax
 
 from . import (
+    checks,
     dispatch,
     eager,
     generation,
@@ -33,6 +34,7 @@ SUBJECTS = {
     "construction": modules.run_construction,
     "eager": eager.run,
     "layers": layers.run,
+    "checks": checks.run,
     "generation": generation.run,
     "loops": loops.run,
     "saving": saving.run,
