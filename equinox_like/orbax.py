@@ -150,7 +150,7 @@ class Save(_ocp.args.CheckpointArgs):
         for path, leaf in jtu.tree_leaves_with_path(self.tree):
             name = _plain_path(path)
             if name in names:
-                raise _LeafError(f"Another leaf has the path `{name}`, too.", path)
+                raise _LeafError(f"Two leaves have the path `{name}`.", path)
             names.add(name)
             if _is_array(leaf):
                 _refuse_unsavable(path, name, leaf)
@@ -293,13 +293,15 @@ def _saved_leaves(arrays: Any, directory: Any) -> dict[str, dict[str, Any]]:
     own = (arrays.metadata(directory).custom_metadata or {}).get(_OWN)
     if own is None:
         raise ValueError(
-            f"{directory} was not saved by `equinox_like.orbax.Save`: it does not say what "
-            "its leaves are. Restore it by `orbax.checkpoint.args.PyTreeRestore`."
+            f"{directory} was not saved by `equinox_like.orbax.Save`: it has no "
+            "description of its leaves. Restore it with "
+            "`orbax.checkpoint.args.PyTreeRestore`."
         )
     if own["version"] != _VERSION:
         raise ValueError(
-            f"{directory} has version {own['version']!r} of what `equinox_like.orbax` "
-            f"saves; this one reads version {_VERSION}. Install a newer one."
+            f"{directory} was saved in version {own['version']!r} of the format; this "
+            f"`equinox_like.orbax` reads version {_VERSION}. Install a newer "
+            "`equinox_like`."
         )
     return own["leaves"]
 

@@ -223,7 +223,7 @@ class Faults:
 
     def damaged(self, path: _Path, name: str) -> None:
         self._note(path)
-        self.lines.append(f"`{name}` is damaged: its data do not have its checksum")
+        self.lines.append(f"`{name}` is damaged: its data do not match its checksum")
 
     def left_over(self, names: Iterator[str]) -> None:
         self.extra = sorted(names)
@@ -268,7 +268,7 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
             name = plain_path(path)
             try:
                 if name in seen:
-                    raise ValueError("another leaf, or the metadata, is of this name")
+                    raise ValueError("another leaf, or the metadata, has the same name")
                 tensors.append((name, *encode_tensor(leaf)))
             except Exception as error:
                 raise _error_at(path, str(error)) from error
@@ -287,12 +287,13 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(
-                "`metadata` maps strings to strings; turn other values into text, by "
-                f"`json.dumps` for example: {key!r} is mapped to {value!r}."
+                f"`metadata` must map strings to strings, but {key!r} is mapped to "
+                f"{value!r}. Convert other values to text, for example with "
+                "`json.dumps`."
             )
     for taken in {_OWN, _OWN_SUM} & metadata.keys():
         raise ValueError(
-            f"The key {taken!r} of `metadata` is taken by the format itself."
+            f"`metadata` cannot have the key {taken!r}, which the file format reserves."
         )
     return metadata
 
@@ -385,12 +386,13 @@ class _File:
             own_sum = None
         if version != _VERSION:
             raise RuntimeError(
-                f"{self.path} has version {version!r} of the format of `save`; this "
-                f"`equinox_like` reads version {_VERSION}. Install a newer one."
+                f"{self.path} was saved in version {version!r} of the format; this "
+                f"`equinox_like` reads version {_VERSION}. Install a newer "
+                "`equinox_like`."
             )
         found = _header_sum(self.metadata, own, _json(self.entries))
         if found != own_sum or not _is_table_of_texts(kinds):
-            raise self._damage("what it says of its tensors does not hold together")
+            raise self._damage("its description of the tensors is inconsistent")
         return kinds
 
     def _tensor(self, name: str) -> Tensor:
@@ -398,7 +400,9 @@ class _File:
         tensor = Tensor(entry["dtype"], tuple(entry["shape"]), self.kinds.get(name, {}))
         start, end = entry["data_offsets"]
         if not tensor.fits(end - start):
-            raise self._damage(f"`{name}` is not what the file says that it is")
+            raise self._damage(
+                f"the data of `{name}` do not fit the dtype and shape given in the file"
+            )
         return tensor
 
     def _damage(self, problem: str) -> RuntimeError:
@@ -427,5 +431,5 @@ def _require_sound(path: str) -> None:
             pass
     except safetensors.SafetensorError as error:
         raise RuntimeError(
-            f"{path} is no safetensors file, or is damaged: {error}."
+            f"{path} is not a safetensors file, or is damaged: {error}."
         ) from error

@@ -40,8 +40,9 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
     name = f"`{plain_path(path)}` ({describe_array(leaf)})"
     if not isinstance(spec, Sharding):
         raise LeafError(
-            f"`shardings` gives {spec!r} for {name}: it must be a `jax.sharding.Sharding`, "
-            "such as `equinox_like.shardings` makes of rules.",
+            f"`shardings` gives {spec!r} for {name}: it must be a "
+            "`jax.sharding.Sharding`, such as `equinox_like.shardings` makes from "
+            "rules.",
             path,
         )
     try:
