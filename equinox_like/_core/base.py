@@ -87,7 +87,9 @@ class Transformed(Module, Generic[_P, _T]):
         return hash((type(self), self.__wrapped__))
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        raise TypeError("A `Transformed` is what a transformation returns.")
+        raise TypeError(
+            "`Transformed` is a base class: transformations return its subclasses."
+        )
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> "Transformed[_P, _T]": ...
@@ -120,8 +122,8 @@ def refuse_deprecated(
     for name in deprecated:
         if name in given:
             raise ValueError(
-                f"The argument `{name}` of `{transformation}` was deprecated long ago, and "
-                f"is no longer there{fix}."
+                f"`{transformation}` no longer takes `{name}`, which was deprecated "
+                f"long ago{fix}."
             )
 
 

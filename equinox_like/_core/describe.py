@@ -16,6 +16,7 @@ import numpy as np
 
 from .._module.module import Module
 from .._tree.filters import is_array
+from .._tree.nodes import with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC
 from .._tree.strict import strictly_same
@@ -57,10 +58,10 @@ def stored(path: str, description: Description) -> Any:
     """What can be written; `ValueError` if there is a value that cannot be described."""
     for place, value in _undescribed(path, description.content):
         raise ValueError(
-            f"`{place}` is the static {value!r}, of type {type(value).__name__}, which "
-            "another process could not tell from a different one. Static values can be "
-            "exported if they are plain Python values, or functions and classes at the "
-            "top level of a module."
+            f"`{place}` is the static value {value!r}, of type {type(value).__name__}, "
+            "which another process cannot compare with its own values. Static values "
+            "can be exported if they are plain Python values, or functions and "
+            "classes at the top level of a module."
         )
     return description.content
 
@@ -180,9 +181,9 @@ def _show(tree: Any) -> str:
     if kind == "none":
         return "None"
     if kind == "static":
-        return f"the static {_show_value(rest[0])}"
+        return f"the static value {_show_value(rest[0])}"
     if kind == "node":
-        return f"a {rest[0]}"
+        return with_article(rest[0])
     if kind == "dict":
         return f"a dict with the keys {', '.join(key[0] for key, _ in rest[2])}"
     return f"a {kind} of length {len(rest[2])}"
@@ -235,8 +236,8 @@ def _rebuild(path: str, tree: Any) -> Any:
             for key, child in children
         }
     raise ValueError(
-        f"`{path}` is a {rest[0]}, which only you can provide: pass a tree of the "
-        "structure of the output as `like`."
+        f"`{path}` is {with_article(rest[0])}, which an exported function does not "
+        "store: pass a tree with the structure of the output as `like`."
     )
 
 
@@ -248,6 +249,7 @@ def _rebuild_value(path: str, value: Any) -> Any:
     if kind in makers:
         return makers[kind](_rebuild_value(path, v) for v in content)
     raise ValueError(
-        f"`{path}` is the static {_show_value(value)}, which only you can provide: pass a "
-        "tree of the structure of the output as `like`."
+        f"`{path}` is the static value {_show_value(value)}, which an exported "
+        "function does not store: pass a tree with the structure of the output as "
+        "`like`."
     )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._tree.filters import is_array
+from .._tree.nodes import describe_node
 from .._tree.strict import strict_key, strict_treedef
 from .base import name_of
 
@@ -134,5 +135,5 @@ def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
         return out
     raise TypeError(
         f"`{name_of(fun)}` must return a pair `(value, aux)`, because of "
-        f"`has_aux=True`; it returned a {type(out).__name__}."
+        f"`has_aux=True`; it returned {describe_node(out)}."
     )

@@ -71,9 +71,9 @@ def _closure(
     if function in within:
         names = " -> ".join(f"`{f.__qualname__}`" for f in (*within, function))
         raise ValueError(
-            f"`closure_to_pytree` has found a function that gets to itself: {names}. A "
-            "tree cannot contain itself: pass one of these functions as an argument, or "
-            "make it a global one."
+            f"`closure_to_pytree` found a function that refers to itself: {names}. A "
+            "tree cannot contain itself: pass one of these functions as an argument, "
+            "or make it a global function."
         )
     cells = []
     for cell in function.__closure__ or ():

@@ -172,8 +172,8 @@ def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:
 def warn_of_unused_post_init(cls: type) -> None:
     if hasattr(cls, "__post_init__"):
         warn(
-            f"{cls.__module__}.{cls.__qualname__} has both an `__init__` that was written "
-            "by hand and a `__post_init__`, which will never run. Call it from the "
+            f"{cls.__module__}.{cls.__qualname__} has both a hand-written `__init__` "
+            "and a `__post_init__`, which will never run. Call it from the "
             "`__init__`, or remove one of them.",
         )
 
