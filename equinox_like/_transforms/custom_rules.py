@@ -194,9 +194,9 @@ def _check_output(
         if found.kind != STATIC_VALUE:  # a function that is made anew, say
             error = TypeError if found.kind == ARRAY_TYPE else ValueError
             raise error(
-                f"{rule} must return an output of the form that the function itself "
-                f"returns: `{found.path}` is {found.before} by the function, and "
-                f"{found.after} by the rule."
+                f"{rule} must return the same output as the function, except for the "
+                f"values of arrays: `{found.path}` is {found.before} from the "
+                f"function, but {found.after} from the rule."
             )
 
 
@@ -474,7 +474,7 @@ def _input_cotangents(
             )
         elif leaf is not None:
             raise RuntimeError(
-                f"`def_bwd` of `{name}` returned `{where}` for something that is no "
+                f"`def_bwd` of `{name}` returned `{where}` for a leaf that is not a "
                 "floating-point or complex array: it must have the same structure as "
                 "`filter(vjp_arg, is_inexact_array)`."
             )
@@ -486,9 +486,10 @@ def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
     is_complex = dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(
-            f"`def_bwd` of `{name}` returned at `{where}` something of "
-            f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an array "
-            f"of dtype {primal.dtype}: a gradient is of floating or complex dtype."
+            f"`def_bwd` of `{name}` returned at `{where}` a leaf of "
+            f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an "
+            f"array of dtype {primal.dtype}: a gradient must have a floating or "
+            "complex dtype."
         )
     if is_complex and not jnp.iscomplexobj(primal):
         raise TypeError(
