@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._errors import ShapeError
+from .._tree.nodes import describe_node
 
 
 def check_input(
@@ -22,8 +23,8 @@ def check_input(
     """Raises `ShapeError` unless `x` has the `wanted` shape; `None` is any size."""
     if isinstance(x, (list, tuple)):
         raise TypeError(
-            f"{type(layer).__name__} takes an array as `{name}`; got a "
-            f"{type(x).__name__}. Convert it with `jnp.asarray`."
+            f"{type(layer).__name__} takes an array as `{name}`; got "
+            f"{describe_node(x)}. Convert it with `jnp.asarray`."
         )
     shape = _shape_of(x)
     if shape is None or _matches(shape, wanted):
@@ -67,10 +68,10 @@ def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     if len(shape) > ndim:
         raise ShapeError(
             f"{type(layer).__name__} has a `{name}` of shape {_as_text(shape)}: "
-            f"{_axes(len(shape) - ndim)} in front of those of one layer. If it is an "
-            "ensemble, built under `filter_vmap`, call it under `filter_vmap` as well: "
-            "`filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), None))"
-            "(ensemble, x)`."
+            f"{_axes(len(shape) - ndim)} more than one layer has, in front. If it is "
+            "an ensemble, built under `filter_vmap`, call it under `filter_vmap` as "
+            "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
+            "None))(ensemble, x)`."
         )
     return shape
 
@@ -187,6 +188,6 @@ def as_padding(layer: Any, value: Any, length: int) -> tuple[tuple[int, int], ..
     except (TypeError, ValueError):
         pass
     raise ValueError(
-        f"{type(layer).__name__} takes as `padding` an int, a sequence of {length} ints, "
-        f"or one of {length} pairs (before, after); got {value!r}."
+        f"{type(layer).__name__} takes an int, a sequence of {length} ints, or one of "
+        f"{length} pairs (before, after) as `padding`; got {value!r}."
     )
