@@ -3,9 +3,10 @@
     manager.save(step, args=orbax.Save(model))
     model = manager.restore(step, args=orbax.Restore(model))
 
-Orbax writes and reads the arrays, as one flat dictionary from paths: in parallel, while the
-program goes on, each process its own shards. What Orbax has no place for (which leaf is a
-typed key, Python numbers, static leaves) stands in the metadata that it keeps beside them.
+Orbax writes and reads the arrays, as one flat dictionary from paths: in parallel, while
+the program goes on, each process its own shards. What Orbax has no place for (which
+leaf is a typed key, Python numbers, static leaves) is in the metadata that it keeps
+beside them.
 
 Needs the package `orbax-checkpoint`: `pip install equinox_like[orbax]`.
 """
@@ -110,7 +111,7 @@ class TreeHandler(_ocp.AsyncCheckpointHandler):
 class Save(_ocp.args.CheckpointArgs):
     """Saves any tree, by `manager.save(step, args=Save(tree))`.
 
-    It may stand in `orbax.checkpoint.args.Composite`, beside other arguments.
+    It may be part of `orbax.checkpoint.args.Composite`, beside other arguments.
 
     **Attributes:**
 
@@ -235,7 +236,7 @@ def _is_storable(dtype: str) -> bool:
 
 
 def _description(leaf: Any) -> dict[str, Any]:
-    """What the metadata say of a leaf."""
+    """What the metadata say about a leaf."""
     if _is_typed_key(leaf) and isinstance(leaf, jax.Array):
         return {
             "array": _describe_array(leaf),

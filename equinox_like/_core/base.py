@@ -188,7 +188,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-# Not the layers, which tell where in a model something went wrong.
+# Not the layers, which show where in a model something went wrong.
 _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
     str(_PACKAGE / folder) + os.sep
@@ -210,5 +210,5 @@ pass_over(_PRIVATE)
 
 
 def is_private(frame: types.FrameType) -> bool:
-    """Whether a frame is of this library, and tells a user nothing."""
+    """Whether a frame belongs to this library, so that it does not help a user."""
     return frame.f_code.co_filename.startswith(_PRIVATE)

@@ -1,9 +1,10 @@
 """A tree without its arrays as plain data, that another process can compare with its own.
 
-A treedef holds classes, and a static leaf may be any object, so neither can be written to a
-file. What is written is a description: nested lists, of text and numbers only. Two trees
-that have the same one are the same as far as it can be told; a value that cannot be told
-from another one is described by itself, which compares but cannot be written.
+A treedef holds classes, and a static leaf may be any object, so neither can be written
+to a file. What is written is a description: nested lists, of text and numbers only. Two
+trees with the same description are the same, as far as it can be known; a value that
+cannot be distinguished from others is described by itself, which can be compared but
+not written.
 """
 
 import enum
@@ -36,7 +37,7 @@ class Description:
 
 
 class _Itself:
-    """Describes a value of which there is nothing to say."""
+    """Describes a value about which nothing can be said."""
 
     __slots__ = ("value",)
 
@@ -50,7 +51,7 @@ class _Itself:
 
 
 def describe_tree(tree: Any) -> Description:
-    """Of arrays, or what stands for them, no more is said than that they are there."""
+    """For arrays, or what stands for them, it only says that they are there."""
     return Description(_tree(tree))
 
 

@@ -1,4 +1,4 @@
-"""How two calls of one function differ in what is not data, by the path of each place.
+"""How two calls of one function differ in what is not data, by the path of each difference.
 
 Data is compared by JAX, which names the leaf; what is static, and the structure around
 it, is compared here: for a compiled function that is called with other arguments than it
@@ -47,7 +47,7 @@ def differences(
     before: tuple[Arguments, Skeleton], after: tuple[Arguments, Skeleton]
 ) -> Iterator[Difference]:
     """Each place at which the static side of two calls differs, in the order of the
-    signature; none if one compiled program serves both."""
+    signature; none if both calls can use one compiled program."""
     try:
         (fun, *args), (other, *others) = trees(*before), trees(*after)
     except Exception:

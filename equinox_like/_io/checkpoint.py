@@ -150,11 +150,11 @@ def load(
 
     **Raises:**
 
-    `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which lists
-    all differences, or names an array that a sharding does not fit; `RuntimeError` if the
-    file is damaged, or of a newer version. `ValueError` if `shardings` is no prefix of
-    `like`. `ImportError` without the package `safetensors`, which comes with
-    `pip install equinox_like[safetensors]`.
+    `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which
+    lists all differences, or names an array that a sharding does not fit;
+    `RuntimeError` if the file is damaged, or of a newer version. `ValueError` if
+    `shardings` is not a prefix of `like`. `ImportError` without the package
+    `safetensors`, which comes with `pip install equinox_like[safetensors]`.
     """
     file = _File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
@@ -200,7 +200,7 @@ def load_metadata(path: Any) -> dict[str, str]:
 
 
 class Faults:
-    """What keeps a tree from being loaded, collected to be told at once."""
+    """What keeps a tree from being loaded, collected to be reported together."""
 
     def __init__(self, source: str, holder: str, target: str = "like"):
         self.source = source

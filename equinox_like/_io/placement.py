@@ -56,7 +56,7 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
 def put_like(
     like: list[Any], leaves: list[Any], shardings: list[Sharding | None]
 ) -> list[Any]:
-    """Makes arrays of JAX of those that were read, where `like` has one.
+    """Converts the arrays that were read to JAX arrays, where `like` has one.
 
     On the CPU without a copy, where the data are aligned.
     """

@@ -269,7 +269,7 @@ def are_bools(data: np.ndarray) -> bool:
 
 
 def bytes_remaining(file: Any) -> int | None:
-    """How much can still be read from `file`; `None` if it cannot tell."""
+    """How much can still be read from `file`; `None` if that is not known."""
     try:
         here = file.tell()
         end = file.seek(0, io.SEEK_END)

@@ -64,9 +64,9 @@ def tree_serialise_leaves(
 
     **Raises:**
 
-    `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written: for
-    example because it is a tracer or holds Python objects. `ValueError` if `filter_spec`
-    is no prefix of `pytree`.
+    `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written:
+    for example because it is a tracer or holds Python objects. `ValueError` if
+    `filter_spec` is not a prefix of `pytree`.
 
     !!! example
 

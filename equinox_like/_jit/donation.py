@@ -365,7 +365,7 @@ def unusable(
     buffers: Sequence[Any] | None,
     donation: Donation,
 ) -> list[tuple[str, Any]]:
-    """The donated leaves that the mode tells of, and whose buffer no output reuses.
+    """The donated leaves that the mode reports, and whose buffer no output reuses.
 
     Those that the program does not use are deleted only if they were donated by name.
     """

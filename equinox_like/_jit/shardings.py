@@ -1,8 +1,8 @@
 """`in_shardings` and `out_shardings` of `filter_jit`: prefix trees, down to the arrays.
 
-JAX sees flat lists of arrays, so for the arguments it gets a flat list of shardings. Of the
-output nothing is known before the trace: its arrays are returned in one list for each leaf
-of the prefix tree, and JAX applies one sharding to each of these lists.
+JAX sees flat lists of arrays, so for the arguments it gets a flat list of shardings.
+Nothing is known about the output before the trace: its arrays are returned in one list
+for each leaf of the prefix tree, and JAX applies one sharding to each of these lists.
 """
 
 import inspect
@@ -33,7 +33,7 @@ class Shardings:
     """What a user said on the shardings of one function; equal if that is the same."""
 
     def __init__(self, given: dict[str, Any], name: str, signature: inspect.Signature):
-        """The `OPTIONS` among what is given, for a function of this name and signature."""
+        """The `OPTIONS` among the given arguments, for a function with this signature."""
         given = {key: given[key] for key in OPTIONS if key in given}
         self._of_inputs = given.get("in_shardings")
         self._of_outputs = given.get("out_shardings")
@@ -136,7 +136,7 @@ class Shardings:
         for key, treedef, (name, size) in zip(
             keys, treedefs, layout.arguments, strict=True
         ):
-            # The arrays of the callable itself are no arguments.
+            # The arrays of the callable itself are not arguments.
             said = None if key is None else self._for_argument(key)
             statics = [next(labels) is STATIC for _ in range(size)]
             if said is _NOTHING and not all(statics):

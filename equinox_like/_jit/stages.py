@@ -1,8 +1,8 @@
 """Ahead of time: `filter_jit(f).trace(...)`, `.lower(...)` and `.compile()`.
 
 JAX's own stages, and beside them the call they were made for: its arguments give what
-JAX tells of flat arrays the user's structure again, and a compiled program, which has the
-static ones baked in, is called with the same ones or not at all.
+JAX says about flat arrays the user's structure again, and a compiled program, which has
+the static ones baked in, is called with the same ones or not at all.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class AheadOfTime:
     waits: bool
 
     def arguments(self, info: Trees, static: Callable[[Any], Any]) -> Trees:
-        """`args` and `kwargs` with what JAX tells of each array in its place."""
+        """`args` and `kwargs` with what JAX says about each array in its place."""
         groups, _ = info
         skeleton = self.specialization.skeleton
         data = itertools.chain.from_iterable(groups)
@@ -312,7 +312,7 @@ def platform_of(leaves: Sequence[Any]) -> str:
     """The platform that a call with these leaves is compiled for, as lowering names it."""
     for x in leaves:
         sharding = getattr(x, "sharding", None)
-        # Of tracers and of abstract meshes there are no devices to ask.
+        # Tracers and abstract meshes have no devices.
         if getattr(x, "committed", True) and isinstance(
             sharding, jax.sharding.Sharding
         ):

@@ -110,7 +110,7 @@ def filter_switch(
 
 
 class _Branches:
-    """Functions of the same arguments, of which JAX runs one."""
+    """Functions of the same arguments; JAX runs one of them."""
 
     def __init__(self, functions: dict[str, Any], args: tuple[Any, ...]):
         self._functions = functions

@@ -1,7 +1,7 @@
 """The carry of a loop, whatever it is: its arrays change from step to step, the rest stays.
 
-JAX gets a flat list of arrays. What it says of them by number, is said here by path. A
-Python number that a step changes is an array from the start, as it is to JAX.
+JAX gets a flat list of arrays. It names leaves by number; here they are named by path.
+A Python number that a step changes is an array from the start, as it is to JAX.
 """
 
 import contextlib

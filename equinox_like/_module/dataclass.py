@@ -25,7 +25,7 @@ def make_dataclass(cls: Any) -> None:
     make = dataclasses.dataclass(init=False, repr=False, eq=False)
     abstract = own_declarations(cls, annotations)
     if abstract:
-        # They are no fields, and `dataclasses` must not see them.
+        # They are not fields, and `dataclasses` must not see them.
         cls.__annotations__ = {
             n: a for n, a in annotations.items() if n not in abstract
         }

@@ -128,7 +128,7 @@ class Frozen(Module):
         return getattr(self._stopped(), name)
 
     def _stopped(self) -> Any:
-        # An array that is no tracer has no gradient to stop, and stays the same object.
+        # An array that is not a tracer has no gradient to stop, and stays the same object.
         value = self.value
         if not any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(value)):
             return value

@@ -101,7 +101,7 @@ def check_callables(self: Any, fields: Fields) -> None:
 
 def check_values(self: Any, fields: Fields) -> None:
     """Refuses a field that contains `self`, and warns of a callable that refers to it."""
-    # Now flattening `self` raises an error of its own.
+    # Now flattening `self` raises its own error.
     _set(self, OPEN, SCANNED)
     try:
         for name, value in fields:

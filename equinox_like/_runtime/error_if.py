@@ -240,7 +240,7 @@ def _is_plainly_false(pred: Any) -> bool:
 
 
 def _is_known_false(pred: Any) -> bool:
-    """Whether it is false for certain, and that is no secret to anyone.
+    """Whether it is known to be false.
 
     What is known may still be computed just now: within a trace it is not waited for.
     """
@@ -311,7 +311,7 @@ def _of_all_devices(pred: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _stopping_if(failed: Any) -> Any:
-    # A function of its own, lest JAX take what it traced for another check.
+    # A new function, so that JAX does not reuse the trace of another check.
     def stop() -> Any:
         jax.debug.breakpoint(num_frames=BREAKPOINT_FRAMES)
         return True

@@ -176,7 +176,7 @@ class _Call:
         return fun(*args, **kwargs)
 
     def found(self, data: Sequence[Any]) -> "_Call":
-        """The same with the function that the arrays tell. Their first one is its index."""
+        """The same with the function that the first of the arrays determines."""
         if self.abstract_fn is None:
             return self
         return replace(self, rest=_functions[int(data[0])])

@@ -152,7 +152,7 @@ class Bucketed(Transformed[_P, _T]):
         return Retrace(retrace.function, map(self._with_fix, retrace.differences))
 
     def _with_fix(self, difference: Difference) -> Difference:
-        """What `explain` says of a padded array whose shape is new."""
+        """What `explain` says about a padded array whose shape is new."""
         name = re.split(r"[.\[]", difference.path, maxsplit=1)[0]
         axes = [str(axis) for padded, axis, _ in self._axes if padded == name]
         if difference.kind != SHAPE or not axes:

@@ -1,8 +1,8 @@
 """`filter_custom_jvp` and `filter_custom_vjp`: derivatives given by the user.
 
 JAX gets the arrays as inputs, never by closure, since it may run a rule long after the
-call. What the user may perturb comes first; all other arrays are *held*: passed to JAX,
-too, and an error if they are perturbed all the same.
+call. What the user may perturb comes first; all other arrays are *held*: passed to JAX
+too, and it is an error if they are perturbed anyway.
 """
 
 import functools
@@ -191,7 +191,7 @@ def _check_output(
     except Exception:
         return  # a function that does not run without values
     for found in tree_differences("output", own, out, _is_number_or_struct, type_of):
-        if found.kind != STATIC_VALUE:  # a function that is made anew, say
+        if found.kind != STATIC_VALUE:  # for example a new function object
             error = TypeError if found.kind == ARRAY_TYPE else ValueError
             raise error(
                 f"{rule} must return the same output as the function, except for the "
@@ -505,7 +505,7 @@ def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
 
 
 def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
-    """`values`, of which none may have a tangent.
+    """`values`, none of which may have a tangent.
 
     If one has, `error(index)` of the first of these is raised.
     """

@@ -1,8 +1,8 @@
 """`filter_custom_vmap`: how a function is batched, given by the user.
 
-JAX gets a function of flat arrays, traced before, so that what it closes over is an input
-like any other. Of these inputs the user's rule knows nothing: if one of them has the batch,
-the function is batched as JAX would do it.
+JAX gets a function of flat arrays, traced before, so that what it closes over is an
+input like any other. The user's rule does not see these inputs: if one of them has the
+batch, the function is batched as JAX would do it.
 """
 
 from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ from .._tree.filters import is_inexact_array
 
 
 def refuse_large(errors: jax.Array, x: Any, name: str) -> Any:
-    """`x`, unless the inverse of the function of this name is none.
+    """`x`, unless the inverse of the function with this name is wrong.
 
     `errors` are the largest one in units of what rounding may do, and the largest one.
     """

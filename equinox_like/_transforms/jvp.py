@@ -98,7 +98,7 @@ def _watch(depends: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
     """An identity that notes which of its values have a tangent.
 
     `jax.jvp` fills in zeros; a rule with symbolic zeros sees where. The token is always
-    perturbed, so that it is this jvp that runs the rule, and not one around it.
+    perturbed, so that this jvp runs the rule, and not an outer one.
     """
 
     @jax.custom_jvp

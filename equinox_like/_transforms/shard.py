@@ -157,7 +157,7 @@ def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
 
 
 def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
-    """What JAX takes for this array; raises if there is no such thing."""
+    """What JAX takes for this array; raises if there is none."""
     if isinstance(spec, jax.Device):
         return SingleDeviceSharding(spec)
     if not is_sharding(spec):

@@ -1,7 +1,8 @@
 """`filter_shard_map`: each device computes with its part of the arrays.
 
-Specs are given to JAX for flat lists of arrays. Of the output nothing is known before the
-trace: its arrays are returned in one list for each leaf of `out_specs`, as for shardings.
+Specs are given to JAX for flat lists of arrays. Nothing is known about the output
+before the trace: its arrays are returned in one list for each leaf of `out_specs`, as
+for shardings.
 """
 
 from collections.abc import Callable, Iterable

@@ -51,7 +51,7 @@ def structs_of(data: list[Any]) -> list[jax.ShapeDtypeStruct]:
 def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[Any]:
     """The tangent of each leaf of `primals`, where `None` counts as a leaf.
 
-    Of the primals, which may be `jax.ShapeDtypeStruct`s, shape and dtype are looked at.
+    Only shape and dtype of the primals are used, which may be `jax.ShapeDtypeStruct`s.
 
     **Raises:**
 

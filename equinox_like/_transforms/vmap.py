@@ -305,7 +305,7 @@ def check_sizes(
         if len(sizes.union(x.shape[i] for x, i in pairs if i is not None)) <= 1:
             return
     except (AttributeError, IndexError):
-        pass  # to be told of with the path
+        pass  # reported with the path
     named = []
     paths = jtu.tree_flatten_with_path((args, kwargs))[0]
     for (path, x), axis in zip(paths, axes, strict=True):

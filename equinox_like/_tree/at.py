@@ -131,7 +131,7 @@ class _OpaqueLeaf:
 
 
 class _Tuple(tuple):
-    """A tuple that is an object of its own.
+    """A tuple that is always a new object.
 
     Python has but one `()`, and `tuple(t)` is `t` itself; for a subclass neither holds.
     """
@@ -143,7 +143,7 @@ jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
 
 
 def _ask(where: Any, copy: Any) -> Any:
-    """`where(copy)`, with an error that tells what it did to a leaf."""
+    """`where(copy)`, with an error that says what it did to a leaf."""
     try:
         return where(copy)
     except (AttributeError, TypeError) as error:
@@ -200,8 +200,9 @@ def _choose(
 ) -> tuple[list[int], bool]:
     """The places that `where` chose, and whether it was one node or a sequence of them.
 
-    `answer` is from the copy with opaque leaves, which can be told apart, `filled_answer`
-    from the one with the real leaves, in which tuples can be told apart.
+    `answer` is from the copy with opaque leaves, which can be distinguished;
+    `filled_answer` is from the copy with the real leaves, in which tuples can be
+    distinguished.
     """
     if type(answer) is tuple:
         is_one_node = type(filled_answer) is _Tuple

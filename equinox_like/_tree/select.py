@@ -1,8 +1,9 @@
 """Choosing nodes without a function: by their paths, or by a tree of bools.
 
-A path is a string, read as the Python expression that it is, or a tuple of key entries as
-JAX gives it. Key paths decide, so that of several `None` each can be chosen. What is no key
-of JAX's is evaluated: a negative index, a property that returns a node.
+A path is a string, read as the Python expression that it is, or a tuple of key entries
+as JAX gives it. Key paths decide, so that of several `None` each can be chosen. An
+entry that is not a JAX key is evaluated: a negative index, a property that returns a
+node.
 """
 
 import ast
@@ -20,7 +21,7 @@ _Step = tuple[str, Any]
 
 
 def is_function(where: Any) -> TypeGuard[Callable[..., Any]]:
-    """Whether `where` is to be called: it can be, and is no Module of bools."""
+    """Whether `where` is to be called: it can be, and is not a Module of bools."""
     return callable(where) and not _is_mask(where)
 
 

@@ -143,7 +143,7 @@ def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
         layout = LayoutTable(signature, name_of(fn), lambda *_: False).make(call)
         return trace_to_be(layout, jtu.tree_leaves(call))
     except Exception:
-        # Of such a call there is nothing to compare. It fails by itself, or is an odd one.
+        # Such a call has nothing to compare. It fails by itself, or is an odd one.
         return None
 
 

@@ -1,6 +1,6 @@
 """`Conv`, and its forms for one, two and three spatial axes.
 
-The readings of the arguments, at the end, serve `ConvTranspose` as well.
+The functions that read the arguments, at the end, are also used by `ConvTranspose`.
 """
 
 import math

@@ -369,7 +369,7 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
 def _chosen(
     name: Implementation, q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
 ) -> Literal["xla", "cudnn"] | None:
-    """The implementation for a call, or an error that says why it cannot serve it."""
+    """The implementation for a call, or an error that says why it cannot be used."""
     if checked_implementation("Attention", name) is None:
         return None
     found = _obstacle(q, v, drop, return_weights)
@@ -387,7 +387,7 @@ def _chosen(
 
 
 def _obstacle(q: Array, v: Array, drop: Drop, return_weights: bool) -> str | None:
-    """Why JAX's own kernels cannot serve a call."""
+    """Why JAX's own kernels cannot be used for a call."""
     if q.shape[2] != v.shape[2]:
         return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
     if drop.is_active():

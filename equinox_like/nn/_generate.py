@@ -1,8 +1,8 @@
 """`generate`: tokens that a model draws one after another, in one compiled scan.
 
-The prompt fills the cache but for its last token, from which the scan starts: each step
-feeds one token and draws the next. So the logits of the prompt are never computed, and
-prompts of different lengths differ only in how much padding is truncated.
+The prompt fills the cache, except for its last token, from which the scan starts: each
+step feeds one token and draws the next. So the logits of the prompt are never computed,
+and prompts of different lengths differ only in how much padding is truncated.
 """
 
 import functools
@@ -224,7 +224,7 @@ def _row(
 
 
 def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
-    """The cache with the prompt but for its last token."""
+    """The cache with the prompt, except for its last token."""
     if len(prompt) == 1:
         return cache
     _, filled = model(prompt[:-1], cache)

@@ -83,8 +83,8 @@ def layout_of(layer: Any, name: str) -> Layout:
 
 
 def leading_axes(layer: Any, name: str, ndim: int, default: int) -> int:
-    """How many of the `ndim` axes of a parameter are in front of those of one layer: it is
-    stacked, or an ensemble. `default` if the class does not tell."""
+    """How many of the `ndim` axes of a parameter are in front of those of one layer: it
+    is stacked, or an ensemble. `default` if the class does not say."""
     layout = layout_of(layer, name)
     if layout is as_stored:
         return default

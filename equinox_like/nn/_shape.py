@@ -58,9 +58,9 @@ def check_channels_first(
 def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     """The shape of a parameter that should have `ndim` axes.
 
-    It decides what the layer takes, whatever sizes the layer was built with. `None` if it
-    does not tell: an object that stands for an array need not have a shape. More axes
-    are those of an ensemble: `ShapeError`.
+    It decides what the layer takes, whatever sizes the layer was built with. `None` if
+    that is not known: an object that stands for an array need not have a shape. More
+    axes are those of an ensemble: `ShapeError`.
     """
     shape = _shape_of(getattr(layer, name))
     if shape is None or len(shape) < ndim:
@@ -108,7 +108,7 @@ def described(tree: Any) -> str:
 
 
 def _shape_of(x: Any) -> tuple[int, ...] | None:
-    """The shape of an array or a number; `None` for what does not tell its shape."""
+    """The shape of an array or a number; `None` for an object without a known shape."""
     if isinstance(x, (bool, int, float, complex)):
         return ()
     return getattr(x, "shape", None)
@@ -130,7 +130,7 @@ def _axes(number: int) -> str:
 
 
 def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
-    """`value` as an int, once it is seen to be one that is large enough."""
+    """`value` as an int, after checking that it is one and large enough."""
     try:
         if operator.index(value) >= minimum:
             return operator.index(value)
