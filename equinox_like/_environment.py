@@ -18,13 +18,13 @@ MODES: Final = ("raise", "nan", "breakpoint", "off")
 def read_mode(value: str) -> str:
     if value not in MODES:
         raise ValueError(
-            f"The environment variable EQX_ON_ERROR is one of {', '.join(MODES)}; got "
-            f"{value!r}."
+            f"The environment variable EQX_ON_ERROR must be one of {', '.join(MODES)}; "
+            f"got {value!r}."
         )
     if value == "breakpoint":
         warn(
-            "EQX_ON_ERROR=breakpoint opens a debugger where a check of `error_if` fails: "
-            "nobody should wait for this program to end by itself."
+            "EQX_ON_ERROR=breakpoint opens a debugger where a check of `error_if` "
+            "fails: the program will wait there for input."
         )
     return value
 
@@ -34,8 +34,8 @@ def read_frames(value: str) -> int:
         return int(value)
     except ValueError:
         raise ValueError(
-            "The environment variable EQX_ON_ERROR_BREAKPOINT_FRAMES is an integer; got "
-            f"{value!r}."
+            "The environment variable EQX_ON_ERROR_BREAKPOINT_FRAMES must be an "
+            f"integer; got {value!r}."
         ) from None
 
 
@@ -44,14 +44,16 @@ def read_seed(value: str | None) -> int | None:
         return None if value is None else int(value)
     except ValueError:
         raise ValueError(
-            f"The environment variable EQX_GETKEY_SEED is an integer; got {value!r}."
+            "The environment variable EQX_GETKEY_SEED must be an integer; got "
+            f"{value!r}."
         ) from None
 
 
 def read_registry(value: str) -> str:
     if value not in ("own", "public"):
         raise ValueError(
-            f"The environment variable EQX_REGISTRY is own or public; got {value!r}."
+            "The environment variable EQX_REGISTRY must be own or public; got "
+            f"{value!r}."
         )
     return value
 

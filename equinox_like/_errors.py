@@ -6,7 +6,7 @@
     ├── EquinoxTracetimeError  the same while a program was traced; no longer raised
     └── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
     ValueError
-    ├── NotInvertibleError  no inverse of a function can be found, or it is none
+    ├── NotInvertibleError  no inverse of a function can be found, or it is wrong
     └── ShapeError          a layer was given an array of another shape than it takes;
                             a TypeError and AssertionError, too
     UserWarning

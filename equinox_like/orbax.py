@@ -3,9 +3,10 @@
     manager.save(step, args=orbax.Save(model))
     model = manager.restore(step, args=orbax.Restore(model))
 
-Orbax writes and reads the arrays, as one flat dictionary from paths: in parallel, while the
-program goes on, each process its own shards. What Orbax has no place for (which leaf is a
-typed key, Python numbers, static leaves) stands in the metadata that it keeps beside them.
+Orbax writes and reads the arrays, as one flat dictionary from paths: in parallel, while
+the program goes on, each process its own shards. What Orbax has no place for (which
+leaf is a typed key, Python numbers, static leaves) is in the metadata that it keeps
+beside them.
 
 Needs the package `orbax-checkpoint`: `pip install equinox_like[orbax]`.
 """
@@ -110,7 +111,7 @@ class TreeHandler(_ocp.AsyncCheckpointHandler):
 class Save(_ocp.args.CheckpointArgs):
     """Saves any tree, by `manager.save(step, args=Save(tree))`.
 
-    It may stand in `orbax.checkpoint.args.Composite`, beside other arguments.
+    It may be part of `orbax.checkpoint.args.Composite`, beside other arguments.
 
     **Attributes:**
 
@@ -150,7 +151,7 @@ class Save(_ocp.args.CheckpointArgs):
         for path, leaf in jtu.tree_leaves_with_path(self.tree):
             name = _plain_path(path)
             if name in names:
-                raise _LeafError(f"Another leaf has the path `{name}`, too.", path)
+                raise _LeafError(f"Two leaves have the path `{name}`.", path)
             names.add(name)
             if _is_array(leaf):
                 _refuse_unsavable(path, name, leaf)
@@ -235,7 +236,7 @@ def _is_storable(dtype: str) -> bool:
 
 
 def _description(leaf: Any) -> dict[str, Any]:
-    """What the metadata say of a leaf."""
+    """What the metadata say about a leaf."""
     if _is_typed_key(leaf) and isinstance(leaf, jax.Array):
         return {
             "array": _describe_array(leaf),
@@ -293,13 +294,15 @@ def _saved_leaves(arrays: Any, directory: Any) -> dict[str, dict[str, Any]]:
     own = (arrays.metadata(directory).custom_metadata or {}).get(_OWN)
     if own is None:
         raise ValueError(
-            f"{directory} was not saved by `equinox_like.orbax.Save`: it does not say what "
-            "its leaves are. Restore it by `orbax.checkpoint.args.PyTreeRestore`."
+            f"{directory} was not saved by `equinox_like.orbax.Save`: it has no "
+            "description of its leaves. Restore it with "
+            "`orbax.checkpoint.args.PyTreeRestore`."
         )
     if own["version"] != _VERSION:
         raise ValueError(
-            f"{directory} has version {own['version']!r} of what `equinox_like.orbax` "
-            f"saves; this one reads version {_VERSION}. Install a newer one."
+            f"{directory} was saved in version {own['version']!r} of the format; this "
+            f"`equinox_like.orbax` reads version {_VERSION}. Install a newer "
+            "`equinox_like`."
         )
     return own["leaves"]
 

@@ -17,7 +17,9 @@ def test_breakpoint_mode_is_warned_of():
 
 @pytest.mark.parametrize("mode", ["", "Raise", "foo"])
 def test_unknown_mode_is_an_error(mode):
-    with pytest.raises(ValueError, match=f"EQX_ON_ERROR is one of .* got {mode!r}"):
+    with pytest.raises(
+        ValueError, match=f"EQX_ON_ERROR must be one of .* got {mode!r}"
+    ):
         _environment.read_mode(mode)
 
 
@@ -29,12 +31,16 @@ def test_number_of_frames_is_an_integer():
 
 def test_registry_is_own_or_public():
     assert _environment.read_registry("public") == "public"
-    with pytest.raises(ValueError, match="EQX_REGISTRY is own or public; got 'jax'"):
+    with pytest.raises(
+        ValueError, match="EQX_REGISTRY must be own or public; got 'jax'"
+    ):
         _environment.read_registry("jax")
 
 
 def test_seed_is_an_integer_if_it_is_given():
     assert _environment.read_seed(None) is None
     assert _environment.read_seed("3") == 3
-    with pytest.raises(ValueError, match=r"EQX_GETKEY_SEED is an integer; got 'x'"):
+    with pytest.raises(
+        ValueError, match=r"EQX_GETKEY_SEED must be an integer; got 'x'"
+    ):
         _environment.read_seed("x")

@@ -1,10 +1,11 @@
 """Is `vmap` the innermost transformation, and are some arrays mapped by it? Did it make
 this function?
 
-JAX has no public way to ask. Serves jax 0.10 to 0.12, by `jax._src.core.trace_ctx` and what
-a trace tells of its axis. Needed by `filter_invertible`: `jax.custom_batching.custom_vmap`
-has no reverse mode, so that it may only be called where its rule is asked at once. The
-fallback is to say no, which costs memory, and nothing else.
+JAX has no public way to ask. Serves jax 0.10 to 0.12, by `jax._src.core.trace_ctx` and
+what a trace says about its axis. Needed by `filter_invertible`:
+`jax.custom_batching.custom_vmap` has no reverse mode, so that it may only be called
+where its rule is asked at once. The fallback is to say no, which costs memory, and
+nothing else.
 
 What `jax.vmap` returns is known by the name of the function in JAX's file. Needed by
 containers, as it would map a PRNG key passed by keyword. The fallback is to say no, and

@@ -1,4 +1,4 @@
-"""What JAX cannot do with a `jax.custom_vjp`, told by the text of its messages.
+"""What JAX cannot do with a `jax.custom_vjp`, recognised by the text of its messages.
 
 Serves jax 0.10 to 0.12. With other texts `call_with_rules` fails in a `jax.shard_map` that
 is not compiled, with an error of JAX; and forward mode is refused in the words of JAX.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def forget_calls(function: Any) -> None:
-    """Has JAX look up the program anew for all kinds of call of this function."""
+    """Makes JAX look up the program again for every kind of call of this function."""
     clear = getattr(function, "_clear_cache", None)
     if clear is not None:
         clear()

@@ -1,12 +1,13 @@
 """The user's lines in the function that is being traced, and whether `shard_map` traces it.
 
-Serves jax 0.10 to 0.12. JAX keeps what it has traced, and a function within another one may
-have been traced for an earlier call of somebody else. So only the frames of the innermost
+Serves jax 0.10 to 0.12. JAX keeps what it has traced, and a function within another one
+may have been traced for an earlier, unrelated call. So only the frames of the innermost
 one are sure to belong to a value. It begins below the last frame of
 `jax/_src/interpreters/partial_eval.py`, which makes all programs. If a frame of
-`jax/_src/shard_map.py` comes first it is the body of a `shard_map`: all devices get there.
-Should the first file be gone there are no frames. Should the second be gone it is not known
-whether this is the body of a `shard_map`; where there are manual axes it is taken for one.
+`jax/_src/shard_map.py` comes first it is the body of a `shard_map`: all devices get
+there. If the first file no longer exists there are no frames. If the second does not, it
+is not known whether this is the body of a `shard_map`; where there are manual axes it
+is taken for one.
 """
 
 import os

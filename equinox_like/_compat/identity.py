@@ -1,8 +1,9 @@
 """Primitives that return the arrays they get, and have rules for what transforms them.
 
 JAX has no public way to define a primitive. Serves jax 0.10 to 0.12 by the class of
-`primitive.py` and the tables of rules in `jax.interpreters`. There is no fallback: should a
-table be gone, this file does not import, and nothing but what leans on it is missing.
+`primitive.py` and the tables of rules in `jax.interpreters`. There is no fallback: if a
+table no longer exists, this file does not import, and only what depends on it is
+missing.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ def identity(
         cotangent is not a symbolic zero.
     - `batch(arrays, axes)` returns the outputs and their axes, with `None` for an array
         that has no batch axis.
-    - `on_stage(stage)` is told that the primitive is evaluated (`"impl"`), abstractly
+    - `on_stage(stage)` is called when the primitive is evaluated (`"impl"`), abstractly
         evaluated (`"abstract"`) or lowered (`"mlir"`).
     """
     primitive = new_primitive(name)

@@ -1,9 +1,10 @@
 """Running a jaxpr, or one equation of it, and what an equation is of. JAX has no public way
 to run one with other constants.
 
-Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` should the
-first be gone, as names of `jax.core` go. The fallback is `jax.extend.core.jaxpr_as_fun`,
-which needs a closed jaxpr to be made, and whose module is slow to import.
+Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` if the
+first no longer exists, since names are removed from `jax.core`. The fallback is
+`jax.extend.core.jaxpr_as_fun`, which needs a closed jaxpr to be made, and whose module
+is slow to import.
 
 Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3` of jax 0.12 there is
 one primitive for many things, which it has as a parameter.

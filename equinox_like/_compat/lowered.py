@@ -1,9 +1,9 @@
 """What becomes of the buffers of the arguments of a compiled program.
 
 Serves jax 0.10 to 0.12. XLA says it in the first line of the compiled program, by the
-number of the parameter. JAX drops arguments that a program does not use, and tells which
+number of the parameter. JAX drops arguments that a program does not use, and says which
 only in the private `_lowering.compile_args`. Without that, programs that use all their
-arguments are still told right; for the others the answer is `None`. So it is if JAX has
+arguments are still recognised; for the others the answer is `None`. So it is if JAX has
 offered buffers to XLA, and nothing of that is found in the line: then XLA may say it in
 other words.
 """
@@ -55,7 +55,7 @@ def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
 
 
 def unused_arguments(lowered: Any) -> list[int]:
-    """The flat arguments that the program does not use, as far as JAX tells."""
+    """The flat arguments that the program does not use, as far as JAX says."""
     count = len(jtu.tree_leaves(lowered.args_info))
     return sorted(set(range(count)) - set(_kept_arguments(lowered, count)))
 

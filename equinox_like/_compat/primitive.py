@@ -1,15 +1,15 @@
 """Primitives whose result is one for a whole batch, and calling the host from a program.
 
 JAX has no public way to define a primitive, nor to see a whole batch under `jax.vmap`.
-Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core` (of `jax.extend.core`, which is slow
-to import, should that be gone) and the tables of rules in `jax.interpreters`.
+Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core` (of `jax.extend.core`, which is
+slow to import, if that no longer exists) and the tables of rules in `jax.interpreters`.
 
-A host call of JAX's own writes each exception to the log before it passes it on. On several
-devices it runs on one alone, for whose failure the others then wait for ever. If it is pure
-it may be moved out of a loop that takes no step. `emit_python_callback` of
-`jax.interpreters.mlir` lets us do without all that. On TPU, and should it be gone,
-`jax.pure_callback` serves. On a backend where neither does, there is a warning, and Python
-is not called.
+A host call of JAX's own writes each exception to the log before it passes it on. On
+several devices it runs on one alone, for whose failure the others then wait for ever.
+If it is pure it may be moved out of a loop that takes no step. `emit_python_callback`
+of `jax.interpreters.mlir` lets us do without all that. On TPU, and if it no longer
+exists, `jax.pure_callback` is used. On a backend where neither works, there is a
+warning, and Python is not called.
 """
 
 import functools
@@ -79,7 +79,7 @@ def for_whole_batch(
 
 
 def _repeated(x: Any, size: int) -> jax.Array:
-    x = jnp.asarray(x, jax.typeof(x).dtype)  # JAX's literals are no arrays
+    x = jnp.asarray(x, jax.typeof(x).dtype)  # JAX's literals are not arrays
     return jnp.broadcast_to(x, (size, *x.shape))
 
 

@@ -1,4 +1,4 @@
-"""A registry of pytree nodes of our own, beside the one that JAX uses.
+"""Our own registry of pytree nodes, beside the one that JAX uses.
 
 `filter_jit` flattens its arguments with it: a Module is one node there, whose children are
 all arrays below it, so that no Python runs for a Module that was flattened before.

@@ -51,7 +51,7 @@ def instantiate(zero: Any) -> Any:
 
 
 def as_aval(x: Any) -> Any:
-    """The abstract value of an array, or of what says of which shape and dtype one is."""
+    """The abstract value of an array, or of an object with its shape and dtype."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type))
     return x if isinstance(x, ShapedArray) else jax.typeof(x)

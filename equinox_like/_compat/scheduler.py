@@ -1,9 +1,9 @@
 """XLA's option to run operations on the CPU in the order that takes the least memory.
 
-By default the CPU's scheduler prefers what can run at once. Of a program that draws the
-weights of many layers it then keeps the temporary arrays of all layers at the same time.
-Serves jax 0.10 to 0.12; without the option a program is the default one. GPUs and TPUs
-save memory anyway.
+By default the CPU's scheduler prefers what can run at once. In a program that draws the
+weights of many layers, it then keeps the temporary arrays of all layers at the same
+time. Serves jax 0.10 to 0.12; without the option a program is the default one. GPUs and
+TPUs save memory anyway.
 """
 
 import functools

@@ -3,7 +3,7 @@
 Serves jax 0.10 to 0.12: `register_exclusion` of `jax._src.source_info_util` and of
 `jax._src.traceback_util`. The first is asked where an array was computed, or a function
 traced, the second where a debugger opens: by the innermost frame that is not JAX's own,
-which would be this library's. Without them messages are the same but for that line.
+which would be this library's. Without them messages are the same, except for that line.
 """
 
 import importlib

@@ -7,10 +7,10 @@ where the caller still needs them: `jax._src.core.trace_state_clean`, 0.2 us a c
 fallback is `jax.extend.core.get_opaque_trace_state`, which takes 0.35 us, and whose module
 alone takes as long to import as this whole library may.
 
-The second tells why a function is retraced: `jax._src.config.trace_context`, which JAX
+The second says why a function is retraced: `jax._src.config.trace_context`, which JAX
 itself compares. The fallback are the settings that have a name.
 
-The third tells whether two operations belong to one trace: `jax._src.core.trace_ctx`.
+The third says whether two operations belong to one trace: `jax._src.core.trace_ctx`.
 Without it the buffers of loops do as if they did not, and reading one has a slower
 derivative.
 """
@@ -78,7 +78,7 @@ at_top_level: Callable[[], bool] = find(_private("core"))
 """Whether no transformation of JAX is under way in this thread."""
 
 trace_context: Callable[[], Any] = find_context(_private("config"))
-"""Equal where a trace of the same function and arguments serves."""
+"""Equal if a trace of the same function and arguments can be reused."""
 
 
 def find_trace(core: Any) -> Callable[[], Any]:

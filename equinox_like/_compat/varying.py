@@ -1,8 +1,8 @@
 """Along which manual axes of a mesh an array differs from device to device.
 
-Serves jax 0.10 to 0.12, where the type of an array tells by `manual_axis_type.varying`; in
-older ones it was `vma`. Needed to name the output that `jax.shard_map` refuses, which JAX
-knows by number. Where a type tells neither nothing is known, and the message is JAX's.
+Serves jax 0.10 to 0.12, where the type of an array has `manual_axis_type.varying`; in
+older ones it was `vma`. Needed to name the output that `jax.shard_map` refuses, which
+JAX knows by number. If a type has neither, nothing is known, and the message is JAX's.
 """
 
 from typing import Any

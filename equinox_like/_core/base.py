@@ -87,7 +87,9 @@ class Transformed(Module, Generic[_P, _T]):
         return hash((type(self), self.__wrapped__))
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        raise TypeError("A `Transformed` is what a transformation returns.")
+        raise TypeError(
+            "`Transformed` is a base class: transformations return its subclasses."
+        )
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> "Transformed[_P, _T]": ...
@@ -120,8 +122,8 @@ def refuse_deprecated(
     for name in deprecated:
         if name in given:
             raise ValueError(
-                f"The argument `{name}` of `{transformation}` was deprecated long ago, and "
-                f"is no longer there{fix}."
+                f"`{transformation}` no longer takes `{name}`, which was deprecated "
+                f"long ago{fix}."
             )
 
 
@@ -186,7 +188,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-# Not the layers, which tell where in a model something went wrong.
+# Not the layers, which show where in a model something went wrong.
 _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
     str(_PACKAGE / folder) + os.sep
@@ -208,5 +210,5 @@ pass_over(_PRIVATE)
 
 
 def is_private(frame: types.FrameType) -> bool:
-    """Whether a frame is of this library, and tells a user nothing."""
+    """Whether a frame belongs to this library, so that it does not help a user."""
     return frame.f_code.co_filename.startswith(_PRIVATE)

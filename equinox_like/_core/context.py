@@ -121,10 +121,10 @@ class Context(Generic[_V]):
             hash(value)
         except TypeError as error:
             raise TypeError(
-                f"The context `{self.name}` takes values that have a hash, as they are "
+                f"A value of the context `{self.name}` must be hashable, since it is "
                 f"part of JAX's cache key; got {value!r} of type "
-                f"{type(value).__name__}. Use a tuple for a list, a frozen dataclass "
-                "for a dictionary, and pass arrays as arguments."
+                f"{type(value).__name__}. Use a tuple instead of a list, a frozen "
+                "dataclass instead of a dictionary, and pass arrays as arguments."
             ) from error
         return strict_key([value])
 
@@ -133,8 +133,8 @@ class Context(Generic[_V]):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"The context `{self.name}` cannot be copied or pickled: it is one for a whole "
-            "process. Import it from the module that makes it."
+            f"The context `{self.name}` cannot be copied or pickled: there is one for "
+            "the whole process. Import it from the module that defines it."
         )
 
 
@@ -153,10 +153,10 @@ class Entering:
         was_alone = context._within.pop(self)
         if exception[0] is None and not was_alone:
             raise RuntimeError(
-                f"The context `{context.name}` was entered around an `await`. JAX keeps "
-                "its value for each thread, so other tasks that ran meanwhile had it, too. "
-                "Enter it between two `await`s, or decorate an `async` function with it, "
-                "which sets it for that task alone."
+                f"The context `{context.name}` was entered around an `await`. JAX "
+                "keeps its value per thread, so other tasks that ran in the meantime "
+                "saw it too. Enter it between two `await`s, or decorate an `async` "
+                "function with it, which sets it for that task alone."
             )
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -172,9 +172,9 @@ class Entering:
             function
         ):
             raise TypeError(
-                f"The context `{self._context.name}` cannot decorate a generator, which "
-                "runs in the context of whoever asks for its next value. Use `with` inside "
-                "of it, around what does not `yield`."
+                f"The context `{self._context.name}` cannot decorate a generator, "
+                "which runs in the context of the code that asks for its next value. "
+                "Use `with` inside the generator, around code that does not `yield`."
             )
 
         @functools.wraps(function)

@@ -1,9 +1,10 @@
 """A tree without its arrays as plain data, that another process can compare with its own.
 
-A treedef holds classes, and a static leaf may be any object, so neither can be written to a
-file. What is written is a description: nested lists, of text and numbers only. Two trees
-that have the same one are the same as far as it can be told; a value that cannot be told
-from another one is described by itself, which compares but cannot be written.
+A treedef holds classes, and a static leaf may be any object, so neither can be written
+to a file. What is written is a description: nested lists, of text and numbers only. Two
+trees with the same description are the same, as far as it can be known; a value that
+cannot be distinguished from others is described by itself, which can be compared but
+not written.
 """
 
 import enum
@@ -16,6 +17,7 @@ import numpy as np
 
 from .._module.module import Module
 from .._tree.filters import is_array
+from .._tree.nodes import with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC
 from .._tree.strict import strictly_same
@@ -35,7 +37,7 @@ class Description:
 
 
 class _Itself:
-    """Describes a value of which there is nothing to say."""
+    """Describes a value about which nothing can be said."""
 
     __slots__ = ("value",)
 
@@ -49,7 +51,7 @@ class _Itself:
 
 
 def describe_tree(tree: Any) -> Description:
-    """Of arrays, or what stands for them, no more is said than that they are there."""
+    """For arrays, or what stands for them, it only says that they are there."""
     return Description(_tree(tree))
 
 
@@ -57,10 +59,10 @@ def stored(path: str, description: Description) -> Any:
     """What can be written; `ValueError` if there is a value that cannot be described."""
     for place, value in _undescribed(path, description.content):
         raise ValueError(
-            f"`{place}` is the static {value!r}, of type {type(value).__name__}, which "
-            "another process could not tell from a different one. Static values can be "
-            "exported if they are plain Python values, or functions and classes at the "
-            "top level of a module."
+            f"`{place}` is the static value {value!r}, of type {type(value).__name__}, "
+            "which another process cannot compare with its own values. Static values "
+            "can be exported if they are plain Python values, or functions and "
+            "classes at the top level of a module."
         )
     return description.content
 
@@ -180,9 +182,9 @@ def _show(tree: Any) -> str:
     if kind == "none":
         return "None"
     if kind == "static":
-        return f"the static {_show_value(rest[0])}"
+        return f"the static value {_show_value(rest[0])}"
     if kind == "node":
-        return f"a {rest[0]}"
+        return with_article(rest[0])
     if kind == "dict":
         return f"a dict with the keys {', '.join(key[0] for key, _ in rest[2])}"
     return f"a {kind} of length {len(rest[2])}"
@@ -235,8 +237,8 @@ def _rebuild(path: str, tree: Any) -> Any:
             for key, child in children
         }
     raise ValueError(
-        f"`{path}` is a {rest[0]}, which only you can provide: pass a tree of the "
-        "structure of the output as `like`."
+        f"`{path}` is {with_article(rest[0])}, which an exported function does not "
+        "store: pass a tree with the structure of the output as `like`."
     )
 
 
@@ -248,6 +250,7 @@ def _rebuild_value(path: str, value: Any) -> Any:
     if kind in makers:
         return makers[kind](_rebuild_value(path, v) for v in content)
     raise ValueError(
-        f"`{path}` is the static {_show_value(value)}, which only you can provide: pass a "
-        "tree of the structure of the output as `like`."
+        f"`{path}` is the static value {_show_value(value)}, which an exported "
+        "function does not store: pass a tree with the structure of the output as "
+        "`like`."
     )

@@ -1,4 +1,4 @@
-"""How two calls of one function differ in what is not data, by the path of each place.
+"""How two calls of one function differ in what is not data, by the path of each difference.
 
 Data is compared by JAX, which names the leaf; what is static, and the structure around
 it, is compared here: for a compiled function that is called with other arguments than it
@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 
 from .._module.module import Module
 from .._tree.filters import is_array
-from .._tree.nodes import children_of, describe_node
+from .._tree.nodes import children_of, describe_node, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strictly_same
@@ -47,7 +47,7 @@ def differences(
     before: tuple[Arguments, Skeleton], after: tuple[Arguments, Skeleton]
 ) -> Iterator[Difference]:
     """Each place at which the static side of two calls differs, in the order of the
-    signature; none if one compiled program serves both."""
+    signature; none if both calls can use one compiled program."""
     try:
         (fun, *args), (other, *others) = trees(*before), trees(*after)
     except Exception:
@@ -165,19 +165,19 @@ def _static(path: str, old: Any, new: Any, fix: str = "") -> Iterator[Difference
         same = False
     if not same:
         kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
-        was, now = f"the static {_show(old)}", _show(new)
+        was, now = f"the static value {_show(old)}", _show(new)
         yield Difference(path, kind, was, now, fix or _fix(old, new))
 
 
 def _fix(old: Any, new: Any) -> str:
     if isinstance(new, bool | int | float | complex):
         return (
-            f"It is a Python {type(new).__name__} and so static: pass `jnp.asarray(...)`, "
-            "or keep it fixed."
+            f"It is a Python {type(new).__name__} and so static: pass "
+            "`jnp.asarray(...)`, or keep its value fixed."
         )
     names = [getattr(f, "__qualname__", None) for f in (old, new)]
     if callable(new) and names[0] is not None and names[0] == names[1]:
-        return "It is a function that is made anew: make it once, and pass that."
+        return "It is a new function object: create it once, and pass the same one."
     return ""
 
 
@@ -198,7 +198,7 @@ def _told(*sides: Any) -> Iterator[str]:
 
 def _held(treedef: Any) -> str:
     kind, data = treedef.node_data()
-    return f"a {kind.__name__} with {data!r}"
+    return f"{with_article(kind.__name__)} with {data!r}"
 
 
 def _show(value: Any) -> str:

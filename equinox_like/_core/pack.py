@@ -1,9 +1,9 @@
 """Any pytree as the output of a function that JAX transforms.
 
-JAX lets a function return arrays only. What is none travels in the structure: `pack` makes
-a pytree node of the arrays, whose structure holds the rest. So the rest comes back through
-every cache of JAX. (The node cannot unflatten to the user's tree by itself: JAX's fast
-path is for outputs that flatten to arrays only.)
+JAX lets a function return arrays only. Other leaves are part of the structure: `pack`
+makes a pytree node of the arrays, whose structure holds the rest. So the rest comes
+back through every cache of JAX. (The node cannot unflatten to the user's tree by
+itself: JAX's fast path is for outputs that flatten to arrays only.)
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class Packed:
         self.data = data
 
     def unpack(self, static: Callable[[Any], Any] | None = None) -> Any:
-        """The user's tree; with `static(leaf)` for each leaf that is no array."""
+        """The user's tree; with `static(leaf)` for each leaf that is not an array."""
         if static is None:
             return self.rest.refill(self.data)
         return self.rest.fill(self.data, static)

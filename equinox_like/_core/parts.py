@@ -4,8 +4,8 @@
     rest.fill(data)   # the tree again
     rest.alone(data)  # the data in their places, and `None` for everything else
 
-This is `split` without its demands: what is no data needs no hash, since no cache of ours
-depends on it.
+This is `split` without its demands: leaves that are not data need no hash, since none
+of our caches depends on them.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._tree.filters import is_array
+from .._tree.nodes import describe_node
 from .._tree.strict import strict_key, strict_treedef
 from .base import name_of
 
@@ -55,8 +56,9 @@ class Rest:
         return self.treedef.unflatten(leaves)
 
     def _find_few(self) -> list[tuple[int, Any]] | bool:
-        """The leaves that are no data with their indices, if they are so few beside data in
-        order that inserting them is cheaper than a step of Python for each datum."""
+        """The leaves that are not data, with their indices, if they are so few beside
+        data in order that inserting them is cheaper than a step of Python for each
+        datum."""
         others = len(self.leaves) - len(self.places)
         if others > max(2, len(self.places) // 16) or list(self.places) != sorted(
             self.places
@@ -116,7 +118,7 @@ def is_number(x: Any) -> bool:
 
 
 def is_array_or_struct(x: Any) -> bool:
-    """Whether `x` is an array, or says of what shape and dtype one would be."""
+    """Whether `x` is an array, or has the shape and dtype of one."""
     return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
@@ -134,5 +136,5 @@ def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
         return out
     raise TypeError(
         f"`{name_of(fun)}` must return a pair `(value, aux)`, because of "
-        f"`has_aux=True`; it returned a {type(out).__name__}."
+        f"`has_aux=True`; it returned {describe_node(out)}."
     )

@@ -124,11 +124,11 @@ def load(
 
     **Raises:**
 
-    `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which lists
-    all differences, or names an array that a sharding does not fit; `RuntimeError` if the
-    file is damaged, or of a newer version. `ValueError` if `shardings` is no prefix of
-    `like`. `ImportError` without the package `safetensors`, which comes with
-    `pip install equinox_like[safetensors]`.
+    `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which
+    lists all differences, or names an array that a sharding does not fit;
+    `RuntimeError` if the file is damaged, or of a newer version. `ValueError` if
+    `shardings` is not a prefix of `like`. `ImportError` without the package
+    `safetensors`, which comes with `pip install equinox_like[safetensors]`.
     """
     file = File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
@@ -183,7 +183,7 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
             name = plain_path(path)
             try:
                 if name in seen:
-                    raise ValueError("another leaf, or the metadata, is of this name")
+                    raise ValueError("another leaf, or the metadata, has the same name")
                 tensors.append((name, *encode_tensor(leaf)))
             except Exception as error:
                 raise _error_at(path, str(error)) from error
@@ -202,12 +202,13 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(
-                "`metadata` maps strings to strings; turn other values into text, by "
-                f"`json.dumps` for example: {key!r} is mapped to {value!r}."
+                f"`metadata` must map strings to strings, but {key!r} is mapped to "
+                f"{value!r}. Convert other values to text, for example with "
+                "`json.dumps`."
             )
     for taken in RESERVED & metadata.keys():
         raise ValueError(
-            f"The key {taken!r} of `metadata` is taken by the format itself."
+            f"`metadata` cannot have the key {taken!r}, which the file format reserves."
         )
     return metadata
 

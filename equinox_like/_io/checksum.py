@@ -14,8 +14,8 @@ _WIDTH = 8
 def checksum(data: np.ndarray) -> str:
     """A text of 8 characters for `data`, an array of `uint8` in one dimension.
 
-    Up to 1 MiB it is the CRC-32. Beyond, it is the CRC-32 of those of each piece of 1 MiB,
-    as little-endian integers of 32 bits.
+    Up to 1 MiB it is the CRC-32. Beyond, it is the CRC-32 of the checksums of each
+    piece of 1 MiB, as little-endian integers of 32 bits.
     """
     return checksum_and_pieces(data)[0]
 
@@ -34,8 +34,8 @@ def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
 def has_checksum(data: np.ndarray, expected: str) -> bool:
     """Whether `expected` is the checksum of `data`.
 
-    Files of older versions have 16 characters for data beyond 64 KB: the sum of the words
-    of 64 bits, which does not tell their order.
+    Files of older versions have 16 characters for data beyond 64 KB: the sum of the
+    words of 64 bits, which does not depend on their order.
     """
     if len(expected) == 16:
         return _sum_of_words(data) == expected

@@ -11,7 +11,7 @@ _Path = tuple[Any, ...]
 
 
 class Faults:
-    """What keeps a tree from being loaded, collected to be told at once."""
+    """What keeps a tree from being loaded, collected to be reported together."""
 
     def __init__(self, source: str, holder: str, target: str = "like"):
         self.source = source
@@ -34,7 +34,7 @@ class Faults:
 
     def damaged(self, path: _Path, name: str) -> None:
         self._note(path)
-        self.lines.append(f"`{name}` is damaged: its data do not have its checksum")
+        self.lines.append(f"`{name}` is damaged: its data do not match its checksum")
 
     def left_over(self, names: Iterator[str]) -> None:
         self.extra = sorted(names)

@@ -140,12 +140,13 @@ class File:
             own_sum = None
         if version != _VERSION:
             raise RuntimeError(
-                f"{self.path} has version {version!r} of the format of `save`; this "
-                f"`equinox_like` reads version {_VERSION}. Install a newer one."
+                f"{self.path} was saved in version {version!r} of the format; this "
+                f"`equinox_like` reads version {_VERSION}. Install a newer "
+                "`equinox_like`."
             )
         found = _header_sum(self.metadata, own, _json(self.entries))
         if found != own_sum or not _is_table_of_texts(kinds):
-            raise self._damage("what it says of its tensors does not hold together")
+            raise self._damage("its description of the tensors is inconsistent")
         return kinds
 
     def _tensor(self, name: str) -> Tensor:
@@ -153,7 +154,9 @@ class File:
         tensor = Tensor(entry["dtype"], tuple(entry["shape"]), self.kinds.get(name, {}))
         start, end = entry["data_offsets"]
         if not tensor.fits(end - start):
-            raise self._damage(f"`{name}` is not what the file says that it is")
+            raise self._damage(
+                f"the data of `{name}` do not fit the dtype and shape given in the file"
+            )
         return tensor
 
     def _damage(self, problem: str) -> RuntimeError:
@@ -182,5 +185,5 @@ def _require_sound(path: str) -> None:
             pass
     except safetensors.SafetensorError as error:
         raise RuntimeError(
-            f"{path} is no safetensors file, or is damaged: {error}."
+            f"{path} is not a safetensors file, or is damaged: {error}."
         ) from error

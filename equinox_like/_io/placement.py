@@ -41,8 +41,9 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
     name = f"`{plain_path(path)}` ({describe_array(leaf)})"
     if not isinstance(spec, Sharding):
         raise LeafError(
-            f"`shardings` gives {spec!r} for {name}: it must be a `jax.sharding.Sharding`, "
-            "such as `equinox_like.shardings` makes of rules.",
+            f"`shardings` gives {spec!r} for {name}: it must be a "
+            "`jax.sharding.Sharding`, such as `equinox_like.shardings` makes from "
+            "rules.",
             path,
         )
     try:
@@ -74,7 +75,7 @@ def local_ranges(
 def put_like(
     like: list[Any], leaves: list[Any], shardings: list[Sharding | None]
 ) -> list[Any]:
-    """Makes arrays of JAX of those that were read, where `like` has one.
+    """Converts the arrays that were read to JAX arrays, where `like` has one.
 
     On the CPU without a copy, where the data are aligned.
     """

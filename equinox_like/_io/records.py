@@ -20,6 +20,7 @@ import numpy as np
 
 from .._compat.put import Put, putter
 from .._tree.filters import is_array
+from .._tree.nodes import with_article
 
 _MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing longer text from a foreign file may exhaust the interpreter.
@@ -122,8 +123,8 @@ def encode(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise TypeError(
-            f"a {type(leaf).__name__} that NumPy can hold only as Python objects (dtype "
-            f"{array.dtype}) cannot be saved"
+            f"{with_article(type(leaf).__name__)} that NumPy can hold only as Python "
+            f"objects (dtype {array.dtype}) cannot be saved"
         )
     return array.view(stored_dtype(array.dtype))
 
@@ -217,14 +218,12 @@ def read_header(file: Any) -> Header:
     if not start:
         raise EOFError("the file ends here")
     if not start.startswith(_MAGIC[: len(start)]):
-        raise ValueError(f"no `.npy` record starts here, but {start!r}")
+        raise ValueError(f"expected the start of a `.npy` record, found {start!r}")
     if len(start) < len(_MAGIC) + 2:
         raise _cut()
     version = start[-2]
     if version not in (1, 2, 3):
-        raise ValueError(
-            f"the record has version {version} of `.npy`, which is unknown"
-        )
+        raise ValueError(f"the record has the unknown `.npy` version {version}")
     layout = struct.Struct("<H" if version == 1 else "<I")
     (size,) = layout.unpack(_read_exactly(file, layout.size))
     if size > _MAX_HEADER:
@@ -270,7 +269,7 @@ def are_bools(data: np.ndarray) -> bool:
 
 
 def bytes_remaining(file: Any) -> int | None:
-    """How much can still be read from `file`; `None` if it cannot tell."""
+    """How much can still be read from `file`; `None` if that is not known."""
     try:
         here = file.tell()
         end = file.seek(0, io.SEEK_END)
@@ -289,7 +288,7 @@ def _parse_header(text: bytes, encoding: str) -> Header:
     if not isinstance(shape, tuple) or not all(
         type(n) is int and n >= 0 for n in shape
     ):
-        raise ValueError(f"{shape!r} is no shape")
+        raise ValueError(f"{shape!r} is not a shape")
     # Equinox's name for float8_e5m2, which NumPy does not understand.
     descr: Any = "V1" if fields["descr"] in ("<f1", "|f1") else fields["descr"]
     dtype = np.lib.format.descr_to_dtype(descr)
@@ -398,4 +397,6 @@ def _refuse_other_kind(header: Header, dtype: np.dtype, name: Any) -> None:
 
 def _refuse_other_value(value: Any, stored: Any, name: Any) -> None:
     if value != stored and stored == stored:
-        raise RecordMismatch(f"is {stored!r} in the file, which {name} cannot hold")
+        raise RecordMismatch(
+            f"is {stored!r} in the file, a value that {name} cannot hold"
+        )

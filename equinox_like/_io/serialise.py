@@ -16,7 +16,8 @@ import jax.tree_util as jtu
 from .._compat.put import putter
 from .._errors import LeafError
 from .._tree.match import flatten_up_to
-from .._tree.paths import path_str
+from .._tree.nodes import describe_node
+from .._tree.paths import path_str, plain_path
 from .atomic import opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
@@ -63,9 +64,9 @@ def tree_serialise_leaves(
 
     **Raises:**
 
-    `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written: for
-    example because it is a tracer or holds Python objects. `ValueError` if `filter_spec`
-    is no prefix of `pytree`.
+    `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written:
+    for example because it is a tracer or holds Python objects. `ValueError` if
+    `filter_spec` is not a prefix of `pytree`.
 
     !!! example
 
@@ -170,7 +171,7 @@ def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
         if not callable(spec):
             raise ValueError(
                 "The leaves of `filter_spec` must be functions; at "
-                f"`{path_str(prefix, 'filter_spec')}` there is a {type(spec).__name__}."
+                f"`{path_str(prefix, 'filter_spec')}` there is {describe_node(spec)}."
             )
         leaves, below = jtu.tree_flatten_with_path(subtree, is_leaf)
         items += [(spec, (*prefix, *path), leaf) for path, leaf in leaves]
@@ -198,7 +199,7 @@ def _is_path(path_or_file: Any, method: str) -> bool:
 
 
 def _error_at(path: _Path, problem: Any) -> LeafError:
-    return LeafError(f"Error at leaf with path {path_str(path)}: {problem}", path)
+    return LeafError(f"Error at leaf with path {plain_path(path)}: {problem}", path)
 
 
 # Writing
@@ -248,7 +249,9 @@ def _read_leaves(
                 if not records.is_next(path):
                     raise _other_structure(path, items, records.names)
             if not records.are_intact(start, end):
-                raise _error_at(path, "it is damaged: it does not have its checksum")
+                raise _error_at(
+                    path, "it is damaged: its data do not match its checksum"
+                )
         yield leaf
 
 
@@ -258,8 +261,8 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
         check_alike(leaf, like)
     except RecordMismatch as error:
         raise LeafError(
-            f"Deserialised leaf at path {path_str(path)} {error}. Make `like` as the tree "
-            "was made that is in the file.",
+            f"Deserialised leaf at path {plain_path(path)} {error}. Build `like` in "
+            "the same way as the tree that was saved.",
             path,
         ) from None
     except EOFError as error:
@@ -282,15 +285,16 @@ def _refuse_rest(file: Any, items: list[Any], saved: Structure | None) -> None:
         )
     if rest := bytes_remaining(file):
         raise RuntimeError(
-            f"{rest} bytes of the file are left over after the {end} that hold the leaves "
-            "of `like`. It was saved from a larger tree, or something was appended to it."
+            f"{rest} bytes of the file are left over after the {end} bytes that hold "
+            "the leaves of `like`. The file was saved from a larger tree, or "
+            "something was appended to it."
         )
 
 
 def _other_structure(path: _Path, items: list[Any], saved: Any) -> LeafError:
     return _error_at(
         path,
-        "the file was saved from a tree of another structure than `like`. "
+        "the structure of the saved tree differs from that of `like`. "
         + _differences(items, saved),
     )
 
@@ -301,10 +305,16 @@ def _differences(items: list[Any], saved: list[str]) -> str:
     only_like = [path for path in like if path not in both]
     only_saved = [path for path in saved if path not in both]
     if not only_like and not only_saved:
-        return f"The file has the order {_listed(saved)}, `like` has {_listed(like)}."
-    return f"Only the file has {_listed(only_saved)}; only `like` has {_listed(only_like)}."
+        return (
+            f"The order in the file is {_listed(saved)}; in `like` it is "
+            f"{_listed(like)}."
+        )
+    return (
+        f"Only in the file: {_listed(only_saved)}; only in `like`: "
+        f"{_listed(only_like)}."
+    )
 
 
 def _listed(paths: list[str]) -> str:
-    shown = ", ".join(f"`{path}`" for path in paths[:5]) or "nothing"
+    shown = ", ".join(f"`{path.removeprefix('.')}`" for path in paths[:5]) or "none"
     return shown + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

@@ -56,7 +56,7 @@ def structure_record(
 
 
 class Mapped:
-    """A file in memory, to look at what is read from it or was written to it."""
+    """A file in memory, to inspect what is read from it or was written to it."""
 
     def __init__(self, path: str):
         with open(path, "rb") as file:
@@ -74,7 +74,7 @@ class Mapped:
 
 
 def find_structure(file: Any) -> Structure | None:
-    """What stands at the end of the file, if it has that. Goes back to its start."""
+    """The record at the end of the file, if there is one. Goes back to its start."""
     end = file.seek(0, io.SEEK_END)
     file.seek(max(0, end - 64))
     found = _STRUCTURE_END.search(file.read())
@@ -110,7 +110,7 @@ def _as_structure(found: Any) -> Structure:
 
 
 class Records:
-    """What a file says of its records, from the next one to be read on."""
+    """What a file says about its records, starting with the next one to be read."""
 
     def __init__(self, saved: Structure | None, mapped: "Mapped"):
         self.names, self._sums, self._ends, self.are_selection = saved or _UNKNOWN

@@ -48,7 +48,7 @@ _PYTHON: Final[dict[type, tuple[Any, Any]]] = {
 
 
 class Tensor(NamedTuple):
-    """What a file says of one tensor.
+    """What a file says about one tensor.
 
     `kind` is what safetensors cannot say: `{"dtype": ...}`, `{"python": ...}`, or
     `{"dtype": ..., "key": ...}` with the implementation of a PRNG.
@@ -93,7 +93,7 @@ def is_savable(leaf: Any) -> bool:
 
 
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
-    """What to say of `leaf`, and its bytes as an array of `uint8` in one dimension.
+    """The description of `leaf`, and its bytes as an array of `uint8` in one dimension.
 
     **Raises:**
 
@@ -135,8 +135,8 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
 
 @functools.lru_cache(maxsize=1024)
 def _as_stored(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[Tensor, np.dtype]:
-    """What to say of such an array, and its dtype in little-endian byte order, which is
-    that of the format."""
+    """The description of such an array, and its dtype in the format's little-endian
+    byte order."""
     name, little = dtype.name, dtype.newbyteorder("<")
     if _known_dtype(name) is None:
         raise TypeError(f"arrays of dtype {dtype} cannot be saved")

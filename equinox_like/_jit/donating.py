@@ -108,7 +108,7 @@ class DonatingSpecialization(Specialization):
         return self.outputs.tree(out)
 
     def _before(self, layout: Layout, leaves: list[Any], groups: Sequence[Any]) -> None:
-        """Inspects the arrays of a call, unless they are like those of the last one."""
+        """Inspects the arrays of a call, unless they are like the last ones."""
         self._refuse_fatal(layout, leaves)
         if traits_of(groups) != self._traits:
             self._before_lowering(layout, leaves, groups)
@@ -134,7 +134,7 @@ class DonatingSpecialization(Specialization):
     def _before_lowering(
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
     ) -> None:
-        """Inspects a call for which JAX may lower, be it for another sharding."""
+        """Inspects a call for which JAX may lower the program, as for a new sharding."""
         refuse_unused(layout, leaves, range(len(layout.data_places)))
         self.is_watched |= are_any_sharded(leaves)
         if not jit_is_disabled():
@@ -156,10 +156,10 @@ class DonatingSpecialization(Specialization):
             keep(self._lowered, key, True)
 
     def _fates(self, layout: Layout, leaves: list[Any]) -> Buffers:
-        """For each array what becomes of its buffer; `None` if JAX does not tell.
+        """For each array what becomes of its buffer; `None` if JAX does not say.
 
-        The arrays may be deleted by now, but not what is known of them. JAX keeps what it
-        lowers and compiles here for the call, or has kept it.
+        The arrays may be deleted by now, but what is known about them is not. JAX keeps
+        what it lowers and compiles here for the call, or has kept it.
         """
         key = tuple(traits_of(layout.groups(leaves)))
         found: Buffers | None = self._buffers.get(key)
@@ -204,7 +204,7 @@ class Deletion:
         traits: Any,
         fates: Callable[[], Buffers],
     ) -> None:
-        """`fates()` says of each datum what became of its buffer."""
+        """`fates()` says what became of the buffer of each datum."""
         alive = still_alive(donated)
         if alive and (traits, alive) != self._settled:
             left = alive

@@ -53,8 +53,9 @@ class Donation:
         for name in sorted(self.names or ()):
             if name not in signature.parameters:
                 raise ValueError(
-                    f"`donate` names {name!r}, which is no parameter of `{function}`: it "
-                    f"has {', '.join(map(repr, signature.parameters)) or 'none'}."
+                    f"`donate` names {name!r}, which is not a parameter of "
+                    f"`{function}`. Its parameters: "
+                    f"{', '.join(map(repr, signature.parameters)) or 'none'}."
                 )
 
     def report_unusable(self, leaves: Sequence[tuple[str, Any]]) -> None:
@@ -64,17 +65,16 @@ class Donation:
         listing = ", ".join(f"`{name}` ({describe_array(x)})" for name, x in leaves)
         if self.is_strict:
             raise DonationError(
-                f'`donate="strict"`, and some donated buffers are not usable: {listing}. '
-                "No output of the same size is left that could take their place. Nothing "
-                "has run, and nothing was deleted. Return an updated array for each of "
-                'them, or donate the others by name, as in `donate=("model",)`.'
+                f'`donate="strict"`: some donated buffers are not usable: {listing}. '
+                "No remaining output has their size. This was raised before "
+                "execution, and nothing was deleted. Return an updated array for each "
+                'of them, or donate the others by name, as in `donate=("model",)`.'
             )
-        fate = "stay alive" if self.names is None else "are deleted all the same"
+        fate = "stay alive" if self.names is None else "are deleted anyway"
         warn(
-            f"Some donated buffers were not usable: {listing}. No output of the same size "
-            "is left that could take their place, or the function does not use them; these "
-            f"arrays {fate}. Return an updated array for each of them, or do not donate "
-            "them.",
+            f"Some donated buffers were not usable: {listing}. No remaining output has "
+            f"their size, or the function does not use them; these arrays {fate}. "
+            "Return an updated array for each of them, or do not donate them.",
             DonationWarning,
         )
 
@@ -84,7 +84,7 @@ def check_mode(donate: Any) -> None:
     if not is_names and donate not in MODES:
         choices = ", ".join(f'"{mode}"' for mode in MODES)
         raise ValueError(
-            f"`donate` must be one of {choices}, or a tuple of names of parameters; got "
+            f"`donate` must be one of {choices}, or a tuple of parameter names; got "
             f"{donate!r}."
         )
 
@@ -183,7 +183,7 @@ def refuse_shared(
 ) -> None:
     for name, other in _sharing(named):
         raise DonationError(
-            f"`{name}` and `{other}` are the same array, or share its memory, and so "
+            f"`{name}` and `{other}` are the same array, or share memory, so they "
             "cannot be donated. Nothing was deleted. Pass a copy in one of the two "
             "places, or the array in one place only."
         ) from error
@@ -194,7 +194,8 @@ def refuse_deleted(
 ) -> None:
     deleted = [(name, x) for name, x, _ in named if is_deleted(x)]
     for name, x in deleted[:1]:
-        more = f" (and {len(deleted) - 1} more)" if len(deleted) > 1 else ""
+        more = len(deleted) - 1
+        others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
         owner = records.owner_of(x)
         if owner or may_be_donated(x):
             reason = "it was donated to " + (
@@ -205,7 +206,7 @@ def refuse_deleted(
                 "it was donated to an earlier call, or its `delete` method was called"
             )
         raise DonationError(
-            f"`{name}` ({describe_array(x)}){more} has been deleted: {reason}. A donated "
+            f"`{name}` ({describe_array(x)}){others} been deleted: {reason}. A donated "
             "array may be overwritten by the output: use what that call returned in its "
             "place; or keep the array, by passing a copy of it to that call or by "
             '`filter_jit(..., donate="none")`.'
@@ -219,11 +220,12 @@ def refuse_to_run_again(error: Exception) -> None:
         before = before.__context__
     if before is not None:
         raise FloatingPointError(
-            "A NaN or an infinity is in the output. To say where it comes from, JAX would "
-            "run the function again, step by step, but its arguments were donated and are "
-            "gone. Call `.clear_cache()` of what `filter_jit` returned, and then that "
-            "again: what is compiled while `jax_debug_nans` or `jax_debug_infs` is set "
-            "donates nothing, until that is cleared in turn."
+            "The output contains a NaN or an infinity. To find where it comes from, "
+            "JAX would run the function again, step by step, but its arguments were "
+            "donated and deleted. Call `.clear_cache()` on the function that "
+            "`filter_jit` returned, and call it again: a function compiled while "
+            "`jax_debug_nans` or `jax_debug_infs` is set donates nothing, until its "
+            "cache is cleared once more."
         ) from error
 
 
@@ -363,7 +365,7 @@ def unusable(
     buffers: Sequence[Any] | None,
     donation: Donation,
 ) -> list[tuple[str, Any]]:
-    """The donated leaves that the mode tells of, and whose buffer no output reuses.
+    """The donated leaves that the mode reports, and whose buffer no output reuses.
 
     Those that the program does not use are deleted only if they were donated by name.
     """

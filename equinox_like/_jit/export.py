@@ -83,7 +83,7 @@ def filter_export(
     """
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
     program = jitted._program
-    if program.donation.is_any:  # a loaded program takes nobody's buffers
+    if program.donation.is_any:  # a loaded program donates no buffers
         jitted = Jitted(jitted.__wrapped__, "none", program.jitkwargs)
 
     def export(*args: Any, **kwargs: Any) -> Any:
@@ -154,7 +154,9 @@ def deserialize_export(
     else:
         found = first_difference("out", call.out, describe_tree(like))
         if found is not None:
-            raise ValueError(f"`like` is not like the output of `{call.name}`: {found}")
+            raise ValueError(
+                f"`like` does not match the output of `{call.name}`: {found}"
+            )
         out = like
     return Exported(exported, call, *_taken_apart(out))
 
@@ -223,7 +225,7 @@ class Exported(Generic[_P, _T]):
             program = bytes(self.exported.serialize(vjp_order=vjp_order))
         except ImportError as e:
             raise ImportError(
-                "An exported function becomes bytes by the package `flatbuffers`: "
+                "Serialising an exported function needs the package `flatbuffers`: "
                 "`pip install flatbuffers`."
             ) from e
         header = {
@@ -278,8 +280,8 @@ class Exported(Generic[_P, _T]):
                 found = first_difference(name, call.arguments[name], given[name])
             if found is not None:
                 raise TypeError(
-                    f"{self!r} was called with other arguments than it was exported for: "
-                    f"{found}"
+                    f"{self!r} was called with arguments other than those it was "
+                    f"exported for: {found}"
                 )
         self._fitting = layout, layout.static_key(leaves)
 
@@ -366,7 +368,7 @@ def _signature_of(parameters: Any) -> inspect.Signature:
 
 _MAGIC: Final = b"\x93EXPORT\x01"
 _SIZE: Final = 8
-_NOT_OURS: Final = "These bytes are not those of an exported function, or were cut"
+_NOT_OURS: Final = "These bytes are not an exported function, or are truncated"
 
 
 def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -377,13 +379,13 @@ def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
     if not data.startswith(_MAGIC) or len(text) != size:
         raise ValueError(f"{_NOT_OURS}.")
     if zlib.crc32(text) != int.from_bytes(data[start - 4 : start], "little"):
-        raise ValueError(f"{_NOT_OURS}: the checksum of the head is another.")
+        raise ValueError(f"{_NOT_OURS}: the checksum of the header does not match.")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{_NOT_OURS}: {e}") from e
     if not isinstance(header, dict) or len(program) != header.get("length"):
-        raise ValueError(f"{_NOT_OURS}: the program has another length.")
+        raise ValueError(f"{_NOT_OURS}: the length of the program does not match.")
     if zlib.crc32(program) != header.get("checksum"):
-        raise ValueError(f"{_NOT_OURS}: the checksum of the program is another.")
+        raise ValueError(f"{_NOT_OURS}: the checksum of the program does not match.")
     return header, program

@@ -89,7 +89,7 @@ class Layout:
         try:
             return self._known.get(self.static_key(leaves))
         except TypeError:
-            return None  # one of them has no hash, of which `skeleton` tells
+            return None  # one of them cannot be hashed, which `skeleton` reports
 
     def keep(self, leaves: list[Any], specialization: Any) -> None:
         """Lets `find` find it."""
@@ -245,8 +245,8 @@ class LayoutTable:
     ) -> Layout:
         """Binds a call to the signature, and labels its leaves.
 
-        `expanded` says for each leaf of JAX's what it is in our registry, where that is
-        not the same; `is_data` whether a leaf is passed to the compiled function.
+        `expanded` gives for each leaf of JAX's what it is in our registry, where that
+        is not the same; `is_data` whether a leaf is passed to the compiled function.
         """
         leaves, treedef = jtu.tree_flatten(call)
         arguments = _bind(self._signature, self._name, call, treedef, self._donates)

@@ -144,7 +144,7 @@ def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
     return DonationReport(function, rows, outputs, compiled.memory_analysis())
 
 
-_OWN = "an array of the callable itself; one that is an argument can be donated"
+_OWN = "an array of the callable itself; only arguments can be donated"
 
 
 def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
@@ -183,7 +183,7 @@ def _row(
     if not is_donated:
         return row
     if isinstance(x, np.ndarray | np.generic):
-        return row._replace(reason="an array of NumPy is copied for the call")
+        return row._replace(reason="a NumPy array is copied for the call")
     if isinstance(fate, int):
         return row._replace(outcome="aliased", output=outputs[fate].path)
     if fate is Buffer.KEPT:

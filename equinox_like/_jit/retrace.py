@@ -102,7 +102,10 @@ class Retrace:
 
     def __str__(self) -> str:
         if not self.differences:
-            return f"`{self.function}` has not been traced yet, or no longer is."
+            return (
+                f"`{self.function}` has not been traced yet, or its earlier traces "
+                "were dropped."
+            )
         sentences = [f"`{self.function}` is retraced."]
         for i, difference in enumerate(self.differences[:_SHOWN]):
             sentences.append(str(difference))
@@ -192,14 +195,15 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
     contexts = [c for c in before | after if before.get(c) is not after.get(c)]
     for context in contexts:
         was, now = (repr(x.get(context, context.default)) for x in (before, after))
-        fix = "Each value is compiled for itself, once."
+        fix = "Each value is compiled separately, once."
         yield Difference(f"the context {context.name}", CONTEXT, was, now, fix)
     if not settings and not contexts:
         yield Difference(
             "the context",
             CONTEXT,
             "another one",
-            "a new one: the mesh in use, the named axes of a `vmap`, or a context of yours",
+            "a new one: the mesh in use, the named axes of a `vmap`, or your own "
+            "context",
         )
 
 

@@ -1,8 +1,8 @@
 """`in_shardings` and `out_shardings` of `filter_jit`: prefix trees, down to the arrays.
 
-JAX sees flat lists of arrays, so for the arguments it gets a flat list of shardings. Of the
-output nothing is known before the trace: its arrays are returned in one list for each leaf
-of the prefix tree, and JAX applies one sharding to each of these lists.
+JAX sees flat lists of arrays, so for the arguments it gets a flat list of shardings.
+Nothing is known about the output before the trace: its arrays are returned in one list
+for each leaf of the prefix tree, and JAX applies one sharding to each of these lists.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
@@ -32,7 +33,7 @@ class Shardings:
     """What a user said on the shardings of one function; equal if that is the same."""
 
     def __init__(self, given: dict[str, Any], name: str, signature: inspect.Signature):
-        """The `OPTIONS` among what is given, for a function of this name and signature."""
+        """The `OPTIONS` among the given arguments, for a function with this signature."""
         given = {key: given[key] for key in OPTIONS if key in given}
         self._of_inputs = given.get("in_shardings")
         self._of_outputs = given.get("out_shardings")
@@ -121,9 +122,9 @@ class Shardings:
                 )
         elif not _is_leaf(given):
             raise ValueError(
-                "`in_shardings` must be one sharding for all arguments, a tuple with an "
-                "entry for each positional argument, or a dictionary from the names of "
-                f"parameters; got a {type(given).__name__}."
+                "`in_shardings` must be one sharding for all arguments, a tuple with "
+                "an entry for each positional argument, or a dictionary from "
+                f"parameter names to shardings; got {describe_node(given)}."
             )
 
     def _inputs(self, layout: Layout, skeleton: Skeleton) -> Iterator[Any]:
@@ -135,12 +136,12 @@ class Shardings:
         for key, treedef, (name, size) in zip(
             keys, treedefs, layout.arguments, strict=True
         ):
-            # The arrays of the callable itself are no arguments.
+            # The arrays of the callable itself are not arguments.
             said = None if key is None else self._for_argument(key)
             statics = [next(labels) is STATIC for _ in range(size)]
             if said is _NOTHING and not all(statics):
                 raise ValueError(
-                    "`in_shardings` is a tuple that has no entry for the positional "
+                    "`in_shardings` is a tuple without an entry for the positional "
                     f"argument `{name}`."
                 )
             if said is _NOTHING or _is_leaf(said):
@@ -263,9 +264,9 @@ class _Sharded:
                 continue
             if without_mesh and isinstance(spec, PartitionSpec):
                 raise ValueError(
-                    f"`in_shardings` gives {spec} for `{name}`, and there is no mesh that "
-                    "it is meant for: call the function under `jax.set_mesh(mesh)`, or "
-                    "give `jax.sharding.NamedSharding(mesh, spec)`."
+                    f"`in_shardings` gives {spec} for `{name}`, but no mesh is in use: "
+                    "call the function under `jax.set_mesh(mesh)`, or give "
+                    "`jax.sharding.NamedSharding(mesh, spec)`."
                 ) from error
             refuse_misfit("in_shardings", name, spec, x, error)
             sharding = _with_mesh(spec)
@@ -276,8 +277,8 @@ class _Sharded:
             ):
                 raise ValueError(
                     f"`{name}` ({describe_array(x)}) is sharded by {x.sharding}, but "
-                    f"`in_shardings` says {spec}. Move it there with `jax.device_put`, or "
-                    "leave its sharding to JAX by `None`."
+                    f"`in_shardings` says {spec}. Move it there with `jax.device_put`, "
+                    "or let JAX choose its sharding with `None`."
                 ) from error
 
 
@@ -333,7 +334,7 @@ def refuse_misfit(
     says = f"`{option}` gives {parts} for `{name}` ({describe_array(x)})"
     if len(parts) > len(x.shape):
         raise ValueError(
-            f"{says}, which has {len(x.shape)} dimensions only."
+            f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}."
         ) from cause
     for i, (size, part) in enumerate(zip(x.shape, parts, strict=False)):
         axes = part if isinstance(part, tuple) else (part,)
@@ -342,7 +343,7 @@ def refuse_misfit(
             count *= mesh.shape.get(axis, 1)
         if isinstance(size, int) and size % count:
             raise ValueError(
-                f"{says}, whose dimension {i} is {size} long and cannot be split over "
+                f"{says}, whose dimension {i} has size {size} and cannot be split over "
                 f"{count} devices."
             ) from cause
 
@@ -386,9 +387,9 @@ def _refuse_order(
         ordered = sorted(axes, key=lambda axis: kinds.get(axis) != AxisType.Explicit)
         if ordered != list(axes):
             raise ValueError(
-                f"`{option}` gives {spec} for `{name}` ({describe_array(x)}): while "
-                f"traced, explicit axes come before automatic ones in one dimension. Write "
-                f"{tuple(ordered)} for dimension {i}."
+                f"`{option}` gives {spec} for `{name}` ({describe_array(x)}): under "
+                "tracing, the explicit axes of a dimension must come before its "
+                f"automatic ones. Write {tuple(ordered)} for dimension {i}."
             )
 
 

@@ -77,7 +77,7 @@ def _chained(groups: Any) -> list[Any]:
 
 
 class Specialization:
-    """A compiled function for one skeleton, and what is known of its traces."""
+    """A compiled function for one skeleton, and what is known about its traces."""
 
     def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Skeleton):
         self.skeleton = skeleton
@@ -169,7 +169,7 @@ class Specialization:
 
 
 class UnexpectedTrace(Exception):
-    """Of a donating function that is about to be traced, where nobody expects it.
+    """For a donating function that is about to be traced unexpectedly.
 
     So nothing is compared before each call to learn whether it must be inspected.
     """

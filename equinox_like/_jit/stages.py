@@ -1,8 +1,8 @@
 """Ahead of time: `filter_jit(f).trace(...)`, `.lower(...)` and `.compile()`.
 
 JAX's own stages, and beside them the call they were made for: its arguments give what
-JAX tells of flat arrays the user's structure again, and a compiled program, which has the
-static ones baked in, is called with the same ones or not at all.
+JAX says about flat arrays the user's structure again, and a compiled program, which has
+the static ones baked in, is called with the same ones or not at all.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class AheadOfTime:
     waits: bool
 
     def arguments(self, info: Trees, static: Callable[[Any], Any]) -> Trees:
-        """`args` and `kwargs` with what JAX tells of each array in its place."""
+        """`args` and `kwargs` with what JAX says about each array in its place."""
         groups, _ = info
         skeleton = self.specialization.skeleton
         data = itertools.chain.from_iterable(groups)
@@ -71,7 +71,7 @@ class _Stage(Generic[_P, _T]):
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{self!r} belongs to this process and cannot be pickled. `filter_export` "
-            "makes bytes of a function; what `filter_jit` returns can itself be pickled."
+            "converts a function to bytes; what `filter_jit` returns can be pickled."
         )
 
 
@@ -164,10 +164,10 @@ class Lowered(_Stage[_P, _T]):
         platform = self._call.platform
         if self._platforms is not None and set(self._platforms) != {platform}:
             raise ValueError(
-                f"{self!r} was lowered for {', '.join(map(repr, self._platforms))}, and "
-                f"this host compiles for {platform!r}. Lower without `lowering_platforms` "
-                "to compile here; or use `filter_export` to carry the program to another "
-                "host."
+                f"{self!r} was lowered for {', '.join(map(repr, self._platforms))}, "
+                f"but this host compiles for {platform!r}. Lower without "
+                "`lowering_platforms` to compile here; or use `filter_export` to "
+                "carry the program to another host."
             )
         compiled = self.lowered.compile(compiler_options)
         call, buffers = self._call, None
@@ -227,8 +227,9 @@ class Compiled(_Stage[_P, _T]):
         if layout.donates and not at_top_level():
             raise DonationError(
                 f"{self!r} donates, and was called under a transformation, which may "
-                "still need the arrays. This was raised before execution, and nothing was "
-                "deleted. Call the function itself, which donates nothing there."
+                "still need the arrays. This was raised before execution, and nothing "
+                "was deleted. Call the function that `filter_jit` returned, which "
+                "donates nothing there."
             )
         try:
             if self._is_watched and are_any_deleted(leaves):
@@ -261,9 +262,9 @@ class Compiled(_Stage[_P, _T]):
             )
             first = next(found, "Other arguments are donated.")
             raise TypeError(
-                f"{self!r} was called with other arguments than it was compiled for: "
-                f"{first} Compile again for these, or call the function itself, which "
-                "does."
+                f"{self!r} was called with arguments other than those it was compiled "
+                f"for: {first} Compile again for these, or call the function that "
+                "`filter_jit` returned, which does."
             )
         self._fitting = layout, layout.static_key(leaves)
 
@@ -311,7 +312,7 @@ def platform_of(leaves: Sequence[Any]) -> str:
     """The platform that a call with these leaves is compiled for, as lowering names it."""
     for x in leaves:
         sharding = getattr(x, "sharding", None)
-        # Of tracers and of abstract meshes there are no devices to ask.
+        # Tracers and abstract meshes have no devices.
         if getattr(x, "committed", True) and isinstance(
             sharding, jax.sharding.Sharding
         ):

@@ -13,8 +13,8 @@ from .staging import Loop, goes_on
 def run_bounded(loop: Loop, max_steps: int, base: int) -> list[Any]:
     """The last state.
 
-    A scan of `base` steps, or of as many such scans, and so on until there are enough. Of
-    an inner scan nothing is saved but its input. What is left once the loop has ended, is
+    A scan of `base` steps, or of as many such scans, and so on until there are enough.
+    For an inner scan only its input is saved. What is left once the loop has ended, is
     left out.
     """
 

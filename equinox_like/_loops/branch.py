@@ -110,7 +110,7 @@ def filter_switch(
 
 
 class _Branches:
-    """Functions of the same arguments, of which JAX runs one."""
+    """Functions of the same arguments; JAX runs one of them."""
 
     def __init__(self, functions: dict[str, Any], args: tuple[Any, ...]):
         self._functions = functions
@@ -165,9 +165,9 @@ class _Branches:
         for other, out in others:
             for found in tree_differences("output", first, out, is_array, type_of):
                 raise TypeError(
-                    f"`{name}` and `{other}` must return the same but for the values of "
-                    f"arrays: `{found.path}` is {found.before} by the former, and "
-                    f"{found.after} by the latter."
+                    f"The outputs of `{name}` and `{other}` may differ only in the "
+                    f"values of arrays: `{found.path}` is {found.before} in the first, "
+                    f"but {found.after} in the second."
                 )
 
 

@@ -1,7 +1,7 @@
 """The carry of a loop, whatever it is: its arrays change from step to step, the rest stays.
 
-JAX gets a flat list of arrays. What it says of them by number, is said here by path. A
-Python number that a step changes is an array from the start, as it is to JAX.
+JAX gets a flat list of arrays. It names leaves by number; here they are named by path.
+A Python number that a step changes is an array from the start, as it is to JAX.
 """
 
 import contextlib
@@ -74,8 +74,8 @@ class Carry:
             difference = next(tree_differences("carry", self._init, carry), None)
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
-                f"step. {difference or 'Its structure did.'} What should change must be "
-                "an array from the start, for example by `jnp.asarray`."
+                f"step. {difference or 'Its structure changed.'} A value that changes "
+                "must be an array from the start: convert it with `jnp.asarray`."
             )
         self._changed = self._change(before, data)
         return data

@@ -1,4 +1,4 @@
-"""The checkpointed loop: reverse mode for a number of steps that nobody knows before.
+"""The checkpointed loop: reverse mode for a number of steps not known before.
 
 On the way forward some of the states are saved (`schedule.py`). On the way back a step is
 differentiated at a time, from the last to the first, at a state that is saved, or is

@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from .._core.difference import tree_differences
 from .._core.parts import is_number
 from .._tree.filters import is_array
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .buffers import Buffer, is_buffer
 from .carry import type_of
@@ -30,8 +31,8 @@ def _as_array(x: Any, path: str) -> Any:
     if is_array(x) or is_number(x):
         return jnp.asarray(x)
     raise TypeError(
-        f"`{path}` is a {type(x).__name__}: what goes round this loop must be arrays and "
-        "numbers. `filter_while_loop` and `filter_scan` take anything."
+        f"`{path}` is {describe_node(x)}: the carry of this loop must hold only arrays "
+        "and numbers. `filter_while_loop` and `filter_scan` take any tree."
     )
 
 
@@ -112,8 +113,8 @@ class FlatCarry:
         found = tree_differences("carry", before, after, is_array, type_of)
         lines = "".join(f"\n- {difference}" for difference in found)
         return ValueError(
-            f"{self._where} must have the same input and output structure, but for the "
-            f"values of arrays:{lines}"
+            f"{self._where} must have the same input and output structure, except for "
+            f"the values of arrays:{lines}"
         )
 
 

@@ -74,8 +74,8 @@ def filter_while_loop(
     """
     if checkpoints is not None and kind != "checkpointed":
         raise ValueError(
-            '`filter_while_loop`: `checkpoints` are for `kind="checkpointed"`; got '
-            f"{kind!r}."
+            '`filter_while_loop`: `checkpoints` is only for `kind="checkpointed"`; '
+            f"got {kind!r}."
         )
     limit = None if max_steps is None else _limit(max_steps)
     run_loop = runner("filter_while_loop", kind, limit, checkpoints)

@@ -1,7 +1,7 @@
 """What of a loop must be differentiated at all.
 
-Which outputs of a step have a tangent, given which inputs have one, is for JAX to tell: the
-step is traced with marks on it, which are told by JAX's rules.
+Which outputs of a step have a tangent, given which inputs have one, is for JAX to tell:
+the step is traced with marks on its inputs, which JAX's rules propagate.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A place in an array: an index, of which the arrays are known at run time only."""
+"""A place in an array: an index whose arrays are known only at run time."""
 
 import dataclasses
 from typing import Any

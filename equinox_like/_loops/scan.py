@@ -10,6 +10,7 @@ from .._core.base import frames_hidden, name_of
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
 from .._tree.filters import is_array
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .carry import Carry, with_carry
 from .checkpointed_scan import checkpointed_scan
@@ -84,8 +85,8 @@ def filter_scan(
             out = f(carry.fill(before), rest.fill(x))
             if not (isinstance(out, tuple) and len(out) == 2):
                 raise TypeError(
-                    f"`filter_scan`: `{name_of(f)}` must return a pair `(carry, y)`; it "
-                    f"returned a {type(out).__name__}."
+                    f"`filter_scan`: `{name_of(f)}` must return a pair `(carry, y)`; "
+                    f"it returned {describe_node(out)}."
                 )
             return carry.step(before, out[0]), pack(out[1])
 
@@ -111,7 +112,8 @@ def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | No
         return None
     if unroll != 1:
         raise ValueError(
-            f"`filter_scan`: there is no `unroll` with `checkpoint={checkpoint!r}`."
+            "`filter_scan`: `unroll` cannot be combined with "
+            f"`checkpoint={checkpoint!r}`."
         )
     return (
         steps if checkpoint == "all" else check_checkpoints("filter_scan", checkpoint)
@@ -175,7 +177,7 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
     data, rest = take_apart(xs)
     where = f"`filter_map` of `{name_of(f)}`"
     if not data:
-        raise ValueError(f"{where}: there is no array in `xs` to go through.")
+        raise ValueError(f"{where}: there is no array in `xs` to iterate over.")
     check_lengths(where, xs, None)
     return unpack(
         jax.lax.map(lambda x: pack(f(rest.fill(x))), data, batch_size=batch_size)
@@ -191,13 +193,13 @@ def check_lengths(where: str, xs: Any, length: int | None) -> int:
     ]
     if not named and length is None:
         raise ValueError(
-            f"{where}: there is no array in `xs` to go through, and no `length`."
+            f"{where}: there is no array in `xs` to iterate over, and no `length`."
         )
     for name, x in named:
         if x.ndim == 0:
             raise ValueError(
-                f"{where}: `{name}` has no axis to go along. Pass what is the same at "
-                "every step by a closure, or in the carry."
+                f"{where}: `{name}` is a scalar, with no axis to iterate over. Pass a "
+                "value that is the same at every step by a closure, or in the carry."
             )
     if len({x.shape[0] for _, x in named} | {length} - {None}) > 1:
         listing = ", ".join(f"`{name}` has {x.shape[0]}" for name, x in named)

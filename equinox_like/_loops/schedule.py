@@ -1,7 +1,7 @@
 """Which steps of a loop have their carry saved, and which of these make way for others.
 
-On the way forward nobody knows how many steps there will be. Up to `(c + 1)(c + 2) / 2 - 1`
-of them, for `c` checkpoints, no step is done more than twice, by Algorithm 1 of
+In the forward pass the number of steps is not known. Up to `(c + 1)(c + 2) / 2 - 1` of
+them, for `c` checkpoints, no step is done more than twice, by Algorithm 1 of
 
     Stumm and Walther, New Algorithms for Optimal Online Checkpointing, SIAM Journal on
     Scientific Computing 32, 2010.

@@ -1,9 +1,9 @@
 """A loop as flat arrays: what each kind of loop runs.
 
-Whatever condition and step close over is an explicit input here, so that JAX's custom rules
-can be about it. The first array of the state tells whether the loop goes on. Under
-`jax.vmap` it has an element for each of the batch: those that are done keep their state
-until the last one is.
+Whatever condition and step close over is an explicit input here, so that JAX's custom
+rules can be about it. The first array of the state says whether the loop continues.
+Under `jax.vmap` it has an element for each of the batch: those that are done keep their
+state until the last one is.
 """
 
 import dataclasses
@@ -97,7 +97,7 @@ def _as_condition(out: Any) -> Any:
 
 
 class _Step:
-    """A step of the whole state; `kept` tells which of it stays as it is."""
+    """A step of the whole state; `kept` says which of it stays as it is."""
 
     def __init__(self, goes_on_after: Any, body: Any, is_buffer: Sequence[bool]):
         self._goes_on_after = goes_on_after

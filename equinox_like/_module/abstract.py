@@ -40,8 +40,8 @@ class _Alias:
 class _Abstract:
     def __init__(self) -> None:
         raise TypeError(
-            f"`{type(self).__name__}` is not called: it is an annotation, as in "
-            f"`x: {type(self).__name__}[int]`."
+            f"`{type(self).__name__}` cannot be called: it is an annotation, as in `x: "
+            f"{type(self).__name__}[int]`."
         )
 
     def __class_getitem__(cls, parameter: Any) -> _Alias:
@@ -168,8 +168,9 @@ def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
     for name in declared:
         if name in cls.__dict__:
             raise TypeError(
-                f"The abstract attribute '{name}' of {cls.__qualname__} cannot have value "
-                f"{cls.__dict__[name]!r}. Annotate it by its type alone to give it one."
+                f"The abstract attribute '{name}' of {cls.__qualname__} cannot have "
+                f"value {cls.__dict__[name]!r}. To give it one, annotate it with the "
+                "type alone."
             )
     setattr(cls, _OWN, declared)
     return declared
@@ -227,8 +228,9 @@ def _refuse_string(cls: type, name: str, annotation: str) -> None:
         if found is not AbstractVar and found is not AbstractClassVar:
             return
     raise NotImplementedError(
-        f"The abstract attribute '{name}' of {cls.__qualname__} is annotated by a string, "
-        f"{annotation!r}. Remove its quotes, or the `from __future__ import annotations`."
+        f"The abstract attribute '{name}' of {cls.__qualname__} is annotated with a "
+        f"string, {annotation!r}. Remove the quotes, or the `from __future__ import "
+        "annotations`."
     )
 
 

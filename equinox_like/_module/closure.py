@@ -28,14 +28,14 @@ def closure_to_pytree(tree: Any) -> Any:
 
     **Returns:**
 
-    A copy of the tree. The functions in it are called like the original ones, and see the
-    globals of their module. They get their closure anew for each call, so what they assign
-    to `nonlocal` names is lost.
+    A copy of the tree. The functions in it are called like the original ones, and see
+    the globals of their module. They get a new closure for each call, so what they
+    assign to `nonlocal` names is lost.
 
     **Raises:**
 
-    `ValueError` if a function gets to itself through the closure of another one, or through
-    a container. A function that calls itself is fine.
+    `ValueError` if a function refers to itself through the closure of another one, or
+    through a container. A function that calls itself is fine.
 
     !!! example
 
@@ -71,9 +71,9 @@ def _closure(
     if function in within:
         names = " -> ".join(f"`{f.__qualname__}`" for f in (*within, function))
         raise ValueError(
-            f"`closure_to_pytree` has found a function that gets to itself: {names}. A "
-            "tree cannot contain itself: pass one of these functions as an argument, or "
-            "make it a global one."
+            f"`closure_to_pytree` found a function that refers to itself: {names}. A "
+            "tree cannot contain itself: pass one of these functions as an argument, "
+            "or make it a global function."
         )
     cells = []
     for cell in function.__closure__ or ():

@@ -143,10 +143,10 @@ def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
         leaves = jtu.tree_leaves(self.__dict__.get(name))
         if any(map(is_inexact_array_like, leaves)):
             warn(
-                f"`field(init=False)`: '{name}' of {type_name(self)} holds floating-point "
-                "values. They are leaves of their own, at which gradients stop: they do "
-                "not reach what the values were computed from. Compute them in a property "
-                "instead.",
+                f"`field(init=False)`: '{name}' of {type_name(self)} holds "
+                "floating-point values. They are separate leaves, where gradients "
+                "stop: no gradient reaches the values that they were computed from. "
+                "Compute them in a property instead.",
             )
 
 

@@ -17,15 +17,15 @@ def make_dataclass(cls: Any) -> None:
     reserved = sorted(_RESERVED.intersection(annotations))
     if reserved:
         raise TypeError(
-            f"Field '{reserved[0]}' of {cls.__qualname__} has a name under which a Module "
-            "remembers how it is flattened: give it another one."
+            f"Field '{reserved[0]}' of {cls.__qualname__} has a reserved name, under "
+            "which a Module remembers how it is flattened: rename the field."
         )
     # Without one, `dataclasses` would write a docstring from a signature that is not ours.
     cls.__doc__ = cls.__doc__ or " "
     make = dataclasses.dataclass(init=False, repr=False, eq=False)
     abstract = own_declarations(cls, annotations)
     if abstract:
-        # They are no fields, and `dataclasses` must not see them.
+        # They are not fields, and `dataclasses` must not see them.
         cls.__annotations__ = {
             n: a for n, a in annotations.items() if n not in abstract
         }

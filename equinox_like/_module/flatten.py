@@ -177,9 +177,9 @@ def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 @functools.cache
 def _comparer(count: int) -> Callable[..., bool]:
-    """Makes the function that tells whether two tuples have the same objects.
+    """Makes the function that checks whether two tuples have the same objects.
 
-    Unlike `==` it tells `1` from `True`, and takes as much time.
+    Unlike `==` it distinguishes `1` from `True`, in the same time.
     """
     if count == 0:
         return lambda old, new: old is not None

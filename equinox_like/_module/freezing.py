@@ -18,6 +18,7 @@ from .._compat.tracer import Tracer
 from .._tree.at import tree_at
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.glob import matches_above
+from .._tree.nodes import describe_node
 from .._tree.partitioning import tree_filter
 from .._tree.paths import plain_path
 from .._tree.registry import register_cached
@@ -127,7 +128,7 @@ class Frozen(Module):
         return getattr(self._stopped(), name)
 
     def _stopped(self) -> Any:
-        # An array that is no tracer has no gradient to stop, and stays the same object.
+        # An array that is not a tracer has no gradient to stop, and stays the same object.
         value = self.value
         if not any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(value)):
             return value
@@ -268,8 +269,8 @@ def leaves_under(tree: Any, selector: Any) -> list[bool]:
         flags = tree_at(selector, flags, replace_fn=_all_true)
     else:
         raise TypeError(
-            "Leaves are chosen by a function that returns nodes, a class, or a pattern for "
-            f"paths; got a {type(selector).__name__}."
+            "Leaves are chosen by a function that returns nodes, a class, or a "
+            f"pattern for paths; got {describe_node(selector)}."
         )
     return jtu.tree_leaves(flags)
 

@@ -266,8 +266,9 @@ class ModuleMeta(abc.ABCMeta):
 
     def register(cls, subclass: type) -> NoReturn:
         raise ValueError(
-            f"Cannot register {subclass!r} as a virtual subclass of {cls.__qualname__}: a "
-            "Module is what derives from it. Make it a base class."
+            f"Cannot register {subclass!r} as a virtual subclass of "
+            f"{cls.__qualname__}: only classes that inherit from Module are Modules. "
+            "Make it a base class."
         )
 
 

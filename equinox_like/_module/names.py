@@ -30,7 +30,7 @@ def code_of(fun: Any) -> types.CodeType | None:
 
 
 class OfCallables:
-    """An attribute of those instances alone that can be called."""
+    """An attribute that only callable instances have."""
 
     def __init__(self, read: Callable[[Any], Any]):
         self.read = read

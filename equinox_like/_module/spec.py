@@ -23,7 +23,7 @@ class ModuleSpec:
     fields: tuple[dataclasses.Field, ...]
     dynamic: tuple[str, ...]
     static: tuple[str, ...]
-    # Of the dynamic ones, those whose arrays are no parameters.
+    # The dynamic ones whose arrays are not parameters.
     buffers: frozenset[str]
     converters: tuple[tuple[str, Callable[[Any], Any]], ...]
     no_init: tuple[str, ...]
@@ -109,7 +109,7 @@ def has_custom_init(cls: type, spec_of: Callable[[type], ModuleSpec | None]) -> 
     """Whether `cls` takes an `__init__` that someone wrote, its own or an inherited one.
 
     The first Module after `cls` in its method resolution order decides, unless a class
-    that is no Module comes earlier and brings an `__init__`.
+    that is not a Module comes earlier and has an `__init__`.
     """
     if "__init__" in cls.__dict__:
         return True
@@ -172,8 +172,8 @@ def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:
 def warn_of_unused_post_init(cls: type) -> None:
     if hasattr(cls, "__post_init__"):
         warn(
-            f"{cls.__module__}.{cls.__qualname__} has both an `__init__` that was written "
-            "by hand and a `__post_init__`, which will never run. Call it from the "
+            f"{cls.__module__}.{cls.__qualname__} has both a hand-written `__init__` "
+            "and a `__post_init__`, which will never run. Call it from the "
             "`__init__`, or remove one of them.",
         )
 

@@ -70,10 +70,10 @@ def check_statics(self: Any, fields: Fields) -> None:
         leaves = _leaves(value)
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             warn(
-                "A JAX array is being set as static: field "
-                f"'{name}' of {type_name(self)}. Static fields are compared whenever a "
-                "transformed function is called, and an array of JAX equals only itself: "
-                "remove `static=True`, or make a constant of it by `numpy.asarray`.",
+                f"A JAX array is being set as static: field '{name}' of "
+                f"{type_name(self)}. Static fields are compared whenever a transformed "
+                "function is called, and a JAX array equals only itself: remove "
+                "`static=True`, or convert it to a constant with `numpy.asarray`.",
             )
         if any(map(_is_writeable, leaves)):
             _set(self, name, jtu.tree_map(_read_only, value))
@@ -101,7 +101,7 @@ def check_callables(self: Any, fields: Fields) -> None:
 
 def check_values(self: Any, fields: Fields) -> None:
     """Refuses a field that contains `self`, and warns of a callable that refers to it."""
-    # Now flattening `self` raises an error of its own.
+    # Now flattening `self` raises its own error.
     _set(self, OPEN, SCANNED)
     try:
         for name, value in fields:
@@ -123,16 +123,17 @@ def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:
     if any(_is_of(part, self) for leaf in leaves for part in _inside(leaf)):
         warn(
             f"Field '{name}' of {type_name(self)} holds a callable that refers to the "
-            f"{type(self).__qualname__} itself, where JAX does not see it. It keeps the "
-            "arrays of this very instance, also in changed copies. Define a method instead."
+            f"{type(self).__qualname__} itself, where JAX does not see it. It keeps "
+            "the arrays of this instance, even in updated copies. Define a method "
+            "instead."
         )
 
 
 def _refuse_itself(self: Any, name: str) -> NoReturn:
     raise ValueError(
-        "Cannot assign methods of a Module, or the Module itself, to one of its fields: "
-        f"`self.{name}` of {type_name(self)} contains the Module, which no tree can. "
-        f"Define a method `{name}` that calls the other one."
+        "Cannot assign methods of a Module, or the Module itself, to one of its "
+        f"fields: `self.{name}` of {type_name(self)} contains the Module, but a tree "
+        f"cannot contain itself. Define a method `{name}` that calls the other one."
     ) from None
 
 

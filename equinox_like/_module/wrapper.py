@@ -53,9 +53,9 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
     cls = type(wrapper)
     if not isinstance(inspect.getattr_static(cls, "__wrapped__", None), property):
         raise ValueError(
-            f"The wrapper must supply `__wrapped__` as a property, which "
-            f"{cls.__module__}.{cls.__qualname__} does not. Stored as an attribute, what "
-            "is wrapped would be in the tree twice."
+            f"{cls.__module__}.{cls.__qualname__} must define `__wrapped__` as a "
+            "property. Stored as an attribute, the wrapped object would be in the "
+            "tree twice."
         )
     if wrapped is None:
         wrapped = wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]

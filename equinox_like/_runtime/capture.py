@@ -120,7 +120,7 @@ def tag(value: _T, name: str) -> _T:
         ```
     """
     if not name:
-        raise ValueError("`tag` takes a name of one character at least.")
+        raise ValueError("`tag` takes a non-empty string as its name.")
     for pattern, function in _replaced.value:
         if matches(pattern, name):
             value = replacement(function, value, name)
@@ -219,8 +219,8 @@ class Captured(Around):
         for x in found:
             if x.mark.depth is None and x.mark.path in chosen:
                 raise ValueError(
-                    f"`{x.mark.path}` is the name of a `tag`, and the path of a chosen "
-                    "Module. Give the value another name."
+                    f"`{x.mark.path}` is both the name of a `tag` and the path of a "
+                    "chosen Module. Rename the tag."
                 )
         for part in self.where:
             names = [path for path in chosen if _chooses(part, path, chosen[path])]
@@ -240,8 +240,9 @@ class Intervened(Around):
         for pattern, function in replacements.items():
             if not callable(function) or any(map(is_array, jtu.tree_leaves(function))):
                 raise TypeError(
-                    "`intervene` takes functions, without arrays among their leaves; got "
-                    f"{describe_node(function)} for {pattern!r}. A `lambda` may use arrays."
+                    "`intervene` takes functions whose leaves are not arrays; got "
+                    f"{describe_node(function)} for {pattern!r}. A `lambda` may close "
+                    "over arrays."
                 )
         self.model = model
         self.replacements = tuple(replacements.items())
@@ -311,9 +312,9 @@ def _by_path(found: Iterable[Found]) -> dict[str, Any]:
 def _unreachable(error: UnreachableError) -> RuntimeError:
     path = error.mark.path or "<root>"
     return RuntimeError(
-        f"`capture` cannot return `{path}`: it is computed within `{error.primitive}`, of "
-        "which nothing but the run of the program tells whether, and how often, it "
-        "computes a value. Leave it out of `where`; or use `jax.numpy.where` in place of "
+        f"`capture` cannot return `{path}`: it is computed within `{error.primitive}`, "
+        "where only running the program shows whether, and how often, a value is "
+        "computed. Leave it out of `where`; or use `jax.numpy.where` in place of "
         "`jax.lax.cond`, and `jax.lax.scan` in place of `jax.lax.while_loop`."
     )
 
@@ -323,8 +324,9 @@ def _nothing(function: str, part: Any, model: Any, names: Sequence[str]) -> Valu
     if names:
         listed = ", ".join(f"`{name or '<root>'}`" for name in names[:_SHOWN])
         return ValueError(
-            f"`{function}`: what {shown} chooses is not called: {listed}. Its attributes "
-            "may be read by the Module that it is in: choose that one, or `tag` the value."
+            f"`{function}`: the Modules that {shown} chooses are not called: {listed}. "
+            "Perhaps the Module that contains them reads their attributes: choose "
+            "that one, or `tag` the value."
         )
     there: list[str] = []
     map_modules(model, lambda path, node: there.append(path) or node)

@@ -87,8 +87,8 @@ class Check:
         if 0 <= index < len(self.messages):
             return self.messages[index]
         return (
-            f"A check failed whose index {index} is invalid: `branched_error_if` was given "
-            f"{len(self.messages)} messages."
+            f"A check failed with the invalid index {index}: `branched_error_if` was "
+            f"given {len(self.messages)} messages."
         )
 
     def __repr__(self) -> str:
@@ -130,8 +130,8 @@ register_check(error_if_p, _explain)
 _MAX_LISTED = 10
 _BEGIN = "---- a check by `equinox_like.error_if` failed ----"
 _END = (
-    "---- with `equinox_like.filter_jit` in place of `jax.jit` this would be all of the "
-    "error ----"
+    "---- with `equinox_like.filter_jit` in place of `jax.jit` this would be the "
+    "whole error ----"
 )
 _ABOVE = "The frames above are those outside of JIT. Below are those inside of JIT:"
 _ADVICE = """\

@@ -15,6 +15,7 @@ import numpy as np
 from .._compat.tracer import Tracer
 from .._module import Module, field
 from .._tree import is_array, tree_pformat
+from .._tree.nodes import describe_node
 from .._warn import warn
 from .error_if import branched_error_if
 
@@ -97,7 +98,7 @@ class EnumerationMeta(type):
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            f"{_name(cls)} has no instances but its items, which are read from the class: "
+            f"{_name(cls)} cannot be instantiated. Read an item from the class, as in "
             f"`{cls.__name__}.{next(iter(cls.__messages__), 'name')}`."
         )
 
@@ -109,7 +110,9 @@ class EnumerationMeta(type):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name in cls.__messages__:
-            raise AttributeError(f"The item `{name}` of {_name(cls)} is fixed.")
+            raise AttributeError(
+                f"The item `{name}` of {_name(cls)} cannot be changed."
+            )
         super().__setattr__(name, value)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -276,7 +279,8 @@ def _refuse_bad_bodies(
         is_plain = base.__mro__[1:] == (object,)
         if not isinstance(base, EnumerationMeta) and not is_plain:
             raise ValueError(
-                f"The enumeration {name} has a base class that is none: {_name(base)}."
+                f"The enumeration {name} has a base class that is not an enumeration: "
+                f"{_name(base)}."
             )
     for item_name, message in items.items():
         if item_name in ("promote", "where"):
@@ -286,8 +290,8 @@ def _refuse_bad_bodies(
             )
         if not isinstance(message, str):
             raise TypeError(
-                f"`{name}.{item_name}` must be a string, the message of an item of this "
-                f"enumeration; got a {type(message).__qualname__}."
+                f"`{name}.{item_name}` must be a string, the message of an item of "
+                f"this enumeration; got {describe_node(message)}."
             )
 
 

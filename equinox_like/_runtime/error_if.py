@@ -22,6 +22,7 @@ from .._core.base import frames_hidden
 from .._core.parts import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
 from .._tree import is_array, is_array_like
+from .._tree.nodes import describe_node
 from .._warn import warn
 from .check import Check, error_if_p
 from .spoil import may_depend, spoilt_if
@@ -148,9 +149,10 @@ def branched_error_if(
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         raise ValueError(
-            "No arrays are in the `x` of `error_if`, so there is nothing that the check "
-            "could belong to. Pass an array that is used afterwards, and use the one that "
-            f"is returned. The check was for: {', '.join(map(repr, messages))}."
+            "The `x` of `error_if` contains no arrays, so there is nothing to attach "
+            "the check to. Pass an array that is used afterwards, and use the "
+            "returned one in its place. The check was for: "
+            f"{', '.join(map(repr, messages))}."
         )
     arrays = [jnp.asarray(array) for array in arrays]
     if not _is_known_false(pred):
@@ -212,8 +214,8 @@ def _mode(on_error: str) -> str:
         return ON_ERROR
     if on_error not in MODES:
         raise RuntimeError(
-            f"`on_error` is 'default' or one of {', '.join(map(repr, MODES))}; got "
-            f"{on_error!r}."
+            f"`on_error` must be 'default' or one of {', '.join(map(repr, MODES))}; "
+            f"got {on_error!r}."
         )
     return on_error
 
@@ -231,14 +233,14 @@ def _check_messages(msgs: Sequence[str]) -> tuple[str, ...]:
 def _is_plainly_false(pred: Any) -> bool:
     if not is_array_like(pred):
         raise TypeError(
-            "The predicate of `error_if` is a bool or an array; got a "
-            f"{type(pred).__name__}."
+            "The predicate of `error_if` must be a bool or an array; got "
+            f"{describe_node(pred)}."
         )
     return not is_array(pred) and not hasattr(pred, "__jax_array__") and not pred
 
 
 def _is_known_false(pred: Any) -> bool:
-    """Whether it is false for certain, and that is no secret to anyone.
+    """Whether it is known to be false.
 
     What is known may still be computed just now: within a trace it is not waited for.
     """
@@ -255,8 +257,8 @@ def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> Non
         is_one = isinstance(index, int | np.integer) and 0 <= index < len(messages)
         said = messages[int(index)] if is_one else ", ".join(map(repr, messages))
         warn(
-            "The predicate of a check with `on_error='nan'` is true whatever the program "
-            f"computes, so the values that it checks become NaN. The check was for: {said}"
+            "The predicate of a check with `on_error='nan'` is always true, so the "
+            f"values that it checks become NaN. The check was for: {said}"
         )
 
 
@@ -265,7 +267,8 @@ def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
     if not jnp.issubdtype(index.dtype, np.integer):
         raise TypeError(
-            f"The index of `branched_error_if` is an integer; got one of {index.dtype}."
+            "The index of `branched_error_if` must be an integer; got one of dtype "
+            f"{index.dtype}."
         )
     if index.ndim == 0:
         return pred.any(), index
@@ -308,7 +311,7 @@ def _of_all_devices(pred: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _stopping_if(failed: Any) -> Any:
-    # A function of its own, lest JAX take what it traced for another check.
+    # A new function, so that JAX does not reuse the trace of another check.
     def stop() -> Any:
         jax.debug.breakpoint(num_frames=BREAKPOINT_FRAMES)
         return True

@@ -107,7 +107,9 @@ def filter_primitive_bind(prim: Any, *args: Any) -> Any:
         assert out[0]["a"].tolist() == [3, 3] and out[1] == "scaled"
         ```
     """
-    assert prim.multiple_results, "A filtered primitive has `multiple_results = True`."
+    assert prim.multiple_results, (
+        "A filtered primitive must have `multiple_results = True`."
+    )
     leaves, treedef = jtu.tree_flatten(args)
     operands = [jnp.asarray(x) for x in leaves if is_array(x)]
     static = tuple(_DATA if is_array(x) else x for x in leaves)

@@ -244,7 +244,7 @@ def nonbatchable(
 
 
 def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> Any:
-    """The zeros that a tangent of `None` stands for.
+    """The zeros that a tangent of `None` represents.
 
     **Arguments:**
 

@@ -147,7 +147,7 @@ def _index_of(rest: Rest) -> int:
     try:
         hash(tuple(rest.leaves))
     except TypeError as e:
-        raise TypeError(f"`noinline` needs a function that has a hash: {e}.") from None
+        raise TypeError(f"`noinline` needs a hashable function: {e}.") from None
     for i, known in enumerate(_functions):
         if known == rest:
             return i
@@ -176,7 +176,7 @@ class _Call:
         return fun(*args, **kwargs)
 
     def found(self, data: Sequence[Any]) -> "_Call":
-        """The same with the function that the arrays tell. Their first one is its index."""
+        """The same with the function that the first of the arrays determines."""
         if self.abstract_fn is None:
             return self
         return replace(self, rest=_functions[int(data[0])])
@@ -269,8 +269,8 @@ def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
     jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*structs)
     if any(isinstance(x, Tracer) for x in jaxpr.consts):
         raise ValueError(
-            "A function that is not inlined closes over a tracer, an array of the program "
-            "around it. Pass that as an argument."
+            "A `noinline` function closes over a tracer, an array of the surrounding "
+            "program. Pass that array as an argument."
         )
     return tuple(map(as_aval, out)), rest
 

@@ -127,9 +127,9 @@ def replacement(function: Callable[[Any], Any], value: Any, path: str) -> Any:
     leaves, structure = jtu.tree_flatten(new)
     if structure != old_structure:
         raise ShapeError(
-            "`intervene` takes functions that return the structure that they are given. "
-            f"That for `{path}` was given {describe_node(value)}, and returned "
-            f"{describe_node(new)}."
+            "The functions of `intervene` must return the structure that they are "
+            f"given. The one for `{path}` was given {describe_node(value)} and "
+            f"returned {describe_node(new)}."
         )
     root = path or "<root>"
     return structure.unflatten(
@@ -147,8 +147,8 @@ def _same_type(old: Any, new: Any, path: str) -> Any:
         new = jnp.asarray(new)
     if (new.shape, new.dtype) != (old.shape, old.dtype):
         raise ShapeError(
-            f"`intervene` replaces a value by one of its shape and dtype. `{path}` is "
-            f"{describe_array(old)}, and its function returned {describe_array(new)}. "
-            "`jax.numpy.full_like` and `astype` make the same type."
+            f"The functions of `intervene` must keep the shape and dtype. `{path}` is "
+            f"{describe_array(old)}, but its function returned {describe_array(new)}. "
+            "Use `jax.numpy.full_like` or `astype`."
         )
     return new if isinstance(new, jax.Array) else jnp.asarray(new)

@@ -17,8 +17,8 @@ def by_name(
     kwargs: dict[str, Any],
     default: Any,
 ) -> list[tuple[Any, Any, str, str]]:
-    """For each argument what an option says of it by name, its value, and the names of
-    both, in the order of the leaves of `(args, kwargs)`."""
+    """For each argument: what an option gives for it by name, its value, and the names
+    of both, in the order of the leaves of `(args, kwargs)`."""
     names = _names(fun, args, kwargs)
     # What is one of `*args` has no name of its own.
     shown = [name if name == parameter else None for name, parameter in names]

@@ -105,7 +105,7 @@ class Bucketed(Transformed[_P, _T]):
         if "lengths" not in parameters:
             raise TypeError(
                 f"`bucketed` passes the true lengths to `{name_of(fun)}`, which has no "
-                "parameter `lengths`. Add one, and leave out what is beyond a length: "
+                "parameter `lengths`. Add one, and mask what is beyond a length: "
                 '`jnp.where(jnp.arange(len(x)) < lengths["x"][0], x, 0)`.'
             )
         unknown = [name for name in axes if name not in parameters]
@@ -152,14 +152,14 @@ class Bucketed(Transformed[_P, _T]):
         return Retrace(retrace.function, map(self._with_fix, retrace.differences))
 
     def _with_fix(self, difference: Difference) -> Difference:
-        """What `explain` says of a padded array whose shape is new."""
+        """What `explain` says about a padded array whose shape is new."""
         name = re.split(r"[.\[]", difference.path, maxsplit=1)[0]
         axes = [str(axis) for padded, axis, _ in self._axes if padded == name]
         if difference.kind != SHAPE or not axes:
             return difference
         fix = (
             f"`{name}` is padded to a bucket along axis {' and '.join(axes)}, and each "
-            "bucket is compiled once. If another axis varies, give it buckets, too."
+            "bucket is compiled once. If another axis varies, give it buckets too."
         )
         return dataclasses.replace(difference, fix=fix)
 
@@ -240,9 +240,9 @@ def _length(value: Any, name: str, axis: int) -> int:
     for path, y in others:
         if y.shape[axis] != x.shape[axis]:
             raise ValueError(
-                f"`{name}` is padded along axis {axis}, so its arrays have one length "
-                f"there; but that of `{first}` is {x.shape[axis]}, and that of `{path}` "
-                f"is {y.shape[axis]}."
+                f"`{name}` is padded along axis {axis}, so its arrays must have equal "
+                f"lengths there; but `{first}` has length {x.shape[axis]}, and "
+                f"`{path}` has {y.shape[axis]}."
             )
     return x.shape[axis]
 

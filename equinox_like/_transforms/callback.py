@@ -13,6 +13,7 @@ from .._core.parts import Rest, take_apart
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
 from .._tree.match import pair_leaves
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 
 
@@ -159,8 +160,7 @@ class _Call:
         args, kwargs = self._rest.fill(data)
         out = self._callback(*args, **kwargs)
         message = (
-            f"{self._where} returned another structure than `result_shape_dtypes` "
-            "announced."
+            f"{self._where} did not return the structure of `result_shape_dtypes`."
         )
         pairs = pair_leaves(self.result.fill(self.structs), out, message)
         for path, wanted, leaf in pairs:
@@ -171,18 +171,19 @@ class _Call:
         if not isinstance(wanted, jax.ShapeDtypeStruct):
             if not tree_equal(leaf, wanted):
                 raise ValueError(
-                    f"{self._where} returned {leaf!r} as `{name}`, for which "
-                    f"`result_shape_dtypes` announced {wanted!r}."
+                    f"{self._where} returned {leaf!r} as `{name}`, but "
+                    f"`result_shape_dtypes` has {wanted!r} there."
                 )
         elif not is_array(leaf):
             raise ValueError(
-                f"{self._where} returned a {type(leaf).__name__} as `{name}`, for which "
-                f"`result_shape_dtypes` announced an array. Return it as `np.asarray(...)`."
+                f"{self._where} returned {describe_node(leaf)} as `{name}`, but "
+                "`result_shape_dtypes` has an array there. Return it as "
+                "`np.asarray(...)`."
             )
         elif jax.dtypes.canonicalize_dtype(leaf.dtype, True) != wanted.dtype:
             raise ValueError(
-                f"{self._where} returned an array of dtype {leaf.dtype} as `{name}`, for "
-                f"which `result_shape_dtypes` announced {wanted.dtype}."
+                f"{self._where} returned an array of dtype {leaf.dtype} as `{name}`, "
+                f"but `result_shape_dtypes` has {wanted.dtype} there."
             )
 
 

@@ -143,7 +143,7 @@ class ClosureConverted(Module, Generic[_P, _T]):
 
     def _mismatch(self, what: str, given: Any, expected: Any) -> ValueError:
         return ValueError(
-            f"The closure-converted `{self._name}` was called with other {what} than it "
-            f"was converted for. Called with (args, kwargs):\n    {given}\nand converted "
-            f"for:\n    {expected}"
+            f"The closure-converted `{self._name}` was called with {what} other than "
+            "those it was converted for. Called with (args, kwargs):\n    "
+            f"{given}\nand converted for:\n    {expected}"
         )

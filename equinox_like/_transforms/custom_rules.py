@@ -1,8 +1,8 @@
 """`filter_custom_jvp` and `filter_custom_vjp`: derivatives given by the user.
 
 JAX gets the arrays as inputs, never by closure, since it may run a rule long after the
-call. What the user may perturb comes first; all other arrays are *held*: passed to JAX,
-too, and an error if they are perturbed all the same.
+call. What the user may perturb comes first; all other arrays are *held*: passed to JAX
+too, and it is an error if they are perturbed anyway.
 """
 
 import functools
@@ -191,12 +191,12 @@ def _check_output(
     except Exception:
         return  # a function that does not run without values
     for found in tree_differences("output", own, out, _is_number_or_struct, type_of):
-        if found.kind != STATIC_VALUE:  # a function that is made anew, say
+        if found.kind != STATIC_VALUE:  # for example a new function object
             error = TypeError if found.kind == ARRAY_TYPE else ValueError
             raise error(
-                f"{rule} must return an output of the form that the function itself "
-                f"returns: `{found.path}` is {found.before} by the function, and "
-                f"{found.after} by the rule."
+                f"{rule} must return the same output as the function, except for the "
+                f"values of arrays: `{found.path}` is {found.before} from the "
+                f"function, but {found.after} from the rule."
             )
 
 
@@ -474,7 +474,7 @@ def _input_cotangents(
             )
         elif leaf is not None:
             raise RuntimeError(
-                f"`def_bwd` of `{name}` returned `{where}` for something that is no "
+                f"`def_bwd` of `{name}` returned `{where}` for a leaf that is not a "
                 "floating-point or complex array: it must have the same structure as "
                 "`filter(vjp_arg, is_inexact_array)`."
             )
@@ -486,9 +486,10 @@ def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
     is_complex = dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(
-            f"`def_bwd` of `{name}` returned at `{where}` something of "
-            f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an array "
-            f"of dtype {primal.dtype}: a gradient is of floating or complex dtype."
+            f"`def_bwd` of `{name}` returned at `{where}` a leaf of "
+            f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an "
+            f"array of dtype {primal.dtype}: a gradient must have a floating or "
+            "complex dtype."
         )
     if is_complex and not jnp.iscomplexobj(primal):
         raise TypeError(
@@ -504,7 +505,7 @@ def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
 
 
 def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
-    """`values`, of which none may have a tangent.
+    """`values`, none of which may have a tangent.
 
     If one has, `error(index)` of the first of these is raised.
     """

@@ -1,8 +1,8 @@
 """`filter_custom_vmap`: how a function is batched, given by the user.
 
-JAX gets a function of flat arrays, traced before, so that what it closes over is an input
-like any other. Of these inputs the user's rule knows nothing: if one of them has the batch,
-the function is batched as JAX would do it.
+JAX gets a function of flat arrays, traced before, so that what it closes over is an
+input like any other. The user's rule does not see these inputs: if one of them has the
+batch, the function is batched as JAX would do it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from .._core.difference import tree_differences
 from .._core.parts import Rest, is_array_or_struct, take_apart, take_apart_like
 from .._module.fields import field
 from .._tree.match import leaf_name, spread
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .custom_rules import Rules
 from .trace import trace
@@ -144,8 +145,8 @@ class _Expected:
         """
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise ValueError(
-                f"{self._where} must return a pair `(out, out_batched)`; it returned a "
-                f"{type(returned).__name__}."
+                f"{self._where} must return a pair `(out, out_batched)`; it returned "
+                f"{describe_node(returned)}."
             )
         out, out_batched = returned
         data, rest = take_apart_like(out, self._rest)
@@ -155,11 +156,11 @@ class _Expected:
                 tree_differences("out", expected, out, is_array_or_struct), None
             )
             raise ValueError(
-                f"{self._where} must return what the function does, but for the values "
-                "of arrays. "
+                f"{self._where} must return the same output as the function, except "
+                "for the values of arrays. "
                 + (
-                    f"`{found.path}` is {found.before} by the function, and "
-                    f"{found.after} by the rule."
+                    f"`{found.path}` is {found.before} from the function, but "
+                    f"{found.after} from the rule."
                     if found
                     else "The structures differ."
                 )

@@ -214,9 +214,9 @@ def _stopped(
             f", as in `{stops.equation}`" if len(str(stops.equation)) < 200 else ""
         )
     return NotInvertibleError(
-        f"No inverse of `{name}` can be derived: it is stopped by {what}. Pass "
-        "`inverse=`, a function `(block, y) -> x`; or write it of steps that can be "
-        "undone, as `y1 = x1 + f(x2)`."
+        f"No inverse of `{name}` can be derived, because of {what}. Pass `inverse=`, a "
+        "function `(block, y) -> x`; or write it in invertible steps, such as `y1 = "
+        "x1 + f(x2)`."
     )
 
 

@@ -19,7 +19,7 @@ from .._tree.filters import is_inexact_array
 
 
 def refuse_large(errors: jax.Array, x: Any, name: str) -> Any:
-    """`x`, unless the inverse of the function of this name is none.
+    """`x`, unless the inverse of the function with this name is wrong.
 
     `errors` are the largest one in units of what rounding may do, and the largest one.
     """
@@ -48,8 +48,9 @@ def _text(errors: Any, name: str) -> str:
     # Of NaN the largest is NaN.
     relative, absolute = np.asarray(errors).reshape(-1, 2).max(0)
     return (
-        f"The inverse of `{name}` is none: what it rebuilds differs from what was there by "
-        f"up to {absolute:.3g}, and by up to {relative:.3g} times what rounding may do."
+        f"The inverse of `{name}` is wrong: its result differs from the input by up to "
+        f"{absolute:.3g}, and by up to {relative:.3g} times the error that rounding "
+        "may cause."
     )
 
 
@@ -78,8 +79,6 @@ def _explain(error: Exception) -> Exception | None:
 
 
 _BEGIN = "---- the check of a `filter_invertible` failed ----"
-_END = (
-    "---- with `filter_jit` in place of `jax.jit` this would be all of the error ----"
-)
+_END = "---- with `filter_jit` in place of `jax.jit` this would be the whole error ----"
 
 register_check(_inverse_check, _explain)

@@ -135,9 +135,10 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
             if not is_forward_mode(e.__cause__ or e):
                 raise
             raise TypeError(
-                f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no forward "
-                "mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, `jax.hessian`): "
-                "there is nothing to save there. Apply the blocks by a loop instead."
+                f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no "
+                "forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
+                "`jax.hessian`): forward mode stores nothing that could be saved. "
+                "Apply the blocks in a loop instead."
             ) from None
 
     def __repr__(self) -> str:
@@ -312,21 +313,22 @@ def _require_stacked(arrays: Any) -> None:
         sizes.setdefault(x.shape[0] if x.ndim else None, name)
         if None in sizes:
             raise ValueError(
-                f"`{sizes[None]}` has no axis, along which there could be one part for "
-                "each block. Pass a list of blocks, or stack them by `filter_vmap`."
+                f"`{sizes[None]}` is a scalar, without a leading axis that holds one "
+                "part for each block. Pass a list of blocks, or stack them with "
+                "`filter_vmap`."
             )
     if len(sizes) != 1:
         found = ", ".join(f"{size} in `{name}`" for size, name in sizes.items())
         raise ValueError(
-            "Stacked blocks have the same number of parts along the first axis of each "
-            f"array; there are {found or 'no arrays'}."
+            "The arrays of stacked blocks must have equal sizes along the first axis; "
+            f"there are {found or 'no arrays'}."
         )
 
 
 def _like(y: Any, x: Any, fun: Any) -> Any:
     """`y`, which must be of the form of `x`."""
     message = (
-        f"`{name_of(fun)}` must return something of the structure of its second "
+        f"`{name_of(fun)}` must return a tree with the structure of its second "
         "argument."
     )
     for path, before, after in pair_leaves(x, y, message):
@@ -334,8 +336,9 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
             was, now = map(describe_node, (before, after))
             if was != now:
                 raise ValueError(
-                    f"`{name_of(fun)}` must return something like its second argument: "
-                    f"`{path_str(path, 'x')}` is {was}, and in its place there is {now}."
+                    f"`{name_of(fun)}` must return arrays like those of its second "
+                    f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
+                    "returned in its place."
                 )
     # What is no array is that of `x`; so is whether an array is weakly typed.
     return jtu.tree_map(

@@ -13,6 +13,7 @@ from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.filters import is_inexact_array, is_none
+from .._tree.nodes import describe_node
 from .tangents import (
     by_parts,
     is_zero,
@@ -66,7 +67,7 @@ def filter_jvp(
     if not isinstance(primals, tuple | list):
         raise TypeError(
             "The primals of `filter_jvp` are a tuple or list of all arguments of "
-            f"`{name_of(fn)}`; got a {type(primals).__name__}. Of one argument: `(x,)`."
+            f"`{name_of(fn)}`; got {describe_node(primals)}. For one argument: `(x,)`."
         )
     matched = match_tangents(primals, tangents)
     leaves, treedef = jtu.tree_flatten(primals, is_none)
@@ -97,7 +98,7 @@ def _watch(depends: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
     """An identity that notes which of its values have a tangent.
 
     `jax.jvp` fills in zeros; a rule with symbolic zeros sees where. The token is always
-    perturbed, so that it is this jvp that runs the rule, and not one around it.
+    perturbed, so that this jvp runs the rule, and not an outer one.
     """
 
     @jax.custom_jvp

@@ -116,8 +116,8 @@ def filter_pmap(
     for name in refused:
         if name in ("static_broadcasted_argnums", "donate_argnums"):
             raise ValueError(
-                f"`filter_pmap` does not take `{name}`: what is no array is static, and "
-                "`donate` says what to donate."
+                f"`filter_pmap` does not take `{name}`: leaves that are not arrays are "
+                "static, and `donate` says what to donate."
             )
         raise TypeError(f"`filter_pmap` got an unexpected keyword argument {name!r}.")
     exact = devices is not None
@@ -145,7 +145,7 @@ def _find_devices(wanted: list[tuple[str, int]]) -> _Devices:
     if missing:
         raise ValueError(
             f"A function of `filter_pmap` was pickled for the devices {missing}, which "
-            "are not here."
+            "this process does not have."
         )
     return _Devices(found[device] for device in wanted)
 
@@ -227,9 +227,9 @@ class Pmapped(Transformed[..., Any]):
         count = len(self._devices)
         if size > count or (self._exact and size != count):
             raise ValueError(
-                f"`filter_pmap` of `{name_of(fun)}`: `{name}`: {size} rows cannot be split "
-                f"over {count} devices x 1. Let each device have one row, and use "
-                "`filter_vmap` for what is in it."
+                f"`filter_pmap` of `{name_of(fun)}`: `{name}`: {size} rows cannot be "
+                f"split over {count} devices, one row each. Map over at most as many "
+                "rows as devices, and use `filter_vmap` for the rows of one device."
             )
         devices = np.asarray(self._devices[:size])
         mesh = Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
@@ -252,8 +252,9 @@ def _refuse_other_meshes(
     if not here.empty and here != mesh.abstract_mesh:
         raise ValueError(
             f"`filter_pmap` of `{name_of(fun)}` has a mesh of its own, and cannot be "
-            f"called while one with the axes {here.axis_names} is in use. Call it outside "
-            "of `jax.set_mesh`, or take `filter_shard_map` or `filter_vmap` instead."
+            f"called while one with the axes {here.axis_names} is in use. Call it "
+            "outside of `jax.set_mesh`, or use `filter_shard_map` or `filter_vmap` "
+            "instead."
         )
     leaves = jtu.tree_leaves_with_path((args, kwargs))
     for (path, x), axis in zip(leaves, axes, strict=True):
@@ -263,8 +264,9 @@ def _refuse_other_meshes(
         if axis is not None or any(sharding.spec):
             raise ValueError(
                 f"`filter_pmap` of `{name_of(fun)}`: "
-                f"`{argument_name(fun, args, kwargs, path)}` ({describe_array(x)}) is on "
-                "another mesh, one with explicit axes. Take it off by `jax.device_get`."
+                f"`{argument_name(fun, args, kwargs, path)}` ({describe_array(x)}) is "
+                "on another mesh, one with explicit axes. Take it off that mesh with "
+                "`jax.device_get`."
             )
 
 
@@ -287,6 +289,7 @@ def _check_outputs(out: Any, axes: Sequence[int | None]) -> None:
         if axis is None and is_array(x) and varying_axes(jax.typeof(x)):
             raise ValueError(
                 f"`{path_str(path, 'out')}` ({describe_array(x)}) may differ between "
-                "devices, and so cannot be returned once, as its output axis `None` says. "
-                "Make it the same by `jax.lax.psum` or `jax.lax.pmean`, or give it an axis."
+                "devices, so it cannot be returned once, as its output axis `None` "
+                "says. Make it equal on all devices with `jax.lax.psum` or "
+                "`jax.lax.pmean`, or give it an axis."
             )

@@ -109,8 +109,8 @@ def filter_device_put(
     """
     if donate and may_alias:
         raise ValueError(
-            "`filter_device_put`: what is donated is gone, so `donate` and `may_alias` "
-            "cannot both be true."
+            "`filter_device_put`: a donated array is deleted, so `donate` and "
+            "`may_alias` cannot both be true."
         )
     if donate and not at_top_level():
         raise ValueError(
@@ -157,7 +157,7 @@ def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
 
 
 def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
-    """What JAX takes for this array; raises if there is no such thing."""
+    """What JAX takes for this array; raises if there is none."""
     if isinstance(spec, jax.Device):
         return SingleDeviceSharding(spec)
     if not is_sharding(spec):
@@ -168,8 +168,8 @@ def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     if isinstance(spec, PartitionSpec) and mesh.empty:
         raise ValueError(
-            f"`{option}` gives {spec} for `{name}` ({describe_array(x)}), and there is no "
-            "mesh that it is meant for: do it under `jax.set_mesh(mesh)`, or give "
+            f"`{option}` gives {spec} for `{name}` ({describe_array(x)}), but no mesh "
+            "is in use: call it under `jax.set_mesh(mesh)`, or give "
             "`jax.sharding.NamedSharding(mesh, spec)`."
         )
     refuse_misfit(option, name, spec, x)

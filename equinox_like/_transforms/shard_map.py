@@ -1,7 +1,8 @@
 """`filter_shard_map`: each device computes with its part of the arrays.
 
-Specs are given to JAX for flat lists of arrays. Of the output nothing is known before the
-trace: its arrays are returned in one list for each leaf of `out_specs`, as for shardings.
+Specs are given to JAX for flat lists of arrays. Nothing is known about the output
+before the trace: its arrays are returned in one list for each leaf of `out_specs`, as
+for shardings.
 """
 
 from collections.abc import Callable, Iterable
@@ -182,8 +183,8 @@ class ShardMapped(Transformed[..., Any]):
             untold = [name for name, x in kwargs.items() if _has_arrays(x)]
             if untold:
                 raise ValueError(
-                    f"`in_specs` of `{name_of(fun)}` says nothing of {untold}, which have "
-                    "no position: let it be a dictionary from names to specs."
+                    f"`in_specs` of `{name_of(fun)}` has no entry for {untold}, which "
+                    "have no position: make it a dictionary from names to specs."
                 )
             more = args[len(given) :]
             if not _has_arrays(more):  # static ones, which need no spec
@@ -220,10 +221,10 @@ class ShardMapped(Transformed[..., Any]):
             differs = varying_axes(jax.typeof(x)) & axes - set(jtu.tree_leaves([*spec]))
             if differs and self._check_vma:
                 raise ValueError(
-                    f"`out_specs` gives {spec} for `{name}` ({describe_array(x)}), which "
-                    f"may differ along {sorted(map(str, differs))}: name the axis there to "
-                    "return all the parts, or make them the same by `jax.lax.psum` or "
-                    "`jax.lax.pmean`."
+                    f"`out_specs` gives {spec} for `{name}` ({describe_array(x)}), "
+                    f"which may differ along {sorted(map(str, differs))}: name the "
+                    "axis there to return all the parts, or make them equal with "
+                    "`jax.lax.psum` or `jax.lax.pmean`."
                 )
         return Grouped.of(out, numbers, len(self._output_leaves()))
 
@@ -247,8 +248,8 @@ def _explain_explicit(names, data, specs, error: ValueError) -> None:
         if _padded(has, x.ndim) != _padded(spec, x.ndim):
             raise ValueError(
                 f"`in_specs` gives {spec} for `{name}` ({describe_array(x)}), which is "
-                f"split by {has}. Of explicit axes a spec must say how the array is split: "
-                "use `filter_shard` on it before."
+                f"split by {has}. For explicit axes, the spec must be how the array is "
+                "already split: use `filter_shard` on it first."
             ) from error
 
 

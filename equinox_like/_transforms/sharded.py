@@ -75,9 +75,9 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
         found = next((rule for rule in rules if matches(rule[0], name)), None)
         if found is None:
             raise ValueError(
-                f"No rule matches `{name}` ({describe_array(leaf)}). Add one, or end the "
-                'rules with `("**", PartitionSpec())`, which leaves the rest whole on each '
-                "device."
+                f"No rule matches `{name}` ({describe_array(leaf)}). Add one, or end "
+                'the rules with `("**", PartitionSpec())`, which replicates the rest '
+                "on each device."
             )
         return _named(mesh, found, name, leaf)
 
@@ -177,7 +177,8 @@ def _named(
             )
         if axes.count(axis) > 1:
             raise ValueError(
-                f"{says} {axis!r} twice. One axis of the mesh can split one dimension."
+                f"{says} {axis!r} twice. One axis of the mesh can split only one "
+                "dimension."
             )
     sharding = NamedSharding(mesh, spec)
     refuse_misfit(f"rules[{pattern!r}]", name, sharding, leaf)

@@ -16,6 +16,7 @@ from .._core.pack import pack, unpack
 from .._core.parts import Rest, value_and_aux
 from .._tree.filters import is_array_like, is_inexact_array, is_none
 from .._tree.match import pair_leaves
+from .._tree.nodes import describe_node
 from .._tree.partitioning import combine, partition
 from .._tree.paths import path_str
 
@@ -50,7 +51,7 @@ def structs_of(data: list[Any]) -> list[jax.ShapeDtypeStruct]:
 def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[Any]:
     """The tangent of each leaf of `primals`, where `None` counts as a leaf.
 
-    Of the primals, which may be `jax.ShapeDtypeStruct`s, shape and dtype are looked at.
+    Only shape and dtype of the primals are used, which may be `jax.ShapeDtypeStruct`s.
 
     **Raises:**
 
@@ -58,8 +59,8 @@ def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[
     tangent of what has none.
     """
     message = (
-        f"`{name}` must have the structure of what they belong to, with `None` for "
-        "whatever is not differentiated."
+        f"`{name}` must have the structure of the tree that they belong to, with "
+        "`None` for leaves that are not differentiated."
     )
     return [
         _match(primal, tangent, path_str(path, name))
@@ -72,8 +73,8 @@ def _match(primal: Any, tangent: Any, name: str) -> Any:
         return None
     if not is_array_like(tangent):
         raise TypeError(
-            f"`{name}` is a {type(tangent).__name__}, which is no tangent: pass an array, "
-            "or `None` for what is not differentiated."
+            f"`{name}` is {describe_node(tangent)}, which is not a tangent: pass an "
+            "array, or `None` for a leaf that is not differentiated."
         )
     shape, dtype = shape_and_dtype(primal)
     given_shape, given_dtype = shape_and_dtype(tangent)
@@ -82,16 +83,18 @@ def _match(primal: Any, tangent: Any, name: str) -> Any:
             return None
         what = "" if dtype is None else f" of dtype {dtype}"
         raise TypeError(
-            f"`{name}` belongs to something{what} that is not differentiated: it must be "
+            f"`{name}` belongs to a leaf{what} that is not differentiated: it must be "
             "`None`."
         )
     if shape != given_shape:
         raise ValueError(
-            f"`{name}` has shape {given_shape}, and belongs to an array of shape {shape}."
+            f"`{name}` has shape {given_shape}, but belongs to an array of shape "
+            f"{shape}."
         )
     if dtype != given_dtype:
         raise TypeError(
-            f"`{name}` has dtype {given_dtype}, and belongs to an array of dtype {dtype}."
+            f"`{name}` has dtype {given_dtype}, but belongs to an array of dtype "
+            f"{dtype}."
         )
     return tangent
 
@@ -119,5 +122,5 @@ def refuse_non_arrays(out: Any, name: str, transformation: str) -> None:
         if not is_array_like(leaf):
             raise TypeError(
                 f"`{transformation}` of `{name}`: the output must hold arrays and "
-                f"numbers only; `{path_str(path, 'output')}` is a {type(leaf).__name__}."
+                f"numbers only; `{path_str(path, 'output')}` is {describe_node(leaf)}."
             )

@@ -91,8 +91,9 @@ class Pullback(Module):
         for (path, struct), given in zip(expected, matched, strict=True):
             if given is None and struct is not None:
                 raise ValueError(
-                    f"`{path_str(path, 'cotangent')}` is `None`, and belongs to an output "
-                    f"of shape {struct.shape} and dtype {struct.dtype}: pass zeros."
+                    f"`{path_str(path, 'cotangent')}` is `None`, but belongs to an "
+                    f"output of shape {struct.shape} and dtype {struct.dtype}: pass "
+                    "zeros."
                 )
         return self._primals.unflatten(self._pull(cotangent)[0])
 

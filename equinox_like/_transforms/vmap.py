@@ -197,9 +197,10 @@ class Vmapped(Transformed[..., Any]):
             if path is None:
                 raise
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: `{path}` depends on what is mapped, "
-                "and so has a batch axis, but `out_axes` gives it `None`. Give it the "
-                "place of that axis, or return what is the same for the whole batch."
+                f"`filter_vmap` of `{name_of(fun)}`: `{path}` depends on a mapped "
+                "argument, so it has a batch axis, but `out_axes` gives it `None`. "
+                "Give it the position of that axis, or return a value that is the "
+                "same for the whole batch."
             ) from None
         return unmapped_outputs.join(with_batch, without)
 
@@ -304,7 +305,7 @@ def check_sizes(
         if len(sizes.union(x.shape[i] for x, i in pairs if i is not None)) <= 1:
             return
     except (AttributeError, IndexError):
-        pass  # to be told of with the path
+        pass  # reported with the path
     named = []
     paths = jtu.tree_flatten_with_path((args, kwargs))[0]
     for (path, x), axis in zip(paths, axes, strict=True):
@@ -313,9 +314,9 @@ def check_sizes(
         if not -len(x.shape) <= axis < len(x.shape):
             raise ValueError(
                 f"`{where}` of `{name_of(fun)}`: "
-                f"`{argument_name(fun, args, kwargs, path)}` has shape {tuple(x.shape)}, "
-                f"and so no axis {axis} to map over. Use `None` as its axis in "
-                "`in_axes` to pass it on as it is."
+                f"`{argument_name(fun, args, kwargs, path)}` has shape "
+                f"{tuple(x.shape)}, so it has no axis {axis} to map over. Use `None` "
+                "as its axis in `in_axes` to pass it unmapped."
             )
         sizes.add(x.shape[axis])
         named.append((path, axis, x.shape[axis]))
@@ -353,10 +354,10 @@ def _check_splits(
                 for p, s in (splits[0], (path, split))
             )
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: the mapped axes must be split alike "
-                f"over the explicit axes of the mesh, but {_as_split(one, first)} and "
-                f"{_as_split(other, second)}. Split both alike, as by "
-                "`jax.sharding.reshard`; random keys, too."
+                f"`filter_vmap` of `{name_of(fun)}`: the mapped axes must be split "
+                "alike over the explicit axes of the mesh, but "
+                f"{_as_split(one, first)} and {_as_split(other, second)}. Split both "
+                "alike, for example with `jax.sharding.reshard`; random keys too."
             )
 
 

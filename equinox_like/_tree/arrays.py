@@ -1,6 +1,7 @@
 """Arrays as objects: how a message shows them, their buffers, and whether those are left.
 
-Lower than donation, of which copying, moving and printing arrays need no more than this.
+In a lower layer than donation, since copying, moving and printing arrays need no more
+than this.
 """
 
 import functools

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import jax.tree_util as jtu
 
-from .nodes import Nodes
+from .nodes import Nodes, describe_node
 from .select import choose_places, is_function
 
 _Tree = TypeVar("_Tree")
@@ -131,7 +131,7 @@ class _OpaqueLeaf:
 
 
 class _Tuple(tuple):
-    """A tuple that is an object of its own.
+    """A tuple that is always a new object.
 
     Python has but one `()`, and `tuple(t)` is `t` itself; for a subclass neither holds.
     """
@@ -143,7 +143,7 @@ jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
 
 
 def _ask(where: Any, copy: Any) -> Any:
-    """`where(copy)`, with an error that tells what it did to a leaf."""
+    """`where(copy)`, with an error that says what it did to a leaf."""
     try:
         return where(copy)
     except (AttributeError, TypeError) as error:
@@ -151,9 +151,9 @@ def _ask(where: Any, copy: Any) -> Any:
             raise
         what = str(error).replace(_OpaqueLeaf.__name__, "leaf")
         raise type(error)(
-            "`where` must choose nodes by structure alone. It is called with a copy of "
-            f"`pytree` whose leaves have no value, and used one: {what}. To compute the "
-            "new value from the old one, pass `replace_fn`."
+            "`where` must choose nodes by structure alone. It is called with a copy "
+            "of `pytree` whose leaves have no value, but used the value of one: "
+            f"{what}. To compute the new value from the old one, pass `replace_fn`."
         ) from error
 
 
@@ -162,7 +162,7 @@ def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:
         return opaque.index(answer)
     except ValueError:
         raise TypeError(
-            "`where` returned a leaf of another tree than `pytree`."
+            "`where` returned a leaf of a tree other than `pytree`."
         ) from None
 
 
@@ -200,8 +200,9 @@ def _choose(
 ) -> tuple[list[int], bool]:
     """The places that `where` chose, and whether it was one node or a sequence of them.
 
-    `answer` is from the copy with opaque leaves, which can be told apart, `filled_answer`
-    from the one with the real leaves, in which tuples can be told apart.
+    `answer` is from the copy with opaque leaves, which can be distinguished;
+    `filled_answer` is from the copy with the real leaves, in which tuples can be
+    distinguished.
     """
     if type(answer) is tuple:
         is_one_node = type(filled_answer) is _Tuple
@@ -235,18 +236,18 @@ def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
     if places:
         raise ValueError(
             f"`where` does not uniquely identify a node of `pytree`: the same {node!r} "
-            f"stands at {_join(nodes.paths_of(node))}. To replace a `None` among several, "
-            "pass `is_leaf=lambda x: x is None`."
+            f"occurs at {_join(nodes.paths_of(node))}. To replace a `None` among "
+            "several, pass `is_leaf=lambda x: x is None`."
         )
     if type(node) is _OpaqueLeaf or node is None or jtu.all_leaves([node]):
         raise TypeError(
-            f"`where` returned {node!r}, which is no leaf of `pytree`. It must return a "
-            "node of the tree that it is given, or a list or tuple of nodes; values of "
-            "static fields are not in the tree."
+            f"`where` returned {node!r}, which is not in `pytree`. It must return a "
+            "node of the tree that it is given, or a list or tuple of nodes; values "
+            "of static fields are not nodes."
         )
     raise ValueError(
-        "`where` must return a node of the tree that it is given, or a list or tuple of "
-        f"nodes. It returned a {type(node).__name__} that is not in `pytree`."
+        "`where` must return a node of the tree that it is given, or a list or tuple "
+        f"of nodes. It returned {describe_node(node)} that is not in `pytree`."
     )
 
 
@@ -272,7 +273,8 @@ def _as_sequence(replace: Any, length: int) -> list[Any]:
     except TypeError:
         raise TypeError(
             f"`where` returned a sequence of {length} nodes, so `replace` must be a "
-            f"sequence of as many. It is a {type(replace).__name__}, which has no length."
+            f"sequence of the same length. It is {describe_node(replace)}, which has "
+            "no length."
         ) from None
     if given != length:
         raise ValueError(
@@ -307,9 +309,9 @@ def _rebuild(leaves: list[Any], nodes: Nodes, new: dict[int, Any]) -> Any:
 
 def _depends_on_leaves() -> ValueError:
     return ValueError(
-        "`where` must use nothing but the structure of `pytree`. It chose one thing in a "
-        "copy of the tree without leaves, and another in a copy with them: it must not "
-        "look at values, types or shapes of leaves."
+        "`where` must depend only on the structure of `pytree`. It chose one node in "
+        "a copy of the tree without leaves, and another in a copy with them: it must "
+        "not use values, types or shapes of leaves."
     )
 
 

@@ -1,8 +1,8 @@
 """Nodes that remember how they are flattened, and may be lazy.
 
-A cached node is flattened once; what that gave is kept on the instance, where C++ finds it.
-A node that a compiled function returns holds nothing but that at first: it gets its fields
-when somebody asks for one, for its `__dict__`, or for anything else that needs them.
+A cached node is flattened once; what that gave is kept on the instance, where C++ finds
+it. A node that a compiled function returns holds nothing but that at first: it gets its
+fields when one of them is read, or its `__dict__`, or anything else that needs them.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class _Flat:
 
 
 class _Bare:
-    """Has a `__dict__` that is nothing but that."""
+    """Has a `__dict__` with only that in it."""
 
 
 # The dictionary of an instance as it is, with what it remembers, and perhaps no fields.
@@ -162,7 +162,8 @@ class Attribute(metaclass=_LooksLikeData):
 def build_now(instance: Any) -> None:
     """Gives a lazy node its fields; does nothing to any other one.
 
-    They are complete before they are published, all at once. Of two threads the first wins.
+    They are complete before they are published, all at once. If there are two threads,
+    the first wins.
     """
     flat = raw_dict(instance).get(FLAT)
     if flat is None or not _is_unbuilt(raw_dict(instance), flat[1]):

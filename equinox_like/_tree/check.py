@@ -45,7 +45,7 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
     children, treedef = children_of(pytree)
     if any(path and child is pytree for path, child in children):
         raise ValueError(
-            f"A {type(pytree).__qualname__} is a child of its own, so it is no tree."
+            f"This {type(pytree).__qualname__} is its own child, so it is not a tree."
         )
     return [child for _, child in children], treedef
 
@@ -120,9 +120,10 @@ def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -
     places = f"`{path_str(first, 'pytree')}`", f"`{path_str(second, 'pytree')}`"
     if isinstance(node, jax.Array | np.ndarray):
         return (
-            f"The same array, {node.dtype}{list(node.shape)}, stands at {places[0]} and at "
-            f"{places[1]}. JAX makes two of it, which come apart at the first update. Keep "
-            "it at one place and read it from there, or make two with `tree_copy`."
+            f"The same array, {node.dtype}{list(node.shape)}, is at {places[0]} and at "
+            f"{places[1]}. JAX makes two of it, which diverge at the first update. "
+            "Keep it in one place and read it from there, or make two with "
+            "`tree_copy`."
         )
     if second[: len(first)] == first:
         return (
@@ -130,7 +131,7 @@ def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -
             "cycles: refer to it by a name or an index instead."
         )
     return (
-        f"The same {name} stands at {places[0]} and at {places[1]}. JAX makes two of it, "
-        "which come apart at the first update. Keep it at one place and read it from "
+        f"The same {name} is at {places[0]} and at {places[1]}. JAX makes two of it, "
+        "which diverge at the first update. Keep it in one place and read it from "
         "there, or make two with `tree_copy`."
     )

@@ -145,7 +145,8 @@ def _promoted(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _moved_to(target: Any, x: Any) -> Any:
-    """`x` on the devices of `target`: JAX computes nothing across those of two arrays."""
+    """`x` on the devices of `target`: JAX cannot compute across the devices of two
+    arrays."""
     may_clash = _is_committed(target) and _is_committed(x)
     if may_clash and target.sharding != x.sharding:
         return jax.device_put(x, target.sharding)

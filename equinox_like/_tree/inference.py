@@ -76,7 +76,7 @@ def _set_flags(pytree: Any, value: Any) -> Any:
             raise TypeError(
                 f"`{path_str((*path, _FLAG), 'pytree')}` cannot be set: it is a static "
                 f"field, a property or a class attribute of {type(node).__qualname__}, "
-                "and so no part of the tree. Make it an ordinary field."
+                "so it is not part of the tree. Make it an ordinary field."
             )
     return treedef.unflatten([value if path in flags else part for path, part in parts])
 

@@ -33,7 +33,7 @@ class Contents:
 
 
 class InternTable(Generic[_T]):
-    """Finds the object of a key, which lives as long as somebody uses it."""
+    """Finds the object of a key, which lives as long as it is used."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Contents, weakref.ref[_T]]
@@ -46,7 +46,7 @@ class InternTable(Generic[_T]):
     ) -> _T:
         """The object of an equal key, or else `make(contents)`, which keeps `contents`.
 
-        `hash_` is for keys that have no hash of their own.
+        `hash_` is for keys that cannot be hashed.
 
         **Raises:**
 

@@ -41,18 +41,18 @@ def flatten_up_to(
         nodes = one, other
         here, there = path_str(path, prefix_name), path_str(path, tree_name)
         one, other = describe_node(one), describe_node(other)
-        why = f"`{here}` is {one}, and `{there}` is {other}."
+        why = f"`{here}` is {one}, but `{there}` is {other}."
         if one == other:
             why = f"`{here}` and `{there}` differ: {reason}"
             statics = [_statics(node) for node in nodes]
             if statics[0] != statics[1]:
                 why = (
-                    f"both are {one}, but `{here}` has the static {statics[0]}, and "
-                    f"`{there}` has {statics[1]}."
+                    f"both are {one}, but `{here}` has the static fields {statics[0]}, "
+                    f"and `{there}` has {statics[1]}."
                 )
         raise ValueError(
-            f"`{prefix_name}` does not fit `{tree_name}`, of which it must be a prefix "
-            f"(pytree structure error): {why}"
+            f"`{prefix_name}` must be a prefix of `{tree_name}`, but is not (pytree "
+            f"structure error): {why}"
         ) from None
 
 

@@ -9,6 +9,9 @@ from .arrays import describe_array
 from .filters import is_array
 from .paths import path_str
 
+_MAX_KEYS = 10  # that a message lists
+_SIZED = dict, list, tuple
+
 
 class Nodes:
     """All nodes and leaves of a tree, in the order in which JAX visits them.
@@ -77,8 +80,16 @@ def describe_node(node: Any) -> str:
     """What a message calls a node or a leaf: by its type, and its size or keys."""
     if node is None:
         return "None"
-    if isinstance(node, dict):
-        return f"a {type(node).__name__} with the keys {list(node)}"
-    if isinstance(node, list | tuple):
-        return f"a {type(node).__name__} of length {len(node)}"
-    return describe_array(node) if is_array(node) else f"a {type(node).__name__}"
+    if is_array(node):
+        return describe_array(node)
+    name = with_article(type(node).__name__)
+    if isinstance(node, dict) and len(node) <= _MAX_KEYS:
+        return f"{name} with the keys {list(node)}"
+    return f"{name} of length {len(node)}" if isinstance(node, _SIZED) else name
+
+
+def with_article(name: str) -> str:
+    """`a Linear`, `an Embedding`, `an MLP`, for the name of a class."""
+    # The letters of an acronym are read one by one: "an em el pee".
+    vowels = "AEFHILMNORSX" if name[1:2].isupper() else "AEIOaeio"
+    return f"{'an' if name.lstrip('_').startswith(tuple(vowels)) else 'a'} {name}"

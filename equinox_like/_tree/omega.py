@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .nodes import with_article
+
 _Operator = Callable[[Any, Any], Any]
 
 
@@ -101,9 +103,9 @@ class ω(metaclass=_Wraps):
         if isinstance(other, bool | int | float | complex | jax.Array):
             return self.call(lambda x: function(x, other))
         raise RuntimeError(
-            "The other operand of `ω` is another `ω`, a Python number or a JAX array; got "
-            f"a {type(other).__name__}. Wrap a tree by `ω(tree)`, and make a NumPy array a "
-            "JAX array by `jnp.asarray`."
+            "The other operand of `ω` must be another `ω`, a Python number or a JAX "
+            f"array; got {with_article(type(other).__name__)}. Wrap a tree with "
+            "`ω(tree)`, and convert a NumPy array with `jnp.asarray`."
         )
 
     def _with_tree(self, function: _Operator, other: "ω") -> "ω":
@@ -148,8 +150,8 @@ class ω(metaclass=_Wraps):
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "An `ω` is a whole tree, which is neither true nor false. Look at its leaves, "
-            "which are those of `.ω`."
+            "An `ω` is a whole tree, which is neither true nor false. Inspect its "
+            "leaves, which are those of `.ω`."
         )
 
     def __repr__(self) -> str:

@@ -355,7 +355,7 @@ class PublicRegistry:
 
 
 def _not_flattened(*_: Any) -> Any:
-    raise TypeError("This node is part of a structure only.")
+    raise TypeError("This node describes a structure only, and cannot be flattened.")
 
 
 class Output:

@@ -1,8 +1,9 @@
 """Choosing nodes without a function: by their paths, or by a tree of bools.
 
-A path is a string, read as the Python expression that it is, or a tuple of key entries as
-JAX gives it. Key paths decide, so that of several `None` each can be chosen. What is no key
-of JAX's is evaluated: a negative index, a property that returns a node.
+A path is a string, read as the Python expression that it is, or a tuple of key entries
+as JAX gives it. Key paths decide, so that of several `None` each can be chosen. An
+entry that is not a JAX key is evaluated: a negative index, a property that returns a
+node.
 """
 
 import ast
@@ -12,7 +13,7 @@ from typing import Any, TypeGuard
 import jax.tree_util as jtu
 
 from .match import flatten_up_to
-from .nodes import Nodes
+from .nodes import Nodes, describe_node, with_article
 from .paths import path_str
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
@@ -20,7 +21,7 @@ _Step = tuple[str, Any]
 
 
 def is_function(where: Any) -> TypeGuard[Callable[..., Any]]:
-    """Whether `where` is to be called: it can be, and is no Module of bools."""
+    """Whether `where` is to be called: it can be, and is not a Module of bools."""
     return callable(where) and not _is_mask(where)
 
 
@@ -38,9 +39,9 @@ def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
         isinstance(path, str | tuple) for path in given
     ):
         raise TypeError(
-            "`where` must be a function, a path such as `'layers[0].weight'`, a list of "
-            "paths, or a tree whose leaves are all `True` or `False`. It is a "
-            f"{type(where).__qualname__}."
+            "`where` must be a function, a path such as `'layers[0].weight'`, a list "
+            "of paths, or a tree whose leaves are all `True` or `False`. It is "
+            f"{describe_node(where)}."
         )
     places: dict[Any, int] = {}
     for place, path in enumerate(paths):
@@ -67,7 +68,9 @@ def _place(path: Any, places: dict[Any, int], nodes: Nodes) -> int:
         if steps in places:
             return places[steps]
     except TypeError:
-        raise ValueError(f"`where` is no path: {path!r} cannot be hashed.") from None
+        raise ValueError(
+            f"`where` is not a valid path: {path!r} cannot be hashed."
+        ) from None
     if isinstance(path, str):
         return _evaluate(steps, nodes)
     end = next(n for n in range(len(path) + 1) if steps[:n] not in places)
@@ -103,8 +106,9 @@ def _parse(path: str) -> tuple[_Step, ...]:
                     raise ValueError
     except (SyntaxError, ValueError):
         raise ValueError(
-            f"`where` is no path: {path!r}. Write what you would write after the tree's "
-            "name to read the node: `'layers[0].weight'`, `\"['key'].bias\"`."
+            f"`where` is not a valid path: {path!r}. Write what follows the tree's "
+            "name in the code that reads the node: `'layers[0].weight'`, "
+            "`\"['key'].bias\"`."
         ) from None
     return tuple(reversed(steps))
 
@@ -123,22 +127,23 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     found = nodes.places_of(node)
     if not found:
         raise TypeError(
-            f"`pytree{_text(steps)}` can be read, but is no node of the tree. Values of "
-            "static fields and computed ones cannot be replaced."
+            f"`pytree{_text(steps)}` can be read, but is not a node of the tree. "
+            "Values of static fields and computed values cannot be replaced."
         )
     if len(found) > 1:
         raise ValueError(
-            f"`pytree{_text(steps)}` does not uniquely identify a node: the same {node!r} "
-            f"stands at {', '.join(f'`{path}`' for path in nodes.paths_of(node))}."
+            f"`pytree{_text(steps)}` does not uniquely identify a node: the same "
+            f"{node!r} occurs at "
+            f"{', '.join(f'`{path}`' for path in nodes.paths_of(node))}."
         )
     return found[0]
 
 
 def _leads_nowhere(node: Any, above: str, step: str) -> ValueError:
-    kind = "leaf" if jtu.all_leaves([node]) else type(node).__qualname__
+    kind = "a leaf" if jtu.all_leaves([node]) else with_article(type(node).__qualname__)
     above = "" if above == "<root>" else above
     return ValueError(
-        f"`where` leads nowhere: `pytree{above}` is a {kind}, which has no `{step}`."
+        f"`where` leads to no node: `pytree{above}` is {kind}, which has no `{step}`."
     )
 
 

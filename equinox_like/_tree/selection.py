@@ -202,7 +202,7 @@ class Selection(Generic[_Tree]):
         """
         if len(self) != n:
             raise ValueError(
-                f"Expected {n} nodes, and {len(self)} are chosen: {self._listed()}. "
+                f"Expected {n} nodes, but {len(self)} are chosen: {self._listed()}. "
                 f"{self._history()}"
             )
         return self
@@ -224,9 +224,10 @@ class Selection(Generic[_Tree]):
         for above, below in pairwise(places):
             if below < ends[above]:
                 raise ValueError(
-                    f"`set` would replace the node at `{paths[below]}` and the one around "
-                    f"it, at `{paths[above] or '<root>'}`. Choose one of them, or use "
-                    f"`apply`, which rewrites the inner one first. {self._history()}"
+                    f"`set` would replace the node at `{paths[below]}` and the one "
+                    f"that contains it, at `{paths[above] or '<root>'}`. Choose one of "
+                    "them, or use `apply`, which rewrites the inner one first. "
+                    f"{self._history()}"
                 )
         return self._rewritten("set", lambda path, node: value)
 
@@ -280,7 +281,8 @@ class Selection(Generic[_Tree]):
         chosen, nodes = self._chosen(), self._nodes
         if not chosen:
             raise ValueError(
-                f"`{method}` has no node to work on: nothing is chosen. {self._history()}"
+                f"`{method}` has no node to replace: nothing is chosen. "
+                f"{self._history()}"
             )
         among = set(chosen)
 

@@ -38,7 +38,7 @@ class Kept:
 
     **Attributes:**
 
-    - `value`: the value, or a copy that nobody else has.
+    - `value`: the value, or a copy that nothing else refers to.
     - `key`: its strict key.
     - `can_change`: whether it is a copy.
     """

@@ -14,6 +14,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .intern import InternTable
+from .nodes import describe_node
 from .paths import path_str
 from .strict import has_hash, strict_key, strict_treedef
 
@@ -54,7 +55,7 @@ class Skeleton:
     statics: tuple[Any, ...]
 
     def __init__(self) -> None:
-        raise TypeError("A Skeleton is made by `split`.")
+        raise TypeError("A Skeleton cannot be instantiated: `split` makes one.")
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"A Skeleton is immutable: cannot set `{name}`.")
@@ -141,7 +142,8 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
         wanted.pop(STATIC, None)
         given = {name: len(leaves) for name, leaves in groups.items()}
         raise ValueError(
-            f"`merge` was given groups of sizes {given} for a skeleton that has {wanted}."
+            f"`merge` was given groups of sizes {given}, but the skeleton has groups "
+            f"of sizes {wanted}."
         )
     return skeleton.treedef.unflatten(leaves)
 
@@ -184,7 +186,7 @@ def refuse_unhashable(statics: Iterable[Any], names: Iterable[str]) -> None:
     for value, name in zip(statics, names, strict=True):
         if not has_hash(value):
             raise ValueError(
-                f"The static leaf `{name}` is a {type(value).__name__}, which cannot be "
-                "hashed. Whatever is not an array must be hashable: make it an array, or "
-                "put it into a `field(static=True)` of a Module."
+                f"The static leaf `{name}` is {describe_node(value)}, which cannot be "
+                "hashed. Whatever is not an array must be hashable: make it an array, "
+                "or put it into a `field(static=True)` of a Module."
             )

@@ -223,7 +223,7 @@ def _bytes_of(array: Any) -> bytes:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether `value` is NumPy's and is its content, as far as bytes tell."""
+    """Whether `value` is a NumPy value that is fully described by its bytes."""
     # A subclass may hold more: a mask, say.
     is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
     return is_numpy and not value.dtype.hasobject

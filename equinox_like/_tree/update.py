@@ -6,6 +6,7 @@ import jax.tree_util as jtu
 
 from .filters import is_none
 from .match import flatten_up_to
+from .nodes import describe_node
 from .paths import path_str
 
 _Tree = TypeVar("_Tree")
@@ -56,6 +57,6 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
         return node + update
     except TypeError as error:
         raise TypeError(
-            f"Cannot add `{path_str(path, 'updates')}`, a {type(update).__name__}, to "
-            f"`{path_str(path, 'model')}`, a {type(node).__name__}: {error}"
+            f"Cannot add `{path_str(path, 'updates')}`, {describe_node(update)}, to "
+            f"`{path_str(path, 'model')}`, {describe_node(node)}: {error}"
         ) from error

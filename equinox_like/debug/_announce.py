@@ -81,7 +81,7 @@ def _tell(
 def _entering(
     transformation: str, stack: tuple[str, ...], **params: Any
 ) -> tuple[str, ...]:
-    """The stack with a transformation, of which is told if that was asked for."""
+    """The stack with a transformation, which is announced if that was requested."""
     stack = (*stack, transformation)
     if params["intermediates"]:
         _tell(None, stack, **params)

@@ -41,7 +41,7 @@ def breakpoint_if(pred: ArrayLike, **kwargs: Any) -> Any:
     """
     token = kwargs.pop("token", None)
 
-    # A function of its own, lest JAX take what it traced for another breakpoint.
+    # A new function, so that JAX does not reuse the trace of another breakpoint.
     def stop(token):
         jax.debug.breakpoint(token=token, **kwargs)
         return token

@@ -61,8 +61,8 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
     """
     if not within_program():
         raise RuntimeError(
-            "`equinox_like.debug.store_dce` should be used inside of JIT: code that is not "
-            "compiled has no dead code that would be eliminated."
+            "`equinox_like.debug.store_dce` should be used inside of JIT: no dead "
+            "code is eliminated from code that is not compiled."
         )
     arrays, rest = take_apart(x, may_depend)
     call = _Call(rest, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays])
@@ -90,8 +90,8 @@ def inspect_dce(name: Hashable = None) -> None:
     """
     if not at_top_level():
         raise RuntimeError(
-            "`equinox_like.debug.inspect_dce` should be used outside of JIT, when the "
-            "compiled function has run."
+            "`equinox_like.debug.inspect_dce` should be used outside of JIT, after "
+            "the compiled function has run."
         )
     with _lock:
         calls = list(_calls.get(name, ()))

@@ -143,7 +143,7 @@ def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
         layout = LayoutTable(signature, name_of(fn), lambda *_: False).make(call)
         return trace_to_be(layout, jtu.tree_leaves(call))
     except Exception:
-        # Of such a call there is nothing to compare. It fails by itself, or is an odd one.
+        # Such a call has nothing to compare. It fails by itself, or is an odd one.
         return None
 
 
@@ -152,10 +152,11 @@ def _message(
 ) -> str:
     head = f"`{name}` can only be traced {max_traces} times."
     if trace is None or not before:
-        return f"{head} It cannot be said what is new in this call."
+        return f"{head} What differs in this call is not known."
     if any(old.serves(trace) for old in before):
         return (
-            f"{head} Nothing is new in the arguments of this call. Perhaps the function is "
-            "transformed anew each time, as by `jax.jit` within a loop."
+            f"{head} The arguments of this call do not differ from earlier ones. "
+            "Perhaps the function is transformed again each time, as by `jax.jit` "
+            "within a loop."
         )
     return f"{head} {explain(name, trace, before)}"

@@ -386,8 +386,8 @@ def _checked_inputs(
         )
     if len(key) == 0 and cache is None:
         raise ShapeError(
-            "MultiheadAttention takes at least one row of `key_` and `value`; there is "
-            "no mean of nothing."
+            "MultiheadAttention takes at least one row of `key_` and `value`: with "
+            "none, there is nothing to average."
         )
     return [jnp.asarray(x) for _, x in inputs]
 

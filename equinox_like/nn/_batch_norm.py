@@ -343,10 +343,10 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
         return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
     except NameError as error:
         raise NameError(
-            f"BatchNorm takes its statistics in training over the axis {names!r}, and "
-            "there is no such axis here. Call it under "
-            f"`jax.vmap(..., axis_name={names!r}, in_axes=(0, None), out_axes=(0, None))`, "
-            "or with `inference=True`."
+            f"In training, BatchNorm computes its statistics over the axis {names!r}, "
+            "but there is no such axis here. Call it under `jax.vmap(..., "
+            f"axis_name={names!r}, in_axes=(0, None), out_axes=(0, None))`, or with "
+            "`inference=True`."
         ) from error
 
 

@@ -1,6 +1,6 @@
 """`Conv`, and its forms for one, two and three spatial axes.
 
-The readings of the arguments, at the end, serve `ConvTranspose` as well.
+The functions that read the arguments, at the end, are also used by `ConvTranspose`.
 """
 
 import math
@@ -449,7 +449,7 @@ def conv_groups(conv: Any, value: Any) -> int:
     for name in ("in_channels", "out_channels"):
         if getattr(conv, name) % groups != 0:
             raise ValueError(
-                f"{type(conv).__name__} takes a multiple of `groups` as `{name}`; got "
-                f"{getattr(conv, name)}, with {groups} groups."
+                f"{type(conv).__name__} takes a `{name}` that is a multiple of "
+                f"`groups`; got {getattr(conv, name)}, with {groups} groups."
             )
     return groups

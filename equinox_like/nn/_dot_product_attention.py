@@ -15,6 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._tree import is_array
+from .._tree.nodes import describe_node
 from ._dropout import Dropout
 from ._masks import check_window, visible_keys
 from ._norm import accumulation_dtype
@@ -195,7 +196,7 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
     elif k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         obstacle = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
     elif len(k) == 0:
-        obstacle = "no keys; there is no mean of nothing"
+        obstacle = "no keys, so there is nothing to average"
     if obstacle is not None:
         raise ShapeError(
             "`dot_product_attention` takes `query`, `key_` and `value` that fit together; "
@@ -212,7 +213,7 @@ def checked_mask(
         return None
     if not is_array(mask):
         raise TypeError(
-            f"{layer} takes an array as `{name}`; got a {type(mask).__name__}."
+            f"{layer} takes an array as `{name}`; got {describe_node(mask)}."
         )
     wanted = lengths, (heads, *lengths)
     if mask.shape in wanted:
@@ -368,7 +369,7 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
 def _chosen(
     name: Implementation, q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
 ) -> Literal["xla", "cudnn"] | None:
-    """The implementation for a call, or an error that says why it cannot serve it."""
+    """The implementation for a call, or an error that says why it cannot be used."""
     if checked_implementation("Attention", name) is None:
         return None
     found = _obstacle(q, v, drop, return_weights)
@@ -378,14 +379,15 @@ def _chosen(
         return "cudnn" if _cudnn_serves(q, k, v) else "xla"
     if found is not None:
         raise ValueError(
-            f"The implementation {name!r} of attention cannot serve this call: {found}. "
-            "Take `implementation=None`, or 'auto', which chooses for each call."
+            f"The implementation {name!r} of attention cannot be used for this call: "
+            f"{found}. Use `implementation=None`, or 'auto', which chooses for each "
+            "call."
         )
     return name
 
 
 def _obstacle(q: Array, v: Array, drop: Drop, return_weights: bool) -> str | None:
-    """Why JAX's own kernels cannot serve a call."""
+    """Why JAX's own kernels cannot be used for a call."""
     if q.shape[2] != v.shape[2]:
         return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
     if drop.is_active():

@@ -110,8 +110,8 @@ class Dropout(Module):
             return x
         if key is None:
             raise MissingKeyError(
-                "Dropout takes a `key` outside of inference: pass `layer(x, key=key)`, or "
-                "`inference=True`."
+                "Dropout needs a `key` outside of inference: pass `layer(x, "
+                "key=key)`, or `inference=True`."
             )
         # Not around the whole call, so that a warning points at the caller.
         with jax.named_scope("eqx.nn.Dropout"):

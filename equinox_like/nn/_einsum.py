@@ -208,23 +208,23 @@ class EinsumLayout:
 def _parsed(equation: str) -> _Axes:
     terms = equation.replace(" ", "").replace("->", ",").split(",")
     if equation.count("->") != 1 or len(terms) != 3:
-        raise _wrong(equation, "it has not the form 'input,weight->output'")
+        raise _wrong(equation, "it does not have the form 'input,weight->output'")
     axes = _Axes(*(_letters(equation, term) for term in terms))
     if _ELLIPSIS in axes.weight:
         raise _wrong(equation, "the weight has a '...'")
     if (_ELLIPSIS in axes.x) is not (_ELLIPSIS in axes.out):
         raise _wrong(
-            equation, "one of input and output has a '...' and the other has not"
+            equation, "either the input or the output has a '...', but not both"
         )
     for name in axes.weight:
         if name not in axes.x and name not in axes.out:
-            raise _wrong(equation, f"the axis {name!r} is in the weight alone")
+            raise _wrong(equation, f"the axis {name!r} is only in the weight")
     for name in axes.x:
         if name not in axes.weight and name not in axes.out:
-            raise _wrong(equation, f"the axis {name!r} is in the input alone")
+            raise _wrong(equation, f"the axis {name!r} is only in the input")
     for name in axes.out:
         if name not in axes.weight and name not in axes.x:
-            raise _wrong(equation, f"the axis {name!r} is in the output alone")
+            raise _wrong(equation, f"the axis {name!r} is only in the output")
     return axes
 
 
@@ -233,10 +233,10 @@ def _letters(equation: str, term: str) -> tuple[str, ...]:
     names = (*before, *([dots] if dots else []), *after)
     if any(name != _ELLIPSIS and not name.isalpha() for name in names):
         raise _wrong(
-            equation, f"{term!r} has something else than letters and one '...'"
+            equation, f"{term!r} contains something other than letters and one '...'"
         )
     if len(set(names)) != len(names):
-        raise _wrong(equation, f"{term!r} has one axis twice")
+        raise _wrong(equation, f"{term!r} has the same axis twice")
     return names
 
 

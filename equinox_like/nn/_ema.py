@@ -14,6 +14,7 @@ from .._module import Module, field
 from .._module.freezing import trainable_leaves
 from .._tree import is_array, partition
 from .._tree.copy import tree_copy
+from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton
 from ._init import default_dtype
 from ._stacked import filled
@@ -99,8 +100,8 @@ class EMA(Module):
             raise ValueError(f"EMA takes a `decay` between 0 and 1; got {decay!r}.")
         if not (callable(decay) or isinstance(decay, int | float)):
             raise TypeError(
-                "EMA takes a Python number or a function as `decay`; got a "
-                f"{type(decay).__name__}."
+                "EMA takes a Python number or a function as `decay`; got "
+                f"{describe_node(decay)}."
             )
         if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"EMA takes a floating dtype as `dtype`; got {dtype!r}.")
@@ -108,8 +109,8 @@ class EMA(Module):
         labels = _array_labels(self._skeleton)
         if all(label == _COPIED for label in labels):
             raise TypeError(
-                "EMA takes a model with trainable parameters; there are none in a "
-                f"{type(model).__name__}."
+                "EMA takes a model with trainable parameters; got "
+                f"{describe_node(model)} without any."
             )
         arrays, _ = partition(tree_copy(model), is_array)
         leaves, treedef = jtu.tree_flatten(arrays)

@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._module import Module, field
 from .._runtime.error_if import error_if
 from .._tree import is_array
+from .._tree.nodes import describe_node
 from ._init import Init, default_dtype, initialised, layout_of
 from ._keys import refused_key
 from ._precision import computes
@@ -170,14 +171,14 @@ def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
     if shape is None or len(shape) != 2:
         raise ValueError(
             "Embedding takes a `weight` of shape (num_embeddings, embedding_size); got "
-            f"{f'shape {shape}' if shape is not None else f'a {type(weight).__name__}'}."
+            f"{f'shape {shape}' if shape is not None else describe_node(weight)}."
         )
     given = ("num_embeddings", number), ("embedding_size", size)
     for (name, wanted), found in zip(given, shape, strict=True):
         if wanted is not None and wanted != found:
             raise ValueError(
                 f"Embedding was given {name}={wanted} and a `weight` of shape {shape}. "
-                "Leave the sizes out, or make them those of the weight."
+                "Leave the sizes out, or pass those of the weight."
             )
 
 
@@ -189,8 +190,8 @@ def _row(table: Any, index: Array) -> Array:
 def _check_index(embedding: Embedding, x: Any) -> None:
     if not (is_array(x) or isinstance(x, bool | int | float | complex)):
         raise ValueError(
-            "Embedding takes one integer, of shape (); got a "
-            f"{type(x).__name__}. Use `jax.vmap(embedding)` on an array of them."
+            "Embedding takes one integer, of shape (); got "
+            f"{describe_node(x)}. Use `jax.vmap(embedding)` on an array of them."
         )
     check_input(embedding, x, ())
     rows = parameter_shape(embedding, "weight", 2)
@@ -204,7 +205,7 @@ def _check_index(embedding: Embedding, x: Any) -> None:
         number: Any = x
         if not -rows[0] <= operator.index(number) < rows[0]:
             raise IndexError(
-                f"Embedding has {rows[0]} rows, and was asked for number {x}."
+                f"Embedding has {rows[0]} rows, but was given the index {x}."
             )
 
 
@@ -218,5 +219,5 @@ def _within_bounds(embedding: Embedding, x: Array) -> Array:
     return error_if(
         x,
         (x < lowest) | (x > highest),
-        f"Embedding has {rows} rows, and was asked for another one.",
+        f"Embedding has {rows} rows, but was given an index out of range.",
     )

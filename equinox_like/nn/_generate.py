@@ -1,8 +1,8 @@
 """`generate`: tokens that a model draws one after another, in one compiled scan.
 
-The prompt fills the cache but for its last token, from which the scan starts: each step
-feeds one token and draws the next. So the logits of the prompt are never computed, and
-prompts of different lengths differ only in how much padding is truncated.
+The prompt fills the cache, except for its last token, from which the scan starts: each
+step feeds one token and draws the next. So the logits of the prompt are never computed,
+and prompts of different lengths differ only in how much padding is truncated.
 """
 
 import functools
@@ -24,6 +24,7 @@ from .._loops import filter_scan
 from .._runtime.error_if import error_if
 from .._transforms.trace import filter_eval_shape
 from .._tree import is_array
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from ._kv_cache import KVCache, cut
 from ._sampling import check_sampling, is_greedy, sample_logits
@@ -147,15 +148,15 @@ def generate(
     prompt = _checked_integers("prompt", prompt)
     if prompt.ndim not in (1, 2) or prompt.size == 0:
         raise ShapeError(
-            "`generate` takes a `prompt` of shape (length,) or (batch, length), with one "
-            f"token at least; got shape {prompt.shape}."
+            "`generate` takes a `prompt` of shape (length,) or (batch, length), with "
+            f"at least one token; got shape {prompt.shape}."
         )
     steps = _checked_int("max_new_tokens", max_new_tokens, minimum=1)
     check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
     greedy = is_greedy(temperature)
     if key is None and not greedy:
         raise ValueError(
-            "`generate` takes a `key`, unless `temperature` is the number 0."
+            "`generate` needs a `key`, unless `temperature` is the number 0."
         )
     _check_cache(cache, prompt.shape, steps)
     # As arrays, so that another value is not another program.
@@ -223,7 +224,7 @@ def _row(
 
 
 def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
-    """The cache with the prompt but for its last token."""
+    """The cache with the prompt, except for its last token."""
     if len(prompt) == 1:
         return cache
     _, filled = model(prompt[:-1], cache)
@@ -238,7 +239,7 @@ def _next_logits(model: Any, token: Array, cache: Any) -> tuple[Array, Any]:
     if not (isinstance(out, tuple) and len(out) == 2):
         raise TypeError(
             "`generate` takes a `model` that returns a pair, the logits and the next "
-            f"cache; it returned a {type(out).__name__}."
+            f"cache; it returned {describe_node(out)}."
         )
     logits, cache = out
     if jnp.ndim(logits) != 2 or len(logits) != 1:
@@ -288,14 +289,15 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
             if is_array(node):
                 raise TypeError(
                     "`generate` takes a `cache` of KVCaches, which it can truncate; "
-                    f"`{name}` is another array."
+                    f"`{name}` is not part of one."
                 )
             continue
         if batch and node.length.shape[:1] != tuple(batch):
             raise ShapeError(
-                f"`generate` takes a `cache` with a leading axis of the batch, {batch[0]}, "
-                f"on all arrays; `{name}.length` has shape {node.length.shape}. Make it by "
-                "`jax.vmap(lambda _: layer.init_cache(n))(jnp.arange(batch))`."
+                "`generate` takes a `cache` with a leading axis of the batch, "
+                f"{batch[0]}, on all arrays; `{name}.length` has shape "
+                f"{node.length.shape}. Make it with `jax.vmap(lambda _: "
+                "layer.init_cache(n))(jnp.arange(batch))`."
             )
         slots = node.position.shape[-1]
         if node.overflow == "ring" or _is_unknown(node.length):
@@ -303,9 +305,10 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
         held = int(np.max(node.length))
         if held + needed > slots:
             raise ValueError(
-                f"`generate` needs room for {needed} tokens: {number} of the prompt and "
-                f"`max_new_tokens - 1`. `{name}` has slots for {slots}, and holds {held}. "
-                "Make a longer one by `init_cache`, or one with `overflow='ring'`."
+                f"`generate` needs room for {needed} tokens: {number} of the prompt "
+                f"and `max_new_tokens - 1`. `{name}` has slots for {slots}, and holds "
+                f"{held}. Make a longer one with `init_cache`, or one with "
+                "`overflow='ring'`."
             )
 
 
@@ -327,7 +330,8 @@ def _checked_int(name: str, value: Any, minimum: int) -> int:
             return operator.index(value)
     except (TypeError, jax.errors.JAXTypeError):
         raise TypeError(
-            f"`generate` takes a Python integer as `{name}`; got a {type(value).__name__}."
+            f"`generate` takes a Python integer as `{name}`; got "
+            f"{describe_node(value)}."
         ) from None
     raise ValueError(f"`generate` takes an int >= {minimum} as `{name}`; got {value}.")
 

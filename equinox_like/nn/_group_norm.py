@@ -73,8 +73,8 @@ class GroupNorm(Module):
         self.channelwise_affine = channelwise_affine
         if self.channels is not None and self.channels % self.groups != 0:
             raise ValueError(
-                "GroupNorm takes a multiple of `groups` as `channels`; got "
-                f"{self.channels}, with {self.groups} groups."
+                "GroupNorm takes a number of `channels` that is a multiple of "
+                f"`groups`; got {self.channels}, with {self.groups} groups."
             )
         shape = (self.channels or 0,)
         affine = channelwise_affine, channelwise_affine
@@ -205,9 +205,9 @@ class InstanceNorm(Module):
         x = jnp.asarray(x)
         if math.prod(x.shape[1:]) == 1:
             raise ShapeError(
-                "InstanceNorm takes an `x` of shape (channels, size_1, ..., size_n) with "
-                "more than one number in each channel, but was given shape "
-                f"{np.shape(x)}. Normalised by itself, each would be 0."
+                "InstanceNorm takes an `x` of shape (channels, size_1, ..., size_n) "
+                "with more than one number in each channel, but was given shape "
+                f"{np.shape(x)}. A single number is always normalised to 0."
             )
         wide = x.astype(accumulation_dtype(x))
         y = jax.vmap(lambda channel: standardise(channel, self.eps))(wide)

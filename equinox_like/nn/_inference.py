@@ -13,9 +13,9 @@ def at_inference(layer: Any, inference: Any) -> Any:
     if inference is None and flag is False and is_inference():
         name = type(layer).__name__
         warn(
-            f"{name} was called within `equinox_like.inference()`, but has "
-            "`inference=False` of its own, which is obeyed first. Let the model obey the "
-            "context by `model = nn.inference_mode(model, None)`; if this is intended, "
-            f"pass `inference=False` to the call of {name}."
+            f"{name} was called within `equinox_like.inference()`, but it has "
+            "`inference=False`, which takes precedence. To make the model follow the "
+            "context, use `model = nn.inference_mode(model, None)`; if this is "
+            f"intended, pass `inference=False` to the call of {name}."
         )
     return is_inference(inference, flag)

@@ -71,8 +71,8 @@ def initialised(
         values = jnp.broadcast_to(values, shape)
     if values.shape != shape:
         raise ValueError(
-            f"The initialiser for `{at}` gave an array of shape {values.shape}; the "
-            f"parameter has shape {shape}."
+            f"The initialiser for `{at}` returned an array of shape {values.shape}, "
+            f"but the parameter has shape {shape}."
         )
     return values.astype(dtype)
 
@@ -83,8 +83,8 @@ def layout_of(layer: Any, name: str) -> Layout:
 
 
 def leading_axes(layer: Any, name: str, ndim: int, default: int) -> int:
-    """How many of the `ndim` axes of a parameter are in front of those of one layer: it is
-    stacked, or an ensemble. `default` if the class does not tell."""
+    """How many of the `ndim` axes of a parameter are in front of those of one layer: it
+    is stacked, or an ensemble. `default` if the class does not say."""
     layout = layout_of(layer, name)
     if layout is as_stored:
         return default
@@ -130,7 +130,7 @@ def _factory(name: str, at: str) -> Callable[[], Any]:
     factory = getattr(jax.nn.initializers, name, None)
     if name.startswith("_") or not callable(factory):
         raise ValueError(
-            f"There is no initialiser {name!r} in `jax.nn.initializers`, asked for as "
-            f"that of `{at}`."
+            f"`jax.nn.initializers` has no initialiser {name!r}, which was requested "
+            f"for `{at}`."
         )
     return factory

@@ -116,16 +116,17 @@ class KVCache(Module):
         length = error_if(
             self.length,
             (n < 0) | (n > self.length),
-            "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache: it can "
-            "forget tokens, and has none to add.",
+            "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache: it "
+            "can only remove tokens.",
         )
         # The query after them attends to the last `slots` tokens, itself among them.
         needed, kept = jnp.maximum(n + 1 - slots, 0), jnp.maximum(length - slots, 0)
         n = error_if(
             jnp.minimum(n, length),
             needed < kept,
-            "A KVCache with `overflow='ring'` cannot be truncated to tokens that it has "
-            "overwritten. Make a longer one by `init_cache`, or pass less padding at once.",
+            "A KVCache with `overflow='ring'` cannot be truncated to tokens that it "
+            "has overwritten. Make a longer one with `init_cache`, or pass less "
+            "padding at once.",
         )
         return cut(self, n)
 
@@ -135,7 +136,7 @@ def empty_cache(
 ) -> KVCache:
     """`key` and `value`, `(1, heads, size)`, are what the slots hold until filled."""
     if overflow not in ("error", "ring"):
-        raise ValueError(f"`overflow` is 'error' or 'ring'; got {overflow!r}.")
+        raise ValueError(f"`overflow` must be 'error' or 'ring'; got {overflow!r}.")
     if max_length < 1:
         raise ValueError(f"A KVCache takes a `max_length` >= 1; got {max_length}.")
     return KVCache(
@@ -227,23 +228,23 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
     for name, new, old in ("key", key, cache.key), ("value", value, cache.value):
         if new.shape[1:] != old.shape[1:]:
             raise ShapeError(
-                f"The KVCache holds for each token a `{name}` of shape {old.shape[1:]}, "
-                f"in (heads, size); the layer made one of shape {new.shape[1:]}. Make the "
-                "cache by the `init_cache` of this layer."
+                f"The KVCache holds a `{name}` of shape {old.shape[1:]} for each "
+                "token, in (heads, size); the layer made one of shape "
+                f"{new.shape[1:]}. Make the cache with the `init_cache` of this layer."
             )
     slots, number = len(cache.key), len(key)
     if cache.overflow == "ring":
         return
     if number > slots:
         raise ShapeError(
-            f"The KVCache has slots for {slots} tokens, and was given {number} at once. "
-            "Make a longer one by `init_cache`, or one with `overflow='ring'`."
+            f"The KVCache has slots for {slots} tokens, but was given {number} at "
+            "once. Make a longer one with `init_cache`, or one with `overflow='ring'`."
         )
     if not isinstance(cache.length, Tracer) and cache.length + number > slots:
         raise RuntimeError(
-            f"The KVCache has slots for {slots} tokens, holds {int(cache.length)} and was "
-            f"given {number} more. Make a longer one by `init_cache`, or one with "
-            "`overflow='ring'`."
+            f"The KVCache has slots for {slots} tokens, holds {int(cache.length)} and "
+            f"was given {number} more. Make a longer one with `init_cache`, or one "
+            "with `overflow='ring'`."
         )
 
 
@@ -257,8 +258,8 @@ def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:
     length, out = error_if(
         (cache.length, out),
         cache.overflow == "error" and cache.length > slots,
-        f"The KVCache has slots for {slots} tokens, and was given more. Make a longer one "
-        "by `init_cache`, or one with `overflow='ring'`.",
+        f"The KVCache has slots for {slots} tokens, but was given more. Make a longer "
+        "one with `init_cache`, or one with `overflow='ring'`.",
     )
     return _replaced(cache, cache.key, cache.value, cache.position, length), out
 

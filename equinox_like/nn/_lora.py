@@ -105,7 +105,7 @@ class LoRA(StatefulLayer):
         `ValueError` if `rank` is less than 1, or if there is no such weight.
         """
         if rank < 1:
-            raise ValueError(f"LoRA takes a `rank` of 1 at least; got {rank}.")
+            raise ValueError(f"LoRA takes a `rank` of at least 1; got {rank}.")
         self.layer = layer
         self.weight_name = weight_name
         self.alpha = float(rank if alpha is None else alpha)
@@ -253,8 +253,9 @@ def add_lora(
     chosen = _weights_under(model, where)
     if not chosen:
         raise ValueError(
-            f"`add_lora` found no weight with two axes at least under {where!r}. Correct "
-            "`where`; a layer whose weight has another name can be wrapped by `LoRA`."
+            f"`add_lora` found no weight with at least two axes under {where!r}. "
+            "Correct `where`; a layer whose weight has another name can be wrapped by "
+            "`LoRA`."
         )
     # Those within others first, while their paths are what they were.
     for path, names in sorted(chosen.items(), key=lambda item: -len(item[0])):
@@ -328,7 +329,7 @@ def _first_matrices(
         batch_ndim = leading_axes(layer, name, weight.ndim, 0)
     if weight.ndim < batch_ndim + 2:
         raise ValueError(
-            f"LoRA takes a weight with two axes at least; the `{name}` of this "
+            f"LoRA takes a weight with at least two axes; the `{name}` of this "
             f"{type(layer).__name__} has shape {weight.shape}."
         )
     batch, (rows, *others) = weight.shape[:batch_ndim], weight.shape[batch_ndim:]
@@ -346,8 +347,8 @@ def _weight_of(layer: Any, name: str) -> Any:
             return weight
     raise ValueError(
         f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
-        f"{type(layer).__name__} has none. Wrap the layers in it instead, for example by "
-        "`add_lora`, or pass `weight_name`."
+        f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
+        "by `add_lora`, or pass `weight_name`."
     )
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool
 
 from .._errors import ShapeError
 from .._tree import is_array
+from .._tree.nodes import describe_node
 
 
 def causal_mask(
@@ -142,8 +143,8 @@ def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:
     for i, mask in enumerate(masks):
         if mask is not None and not is_array(mask):
             raise TypeError(
-                f"`combine_masks` takes arrays and `None`; got a {type(mask).__name__} as "
-                f"`masks[{i}]`."
+                f"`combine_masks` takes arrays and `None`; got {describe_node(mask)} "
+                f"as `masks[{i}]`."
             )
     if not given:
         return None

@@ -166,7 +166,7 @@ def _stacked(build: Callable[..., Any], keys: Array) -> Any:
 
 
 def _copied(activation: Any, shape: tuple[int, ...]) -> Any:
-    """`activation` with arrays for each neuron; what is no array is shared."""
+    """`activation` with arrays for each neuron; other leaves are shared."""
     arrays, rest = partition(activation, is_array)
     arrays = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), arrays)
     return combine(arrays, rest)

@@ -122,8 +122,8 @@ class LearnedPositionalEmbedding(Module):
         x = jnp.asarray(x)
         if positions is None and len(x) > shape[0]:
             raise ShapeError(
-                f"{type(self).__name__} has {shape[0]} positions, and was given an `x` of "
-                f"{len(x)} rows. Build it with a larger `max_length`."
+                f"{type(self).__name__} has {shape[0]} positions, but was given an `x` "
+                f"of {len(x)} rows. Build it with a larger `max_length`."
             )
         if isinstance(offset, int) and positions is None:
             _check_range(self, np.arange(offset, offset + len(x)), shape[0])
@@ -140,8 +140,8 @@ class LearnedPositionalEmbedding(Module):
             places = error_if(
                 places,
                 (places < 0) | (places >= shape[0]),
-                f"{type(self).__name__} has {shape[0]} positions, and was asked for "
-                "another one.",
+                f"{type(self).__name__} has {shape[0]} positions, but was given one "
+                "out of range.",
             )
         return x + like(_rows(self.weight, places), x)
 
@@ -232,8 +232,8 @@ def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
     out_of_range = positions[(positions < 0) | (positions >= number)]
     if out_of_range.size > 0:
         raise IndexError(
-            f"{type(embedding).__name__} has {number} positions, from 0 on, and was asked "
-            f"for number {out_of_range[0]}."
+            f"{type(embedding).__name__} has {number} positions, counted from 0, but "
+            f"was given position {out_of_range[0]}."
         )
 
 

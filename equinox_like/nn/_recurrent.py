@@ -182,7 +182,7 @@ class RNN(Module):
         many = isinstance(layers, Iterable) and not isinstance(layers, Module)
         self.layers = tuple(layers) if many else (layers,)
         if not self.layers:
-            raise ValueError("RNN takes one layer at least.")
+            raise ValueError("RNN needs at least one layer.")
         self.dropout = Dropout(dropout, inference)
         self.unroll = unroll
 
@@ -366,8 +366,8 @@ def _there(layer: Any, xs: Any, length: Any) -> Array | None:
     sizes = [x.shape[0] for x in jax.tree.leaves(xs) if is_array(x) and x.ndim > 0]
     if not sizes:
         raise ShapeError(
-            f"{name} takes as `xs` an array, or a pytree of arrays, whose first axis is "
-            "that of the sequence."
+            f"{name} takes an array, or a pytree of arrays, as `xs`, with the sequence "
+            "along the first axis."
         )
     if length is None:
         return None
@@ -384,8 +384,8 @@ def _there(layer: Any, xs: Any, length: Any) -> Array | None:
     if isinstance(length, SupportsIndex) and not is_array(length):
         if not 0 <= operator.index(length) <= sizes[0]:
             raise ValueError(
-                f"{name} was given a sequence of {sizes[0]} elements, and a `length` of "
-                f"{length}."
+                f"{name} was given a sequence of {sizes[0]} elements, but a `length` "
+                f"of {length}."
             )
     return jnp.arange(sizes[0]) < jnp.asarray(length).astype(int)
 
@@ -398,8 +398,8 @@ def _as_states(
     if not isinstance(init, list | tuple) or len(init) != number:
         got = f"{len(init)}" if isinstance(init, list | tuple) else type(init).__name__
         raise ShapeError(
-            f"{type(layer).__name__} takes as `init` a tuple with one state for each "
-            f"{what}, {number} in all; got {got}."
+            f"{type(layer).__name__} takes a tuple with one state for each {what}, "
+            f"{number} in all, as `init`; got {got}."
         )
     return init
 

@@ -105,8 +105,8 @@ def _selects(selector: Any, place: Place) -> bool:
         path = plain_path(place.path)
         return bool(selector(path, place.owner, place.name, place.leaf))
     raise TypeError(
-        "A selector is a class, a tuple of classes, a pair of a class and the name of a "
-        f"field, a pattern for paths, or a function; got {selector!r}."
+        "A selector must be a class, a tuple of classes, a pair of a class and the "
+        f"name of a field, a pattern for paths, or a function; got {selector!r}."
     )
 
 

@@ -93,8 +93,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         weight = jnp.asarray(getattr(layer, weight_name))
         if weight.ndim < 2:
             raise ValueError(
-                "SpectralNorm takes a weight with two axes at least; "
-                f"`{weight_name}` has shape {weight.shape}."
+                f"SpectralNorm takes a weight with at least two axes; `{weight_name}` "
+                f"has shape {weight.shape}."
             )
         matrix = _as_matrix(weight)
         u_key, v_key = split_key(key, 2, self)

@@ -183,6 +183,7 @@ def _new_sizes(name: str, x: Array, size: Any, scale: Any) -> tuple[int, ...]:
     new = tuple(math.floor(round(n * s, 6)) for n, s in zip(old, each, strict=True))
     if 0 in new:
         raise ShapeError(
-            f"`{name}` by the scale {given!r} leaves nothing of {x.shape}."
+            f"`{name}` of shape {x.shape} by the scale {given!r} would leave an empty "
+            "axis."
         )
     return new

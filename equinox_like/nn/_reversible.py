@@ -14,6 +14,7 @@ from .._loops import filter_scan
 from .._module import Frozen, Module, field
 from .._transforms.invertible import filter_invertible
 from .._tree import is_array
+from .._tree.nodes import describe_node
 from ._precision import computes
 from ._shape import described, within
 from ._stacked import (
@@ -111,8 +112,8 @@ class ReversibleBlock(Module):
             return jnp.asarray(x[0]), jnp.asarray(x[1])
         if isinstance(x, tuple | list):
             raise TypeError(
-                f"ReversibleBlock takes an array or a tuple of two as `{name}`; got a "
-                f"{type(x).__name__} of {len(x)}."
+                f"ReversibleBlock takes an array or a tuple of two as `{name}`; got "
+                f"{describe_node(x)}."
             )
         axis, shape = self.split_axis, jnp.shape(x)
         if not -len(shape) <= axis < len(shape) or shape[axis] % 2:
@@ -202,9 +203,9 @@ class ReversibleSequential(Module):
             _refuse_stateful(f"`{name}` of ReversibleSequential", block)
             if not callable(getattr(block, "inverse", None)):
                 raise TypeError(
-                    f"`{name}` of ReversibleSequential has no method `inverse(y, *, key)`: "
-                    f"a {type(block).__name__}. Wrap two layers in a ReversibleBlock, or "
-                    "write a Module that has one."
+                    f"`{name}` of ReversibleSequential has no method `inverse(y, *, "
+                    f"key)`: it is {describe_node(block)}. Wrap two layers in a "
+                    "ReversibleBlock, or write a Module that has one."
                 )
 
     @computes("eqx.nn.ReversibleSequential")
@@ -317,7 +318,7 @@ def _content(blocks: Any) -> Any:
 def _refuse_stateful(what: str, layer: Any) -> None:
     if is_stateful(layer):
         raise TypeError(
-            f"{what} is stateful: a {type(layer).__name__}. Its input is computed anew in "
-            "the backward pass, which would update the state twice. Use a layer without a "
-            "state, for example LayerNorm for BatchNorm."
+            f"{what} is stateful: it is {describe_node(layer)}. Its input is "
+            "recomputed in the backward pass, which would update the state twice. Use "
+            "a layer without a state, for example LayerNorm for BatchNorm."
         )

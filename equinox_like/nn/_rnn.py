@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._tree.nodes import describe_node
 from ._init import Init, default_dtype, first_values, gates
 from ._keys import split_key
 from ._precision import cast_to_precision, computes
@@ -337,12 +338,10 @@ def _check_hidden(cell: Any, hidden: Any, name: str) -> None:
 
 def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
     if not isinstance(hidden, tuple | list) or len(hidden) != 2:
-        given = f"a {type(hidden).__name__}"
         shape = getattr(hidden, "shape", None)
+        given = describe_node(hidden)
         if shape is not None:
             given = f"an array of shape {shape}"
-        elif isinstance(hidden, tuple | list):
-            given += f" of length {len(hidden)}"
         raise TypeError(
             f"{type(cell).__name__} takes the pair `(h, c)` as `hidden`, a tuple; got "
             f"{given}. `cell.init_state()` makes one."

@@ -122,9 +122,9 @@ class RotaryPositionalEmbedding(Module):
             if jnp.result_type(x) == self.dtype:
                 raise
             raise type(error)(
-                f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, and was "
-                f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` set "
-                f"to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
+                f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, but was "
+                f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` "
+                f"set to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
                 "`jax.numpy_dtype_promotion('standard')`."
             ) from error
 

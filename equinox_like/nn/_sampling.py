@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._tree import is_array
+from .._tree.nodes import describe_node
 from ._norm import accumulation_dtype
 
 
@@ -92,7 +93,7 @@ def sample_logits(
             return best
         if key is None:
             raise ValueError(
-                "`sample_logits` takes a `key`, unless `temperature` is the number 0."
+                "`sample_logits` needs a `key`, unless `temperature` is the number 0."
             )
         temperature = jnp.asarray(temperature, logits.dtype)
         # Less the greatest, or a low temperature would make several of them infinite.
@@ -160,8 +161,8 @@ def check_sampling(
         number = operator.index(top_k)
     except (TypeError, jax.errors.JAXTypeError):
         raise TypeError(
-            f"`{function}` takes a Python integer as `top_k`, as shapes depend on it; got "
-            f"a {type(top_k).__name__}."
+            f"`{function}` takes a Python integer as `top_k`, as shapes depend on it; "
+            f"got {describe_node(top_k)}."
         ) from None
     if number < 1:
         raise ValueError(

@@ -9,6 +9,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from .._module import Module
+from .._tree.nodes import describe_node
 from ._shape import within
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
 
@@ -80,9 +81,9 @@ class Sequential(StatefulLayer):
                     x = layer(x, **kwargs)
                 elif state is ABSENT:
                     raise TypeError(
-                        f"`layers[{i}]` of this Sequential is stateful: a "
-                        f"{type(layer).__name__}. Pass its state, as in "
-                        "`out, state = model(x, state)`."
+                        f"`layers[{i}]` of this Sequential is stateful: it is "
+                        f"{describe_node(layer)}. Pass its state, as in `out, state = "
+                        "model(x, state)`."
                     )
                 else:
                     x, state = layer(x, state=state, **kwargs)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._errors import ShapeError
+from .._tree.nodes import describe_node
 
 
 def check_input(
@@ -22,8 +23,8 @@ def check_input(
     """Raises `ShapeError` unless `x` has the `wanted` shape; `None` is any size."""
     if isinstance(x, (list, tuple)):
         raise TypeError(
-            f"{type(layer).__name__} takes an array as `{name}`; got a "
-            f"{type(x).__name__}. Convert it with `jnp.asarray`."
+            f"{type(layer).__name__} takes an array as `{name}`; got "
+            f"{describe_node(x)}. Convert it with `jnp.asarray`."
         )
     shape = _shape_of(x)
     if shape is None or _matches(shape, wanted):
@@ -57,9 +58,9 @@ def check_channels_first(
 def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     """The shape of a parameter that should have `ndim` axes.
 
-    It decides what the layer takes, whatever sizes the layer was built with. `None` if it
-    does not tell: an object that stands for an array need not have a shape. More axes
-    are those of an ensemble: `ShapeError`.
+    It decides what the layer takes, whatever sizes the layer was built with. `None` if
+    that is not known: an object that stands for an array need not have a shape. More
+    axes are those of an ensemble: `ShapeError`.
     """
     shape = _shape_of(getattr(layer, name))
     if shape is None or len(shape) < ndim:
@@ -67,10 +68,10 @@ def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     if len(shape) > ndim:
         raise ShapeError(
             f"{type(layer).__name__} has a `{name}` of shape {_as_text(shape)}: "
-            f"{_axes(len(shape) - ndim)} in front of those of one layer. If it is an "
-            "ensemble, built under `filter_vmap`, call it under `filter_vmap` as well: "
-            "`filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), None))"
-            "(ensemble, x)`."
+            f"{_axes(len(shape) - ndim)} more than one layer has, in front. If it is "
+            "an ensemble, built under `filter_vmap`, call it under `filter_vmap` as "
+            "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
+            "None))(ensemble, x)`."
         )
     return shape
 
@@ -107,7 +108,7 @@ def described(tree: Any) -> str:
 
 
 def _shape_of(x: Any) -> tuple[int, ...] | None:
-    """The shape of an array or a number; `None` for what does not tell its shape."""
+    """The shape of an array or a number; `None` for an object without a known shape."""
     if isinstance(x, (bool, int, float, complex)):
         return ()
     return getattr(x, "shape", None)
@@ -129,7 +130,7 @@ def _axes(number: int) -> str:
 
 
 def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
-    """`value` as an int, once it is seen to be one that is large enough."""
+    """`value` as an int, after checking that it is one and large enough."""
     try:
         if operator.index(value) >= minimum:
             return operator.index(value)
@@ -187,6 +188,6 @@ def as_padding(layer: Any, value: Any, length: int) -> tuple[tuple[int, int], ..
     except (TypeError, ValueError):
         pass
     raise ValueError(
-        f"{type(layer).__name__} takes as `padding` an int, a sequence of {length} ints, "
-        f"or one of {length} pairs (before, after); got {value!r}."
+        f"{type(layer).__name__} takes an int, a sequence of {length} ints, or one of "
+        f"{length} pairs (before, after) as `padding`; got {value!r}."
     )

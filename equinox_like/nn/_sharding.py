@@ -1,8 +1,9 @@
 """Where results go on a mesh with explicit axes, where JAX asks and does not guess.
 
-There the type of an array tells how it is split, and what JAX cannot tell of a result (a
-sum over what is split, a convolution of split channels, a gather) the layers say here.
-Without explicit axes nothing of this is in the program, and a call costs a look at types.
+There the type of an array says how it is split, and what JAX cannot derive for a result
+(a sum over what is split, a convolution of split channels, a gather) the layers say
+here. Without explicit axes nothing of this is in the program, and a call costs a look
+at types.
 """
 
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def placed(
         return f(*args)
     mesh = explicit_mesh(*args)
     if mesh is None:
-        return jax.sharding.reshard(f(*args), out_sharding)  # says what is amiss
+        return jax.sharding.reshard(f(*args), out_sharding)  # says what is wrong
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     # By default it would take the manual axes of a `shard_map`, too, and fail.
     axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)

@@ -87,15 +87,15 @@ class Shared(Module, Generic[_Tree]):
         replaced = [get(pytree)] if is_one else list(get(pytree))
         if len(removed) != len(replaced):
             raise ValueError(
-                "Every node being shared together needs its counterpart: `where` returned "
-                f"{len(removed)} nodes, and `get` {len(replaced)}."
+                "`where` and `get` must return equally many nodes: `where` returned "
+                f"{len(removed)}, and `get` {len(replaced)}."
             )
         for node, other in zip(removed, replaced, strict=True):
             if _description(node) != _description(other):
                 raise ValueError(
-                    "Every node being shared together must have the same structure, "
-                    f"shapes and dtypes. `where` returned {_description(node)}, and `get` "
-                    f"{_description(other)}."
+                    "Nodes that are shared must have the same structure, shapes and "
+                    f"dtypes. `where` returned {_description(node)}, but `get` "
+                    f"returned {_description(other)}."
                 )
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
         self.where = where

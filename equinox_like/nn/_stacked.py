@@ -114,7 +114,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         """
         layers = list(layers)
         if not layers:
-            raise ValueError("`Stacked.from_layers` takes one layer at least.")
+            raise ValueError("`Stacked.from_layers` needs at least one layer.")
         layers = [_like_first(layers[0], layer) for layer in layers]
         for i, layer in enumerate(layers[1:], start=1):
             _refuse_difference(layers[0], layer, i)

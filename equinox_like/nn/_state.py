@@ -18,6 +18,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._tree import tree_pformat
 from .._tree.cached import Attribute, Cached, forget
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.registry import register_cached
 from ._shape import described
@@ -127,9 +128,9 @@ class State(Cached):
         for path, index in _indices(model):
             if isinstance(index.init, _Deleted):
                 raise ValueError(
-                    f"The initial state was deleted from `{path_str(path, 'model')}`, as "
-                    "`make_with_state` does once it has made a state. Use that one, or "
-                    "build the model anew."
+                    f"The initial state was deleted from `{path_str(path, 'model')}`, "
+                    "as `make_with_state` does after it has made a state. Use that "
+                    "state, or build the model again."
                 )
             values[index.marker] = jax.tree.map(jnp.asarray, index.init)
         self._set_all(values)
@@ -178,7 +179,7 @@ class State(Cached):
         values = self._alive()
         if type(substate) is not State:
             raise ValueError(
-                f"`State.update` takes a State; got a {type(substate).__name__}."
+                f"`State.update` takes a State; got {describe_node(substate)}."
             )
         new = substate._alive()
         unknown = [m for m in new if m not in values]
@@ -198,10 +199,10 @@ class State(Cached):
     def _alive(self) -> dict[Any, Any]:
         if self._values is None:
             raise ValueError(
-                "This State is an old one: `set` or `update` was called on it, which made "
-                "a new one. Pass that one on, as in `out, state = layer(x, state)`. If you "
-                "do want to go on from the same state twice, make a clone before: "
-                "`leaves, treedef = jax.tree.flatten(state)`, and then "
+                "This State is out of date: `set` or `update` was called on it, and "
+                "returned a new one. Pass on the new one, as in `out, state = "
+                "layer(x, state)`. To continue from the same state twice, clone it "
+                "first: `leaves, treedef = jax.tree.flatten(state)`, and then "
                 "`jax.tree.unflatten(treedef, leaves)` as often as you like."
             )
         return self._values
@@ -209,7 +210,7 @@ class State(Cached):
     def _marker(self, index: Any) -> Any:
         if type(index) is not StateIndex:
             raise ValueError(
-                f"A State is asked for a StateIndex; got a {type(index).__name__}."
+                f"A State is indexed by a StateIndex; got {describe_node(index)}."
             )
         if index.marker not in self._alive():
             known = ", ".join(map(str, _by_name(self._alive()))) or "nothing"
@@ -233,9 +234,9 @@ def check_state(layer: Any, state: Any) -> None:
     """Raises `TypeError` unless a layer was called with a `State`."""
     if not isinstance(state, State):
         raise TypeError(
-            f"{type(layer).__name__} takes a `State` as `state`; got a "
-            f"{type(state).__name__}. Build the model by `make_with_state`, which returns "
-            "`(model, state)`, and pass that state to the call."
+            f"{type(layer).__name__} takes a `State` as `state`; got "
+            f"{describe_node(state)}. Build the model by `make_with_state`, which "
+            "returns `(model, state)`, and pass that state to the call."
         )
 
 

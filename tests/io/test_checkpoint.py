@@ -150,7 +150,7 @@ class TestRoundTrip:
         for wrong in (jax.NamedSharding(mesh, jax.P("x")), jax.P("x")):
             with pytest.raises(eqx.LeafError, match=r"`layers\[0\]` \(float32\[6\]\)"):
                 round_trip(Net([jnp.ones(6)]), tmp_path, shardings=wrong)
-        with pytest.raises(ValueError, match="`shardings` does not fit `like`"):
+        with pytest.raises(ValueError, match="`shardings` must be a prefix of `like`"):
             round_trip(Net([jnp.ones(6)]), tmp_path, shardings=[None])
 
     def test_donating_what_was_loaded_leaves_the_file_alone(self, tmp_path):

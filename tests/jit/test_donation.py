@@ -374,7 +374,9 @@ class TestNames:
             if i:
                 f(model, state, x)  # an error if it warned again
             else:
-                with pytest.warns(eqx.DonationWarning, match=r"`x`.*all the same"):
+                with pytest.warns(
+                    eqx.DonationWarning, match=r"`x`.*are deleted anyway"
+                ):
                     f(model, state, x)
             assert model.is_deleted() and x.is_deleted() and not state.is_deleted()
 
@@ -665,7 +667,7 @@ class TestPlaceThatIsNotUsed:
 def test_named_array_that_is_not_used_is_warned_of_and_deleted():
     f, x = eqx.filter_jit(lambda x, y: y + 1, donate=("x",)), jnp.ones(3)
     with pytest.warns(
-        eqx.DonationWarning, match=r"`x` .*does not use them.*deleted all"
+        eqx.DonationWarning, match=r"`x` .*does not use them.*are deleted anyway"
     ):
         f(x, jnp.ones(3))
     assert x.is_deleted()

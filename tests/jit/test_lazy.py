@@ -538,7 +538,7 @@ def test_old_state_within_a_module_raises():
     for net in (Net(state), identity(Net(state))):
         assert f(net) == 0
         net.layers.set(index, jnp.array(7.0))
-        with pytest.raises(ValueError, match="This State is an old one"):
+        with pytest.raises(ValueError, match="This State is out of date"):
             f(net)
         state = eqx.nn.State(index)
 

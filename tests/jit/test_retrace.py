@@ -85,7 +85,7 @@ def test_nearest_trace_is_compared_with(f):
     f(model(0.2, 2), jnp.ones(5))
     retrace = f.explain(model(0.2, 3), jnp.ones(5))
     assert kinds(retrace) == {"model.size": "static value"}
-    assert retrace.differences[0].before == "the static 2"
+    assert retrace.differences[0].before == "the static value 2"
 
 
 def test_setting_of_jax_is_told_by_its_name(f):
@@ -137,7 +137,7 @@ def test_function_that_is_made_anew_is_recognised():
     f(jnp.ones(2), act())
     retrace = f.explain(jnp.ones(2), act())
     assert kinds(retrace) == {"act": "static value"}
-    assert "made anew: make it once" in str(retrace)
+    assert "a new function object: create it once" in str(retrace)
 
 
 def test_what_was_forgotten_is_traced_anew(f):
@@ -205,7 +205,7 @@ class TestLogging:
             first, second = self.told(caplog)
         f(model(), jnp.ones(5))
         assert "`x` was an array float32[2], and is now float32[3]" in first
-        assert "`model.rate` was the static 0.5, and is now 0.7" in second
+        assert "`model.rate` was the static value 0.5, and is now 0.7" in second
         assert len(self.told(caplog)) == 2
 
     def test_first_trace_is_none(self, f, caplog):

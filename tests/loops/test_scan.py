@@ -228,7 +228,7 @@ class TestScanErrors:
         for xs in (None, "text"):
             with pytest.raises(ValueError, match=r"no array in `xs`.*no `length`"):
                 eqx.filter_scan(lambda c, x: (c, None), jnp.ones(2), xs)
-        with pytest.raises(ValueError, match=r"`xs\[1\]` has no axis"):
+        with pytest.raises(ValueError, match=r"`xs\[1\]` is a scalar"):
             eqx.filter_scan(
                 lambda c, x: (c, None), None, (jnp.ones(2), jnp.asarray(1.0))
             )

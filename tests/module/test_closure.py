@@ -150,7 +150,7 @@ def test_cycle_of_functions_is_an_error_that_names_them():
         return box
 
     box = [boxed]
-    with pytest.raises(ValueError, match="gets to itself"):
+    with pytest.raises(ValueError, match="refers to itself"):
         closure_to_pytree(boxed)
 
 

@@ -490,7 +490,9 @@ class TestUpdateWrapper:
         assert named.__name__ == "len" and named.fun == 3
 
     def test_class_without_the_property_is_refused(self):
-        with pytest.raises(ValueError, match=r"`__wrapped__` as a property.*Scale"):
+        with pytest.raises(
+            ValueError, match=r"Scale must define `__wrapped__` as a property"
+        ):
             eqx.module_update_wrapper(Scale(1.0))
 
 

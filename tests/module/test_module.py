@@ -738,7 +738,7 @@ def test_no_warning_for_ordinary_values():
 
 @pytest.mark.parametrize("name", ["_flat_", "_aux_", "_is_open_"])
 def test_field_with_a_name_that_is_used_is_refused(name):
-    with pytest.raises(TypeError, match=f"Field '{name}' of Used has a name under"):
+    with pytest.raises(TypeError, match=f"Field '{name}' of Used has a reserved name"):
         type(eqx.Module)("Used", (eqx.Module,), {"__annotations__": {name: int}})
 
 

@@ -60,7 +60,7 @@ def test_operation_is_applied_once(size) -> None:
 @pytest.mark.parametrize("target", [0, 4])
 def test_axis_that_cannot_be_divided_is_an_error(target) -> None:
     pool = nn.AdaptiveAvgPool2d((1, target))
-    message = rf"AdaptiveAvgPool2d makes axis 2 .* into {target} bins.*3 elements"
+    message = rf"AdaptiveAvgPool2d splits axis 2 .* into {target} bins.*3 elements"
     with pytest.raises(ValueError, match=message):
         pool(jnp.ones((1, 2, 3)))
 

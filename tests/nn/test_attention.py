@@ -161,7 +161,7 @@ def test_weights_are_returned_after_dropout(build, inputs, key) -> None:
     np.testing.assert_allclose(weights[kept], 2 * plain[kept])
     for head, head_key in zip(kept, jax.random.split(key, 4), strict=True):
         assert (head == jax.random.bernoulli(head_key, 0.5, (4, 6))).all()
-    with pytest.raises(RuntimeError, match="Dropout takes a `key`"):
+    with pytest.raises(RuntimeError, match="Dropout needs a `key`"):
         attention(*inputs)
     with pytest.warns(UserWarning, match="`deterministic` was renamed"):
         attention(*inputs, deterministic=True)
@@ -284,7 +284,9 @@ def test_jax_kernel_agrees_with_the_formula(name, shared, build, draw) -> None:
 def test_layer_and_call_choose_the_implementation(build, draw) -> None:
     attention = build(nn.MultiheadAttention, 2, 8, implementation="xla")
     x = draw(4, 8)
-    with pytest.raises(ValueError, match="'xla' of attention cannot serve this call"):
+    with pytest.raises(
+        ValueError, match="'xla' of attention cannot be used for this call"
+    ):
         attention(x, x, x, return_weights=True)
     _, weights = attention(x, x, x, implementation="auto", return_weights=True)
     assert weights.shape == (2, 4, 4)

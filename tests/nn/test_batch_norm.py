@@ -201,7 +201,7 @@ def test_training_needs_the_name(batch_axis, draw) -> None:
 def test_state_must_be_one(inference, draw, without_type_checks) -> None:
     norm, _ = make(3)
     with pytest.raises(
-        TypeError, match="BatchNorm takes a `State` as `state`; got a None"
+        TypeError, match="BatchNorm takes a `State` as `state`; got None"
     ):
         norm(draw(4, 3), None, inference=inference)
 

@@ -243,9 +243,12 @@ def test_named_forms_are_conv_of_that_many_axes(build) -> None:
         ({"kernel_size": 0}, "an int >= 1 as `kernel_size`; got 0"),
         ({"stride": 0}, "an int >= 1 as `stride`; got 0"),
         ({"dilation": (1, -1)}, "an int >= 1 as `dilation`; got -1"),
-        ({"padding": 1.5}, "as `padding` an int, a sequence of 2 ints, or.*; got 1.5"),
-        ({"padding": (1, 2, 3)}, r"as `padding` an int.*; got \(1, 2, 3\)"),
-        ({"padding": ((1, 2), 3)}, r"2 pairs \(before, after\); got \(\(1, 2\), 3\)"),
+        ({"padding": 1.5}, "an int, a sequence of 2 ints, or.*; got 1.5"),
+        ({"padding": (1, 2, 3)}, r"an int.* as `padding`; got \(1, 2, 3\)"),
+        (
+            {"padding": ((1, 2), 3)},
+            r"2 pairs \(before, after\) as `padding`; got \(\(1, 2\), 3\)",
+        ),
         (
             {"padding": "FULL"},
             "one of SAME, SAME_LOWER, VALID as `padding`; got 'FULL'",
@@ -256,11 +259,11 @@ def test_named_forms_are_conv_of_that_many_axes(build) -> None:
         ),
         (
             {"in_channels": 3, "groups": 2},
-            "multiple of `groups` as `in_channels`; got 3",
+            "`in_channels` that is a multiple of `groups`; got 3",
         ),
         (
             {"out_channels": 3, "groups": 2},
-            "multiple of `groups` as `out_channels`; got 3",
+            "`out_channels` that is a multiple of `groups`; got 3",
         ),
         ({"in_channels": 0}, "an int >= 1 as `in_channels`; got 0"),
         ({"out_channels": -1}, "an int >= 0 as `out_channels`; got -1"),

@@ -136,8 +136,14 @@ def test_named_forms_take_output_padding_before_padding(build) -> None:
     [
         ({"output_padding": 2, "stride": 2}, "less than the stride; got .2, 2."),
         ({"output_padding": -1}, "an int >= 0 as `output_padding`; got -1"),
-        ({"in_channels": 3, "groups": 2}, "multiple of `groups` as `in_channels`"),
-        ({"out_channels": 3, "groups": 2}, "multiple of `groups` as `out_channels`"),
+        (
+            {"in_channels": 3, "groups": 2},
+            "`in_channels` that is a multiple of `groups`",
+        ),
+        (
+            {"out_channels": 3, "groups": 2},
+            "`out_channels` that is a multiple of `groups`",
+        ),
         ({"padding": "FULL"}, "one of SAME, SAME_LOWER, VALID as `padding`"),
     ],
 )

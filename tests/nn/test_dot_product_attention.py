@@ -96,7 +96,7 @@ def test_dropout_acts_on_the_weights(heads, key) -> None:
     kept = nn.dot_product_attention(*heads, dropout=dropout, inference=True)
     np.testing.assert_allclose(kept, by_formula(*heads), atol=1e-5)
     assert not jnp.allclose(out, kept)
-    with pytest.raises(RuntimeError, match="Dropout takes a `key`"):
+    with pytest.raises(RuntimeError, match="Dropout needs a `key`"):
         nn.dot_product_attention(*heads, dropout=dropout)
 
 

@@ -41,7 +41,7 @@ def test_argument_wins_over_the_field(key) -> None:
 
 
 def test_key_is_needed_outside_of_inference() -> None:
-    with pytest.raises(RuntimeError, match=r"takes a `key`.*`inference=True`"):
+    with pytest.raises(RuntimeError, match=r"needs a `key`.*`inference=True`"):
         nn.Dropout()(jnp.ones(3))
     with pytest.raises(RuntimeError, match="`key`"):
         nn.Dropout(inference=True)(jnp.ones(3), inference=False)

@@ -131,16 +131,16 @@ def test_wrong_shape_names_the_axis(equation, shape, message) -> None:
 @pytest.mark.parametrize(
     ("equation", "message"),
     [
-        ("sd->s", "has not the form 'input,weight->output'"),
-        ("sd,dk", "has not the form"),
-        ("s,d,dk->k", "has not the form"),
+        ("sd->s", "does not have the form 'input,weight->output'"),
+        ("sd,dk", "does not have the form"),
+        ("s,d,dk->k", "does not have the form"),
         ("sd,...dk->...sk", "the weight has a '...'"),
-        ("...d,dk->k", "one of input and output has a '...'"),
-        ("dd,dk->k", "'dd' has one axis twice"),
-        ("s1,1k->sk", "something else than letters"),
-        ("sd,dkh->sk", "the axis 'h' is in the weight alone"),
-        ("sd,dk->k", "the axis 's' is in the input alone"),
-        ("sd,dk->skh", "the axis 'h' is in the output alone"),
+        ("...d,dk->k", "either the input or the output has a '...', but not both"),
+        ("dd,dk->k", "'dd' has the same axis twice"),
+        ("s1,1k->sk", "something other than letters"),
+        ("sd,dkh->sk", "the axis 'h' is only in the weight"),
+        ("sd,dk->k", "the axis 's' is only in the input"),
+        ("sd,dk->skh", "the axis 'h' is only in the output"),
     ],
 )
 def test_other_equations_are_refused(equation, message, key) -> None:

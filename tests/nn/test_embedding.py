@@ -42,7 +42,7 @@ def test_array_out_of_range_is_an_error_if_bounds_are_checked(
         if -rows <= index < rows:
             assert (wrap(embedding)(array) == embedding.weight[index]).all()
         else:
-            with pytest.raises(eqx.EquinoxRuntimeError, match=f"has {rows} rows, and"):
+            with pytest.raises(eqx.EquinoxRuntimeError, match=f"has {rows} rows, but"):
                 wrap(embedding)(array)
 
 
@@ -58,7 +58,7 @@ def test_bounds_are_checked_for_each_element_of_a_batch(key) -> None:
 
 @pytest.mark.parametrize("index", [4, -5, np.int64(4), np.array(-5)])
 def test_number_out_of_range_is_an_error(index, key) -> None:
-    with pytest.raises(IndexError, match=f"has 4 rows, and was asked for .*{index}"):
+    with pytest.raises(IndexError, match=f"has 4 rows, but was given .*{index}"):
         nn.Embedding(4, 3, key=key)(index)
 
 

@@ -84,9 +84,11 @@ def test_composite_layers_hand_them_on(key) -> None:
 
 
 def test_wrong_initialiser_names_the_parameter(key) -> None:
-    with pytest.raises(ValueError, match=r"`Linear.weight` gave .*\(3,\); .*\(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"`Linear.weight` returned .*\(3,\), but .*\(2, 3\)"
+    ):
         nn.Linear(3, 2, key=key, weight_init=jnp.ones(3))
-    with pytest.raises(ValueError, match=r"no initialiser 'he' .*`Linear.bias`"):
+    with pytest.raises(ValueError, match=r"no initialiser 'he', .*`Linear.bias`"):
         nn.Linear(3, 2, key=key, bias_init="he")
 
 

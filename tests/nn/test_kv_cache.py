@@ -110,9 +110,9 @@ def test_overflow_is_an_error(build) -> None:
     _, cache = attention(x, x, x, cache=attention.init_cache(4))
     with pytest.raises(RuntimeError, match="slots for 4 tokens, holds 3 and was given"):
         attention(x, x, x, cache=cache)
-    with pytest.raises(eqx.ShapeError, match="4 tokens, and was given 5 at once"):
+    with pytest.raises(eqx.ShapeError, match="4 tokens, but was given 5 at once"):
         attention(*[jnp.ones((5, 8))] * 3, cache=cache)
-    message = "slots for 4 tokens, and was given more.*`overflow='ring'`"
+    message = "slots for 4 tokens, but was given more.*`overflow='ring'`"
     with pytest.raises(eqx.EquinoxRuntimeError, match=message):
         eqx.filter_jit(attention)(x, x, x, cache=cache)
     out, _ = eqx.filter_jit(attention)(x[:1], x[:1], x[:1], cache=cache)
@@ -359,7 +359,7 @@ def test_dropout_of_a_cached_token_acts_on_its_weights(build, draw, key) -> None
     assert 0 < (dropped & (kept > 0)).sum() < (kept > 0).sum()
     np.testing.assert_allclose(weights, jnp.where(dropped, 0, 2 * kept), atol=1e-6)
     assert jnp.isfinite(out).all()
-    with pytest.raises(RuntimeError, match="Dropout takes a `key`"):
+    with pytest.raises(RuntimeError, match="Dropout needs a `key`"):
         attention(*[x[3:]] * 3, cache=cache)
 
 

@@ -259,7 +259,9 @@ def test_layers_without_a_weight_are_an_error_that_says_what_to_do():
         ValueError, match=r"`weight` of this LayerNorm has shape \(3,\)"
     ):
         nn.LoRA(nn.LayerNorm(3), 2, key=KEY)
-    with pytest.raises(ValueError, match=r"`rank` of 1 at least; got 0"):
+    with pytest.raises(ValueError, match=r"`rank` of at least 1; got 0"):
         nn.LoRA(nn.Linear(3, 2, key=KEY), 0, key=KEY)
-    with pytest.raises(ValueError, match=r"no weight with two axes .* under 'layer'"):
+    with pytest.raises(
+        ValueError, match=r"no weight with at least two axes under 'layer'"
+    ):
         nn.add_lora(nn.MLP(3, 2, 4, 1, key=KEY), "layer", 2, key=KEY)

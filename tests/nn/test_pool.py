@@ -203,8 +203,11 @@ def test_named_forms_are_pools() -> None:
         ),
         ({"kernel_size": 0}, "an int >= 1 as `kernel_size`; got 0"),
         ({"stride": "2"}, "an int >= 1 as `stride`; got '2'"),
-        ({"padding": "SAME"}, "as `padding` an int, a sequence of 2 ints.*got 'SAME'"),
-        ({"padding": (1, 2, 3)}, r"as `padding` an int.*got \(1, 2, 3\)"),
+        (
+            {"padding": "SAME"},
+            "an int, a sequence of 2 ints.* as `padding`; got 'SAME'",
+        ),
+        ({"padding": (1, 2, 3)}, r"an int.* as `padding`; got \(1, 2, 3\)"),
     ],
 )
 def test_wrong_argument_is_an_error(options, message, without_type_checks) -> None:

@@ -57,7 +57,7 @@ def test_first_values_have_the_documented_deviation(key) -> None:
 def test_position_out_of_range_is_an_error_where_it_is_known(
     options, number, learned
 ) -> None:
-    with pytest.raises(IndexError, match=f"has 6 positions.*asked for number {number}"):
+    with pytest.raises(IndexError, match=f"has 6 positions.*given position {number}"):
         learned(jnp.ones((3, 4)), **options)
 
 

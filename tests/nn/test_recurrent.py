@@ -184,7 +184,7 @@ def test_dropout_is_between_the_layers_only(key, draw):
     (dropout_key,) = jax.random.split(key, 1)
     dropped = rnn.dropout(hidden, key=dropout_key)
     assert_close(outputs, nn.scan_cell(rnn.layers[1], dropped)[0], rtol=1e-5)
-    with pytest.raises(RuntimeError, match="takes a `key`"):
+    with pytest.raises(RuntimeError, match="needs a `key`"):
         rnn(xs)
     one = nn.RNN.build(nn.GRUCell, 3, 4, dropout=0.5, key=key)
     assert one(xs)[0].shape == (5, 4)
@@ -235,20 +235,20 @@ def test_bad_input_is_an_error_that_names_it(key):
     rnn = nn.RNN.build(nn.GRUCell, 3, 4, 2, bidirectional=True, key=key)
     xs = jnp.ones((5, 3))
     for args, kwargs, message in [
-        ((xs, (None,)), {}, "one state for each layer, 2 in all; got 1"),
+        ((xs, (None,)), {}, "one state for each layer, 2 in all, as `init`; got 1"),
         ((xs, (None, (1, 2, 3))), {}, r"At `layers\[1\]`: .* each direction, 2 in all"),
         ((xs,), {"length": jnp.array([1, 2])}, r"got shape \(2,\)\. Use `jax\.vmap`"),
-        ((jnp.array(1.0),), {}, "whose first axis is that of the sequence"),
+        ((jnp.array(1.0),), {}, "with the sequence along the first axis"),
         ((xs[None],), {}, r"At `layers\[0\]\.forward`: .*1 axis in front"),
         ((xs, ((None, jnp.ones(3)), None)), {}, r"`layers\[0\]\.backward`: .*`hidden`"),
     ]:
         with pytest.raises(eqx.ShapeError, match=message):
             rnn(*args, **kwargs)
-    with pytest.raises(ValueError, match="5 elements, and a `length` of 6"):
+    with pytest.raises(ValueError, match="5 elements, but a `length` of 6"):
         rnn(xs, length=6)
     with pytest.raises(TypeError, match="an integer as `length`; got dtype float32"):
         rnn(xs, length=jnp.ones(()))
-    with pytest.raises(ValueError, match="one layer at least"):
+    with pytest.raises(ValueError, match="at least one layer"):
         nn.RNN([])
     with pytest.raises(ValueError, match=r"int >= 1 as `num_layers`; got 0"):
         nn.RNN.build(nn.GRUCell, 3, 4, 0, key=key)

@@ -51,7 +51,7 @@ def test_first_rule_wins_and_each_must_choose_something(model, key) -> None:
         nn.reinit(model, rules, key=key)
     new = nn.reinit(model, rules, key=key, allow_unused=True)
     assert changed(model, new) == []
-    with pytest.raises(TypeError, match="A selector is a class"):
+    with pytest.raises(TypeError, match="A selector must be a class"):
         nn.reinit(model, [(3, "normal")], key=key)
 
 
@@ -105,5 +105,5 @@ def test_dtype_is_kept_and_a_wrong_shape_names_the_path(model, key) -> None:
     half = jax.tree.map(lambda x: x.astype(jnp.float16), model)
     new = nn.reinit(half, [(nn.Linear, "normal")], key=key)
     assert new[0].weight.dtype == jnp.float16
-    with pytest.raises(ValueError, match=r"`layers\[0\]\.weight` gave .*\(2,\)"):
+    with pytest.raises(ValueError, match=r"`layers\[0\]\.weight` returned .*\(2,\)"):
         nn.reinit(model, [(nn.Linear, jnp.ones(2))], key=key)

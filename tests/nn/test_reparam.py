@@ -96,7 +96,7 @@ def test_spectral_norm_runs_under_vmap_and_jit(build, draw) -> None:
 
 
 def test_wrong_weight_is_an_error(key) -> None:
-    with pytest.raises(ValueError, match=r"two axes at least; `bias` has shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"at least two axes; `bias` has shape \(2,\)"):
         nn.SpectralNorm(nn.Linear(3, 2, key=key), "bias", key=key)
     with pytest.raises(AttributeError):
         nn.SpectralNorm(nn.Linear(3, 2, key=key), "kernel", key=key)

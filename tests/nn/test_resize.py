@@ -105,7 +105,7 @@ def test_wrong_option_is_an_error(make, options, message, without_type_checks) -
         ((3,), {"size": 2}, r"one spatial axis or more.*given shape \(3,\)"),
         ((3, 0), {"size": 2}, "none of them empty"),
         ((3, 4, 5), {"size": (2,)}, r"2 in all for an `x` of shape \(3, 4, 5\)"),
-        ((3, 4, 5), {"scale": 0.1}, "leaves nothing"),
+        ((3, 4, 5), {"scale": 0.1}, "would leave an empty axis"),
     ],
 )
 def test_wrong_shape_is_an_error(shape, options, message) -> None:

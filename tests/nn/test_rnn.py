@@ -128,7 +128,7 @@ def test_scan_cell_starts_from_a_given_state_and_checks_the_mask(draw, key) -> N
         (jnp.ones(4), r"an array of shape \(4,\)"),
         (jnp.ones((2, 4)), r"an array of shape \(2, 4\)"),
         ((jnp.ones(4),), "a tuple of length 1"),
-        (None, "a NoneType"),
+        (None, "None"),
     ],
 )
 def test_lstm_takes_a_pair(hidden, given, key, without_type_checks) -> None:

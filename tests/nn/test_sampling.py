@@ -122,7 +122,7 @@ def test_half_precision_and_strict_promotion(strict, key) -> None:
             r"`seen`.*\(3,\); got shape \(2,\)",
         ),
         ({"temperature": jnp.ones(2)}, eqx.ShapeError, r"scalar as `temperature`"),
-        ({"key": None}, ValueError, "takes a `key`"),
+        ({"key": None}, ValueError, "needs a `key`"),
         ({"logits": jnp.ones((2, 3))}, eqx.ShapeError, r"\(2, 3\).*jax\.vmap"),
         ({"logits": jnp.ones(3, int)}, TypeError, "floating logits; got int32"),
     ],

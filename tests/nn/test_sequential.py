@@ -205,7 +205,7 @@ def test_mapped_members_get_no_key(mapped, key) -> None:
     x = jnp.ones((5, 3))
     np.testing.assert_allclose(model(x, key=key), jax.vmap(linear)(x), rtol=1e-6)
     model = nn.Sequential([mapped(nn.Dropout())])
-    with pytest.raises(RuntimeError, match=r"^At `layers\[0\]`: Dropout takes a `key`"):
+    with pytest.raises(RuntimeError, match=r"^At `layers\[0\]`: Dropout needs a `key`"):
         model(x, key=key)
 
 
@@ -218,9 +218,9 @@ def test_key_goes_to_a_mapped_member_that_says_how(key) -> None:
 def test_missing_key_names_the_member(key) -> None:
     inner = nn.Sequential([nn.Identity(), nn.Dropout()])
     with pytest.raises(
-        RuntimeError, match=r"^At `layers\[1\].layers\[1\]`: Dropout takes"
+        RuntimeError, match=r"^At `layers\[1\].layers\[1\]`: Dropout needs"
     ):
         nn.Sequential([nn.Identity(), inner])(jnp.ones(3))
     attention = nn.MultiheadAttention(2, 4, dropout_p=0.5, key=key)
-    with pytest.raises(RuntimeError, match=r"^At `dropout`: Dropout takes a `key`"):
+    with pytest.raises(RuntimeError, match=r"^At `dropout`: Dropout needs a `key`"):
         attention(*[jnp.ones((3, 4))] * 3)

@@ -120,7 +120,7 @@ def test_traceback_leads_to_the_layer() -> None:
 def test_ensemble_is_called_under_filter_vmap(layer, shape) -> None:
     arrays, rest = eqx.partition(layer, eqx.is_array)
     ensemble = eqx.combine(jax.tree.map(lambda a: jnp.stack([a, a]), arrays), rest)
-    hint = r"1 axis in front.*call it under `filter_vmap`"
+    hint = r"1 axis more than one layer has.*call it under `filter_vmap`"
     with pytest.raises(eqx.ShapeError, match=hint):
         ensemble(jnp.ones(shape))
     call = eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))

@@ -227,9 +227,9 @@ def test_unlike_layers_are_named_by_path(key) -> None:
         return str(info.value)
 
     linear = nn.Linear(3, 3, key=key)
-    assert "one layer at least" in refused()
+    assert "at least one layer" in refused()
     other = nn.Linear(3, 3, use_bias=False, key=key)
-    assert "`layer.use_bias` is the static True in layer 0, and False" in refused(
+    assert "`layer.use_bias` is the static value True in layer 0, and False" in refused(
         linear, other
     )
     half = nn.Linear(3, 3, dtype=jnp.float16, key=key)
@@ -239,8 +239,9 @@ def test_unlike_layers_are_named_by_path(key) -> None:
     one, two = nn.Lambda(jnp.sin), nn.Lambda(jnp.cos)
     assert "`layer.fn` is" in refused(one, two)
     one, two = nn.Dropout(0.1), nn.Dropout(0.2)
-    assert "`layer.p` is the static 0.1 in layer 0, and 0.2 in layer 1" in refused(
-        one, two
+    assert (
+        "`layer.p` is the static value 0.1 in layer 0, and 0.2 in layer 1"
+        in refused(one, two)
     )
 
 

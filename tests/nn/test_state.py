@@ -46,7 +46,9 @@ def test_set_makes_a_new_state() -> None:
 def test_old_state_cannot_be_used(use) -> None:
     counter, state = make()
     _, new = counter(jnp.ones(2), state)
-    with pytest.raises(ValueError, match=r"old one.*clone before: `leaves, treedef"):
+    with pytest.raises(
+        ValueError, match=r"out of date.*clone it first: `leaves, treedef"
+    ):
         use(state, counter.index)
     assert repr(state) == "State(<old>)"
     use(new, counter.index)
@@ -119,7 +121,7 @@ def test_only_indices_of_the_state_are_keys(without_type_checks) -> None:
         pass
 
     for wrong in (Special(0), "Counter.index"):
-        with pytest.raises(ValueError, match="is asked for a StateIndex; got a"):
+        with pytest.raises(ValueError, match="is indexed by a StateIndex; got a"):
             state.get(wrong)
     assert state.get(counter.index)
 
@@ -232,7 +234,7 @@ def test_forgetting_to_pass_it_on_is_noticed_within_a_trace() -> None:
         counter(x, state)
         return counter(x, state)
 
-    with pytest.raises(ValueError, match="old one"):
+    with pytest.raises(ValueError, match="out of date"):
         run(jnp.ones(2), state)
 
 

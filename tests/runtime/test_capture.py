@@ -434,14 +434,14 @@ def test_pattern_that_chooses_nothing_names_what_there_is() -> None:
 
 def test_module_that_is_not_called_is_named() -> None:
     model = wrap(lambda layer, x: layer.weight @ x)
-    with pytest.raises(ValueError, match="is not called: `layer`"):
+    with pytest.raises(ValueError, match="are not called: `layer`"):
         eqx.capture(model, "layer")(X)
 
 
 def test_name_that_is_a_path_is_refused() -> None:
     model = wrap(lambda layer, x: eqx.tag(layer(x), "layer"))
     with pytest.raises(
-        ValueError, match="`layer` is the name of a `tag`, and the path"
+        ValueError, match="`layer` is both the name of a `tag` and the path"
     ):
         eqx.capture(model, "layer")(X)
 
@@ -449,5 +449,5 @@ def test_name_that_is_a_path_is_refused() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="got 3"):
         eqx.capture(MLP, 3)
-    with pytest.raises(ValueError, match="one character"):
+    with pytest.raises(ValueError, match="a non-empty string"):
         eqx.tag(X, "")

@@ -458,7 +458,7 @@ def test_each_failing_element_of_a_batch_is_listed_with_its_message(f, elements)
         if pred and 0 <= index < 3:
             assert line[0].endswith(f": {MESSAGES[index]}")
         elif pred:
-            assert f"index {index} is invalid" in line[0]
+            assert f"invalid index {index}" in line[0]
 
 
 def test_elements_of_nested_batches_are_listed_outermost_first():
@@ -491,7 +491,7 @@ def test_index_of_any_integer_dtype(dtype):
     assert f(jnp.asarray(1, dtype)) == 1
     with raises("three"):
         f(jnp.asarray(2, dtype))
-    with raises("index 100 is invalid.*3 messages"):
+    with raises("invalid index 100.*3 messages"):
         f(jnp.asarray(100, dtype))
 
 
@@ -499,7 +499,7 @@ def test_index_of_any_integer_dtype(dtype):
 def test_invalid_index_is_told_at_run_time(index):
     f = eqx.filter_jit(lambda x: eqx.branched_error_if(x, x < 0, index, MESSAGES))
     assert f(GOOD) == 1
-    with raises(f"index {index} is invalid"):
+    with raises(f"invalid index {index}"):
         f(BAD)
 
 
@@ -666,18 +666,18 @@ def test_on_tpu_the_message_is_shown_and_the_user_asked(monkeypatch, capsys):
 
 @pytest.mark.parametrize("pred", [True, jnp.asarray(False), np.asarray(True)])
 def test_no_array_is_an_error(pred):
-    with pytest.raises(ValueError, match=r"No arrays.*'must not be'"):
+    with pytest.raises(ValueError, match=r"contains no arrays.*'must not be'"):
         eqx.error_if(("a", 1), pred, "must not be")
 
 
 def test_wrong_types_are_errors(without_type_checks):
-    with pytest.raises(TypeError, match="is a bool or an array; got a str"):
+    with pytest.raises(TypeError, match="must be a bool or an array; got a str"):
         eqx.error_if(GOOD, "x", MESSAGE)
     with pytest.raises(TypeError, match="list or tuple of strings"):
         eqx.error_if(GOOD, True, 3)
     with pytest.raises(TypeError, match="list or tuple of strings"):
         eqx.branched_error_if(GOOD, True, 0, "abc")
-    with pytest.raises(TypeError, match="is an integer; got one of float32"):
+    with pytest.raises(TypeError, match="must be an integer; got one of dtype float32"):
         eqx.branched_error_if(GOOD, True, 0.0, ["abc"])
 
 

@@ -147,7 +147,7 @@ def test_length_beyond_the_last_bucket_is_refused_by_path():
 def test_arrays_of_one_argument_have_one_length():
     f = eqx.bucketed(lambda x, lengths: x, {"x": {0: [4]}})
     with pytest.raises(
-        ValueError, match=r"that of `x\['a'\]` is 3, and that of `x\['b'\]` is 2"
+        ValueError, match=r"`x\['a'\]` has length 3, and `x\['b'\]` has 2"
     ):
         f({"a": np.ones(3), "b": np.ones(2)})
 

@@ -99,14 +99,14 @@ def test_structures_are_known(fun):
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((jnp.ones(2), 1), {}, "other arrays"),
-        ((jnp.ones(3, jnp.int32), 1), {}, "other arrays"),
-        (([jnp.ones(3)], 1), {}, "other arrays"),
-        ((jnp.ones(3),), {"n": 1}, "other arrays"),
-        ((jnp.ones(3), jnp.asarray(1)), {}, "other arrays"),
-        ((jnp.ones(3), 2), {}, "other static values"),
-        ((jnp.ones(3), 1.0), {}, "other static values"),
-        ((jnp.ones(3), True), {}, "other static values"),
+        ((jnp.ones(2), 1), {}, "arrays other than"),
+        ((jnp.ones(3, jnp.int32), 1), {}, "arrays other than"),
+        (([jnp.ones(3)], 1), {}, "arrays other than"),
+        ((jnp.ones(3),), {"n": 1}, "arrays other than"),
+        ((jnp.ones(3), jnp.asarray(1)), {}, "arrays other than"),
+        ((jnp.ones(3), 2), {}, "static values other than"),
+        ((jnp.ones(3), 1.0), {}, "static values other than"),
+        ((jnp.ones(3), True), {}, "static values other than"),
     ],
     ids=["shape", "dtype", "tree", "keyword", "kind", "value", "float", "bool"],
 )

@@ -508,12 +508,18 @@ def test_rules_are_used_within_a_loop(options):
 
 
 OUTPUTS = {
-    "structure": ((lambda x: (x, x)), r"`output` is .* by the function, and .* tuple"),
+    "structure": (
+        (lambda x: (x, x)),
+        r"`output` is .* from the function, but .* tuple",
+    ),
     "shape": (
         (lambda x: jnp.stack([x, x])),
-        r"float32\[\] by .*, and .*float32\[2\] by",
+        r"float32\[\] from .*, but .*float32\[2\] from",
     ),
-    "dtype": ((lambda x: x.astype(jnp.float16)), r"float32\[\] by .*float16\[\] by"),
+    "dtype": (
+        (lambda x: x.astype(jnp.float16)),
+        r"float32\[\] from .*float16\[\] from",
+    ),
 }
 
 
@@ -544,7 +550,7 @@ def test_rule_that_returns_another_number_than_the_function():
     f.def_fwd(lambda perturbed, x: ((x, 3), None))
     f.def_bwd(lambda residuals, cotangent, perturbed, x: cotangent[0])
     with pytest.raises(
-        TypeError, match=r"`output\[1\]` is 2 by the function, and 3 by"
+        TypeError, match=r"`output\[1\]` is 2 from the function, but 3 from"
     ):
         jax.grad(lambda x: f(x)[0])(TWO)
 

@@ -229,10 +229,10 @@ class TestErrors:
         "returned, message",
         [
             (lambda x: x, r"pair `\(out, out_batched\)`"),
-            (lambda x: (x, True), r"`out` is a dict.*an array by the rule"),
+            (lambda x: (x, True), r"`out` is a dict.*an array from the rule"),
             (
                 lambda x: ({"a": x, "n": 2}, True),
-                r"`out\['n'\]` is .*1.* 2 by the rule",
+                r"`out\['n'\]` is .*1.* 2 from the rule",
             ),
             (
                 lambda x: ({"a": x[0], "n": 1}, True),

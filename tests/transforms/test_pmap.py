@@ -110,7 +110,7 @@ class TestErrors:
     def test_too_many_rows_are_named_with_the_devices(self):
         with pytest.raises(
             ValueError,
-            match=r"`batch\['x'\]`: 8 rows cannot be split over 4 devices x 1",
+            match=r"`batch\['x'\]`: 8 rows cannot be split over 4 devices, one row each",
         ):
             eqx.filter_pmap(lambda batch: batch)({"n": 1, "x": jnp.ones((8, 2))})
         with pytest.raises(

@@ -154,7 +154,7 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"weight` \(float32\[3\]\), whose dim"):
             move(model, NamedSharding(mesh, P("x")))
         with pytest.raises(
-            ValueError, match=r"weight` \(float32\[3\]\), which has 1 dim"
+            ValueError, match=r"weight` \(float32\[3\]\), which has 1 dimension\."
         ):
             move(model, NamedSharding(mesh, P(None, "x")))
         with pytest.raises(ValueError, match=r"weight` .*no mesh.*set_mesh"):

@@ -269,18 +269,20 @@ class TestErrors:
         ):
             f(Scale(jnp.ones(3)), jnp.ones(2))
         with pytest.raises(
-            ValueError, match=r"`x\[0\]` \(float32\[\]\), which has 0 dim"
+            ValueError, match=r"`x\[0\]` \(float32\[\]\), which has 0 dimensions"
         ):
             f(None, [jnp.asarray(1.0)])
 
     def test_specs_that_do_not_fit_are_refused(self):
-        with pytest.raises(ValueError, match="`in_specs` does not fit `the arguments`"):
+        with pytest.raises(
+            ValueError, match="`in_specs` must be a prefix of `the arguments`"
+        ):
             self.mapped(lambda x: x, (P(), P()), P())(jnp.ones(2))
-        with pytest.raises(ValueError, match="`out_specs` does not fit `out`"):
+        with pytest.raises(ValueError, match="`out_specs` must be a prefix of `out`"):
             self.mapped(lambda x: x, P(), (P(), P()))(jnp.ones(2))
         with pytest.raises(ValueError, match=r"`in_specs` names \['z'\].*\['x'\]"):
             self.mapped(lambda x: x, {"z": P()}, P())(jnp.ones(2))
-        with pytest.raises(ValueError, match=r"says nothing of \['n'\]"):
+        with pytest.raises(ValueError, match=r"has no entry for \['n'\]"):
             self.mapped(lambda x, *, n: x, (P(),), P())(jnp.ones(2), n=jnp.ones(2))
         with pytest.raises(ValueError, match=r"`in_specs` gives 'x' for `x`"):
             self.mapped(lambda x: x, "x", P())(jnp.ones(2))

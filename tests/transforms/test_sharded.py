@@ -99,11 +99,11 @@ def test_they_are_what_filter_shard_and_filter_jit_take(mesh):
         ),
         (
             P(None, "model"),
-            "`layers[0].weight` (float32[6,3]), whose dimension 1 is 3 long",
+            "`layers[0].weight` (float32[6,3]), whose dimension 1 has size 3",
         ),
         (
             P("data", None, None),
-            "`layers[0].weight` (float32[6,3]), which has 2 dimensi",
+            "`layers[0].weight` (float32[6,3]), which has 2 dimensions.",
         ),
     ],
 )

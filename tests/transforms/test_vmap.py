@@ -99,7 +99,7 @@ def test_keyword_arguments_are_named_in_errors():
     ):
         f(jnp.ones((1, 3)), model=Scale(jnp.ones(2)))
     with pytest.raises(
-        ValueError, match=r"`model.factor` has shape \(\), and so no axis"
+        ValueError, match=r"`model.factor` has shape \(\), so it has no axis"
     ):
         f(jnp.ones((1, 3)), model=Scale(jnp.asarray(1.0)))
     with pytest.raises(ValueError, match=r"names \['other'\].*\['a', 'model'\]"):
@@ -145,7 +145,9 @@ def test_output_without_a_batch_may_be_returned_once():
 
 
 def test_batched_output_cannot_be_returned_once():
-    with pytest.raises(ValueError, match="`<lambda>`: `out` depends on what is mapped"):
+    with pytest.raises(
+        ValueError, match="`<lambda>`: `out` depends on a mapped argument"
+    ):
         eqx.filter_vmap(lambda x: x, out_axes=None)(jnp.ones(2))
     out_axes = (0, {"a": 0, "b": None})
     f = eqx.filter_vmap(lambda x: (x, {"a": 1, "b": [2, x]}), out_axes=out_axes)
@@ -240,7 +242,9 @@ class TestErrors:
             eqx.filter_vmap(f, axis_size=4)(Scale(jnp.ones(2)), None)
 
     def test_axis_out_of_range_is_named_with_its_argument(self):
-        with pytest.raises(ValueError, match=r"`x` has shape \(\), and so no axis 0"):
+        with pytest.raises(
+            ValueError, match=r"`x` has shape \(\), so it has no axis 0"
+        ):
             eqx.filter_vmap(lambda x: x)(jnp.ones(()))
         with pytest.raises(ValueError, match=r"`args\[1\]`.*no axis 2"):
             eqx.filter_vmap(lambda *args: args, in_axes=(0, 2))(

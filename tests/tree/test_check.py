@@ -137,7 +137,7 @@ def test_leaf_is_its_own_child_and_an_empty_node_has_none():
 def test_child_of_its_own_is_refused_and_a_longer_cycle_is_not():
     items = [1]
     items.append(items)
-    with pytest.raises(ValueError, match="list is a child of its own"):
+    with pytest.raises(ValueError, match="list is its own child"):
         eqx.tree_flatten_one_level(items)
     outer = []
     outer.append([outer])

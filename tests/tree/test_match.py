@@ -44,75 +44,75 @@ KEYS = "a dict with the keys"
     [
         (
             lambda: axes((None, {"a": 0}), A, B),
-            "`in_axes` does not fit `args`",
-            f"`in_axes[1]` is {KEYS} ['a'], and `args[1]` is {KEYS} ['b'].",
+            "`in_axes` must be a prefix of `args`",
+            f"`in_axes[1]` is {KEYS} ['a'], but `args[1]` is {KEYS} ['b'].",
         ),
         (
             lambda: axes({"y": {"a": 0}}, A, y=B),
-            "`in_axes['y']` does not fit `y`",
-            f"`in_axes['y']` is {KEYS} ['a'], and `y` is {KEYS} ['b'].",
+            "`in_axes['y']` must be a prefix of `y`",
+            f"`in_axes['y']` is {KEYS} ['a'], but `y` is {KEYS} ['b'].",
         ),
         (
             lambda: axes(0, X, out=(None, (0,))),
-            "`out_axes` does not fit `out`",
-            "`out_axes[1]` is a tuple of length 1, and `out[1]` is a list of length 1.",
+            "`out_axes` must be a prefix of `out`",
+            "`out_axes[1]` is a tuple of length 1, but `out[1]` is a list of length 1.",
         ),
         (
             lambda: jit(B, in_shardings=({"a": P()},)),
-            "`in_shardings` does not fit `x`",
-            f"`in_shardings` is {KEYS} ['a'], and `x` is {KEYS} ['b'].",
+            "`in_shardings` must be a prefix of `x`",
+            f"`in_shardings` is {KEYS} ['a'], but `x` is {KEYS} ['b'].",
         ),
         (
             lambda: jit(X, out_shardings=[[None]]),
-            "`out_shardings` does not fit `out`",
-            "`out_shardings[0]` is a list of length 1, and `out[0]` is float32[2,2].",
+            "`out_shardings` must be a prefix of `out`",
+            "`out_shardings[0]` is a list of length 1, but `out[0]` is float32[2,2].",
         ),
         (
             lambda: shard_map({"x": {"a": P()}}, B),
-            "`in_specs['x']` does not fit `x`",
-            f"`in_specs['x']` is {KEYS} ['a'], and `x` is {KEYS} ['b'].",
+            "`in_specs['x']` must be a prefix of `x`",
+            f"`in_specs['x']` is {KEYS} ['a'], but `x` is {KEYS} ['b'].",
         ),
         (
             lambda: eqx.filter_shard([None, B], [None, {"a": DEVICE}]),
-            "`device_or_shardings` does not fit `x`",
-            f"`device_or_shardings[1]` is {KEYS} ['a'], and `x[1]` is {KEYS} ['b'].",
+            "`device_or_shardings` must be a prefix of `x`",
+            f"`device_or_shardings[1]` is {KEYS} ['a'], but `x[1]` is {KEYS} ['b'].",
         ),
         (
             lambda: eqx.partition([1, {"a": 2}], [True, {"a": [True]}]),
-            "`filter_spec` does not fit `pytree`",
-            "`filter_spec[1]['a']` is a list of length 1, and `pytree[1]['a']` is a int.",
+            "`filter_spec` must be a prefix of `pytree`",
+            "`filter_spec[1]['a']` is a list of length 1, but `pytree[1]['a']` is an int.",
         ),
         (
             lambda: save([1, (2,)], [len, [len]]),
-            "`filter_spec` does not fit `pytree`",
-            "`filter_spec[1]` is a list of length 1, and `pytree[1]` is a tuple of",
+            "`filter_spec` must be a prefix of `pytree`",
+            "`filter_spec[1]` is a list of length 1, but `pytree[1]` is a tuple of",
         ),
         (
             lambda: eqx.combine([None, [None]], [1, [2, 3]]),
-            "`pytrees[0]` does not fit `pytrees[1]`",
-            "`pytrees[0][1]` is a list of length 1, and `pytrees[1][1]` is a list of",
+            "`pytrees[0]` must be a prefix of `pytrees[1]`",
+            "`pytrees[0][1]` is a list of length 1, but `pytrees[1][1]` is a list of",
         ),
         (
             lambda: eqx.apply_updates([{}, [1]], [None, (1,)]),
-            "`updates` does not fit `model`",
-            "`updates[1]` is a tuple of length 1, and `model[1]` is a list of length 1.",
+            "`updates` must be a prefix of `model`",
+            "`updates[1]` is a tuple of length 1, but `model[1]` is a list of length 1.",
         ),
         (
             lambda: eqx.tree_at([True, (False,)], [1, [2]], [0]),
-            "`where` does not fit `pytree`",
-            "`where[1]` is a tuple of length 1, and `pytree[1]` is a list of length 1.",
+            "`where` must be a prefix of `pytree`",
+            "`where[1]` is a tuple of length 1, but `pytree[1]` is a list of length 1.",
         ),
     ],
 )
 def test_prefix_that_does_not_fit_is_refused_by_names_and_paths(call, names, paths):
     with pytest.raises(ValueError, match=re.escape(paths)) as info:
         call()
-    assert str(info.value).startswith(f"{names}, of which it must be a prefix")
+    assert str(info.value).startswith(f"{names}")
 
 
 def test_nodes_that_differ_in_their_structure_alone_are_told_by_jax():
     spec = eqx.tree_at("weight", eqx.nn.Linear(3, 2, key=jax.random.key(0)), True)
     with pytest.raises(
-        ValueError, match=r"`filter_spec` does not fit `pytree`.*in_features=3"
+        ValueError, match=r"`filter_spec` must be a prefix of `pytree`.*in_features=3"
     ):
         eqx.partition(eqx.nn.Linear(2, 2, key=jax.random.key(0)), spec)

@@ -64,11 +64,11 @@ def test_expressions_are_those_of_the_leaves(values, scale):
     "other", [np.ones(2), np.float32(1), INTEGERS, None, "text", [1]], ids=repr
 )
 def test_any_other_operand_is_an_error(other):
-    with pytest.raises(RuntimeError, match=f"got a {type(other).__name__}"):
+    with pytest.raises(RuntimeError, match=f"got an? {type(other).__name__}"):
         ω(INTEGERS) + other
-    with pytest.raises(RuntimeError, match=f"got a {type(other).__name__}"):
+    with pytest.raises(RuntimeError, match=f"got an? {type(other).__name__}"):
         other + ω(INTEGERS)
-    with pytest.raises(RuntimeError, match=f"got a {type(other).__name__}"):
+    with pytest.raises(RuntimeError, match=f"got an? {type(other).__name__}"):
         ω([jnp.ones(2)]).at[0].set(other)
 
 

@@ -181,7 +181,7 @@ def test_statics_that_differ_are_named_with_argument_and_path(call, one, other):
     with pytest.raises(ValueError) as caught:
         call(*trees)
     for name, static in (one, 1), (other, 2):
-        pattern = rf"`{name}\[1\]` has (the static )?tag={static}"
+        pattern = rf"`{name}\[1\]` has (the static fields )?tag={static}"
         assert re.search(pattern, str(caught.value))
 
 

@@ -179,14 +179,14 @@ def test_path_that_leads_nowhere_is_refused_where_it_ends():
     tree = {"layers": [Affine(1)]}
     for path, above, step in [
         ("['layers'][3].weight", "pytree['layers']` is a list", "[3]"),
-        ("['layers'][0].wieght", "pytree['layers'][0]` is a Affine", ".wieght"),
+        ("['layers'][0].wieght", "pytree['layers'][0]` is an Affine", ".wieght"),
         ("['layers'][0].weight.T", "pytree['layers'][0].weight` is a leaf", ".T"),
         ("layers", "pytree` is a dict", ".layers"),
         ((jtu.DictKey("layers"), jtu.SequenceKey(3)), "pytree['layers']`", "[3]"),
         ((jtu.GetAttrKey("layers"),), "`pytree` is a dict", ".layers"),
         ((0, 1), "`pytree` is a dict", "0"),
     ]:
-        with pytest.raises(ValueError, match="leads nowhere") as info:
+        with pytest.raises(ValueError, match="leads to no node") as info:
             eqx.tree_at(path, tree, 0)
         assert above in str(info.value) and f"has no `{step}`" in str(info.value)
 
@@ -195,7 +195,7 @@ def test_path_that_leads_nowhere_is_refused_where_it_ends():
     "text", ["a b", "f()", "a[i]", "a[0:1]", "a +", "1", "[[]]", "[{}]", "a;b", "\n"]
 )
 def test_text_that_is_no_path_is_refused(text):
-    with pytest.raises(ValueError, match="is no path"):
+    with pytest.raises(ValueError, match="is not a valid path"):
         eqx.tree_at(text, {"a": 1}, 0)
 
 

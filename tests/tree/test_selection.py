@@ -101,7 +101,7 @@ def test_of_takes_classes_alone(model):
 def test_count_names_what_was_found(model):
     linears = eqx.select(model).of(nn.Linear)
     assert linears.count(3) is linears
-    with pytest.raises(ValueError, match=r"Expected 2 nodes, and 3 .*`layers\[1\]`"):
+    with pytest.raises(ValueError, match=r"Expected 2 nodes, but 3 .*`layers\[1\]`"):
         linears.count(2)
     with pytest.raises(ValueError, match=r"`\.of\(Linear\)` leaves 3, `\.at\('x'\)`"):
         linears.at("x").count(1)
@@ -159,7 +159,7 @@ def test_set_puts_one_value_everywhere(model):
 
 def test_set_refuses_a_node_within_a_chosen_one(model):
     with pytest.raises(
-        ValueError, match=r"`layers\[0\]\.weight` and the one around it"
+        ValueError, match=r"`layers\[0\]\.weight` and the one that contains it"
     ):
         eqx.select(model).of(nn.Linear, jax.Array).set(None)
 
