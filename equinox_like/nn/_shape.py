@@ -140,6 +140,15 @@ def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
     )
 
 
+def as_even_size(layer: Any, name: str, value: Any) -> int:
+    size = as_size(layer, name, value)
+    if size % 2 != 0:
+        raise ValueError(
+            f"{type(layer).__name__} takes an even number as `{name}`; got {value}."
+        )
+    return size
+
+
 def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scalar"]:
     """As `as_size`, and the word "scalar" passes."""
     if not isinstance(value, str):
