@@ -129,14 +129,18 @@ def _axes(number: int) -> str:
 
 
 def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
-    """`value` as an int, once it is seen to be one that is large enough."""
+    """`value` as an int, once it is seen to be one that is large enough.
+
+    A static method that builds a layer passes the class.
+    """
     try:
         if operator.index(value) >= minimum:
             return operator.index(value)
     except TypeError:
         pass
+    cls = layer if isinstance(layer, type) else type(layer)
     raise ValueError(
-        f"{type(layer).__name__} takes an int >= {minimum} as `{name}`; got {value!r}."
+        f"{cls.__name__} takes an int >= {minimum} as `{name}`; got {value!r}."
     )
 
 
