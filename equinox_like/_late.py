@@ -46,10 +46,8 @@ from ._transforms.callback import (
 )
 from ._transforms.checkpoint import filter_checkpoint as filter_checkpoint
 from ._transforms.closure import filter_closure_convert as filter_closure_convert
-from ._transforms.custom_rules import (
-    filter_custom_jvp as filter_custom_jvp,
-    filter_custom_vjp as filter_custom_vjp,
-)
+from ._transforms.custom_jvp import filter_custom_jvp as filter_custom_jvp
+from ._transforms.custom_vjp import filter_custom_vjp as filter_custom_vjp
 from ._transforms.custom_vmap import filter_custom_vmap as filter_custom_vmap
 from ._transforms.invertible import filter_invertible as filter_invertible
 from ._transforms.jacobian import (

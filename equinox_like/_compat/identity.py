@@ -1,18 +1,24 @@
 """Primitives that return the arrays they get, and have rules for what transforms them.
 
-JAX has no public way to define a primitive. Serves jax 0.10 to 0.12 by the class of
-`primitive.py` and the tables of rules in `jax.interpreters`. There is no fallback: if a
-table no longer exists, this file does not import, and only what depends on it is
-missing.
+JAX has no public way to define a primitive. Serves jax 0.10 to 0.12 by `rules.py`, and
+`register_lowering` of `jax.interpreters.mlir`. There is no fallback: if they no
+longer exist, this file does not import, and only what depends on it is missing.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
 from .primitive import finalisations
-from .rules import new_primitive
+from .rules import (
+    Zero,
+    batching_rules,
+    is_undefined_primal,
+    jvp_rules,
+    new_primitive,
+    transposition_rules,
+)
 
 # From the index of an array to its tangent or cotangent; what is missing is a zero.
 Tangents = dict[int, Any]
@@ -64,22 +70,22 @@ def identity(
         nonzero = _nonzero(cotangents)
         found = transpose(nonzero, **params) if nonzero else nonzero
         return [
-            x if ad.is_undefined_primal(i) else None
+            x if is_undefined_primal(i) else None
             for x, i in zip(_with_zeros(found, cotangents), inputs, strict=True)
         ]
 
     primitive.def_impl(evaluate)
     primitive.def_abstract_eval(evaluate_abstractly)
-    ad.primitive_jvps[primitive] = differentiate
-    ad.primitive_transposes[primitive] = go_back
-    batching.primitive_batchers[primitive] = batch
+    jvp_rules[primitive] = differentiate
+    transposition_rules[primitive] = go_back
+    batching_rules[primitive] = batch
     mlir.register_lowering(primitive, lower, cacheable=False)
     finalisations[primitive] = lambda *arrays, **_: list(arrays)
     return primitive
 
 
 def _nonzero(tangents: Sequence[Any]) -> Tangents:
-    return {i: t for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)}
+    return {i: t for i, t in enumerate(tangents) if not isinstance(t, Zero)}
 
 
 def _with_zeros(tangents: Tangents, given: Sequence[Any]) -> list[Any]:

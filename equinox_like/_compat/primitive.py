@@ -14,7 +14,7 @@ warning, and Python is not called.
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -57,10 +57,10 @@ def for_whole_batch(
     primitive = Primitive(name)
 
     def batch(args: Any, axes: Any, **params: Any) -> tuple[Any, None]:
-        pairs = list(zip(args, axes, strict=True))
-        size = next(x.shape[i] for x, i in pairs if i is not None)
+        size = batch_size(args, axes)
         whole = [
-            _repeated(x, size) if i is None else jnp.moveaxis(x, i, 0) for x, i in pairs
+            _repeated(x, size) if i is None else jnp.moveaxis(x, i, 0)
+            for x, i in zip(args, axes, strict=True)
         ]
         return primitive.bind(*whole, **params), None
 
@@ -76,6 +76,11 @@ def for_whole_batch(
     mlir.register_lowering(primitive, lower, cacheable=False)
     finalisations[primitive] = function
     return primitive
+
+
+def batch_size(args: Sequence[Any], axes: Sequence[int | None]) -> int:
+    """The size of the batch axes that a batching rule was given."""
+    return next(x.shape[i] for x, i in zip(args, axes, strict=True) if i is not None)
 
 
 def _repeated(x: Any, size: int) -> jax.Array:

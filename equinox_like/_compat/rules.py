@@ -55,3 +55,10 @@ def as_aval(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type))
     return x if isinstance(x, ShapedArray) else jax.typeof(x)
+
+
+def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """The reverse, but for the sharding."""
+    # A typed key has no weak type.
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)

@@ -25,6 +25,7 @@ from .._core.describe import (
     stored,
 )
 from .._core.difference import Leaf, trees
+from .._tree.arrays import struct_of
 from .._tree.filters import is_array
 from .jit import Jitted, filter_jit
 from .layout import Layout, LayoutTable
@@ -332,7 +333,7 @@ def _rename(error: Exception, names: Iterable[str]) -> None:
 
 
 def _abstract(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x
+    return struct_of(x) if is_array(x) else x
 
 
 def _taken_apart(out: Any) -> tuple[Any, list[Any], list[int]]:

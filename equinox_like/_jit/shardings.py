@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import jax
 import jax.tree_util as jtu
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from .._core.sharding import constrain, is_sharding, refuse_misfit, refuse_other
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
@@ -290,13 +291,6 @@ def _is_leaf(spec: Any) -> bool:
     return spec is None or jtu.all_leaves([spec])
 
 
-def is_sharding(spec: Any) -> bool:
-    # A `Format` of JAX has a sharding, too.
-    if isinstance(spec, Sharding | PartitionSpec):
-        return True
-    return hasattr(spec, "sharding") and not is_array(spec)
-
-
 def _is_function(spec: Any) -> bool:
     return callable(spec) and not is_sharding(spec)
 
@@ -308,99 +302,8 @@ def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
     return chosen
 
 
-def refuse_other(option: str, name: str, spec: Any) -> None:
-    if spec is not None and not is_sharding(spec):
-        raise ValueError(
-            f"`{option}` gives {spec!r} for `{name}`: it must be a sharding, a "
-            "`PartitionSpec`, `None`, or a function from an array to one of these."
-        )
-
-
 def _with_mesh(spec: Any) -> Any:
     """A `NamedSharding` of the mesh in use for a `PartitionSpec`."""
     if isinstance(spec, PartitionSpec):
         return NamedSharding(jax.sharding.get_mesh(), spec)
     return spec if isinstance(spec, Sharding) else None
-
-
-def refuse_misfit(
-    option: str, name: str, spec: Any, x: Any, cause: Exception | None = None
-) -> None:
-    """Raises `ValueError` if an array of this shape cannot be sharded so."""
-    mesh = getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
-    parts = getattr(spec, "spec", spec)
-    if not isinstance(parts, PartitionSpec):
-        return
-    says = f"`{option}` gives {parts} for `{name}` ({describe_array(x)})"
-    if len(parts) > len(x.shape):
-        raise ValueError(
-            f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}."
-        ) from cause
-    for i, (size, part) in enumerate(zip(x.shape, parts, strict=False)):
-        axes = part if isinstance(part, tuple) else (part,)
-        count = 1
-        for axis in axes:
-            count *= mesh.shape.get(axis, 1)
-        if isinstance(size, int) and size % count:
-            raise ValueError(
-                f"{says}, whose dimension {i} has size {size} and cannot be split over "
-                f"{count} devices."
-            ) from cause
-
-
-def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
-    """`x` sharded so, within a trace, whatever the types of the mesh's axes.
-
-    Of explicit axes `with_sharding_constraint` asserts what `reshard` brings about; for the
-    others it is the only one. It has a gradient only where no axis is explicit.
-    """
-    mesh, parts = jax.sharding.get_abstract_mesh(), getattr(spec, "spec", spec)
-    if not isinstance(parts, PartitionSpec):
-        return jax.lax.with_sharding_constraint(x, spec)
-    if mesh.empty:
-        mesh = getattr(spec, "mesh", mesh)
-    elif AxisType.Manual in mesh.axis_types:
-        spec = parts  # the mesh here is another one than without manual axes
-    if AxisType.Explicit not in mesh.axis_types:
-        return jax.lax.with_sharding_constraint(x, spec)
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    typed = _of_kind(spec, kinds, AxisType.Explicit)
-    if AxisType.Auto not in kinds.values():
-        return jax.sharding.reshard(x, typed)
-    _refuse_order(option, name, parts, x, kinds)
-    explicit = tuple(axis for axis, kind in kinds.items() if kind == AxisType.Explicit)
-    all_automatic: Any = jax.sharding.auto_axes(
-        lambda x: jax.lax.with_sharding_constraint(x, parts),
-        axes=explicit,
-        out_sharding=typed,
-    )
-    return all_automatic(x)
-
-
-def _refuse_order(
-    option: str, name: str, spec: PartitionSpec, x: Any, kinds: dict[Any, AxisType]
-) -> None:
-    """Raises `ValueError` where JAX would put the axes of a dimension in its own order."""
-    for i, part in enumerate(spec):
-        axes = part if isinstance(part, tuple) else (part,)
-        # A stable sort: `False` comes first.
-        ordered = sorted(axes, key=lambda axis: kinds.get(axis) != AxisType.Explicit)
-        if ordered != list(axes):
-            raise ValueError(
-                f"`{option}` gives {spec} for `{name}` ({describe_array(x)}): under "
-                "tracing, the explicit axes of a dimension must come before its "
-                f"automatic ones. Write {tuple(ordered)} for dimension {i}."
-            )
-
-
-def _of_kind(spec: Any, kinds: dict[Any, AxisType], kind: AxisType) -> Any:
-    """The part of a spec, or of a `NamedSharding`, that names axes of this kind."""
-    parts = []
-    for part in getattr(spec, "spec", spec):
-        axes = part if isinstance(part, tuple) else (part,)
-        chosen = tuple(axis for axis in axes if kinds.get(axis) == kind)
-        parts.append(chosen if len(chosen) != 1 else chosen[0])
-    chosen = PartitionSpec(*(part or None for part in parts))
-    return (
-        chosen if isinstance(spec, PartitionSpec) else NamedSharding(spec.mesh, chosen)
-    )

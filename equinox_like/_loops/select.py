@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._compat.primitive import batch_size
 from .._compat.rules import (
     Zero,
     batching_rules,
@@ -67,8 +68,7 @@ def _pull_back(cotangents, pred, x, y):
 
 
 def _batch(args, axes):
-    sizes = (x.shape[i] for x, i in zip(args, axes, strict=True) if i is not None)
-    size = next(sizes)
+    size = batch_size(args, axes)
     pred, x, y = args
     x, y = (
         _with_batch_first(z, i, size) for z, i in zip(args[1:], axes[1:], strict=True)

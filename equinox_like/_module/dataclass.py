@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 from .._tree.cached import MISSING, Attribute
-from .._tree.registry import FLAT
+from .._tree.own_registry import FLAT
 from .abstract import own_declarations
 from .flatten import AUX, OPEN
 

@@ -10,7 +10,7 @@ flattened at once is in `_tree/cached.py`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -81,7 +81,6 @@ def register(
     """
     get_dynamic, get_static = getter(dynamic), getter(static)
     are_same = _comparer(len(static))
-    new = object.__new__
     names = dynamic + static
 
     def flatten(self):
@@ -117,24 +116,11 @@ def register(
         keys = map(jtu.GetAttrKey, aux[0])
         return tuple(zip(keys, children, strict=True)), aux
 
-    def unflatten_first(aux, children):
-        statics = aux.statics
-        if aux.open:
-            statics = statics | {name: kept.get() for name, kept in aux.open.items()}
-        attributes = dict.fromkeys(aux[0]) | statics
-        attributes[AUX] = aux
-        if aux.values is not None and not aux.open:
-            aux.blank = attributes.copy()
-        attributes.update(zip(aux[0], children, strict=True))
-        self = new(cls)
-        set_raw_dict(self, attributes)
-        return self
-
     def lazy_fields(aux):
         is_plain = aux.values is not None and are_read_lazily(cls, names)
         return names if is_plain else ()
 
-    unflatten = _unflattener(len(dynamic))(cls, dynamic, unflatten_first)
+    unflatten = _unflattener(len(dynamic))(cls, dynamic)
     jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     if is_frozen:
         register_cached(cls, flatten, unflatten, lazy_fields)
@@ -154,6 +140,20 @@ def _make_aux(
     aux.statics, aux.open = by_name, found
     aux.values = aux.blank = None
     return aux
+
+
+def _unflatten_first(cls: type[Node], aux: Aux, children: Sequence[Any]) -> Any:
+    statics = aux.statics
+    if aux.open:
+        statics = statics | {name: kept.get() for name, kept in aux.open.items()}
+    attributes = dict.fromkeys(aux[0]) | statics
+    attributes[AUX] = aux
+    if aux.values is not None and not aux.open:
+        aux.blank = attributes.copy()
+    attributes.update(zip(aux[0], children, strict=True))
+    self = object.__new__(cls)
+    set_raw_dict(self, attributes)
+    return self
 
 
 def are_read_lazily(cls: type, names: tuple[str, ...]) -> bool:
@@ -208,13 +208,13 @@ def _unflattener(count: int) -> Callable[..., Any]:
     names = "".join(f"name{i}, " for i in range(count))
     targets = "".join(f"attributes[name{i}], " for i in range(count))
     code = f"""
-def unflattener(cls, names, unflatten_first):
+def unflattener(cls, names):
     ({names}) = names
 
     def unflatten(aux, children):
         blank = aux.blank
         if blank is None:
-            return unflatten_first(aux, children)
+            return unflatten_first(cls, aux, children)
         attributes = blank.copy()
         ({targets}) = children
         self = new(cls)
@@ -223,6 +223,10 @@ def unflattener(cls, names, unflatten_first):
 
     return unflatten
 """
-    scope = {"new": object.__new__, "set_raw_dict": set_raw_dict}
+    scope = {
+        "new": object.__new__,
+        "set_raw_dict": set_raw_dict,
+        "unflatten_first": _unflatten_first,
+    }
     exec(code, scope)
     return scope["unflattener"]

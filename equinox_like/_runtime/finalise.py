@@ -19,6 +19,7 @@ from .._compat.jaxpr import (
     run_equation,
 )
 from .._compat.primitive import finalisations
+from .._compat.rules import as_struct
 from .._core.parts import take_apart
 
 primitive_finalisations: Final[dict[Any, Callable[..., Any]]] = finalisations
@@ -110,7 +111,7 @@ def finalise_make_jaxpr(
 def finalise_jaxpr(closed_jaxpr: Any) -> Any:
     """A closed jaxpr without any primitive of this library."""
     jaxpr, _ = opened(closed_jaxpr)
-    types = [_struct(v.aval) for v in jaxpr.invars]
+    types = [as_struct(v.aval) for v in jaxpr.invars]
     return jax.make_jaxpr(finalise_jaxpr_as_fn(closed_jaxpr))(*types)
 
 
@@ -189,8 +190,3 @@ def _finalised(param: Any) -> Any:
     if not isinstance(param, tuple | list):
         return finalise_jaxpr(param) if is_program(param) else param
     return type(param)(finalise_jaxpr(x) if is_program(x) else x for x in param)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    weak_type = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.primitive import finalisations
+from .._compat.primitive import batch_size, finalisations
 from .._compat.rules import (
     Zero,
     as_aval,
+    as_struct,
     batching_rules,
     instantiate,
     is_undefined_primal,
@@ -33,6 +34,7 @@ from .._core.base import Transformed, frames_hidden, name_of
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._tree import is_array
+from .._tree.arrays import struct_of
 from .._tree.splitting import STATIC, Skeleton, merge, split
 
 _P = ParamSpec("_P")
@@ -231,7 +233,7 @@ class _Transpose(_Variant):
                 inputs[i] = x
             return self.call(*inputs)
 
-        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.types]
+        structs = map(struct_of, self.types)
         return list(jax.linear_transpose(function, *structs)(list(cotangents)))
 
 
@@ -263,9 +265,7 @@ def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         arrays, rest = take_apart(call.output(data))
         return arrays
 
-    structs = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in types
-    ]
+    structs = map(as_struct, types)
     jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*structs)
     if any(isinstance(x, Tracer) for x in jaxpr.consts):
         raise ValueError(
@@ -300,8 +300,7 @@ def _lowered(*data: Any, call: Any) -> Sequence[Any]:
     def on_host(*data):
         return list(map(np.asarray, _compiled(call.found(data))(*data)))
 
-    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
-    return jax.pure_callback(on_host, structs, *data)
+    return jax.pure_callback(on_host, [*map(struct_of, types)], *data)
 
 
 def _push_forward(
@@ -327,8 +326,8 @@ def _pull_back(cotangents: Sequence[Any], *inputs: Any, call: Any) -> Sequence[A
 def _batch(
     data: Sequence[Any], axes: Sequence[int | None], *, call: Any
 ) -> tuple[Sequence[Any], Sequence[int]]:
-    size = next(x.shape[i] for x, i in zip(data, axes, strict=True) if i is not None)
-    out = noinline_p.bind(*data, call=_Map(call, tuple(axes), size))
+    mapped = _Map(call, tuple(axes), batch_size(data, axes))
+    out = noinline_p.bind(*data, call=mapped)
     return out, [0] * len(out)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat.primitive import finalisations
+from .._compat.primitive import batch_size, finalisations
 from .._compat.rules import (
     ShapedArray,
     UndefinedPrimal,
@@ -103,10 +103,7 @@ def create_vprim(
         return _map_transpose(rule, batches, cotangents, inputs)
 
     def batch(args, axes, *, batches=(), **params):
-        size = next(
-            x.shape[i] for x, i in zip(args, axes, strict=True) if i is not None
-        )
-        batches = (_Batch(tuple(axes), size), *batches)
+        batches = (_Batch(tuple(axes), batch_size(args, axes)), *batches)
         out = batched.bind(*args, batches=batches, **params)
         return out, [0] * len(out)
 

@@ -10,6 +10,7 @@ from jax.experimental import io_callback
 from .._compat.trace_state import at_top_level
 from .._core.base import name_of, require_callable
 from .._core.parts import Rest, take_apart
+from .._tree.arrays import struct_of
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
 from .._tree.match import pair_leaves
@@ -154,7 +155,7 @@ class _Call:
         self._where = f"`{transformation}` of `{name_of(callback)}`"
         self.data, self._rest = take_apart((args, kwargs))
         described, self.result = take_apart(result_shape_dtypes, _describes_array)
-        self.structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in described]
+        self.structs = [*map(struct_of, described)]
 
     def __call__(self, data: list[Any]) -> list[Any]:
         args, kwargs = self._rest.fill(data)

@@ -12,6 +12,7 @@ from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._module.fields import field
 from .._module.module import Module
+from .._tree.arrays import struct_of
 from .._tree.filters import is_array
 from .._tree.format import tree_pformat
 from .trace import filter_eval_shape, trace
@@ -67,9 +68,9 @@ def filter_closure_convert(
     require_callable(fn, "filter_closure_convert")
     if _captures_nothing(fn):
         data, rest = take_apart((args, kwargs), is_array_or_struct)
-        return ClosureConverted([], fn, None, map(_struct, data), rest, None)
+        return ClosureConverted([], fn, None, map(struct_of, data), rest, None)
     jaxpr, out_structs, rest, out_rest = trace(fn, args, kwargs)
-    structs = map(_struct, jaxpr.in_avals)
+    structs = map(struct_of, jaxpr.in_avals)
     out = out_structs, out_rest
     return ClosureConverted(list(jaxpr.consts), fn, jaxpr.jaxpr, structs, rest, out)
 
@@ -82,11 +83,6 @@ def _captures_nothing(fn: Any) -> bool:
             map(is_array, jtu.tree_leaves((fn.__defaults__, fn.__kwdefaults__)))
         )
     )
-
-
-def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    aval = jax.typeof(x) if is_array(x) else x
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 class ClosureConverted(Module, Generic[_P, _T]):
@@ -112,7 +108,7 @@ class ClosureConverted(Module, Generic[_P, _T]):
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         data, rest = take_apart((args, kwargs))
-        given = tuple(_struct(x) for x in data)
+        given = tuple(map(struct_of, data))
         if not rest.has_places_of(self._rest) or given != self._structs:
             raise self._mismatch(
                 "arrays", rest.alone(given), self._rest.alone(self._structs)

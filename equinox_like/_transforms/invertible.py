@@ -24,7 +24,7 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
 from .._tree.partitioning import combine, filter, partition
 from .._tree.paths import path_str
-from .custom_rules import filter_custom_vjp
+from .custom_vjp import filter_custom_vjp
 from .inverse import derived_inverse
 from .inverse_check import refuse_large
 from .vjp import filter_vjp

@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from .._compat.trace_state import at_top_level
+from .._core.sharding import constrain, is_sharding, refuse_misfit
 from .._errors import DonationError
-from .._jit.shardings import constrain, is_sharding, refuse_misfit
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete
 from .._tree.copy import copy_array
 from .._tree.filters import is_array

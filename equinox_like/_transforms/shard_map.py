@@ -16,8 +16,8 @@ from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
+from .._core.sharding import refuse_misfit
 from .._jit.jit import Jitted
-from .._jit.shardings import refuse_misfit
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none

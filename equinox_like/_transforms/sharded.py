@@ -15,8 +15,8 @@ from .._compat.scheduler import least_memory
 from .._compat.trace_state import at_top_level
 from .._core.base import frames_hidden
 from .._core.parts import is_array_or_struct
+from .._core.sharding import refuse_misfit
 from .._jit import filter_jit
-from .._jit.shardings import refuse_misfit
 from .._tree.arrays import describe_array
 from .._tree.glob import matches
 from .._tree.paths import plain_path

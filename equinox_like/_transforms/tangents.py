@@ -1,7 +1,7 @@
 """Tangents and cotangents of any pytrees: a tree like the primal one, with `None` in it.
 
 `None` is the tangent of what is not differentiated; JAX's own name for it, float0, is taken
-in and never given out. Shared by `jvp.py`, `vjp.py`, `jacobian.py` and `custom_rules.py`.
+in and never given out. Shared by `jvp.py`, `vjp.py`, `jacobian.py` and the custom rules.
 """
 
 from collections.abc import Callable

@@ -16,6 +16,7 @@ from .._core.base import Transformed, frames_hidden, name_of
 from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, is_array_or_struct, take_apart
+from .._tree.arrays import struct_of
 from .._tree.splitting import STATIC, Skeleton, merge, split
 
 _P = ParamSpec("_P")
@@ -197,7 +198,7 @@ class ShapeCache:
         except ValueError as e:
             raise TypeError(str(e)) from None
         # Neither weak types nor shardings count.
-        data = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in groups.get(_DATA, ())]
+        data = [*map(struct_of, groups.get(_DATA, ()))]
         with self._lock:
             flat = self._functions.setdefault(skeleton, _function_of(skeleton))
         return unpack(jax.eval_shape(flat, data))

@@ -25,6 +25,11 @@ def describe_type(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{name}[{','.join(map(str, shape))}]"
 
 
+def struct_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array, without its sharding or whether its type is weak."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
 def is_concrete(x: Any) -> bool:
     """Whether `x` is an array of JAX that has buffers, as a tracer has not."""
     return isinstance(x, jax.Array) and not isinstance(x, Tracer)

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 import jax.tree_util as jtu
 
+from .at_where import choose_places, is_function
 from .nodes import Nodes, describe_node
-from .select import choose_places, is_function
 
 _Tree = TypeVar("_Tree")
 

@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from .registry import FLAT, registry
+from .own_registry import FLAT
+from .registry import registry
 from .structure import Structure, cached_types
 
 MISSING: Final[Any] = dataclasses.MISSING

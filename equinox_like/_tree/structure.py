@@ -137,6 +137,21 @@ class Structure:
 structures: Final[InternTable[Structure]] = InternTable()
 
 
+class Output:
+    """How to build a tree from its arrays. Equal ones build the same from the same."""
+
+    __slots__ = ("build", "key")
+
+    def __init__(self, key: Any, build: Callable[[Sequence[Any]], Any]):
+        self.key = key
+        self.build = build
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Output and self.key == other.key
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
 # The packages whose types are what they are for good.
 _LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
 # But for those that hold whatever they are given, of which somebody may make nodes.

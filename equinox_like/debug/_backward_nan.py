@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 
 from .._runtime.error_if import error_if
 from .._transforms.callback import filter_pure_callback
-from .._transforms.custom_rules import filter_custom_vjp
+from .._transforms.custom_vjp import filter_custom_vjp
 from .._tree.format import tree_pformat
 
 _T = TypeVar("_T")

@@ -16,6 +16,7 @@ from jax import lax
 from .._compat.trace_state import at_top_level, within_program
 from .._core.parts import Rest, take_apart
 from .._runtime.spoil import may_depend, spoilt
+from .._tree.arrays import struct_of
 from .._tree.format import tree_pformat
 
 _T = TypeVar("_T")
@@ -65,7 +66,7 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
             "code is eliminated from code that is not compiled."
         )
     arrays, rest = take_apart(x, may_depend)
-    call = _Call(rest, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays])
+    call = _Call(rest, [*map(struct_of, arrays)])
     with _lock:
         _calls.setdefault(name, []).append(call)
     return rest.fill([call.noting(i, x) for i, x in enumerate(arrays)])

@@ -81,13 +81,10 @@ from ._reversible import (
     ReversibleBlock as ReversibleBlock,
     ReversibleSequential as ReversibleSequential,
 )
-from ._rnn import (
-    GRUCell as GRUCell,
-    LSTMCell as LSTMCell,
-    scan_cell as scan_cell,
-)
+from ._rnn import GRUCell as GRUCell, LSTMCell as LSTMCell
 from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._sampling import sample_logits as sample_logits
+from ._scan_cell import scan_cell as scan_cell
 from ._sequential import Lambda as Lambda, Sequential as Sequential
 from ._shared import Shared as Shared
 from ._stacked import Stacked as Stacked

@@ -1,21 +1,18 @@
 """`MultiheadAttention`: attention with a projection of each input and of the result.
 
-The layer projects, works out which query attends to which key, and joins the heads again.
-What happens between is `attend` of `_dot_product_attention.py`.
+The layer works out which query attends to which key. The projections before and after are
+in `_heads.py`; what happens between is `attend` of `_dot_product_attention.py`.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from .._errors import ShapeError
 from .._module import Module, field
-from .._tree import combine, is_array, is_inexact_array, partition
 from ._dot_product_attention import (
     Drop,
     Implementation,
@@ -27,7 +24,8 @@ from ._dot_product_attention import (
     dot_product_attention_weights as dot_product_attention_weights,
 )
 from ._dropout import Dropout, resolve_inference
-from ._init import Init, default_dtype
+from ._heads import HeadsFunction, empty_token, joined, projected
+from ._init import Init
 from ._keys import split_key
 from ._kv_cache import (
     KVCache,
@@ -36,14 +34,13 @@ from ._kv_cache import (
     new_positions,
     refuse_overfull,
 )
-from ._linear import Linear, mapped
+from ._linear import Linear
 from ._masks import check_window, visible_keys
 from ._precision import cast_to_precision
-from ._shape import as_size, check_input, parameter_shape, within
-from ._sharding import parts, placed, whole_along
+from ._shape import as_size
+from ._sharding import whole_along
 
 _NAME = "MultiheadAttention"
-_HeadsFunction = Callable[[Any, Any, Any], Any]
 
 
 class MultiheadAttention(Module):
@@ -195,7 +192,7 @@ class MultiheadAttention(Module):
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
         deterministic: bool | None = None,
-        process_heads: _HeadsFunction | None = None,
+        process_heads: HeadsFunction | None = None,
         bias: ArrayLike | None = None,
         is_causal: bool = False,
         window: int | None = None,
@@ -253,13 +250,8 @@ class MultiheadAttention(Module):
             self, query, key_, value, bias = cast_to_precision(
                 (self, query, key_, value, bias)
             )
-            inputs = _checked_inputs(self, query, key_, value, cache)
-            q = _project(self, "query_proj", inputs[0], self.num_heads)
-            k = _project(self, "key_proj", inputs[1], self.num_kv_heads)
-            v = _project(self, "value_proj", inputs[2], self.num_kv_heads)
-            if process_heads is not None:
-                q, k, v = _processed(process_heads, q, k, v)
-            new = len(k)
+            q, k, v = projected(self, query, key_, value, cache, process_heads)
+            new, is_cached = len(k), cache is not None
             in_all = len(q), new if cache is None else len(cache.key) + new
             mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all)
             bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all)
@@ -270,30 +262,22 @@ class MultiheadAttention(Module):
                 k, v = seen.key, seen.value
                 mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
                 positions = new_positions(cache, len(q)), seen.position
+            window = _window(window, cache)
+            visible = visible_keys(mask, positions, is_causal, window, is_cached)
+            keys = None if key is None else jax.random.split(key, self.num_heads)
             heads, weights = attend(
                 q,
                 # A query attends to keys of all devices.
                 whole_along(k, 0),
                 whole_along(v, 0),
-                visible_keys(
-                    mask,
-                    positions,
-                    is_causal,
-                    _window(window, cache),
-                    cache is not None,
-                ),
+                visible,
                 bias,
-                drop=Drop(
-                    self.dropout,
-                    None if key is None else jax.random.split(key, self.num_heads),
-                    inference,
-                ),
+                drop=Drop(self.dropout, keys, inference),
                 implementation=implementation or self.implementation,
                 return_weights=return_weights,
-                cached=cache is not None,
+                cached=is_cached,
             )
-            with within("output_proj"):
-                out = _joined(self.output_proj, heads, out_sharding)
+            out = joined(self, heads, out_sharding)
             more: tuple[Any, ...] = ()
             if seen is not None:
                 next_cache, out = refuse_overfull(seen.next_cache, out)
@@ -322,12 +306,9 @@ class MultiheadAttention(Module):
             is raised. `"ring"`: it overwrites the oldest one, so that queries attend to
             the last `max_length` tokens.
         """
-        key = _no_token(self, "key_proj", self.key_size, self.qk_size, dtype)
-        value = _no_token(self, "value_proj", self.value_size, self.vo_size, dtype)
+        key = empty_token(self, "key_proj", self.key_size, self.qk_size, dtype)
+        value = empty_token(self, "value_proj", self.value_size, self.vo_size, dtype)
         return empty_cache(max_length, key, value, overflow)
-
-
-# Building
 
 
 def _kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
@@ -340,76 +321,6 @@ def _kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
     return number
 
 
-def _no_token(
-    attention: MultiheadAttention,
-    name: str,
-    in_size: int,
-    size: int,
-    dtype: DTypeLike | None,
-) -> Array:
-    """Zeros, `(1, heads, size)`, of the dtype and on the devices of projected tokens."""
-    projection = getattr(attention, name)
-    arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
-    if dtype is None:
-        with jax.numpy_dtype_promotion("standard"):
-            dtype = jnp.result_type(*arrays) if arrays else default_dtype(None)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise ValueError(
-            f"`init_cache` takes an inexact `dtype`; got {jnp.dtype(dtype)}."
-        )
-    heads = attention.num_kv_heads
-    if not any(any(parts(x)) for x in arrays):
-        return jnp.zeros((1, heads, size), dtype)
-    # Split as the projection splits its results. A function that is compiled must use the
-    # arrays, or it would not know their devices; XLA then leaves out the product.
-    token = _project(attention, name, jnp.zeros((1, in_size), arrays[0].dtype), heads)
-    return jnp.where(jnp.zeros((), bool), token, 0).astype(dtype)
-
-
-# From the inputs to the heads
-
-
-def _checked_inputs(
-    attention: MultiheadAttention, query: Any, key: Any, value: Any, cache: Any
-) -> list[Array]:
-    inputs = ("query", query), ("key_", key), ("value", value)
-    for name, x in inputs:
-        projection = getattr(attention, f"{name.rstrip('_')}_proj")
-        shape = None
-        if isinstance(projection, Linear):
-            shape = parameter_shape(projection, "weight", 2)
-        check_input(attention, x, (None, None if shape is None else shape[1]), name)
-    if len(key) != len(value):
-        raise ShapeError(
-            "MultiheadAttention takes as many rows of `key_` as of `value`; got "
-            f"{len(key)} and {len(value)}."
-        )
-    if len(key) == 0 and cache is None:
-        raise ShapeError(
-            "MultiheadAttention takes at least one row of `key_` and `value`: with "
-            "none, there is nothing to average."
-        )
-    return [jnp.asarray(x) for _, x in inputs]
-
-
-def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
-    with within(name):
-        rows = mapped(getattr(attention, name), x)
-    return rows.reshape(len(x), num_heads, rows.shape[-1] // num_heads)
-
-
-def _processed(process_heads: _HeadsFunction, *heads: Array) -> tuple[Any, ...]:
-    processed = tuple(process_heads(*heads))
-    before = [head.shape for head in heads]
-    after = [jnp.shape(head) for head in processed]
-    if before != after:
-        raise ShapeError(
-            "`process_heads` must return queries, keys and values of the shapes that it "
-            f"was given, {before}; it returned {after}."
-        )
-    return processed
-
-
 def _window(window: int | None, cache: KVCache | None) -> int | None:
     check_window(_NAME, window)
     if cache is None or cache.overflow == "error":
@@ -417,19 +328,3 @@ def _window(window: int | None, cache: KVCache | None) -> int | None:
     # In a ring, a query must not attend to what a call with fewer tokens would have lost.
     slots = len(cache.key)
     return slots if window is None else min(window, slots)
-
-
-# From the heads to the output
-
-
-def _joined(projection: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
-    heads = heads.reshape(len(heads), heads.shape[1] * heads.shape[2])
-    if out_sharding is None:
-        return mapped(projection, heads)
-    arrays, rest = partition(projection, is_array)
-    return placed(
-        lambda heads, arrays: jax.vmap(combine(arrays, rest))(heads),
-        out_sharding,
-        heads,
-        arrays,
-    )

@@ -1,12 +1,7 @@
-"""`Conv`, and its forms for one, two and three spatial axes.
+"""`Conv`, and its forms for one, two and three spatial axes."""
 
-The functions that read the arguments, at the end, are also used by `ConvTranspose`.
-"""
-
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +11,19 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import Init, channels_first, default_dtype, first_values
-from ._keys import split_key
-from ._precision import computes
-from ._shape import (
-    as_padding,
-    as_size,
-    check_input,
-    check_length,
-    parameter_shape,
-    per_axis,
+from ._convolution import (
+    PADDING_MODES,
+    Padding,
+    conv_groups,
+    conv_padding,
+    conv_parameters,
+    conv_per_axis,
+    convolved,
+    one_of,
 )
-from ._sharding import parts, placed
-
-Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
-
-PADDING_WORDS = ("SAME", "SAME_LOWER", "VALID")
-PADDING_MODES = {
-    "ZEROS": "constant",
-    "REFLECT": "reflect",
-    "REPLICATE": "edge",
-    "CIRCULAR": "wrap",
-}
+from ._init import Init, channels_first, default_dtype
+from ._precision import computes
+from ._shape import as_size
 
 
 class Conv(Module):
@@ -335,65 +321,6 @@ class Conv3d(Conv):
         )
 
 
-def conv_parameters(
-    conv: Any,
-    dtype: DTypeLike,
-    key: PRNGKeyArray,
-    weight_init: Init | None,
-    bias_init: Init | None,
-) -> tuple[Array, Array | None]:
-    """Weight and bias of a layer whose sizes are set already."""
-    per_group = conv.in_channels // conv.groups
-    limit = 1 / math.sqrt(per_group * math.prod(conv.kernel_size))
-    weight_key, bias_key = split_key(key, 2, conv)
-    weight_shape = (conv.out_channels, per_group, *conv.kernel_size)
-    weight = first_values(
-        conv, "weight", weight_init, weight_key, weight_shape, limit, dtype
-    )
-    if not conv.use_bias:
-        return weight, None
-    bias_shape = (conv.out_channels,) + (1,) * conv.num_spatial_dims
-    return weight, first_values(
-        conv, "bias", bias_init, bias_key, bias_shape, limit, dtype
-    )
-
-
-def convolved(
-    conv: Any,
-    x: ArrayLike,
-    convolve: Callable[[Any, Array, Array], Array],
-    out_sharding: PartitionSpec | None,
-) -> Array:
-    """What the call of a layer returns that does `convolve` with input and weight."""
-    _check_channels(conv, x)
-    x, weight = jnp.asarray(x), jnp.asarray(conv.weight)
-
-    def apply(x: Array, weight: Array, bias: Any) -> Array:
-        y = convolve(conv, x, weight)
-        # The flag decides, and not whether there is a bias.
-        return y + bias if conv.use_bias else y
-
-    if out_sharding is None:
-        out_sharding = _split_channels(x, weight)
-    return placed(apply, out_sharding, x, weight, conv.bias)
-
-
-def _split_channels(x: Array, weight: Array) -> PartitionSpec | None:
-    """How the result is split, if that is for us to say: where channels are."""
-    channels, *space = parts(x)
-    of_weight = parts(weight)
-    if channels is None and not any(of_weight):
-        return None
-    return PartitionSpec(None if of_weight[0] in space else of_weight[0], *space)
-
-
-def _check_channels(conv: Any, x: Any) -> None:
-    n = conv.num_spatial_dims
-    shape = parameter_shape(conv, "weight", n + 2)
-    channels = None if shape is None else shape[1] * conv.groups
-    check_input(conv, x, (channels,) + (None,) * n)
-
-
 def _convolve(conv: Conv, x: Array, weight: Array) -> Array:
     padding = _resolved_padding(conv, x.shape[1:], weight.shape[2:])
     if conv.padding_mode != "ZEROS":
@@ -419,37 +346,3 @@ def _resolved_padding(
         return conv.padding
     dilated = [d * (k - 1) + 1 for k, d in zip(kernel, conv.dilation, strict=True)]
     return jax.lax.padtype_to_pads(sizes, dilated, conv.stride, conv.padding)
-
-
-def conv_per_axis(
-    conv: Any, name: str, value: Any, minimum: int = 1
-) -> tuple[int, ...]:
-    values = per_axis(conv, name, value, conv.num_spatial_dims, minimum)
-    check_length(conv, name, values, conv.num_spatial_dims)
-    return values
-
-
-def conv_padding(conv: Any, value: Any) -> str | tuple[tuple[int, int], ...]:
-    if isinstance(value, str):
-        return one_of(conv, "padding", value, PADDING_WORDS)
-    return as_padding(conv, value, conv.num_spatial_dims)
-
-
-def one_of(conv: Any, name: str, value: Any, words: Collection[str]) -> str:
-    if isinstance(value, str) and value.upper() in words:
-        return value.upper()
-    raise ValueError(
-        f"{type(conv).__name__} takes one of {', '.join(words)} as `{name}`; got "
-        f"{value!r}."
-    )
-
-
-def conv_groups(conv: Any, value: Any) -> int:
-    groups = as_size(conv, "groups", value, 1)
-    for name in ("in_channels", "out_channels"):
-        if getattr(conv, name) % groups != 0:
-            raise ValueError(
-                f"{type(conv).__name__} takes a `{name}` that is a multiple of "
-                f"`groups`; got {getattr(conv, name)}, with {groups} groups."
-            )
-    return groups

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module, field
-from ._conv import (
+from ._convolution import (
     PADDING_MODES,
     Padding,
     conv_groups,

@@ -357,7 +357,7 @@ def _jax_kernel(
 
 
 def checked_implementation(layer: str, implementation: Any) -> Implementation:
-    """What was given as `implementation`, once it is seen to be one."""
+    """What was given as `implementation`, after checking that it is one."""
     if implementation not in (None, "xla", "cudnn", "auto"):
         raise ValueError(
             f"{layer} takes None, 'xla', 'cudnn' or 'auto' as `implementation`; got "

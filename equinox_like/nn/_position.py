@@ -16,7 +16,7 @@ from .._runtime.error_if import error_if
 from ._init import Init, default_dtype, initialised, layout_of
 from ._precision import computes
 from ._rope import cos_and_sin, row_positions
-from ._shape import as_size, check_input, parameter_shape
+from ._shape import as_even_size, as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed
 
 _STANDARD_DEVIATION = 0.02
@@ -183,12 +183,7 @@ class SinusoidalPositionalEmbedding(Module):
 
         `ValueError` if `embedding_size` is negative or odd.
         """
-        self.embedding_size = as_size(self, "embedding_size", embedding_size)
-        if self.embedding_size % 2 != 0:
-            raise ValueError(
-                "SinusoidalPositionalEmbedding takes an even number as `embedding_size`; "
-                f"got {embedding_size}."
-            )
+        self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
         self.theta = theta
 
     @jax.named_scope("eqx.nn.SinusoidalPositionalEmbedding")

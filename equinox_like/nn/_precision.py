@@ -93,7 +93,7 @@ def is_real(node: Any) -> bool:
 
 
 def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
-    """`dtype` as NumPy has it, once it is seen to be a real floating one or `None`."""
+    """`dtype` as a NumPy dtype, after checking that it is real floating or `None`."""
     if dtype is None:
         return None
     try:

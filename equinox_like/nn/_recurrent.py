@@ -1,7 +1,7 @@
 """`RNN` and `Bidirectional`: cells run over a sequence, layer by layer.
 
 A cell is called as `cell(x, state)`, returns the next state, and has an `init_state()`. How
-one is run over a sequence is in `_scanned`, which all of this file leads to.
+one is run over a sequence is in `_scan_cell.py`.
 """
 
 import operator
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from .._compat.varying import varying_axes
 from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
 from ._dropout import Dropout
 from ._precision import computes
+from ._scan_cell import scanned
 from ._shape import as_size, within
 
 
@@ -113,7 +113,7 @@ class Bidirectional(Module):
         cells = self.forward, self.backward
         names = "forward", "backward"
         there = _there(self, xs, length)
-        (forward, backward), last = _scanned(
+        (forward, backward), last = scanned(
             cells, names, states, xs, there, self.unroll
         )
         return self.merge(forward, backward), (last[0], last[1])
@@ -279,85 +279,11 @@ class RNN(Module):
                 if getattr(layer, "_takes_sequence", False):
                     xs, state = layer(xs, state, length=length)
                 else:
-                    (xs,), (state,) = _scanned(
+                    (xs,), (state,) = scanned(
                         (layer,), ("",), (state,), xs, there, self.unroll
                     )
             last.append(state)
         return xs, tuple(last)
-
-
-def _scanned(
-    cells: Sequence[Any],
-    names: Sequence[str],
-    states: Sequence[Any],
-    xs: Any,
-    there: Array | None,
-    unroll: int | bool,
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The outputs and the last state of each cell: the first one runs forward over the
-    sequence, the second one backward. Where `there` is false is padding."""
-    if there is not None:
-        # A gradient of zero times NaN is NaN: a cell must not see what the padding holds.
-        xs = jax.tree.map(lambda x: _without_padding(x, there), xs)
-    states = tuple(
-        _start(cell, name, xs) if state is None else state
-        for cell, name, state in zip(cells, names, states, strict=True)
-    )
-    states = _varying_as((cells, xs), states)
-    inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
-
-    def step(states, inputs):
-        new, outputs = [], []
-        for cell, name, state, (x, is_there) in zip(
-            cells, names, states, inputs, strict=True
-        ):
-            after = _called(cell, name, x, state)
-            output = after[0] if isinstance(after, tuple) else after
-            if is_there is not None:
-                after = _where(is_there, after, state)
-                output = _where(is_there, output, jax.tree.map(jnp.zeros_like, output))
-            new.append(after)
-            outputs.append(output)
-        return tuple(new), tuple(outputs)
-
-    last, outputs = jax.lax.scan(step, states, inputs, unroll=unroll)
-    return (outputs[0], *map(_flipped, outputs[1:])), tuple(last)
-
-
-def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
-    if not name:
-        return cell(x, state)
-    with within(name):
-        return cell(x, state)
-
-
-def _start(cell: Any, name: str, xs: Any) -> Any:
-    """The cell's own first state, in the dtypes that it has after a step.
-
-    Those of parameters and inputs may differ, and a `mixed` cell computes in its own.
-    """
-    state = jax.tree.map(jnp.asarray, cell.init_state())
-    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
-    # Twice, as the state of the first step may change the dtypes of the second.
-    for _ in range(2):
-        after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
-        state = jax.tree.map(lambda s, a: s.astype(a.dtype), state, after)
-    return state
-
-
-def _varying_as(tree: Any, states: Any) -> Any:
-    """`states`, differing between the devices of a `shard_map` where an array of `tree`
-    does: a scan asks for it."""
-    arrays = [x for x in jax.tree.leaves(tree) if is_array(x)]
-    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in arrays))
-    if not axes:
-        return states
-
-    def each(x):
-        missing = tuple(axes - varying_axes(jax.typeof(x)))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(each, states)
 
 
 def _there(layer: Any, xs: Any, length: Any) -> Array | None:
@@ -402,17 +328,3 @@ def _as_states(
             f"{number} in all, as `init`; got {got}."
         )
     return init
-
-
-def _flipped(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.flip(x, 0), tree)
-
-
-def _without_padding(x: Any, there: Array) -> Any:
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x
-    return jnp.where(there.reshape(there.shape + (1,) * (x.ndim - 1)), x, 0)
-
-
-def _where(condition: Array, tree: Any, other: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)

@@ -1,21 +1,20 @@
-"""`GRUCell` and `LSTMCell`, one step of a recurrent network; `scan_cell` makes many."""
+"""`GRUCell` and `LSTMCell`, one step of a recurrent network."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
-from .._errors import ShapeError
 from .._module import Module, field
 from .._tree.nodes import describe_node
 from ._init import Init, default_dtype, first_values, gates
 from ._keys import split_key
-from ._precision import cast_to_precision, computes
+from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import matvec
 
@@ -264,66 +263,6 @@ class LSTMCell(Module):
         return _zeros(self, dtype), _zeros(self, dtype)
 
 
-def scan_cell(
-    cell: Callable[..., Any],
-    xs: Any,
-    init: Any = None,
-    *,
-    reverse: bool = False,
-    mask: Bool[Array, " length"] | None = None,
-) -> tuple[Any, Any]:
-    """Runs a recurrent cell over a sequence.
-
-    **Arguments:**
-
-    - `cell`: called as `cell(x, state)`, returns the next state. An
-        [`equinox_like.nn.LSTMCell`][], an [`equinox_like.nn.GRUCell`][] or your own.
-    - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
-    - `init`: the first state; by default `cell.init_state()`, in the dtypes in which the
-        cell returns it.
-    - `reverse`: start at the end. The outputs are in the order of the inputs.
-    - `mask`: shape `(length,)`; where it is `False` the state does not change, so that
-        sequences of several lengths can be padded to one.
-
-    **Returns:**
-
-    The pair of all outputs, stacked, and the last state. The output of a step is its state,
-    or the first part of it if the state is a tuple.
-
-    !!! example
-
-        ```python
-        import equinox_like as eqx
-        import jax
-        import jax.numpy as jnp
-
-        cell = eqx.nn.LSTMCell(3, 4, key=jax.random.key(0))
-        outputs, (h, c) = eqx.nn.scan_cell(cell, jnp.ones((10, 3)))
-        assert outputs.shape == (10, 4) and (outputs[-1] == h).all()
-        ```
-    """
-    if init is None:
-        init = cell.init_state()  # pyright: ignore[reportFunctionMemberAccess]
-        init = _as_returned(cell, xs, init)
-    init = cast_to_precision(init)
-    length = jax.tree.leaves(xs)[0].shape[0]
-    if mask is not None and mask.shape != (length,):
-        raise ShapeError(
-            f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
-            f"of the sequence, but was given shape {mask.shape}."
-        )
-
-    def step(state: Any, inputs: Any) -> tuple[Any, Any]:
-        x, is_there = inputs
-        new = cell(x, state)
-        if is_there is not None:
-            new = jax.tree.map(lambda a, b: jnp.where(is_there, a, b), new, state)
-        return new, new[0] if isinstance(new, tuple) else new
-
-    final, outputs = jax.lax.scan(step, init, (xs, mask), reverse=reverse)
-    return outputs, final
-
-
 def _check_input(cell: Any, x: Any) -> None:
     shape = parameter_shape(cell, "weight_ih", 2)
     if shape is not None:
@@ -347,16 +286,6 @@ def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
             f"{given}. `cell.init_state()` makes one."
         )
     return hidden[0], hidden[1]
-
-
-def _as_returned(cell: Callable[..., Any], xs: Any, state: Any) -> Any:
-    """The state as the cell returns it: a carry cannot change its dtypes."""
-    new = jax.eval_shape(jax.vmap(cell, in_axes=(0, None)), xs, state)
-
-    def each(a, b):
-        return a if jnp.result_type(a) == b.dtype else jnp.asarray(a).astype(b.dtype)
-
-    return jax.tree.map(each, state, new)
 
 
 def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:

@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 from .._errors import ShapeError
 from .._module import Module, field
 from ._init import default_dtype
-from ._shape import as_size, check_input
+from ._shape import as_even_size, check_input
 
 
 class RotaryPositionalEmbedding(Module):
@@ -71,12 +71,7 @@ class RotaryPositionalEmbedding(Module):
 
         `ValueError` if `embedding_size` is negative or odd.
         """
-        self.embedding_size = as_size(self, "embedding_size", embedding_size)
-        if self.embedding_size % 2 != 0:
-            raise ValueError(
-                "RotaryPositionalEmbedding takes an even number as `embedding_size`; got "
-                f"{embedding_size}."
-            )
+        self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
         self.theta = theta
         self.dtype = np.dtype(default_dtype(dtype))
         self.interleaved = interleaved

@@ -130,15 +130,28 @@ def _axes(number: int) -> str:
 
 
 def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
-    """`value` as an int, after checking that it is one and large enough."""
+    """`value` as an int, after checking that it is one and large enough.
+
+    A static method that builds a layer passes the class.
+    """
     try:
         if operator.index(value) >= minimum:
             return operator.index(value)
     except TypeError:
         pass
+    cls = layer if isinstance(layer, type) else type(layer)
     raise ValueError(
-        f"{type(layer).__name__} takes an int >= {minimum} as `{name}`; got {value!r}."
+        f"{cls.__name__} takes an int >= {minimum} as `{name}`; got {value!r}."
     )
+
+
+def as_even_size(layer: Any, name: str, value: Any) -> int:
+    size = as_size(layer, name, value)
+    if size % 2 != 0:
+        raise ValueError(
+            f"{type(layer).__name__} takes an even number as `{name}`; got {value}."
+        )
+    return size
 
 
 def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scalar"]:

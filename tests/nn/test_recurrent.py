@@ -163,6 +163,24 @@ def test_cell_of_the_user_takes_and_returns_trees():
     assert outputs["n"].tolist() == [1, 2, 3, 4] and state["sum"] == 20
 
 
+class Noisy(eqx.Module):
+    def __call__(self, x, state):
+        total, key = state
+        key, draw = jax.random.split(key)
+        return total + x + jax.random.normal(draw), key
+
+    def init_state(self):
+        return jnp.zeros(()), jax.random.key(0)
+
+
+def test_state_of_a_cell_may_hold_a_key():
+    xs = jnp.arange(3.0)
+    outputs, (state,) = nn.RNN(Noisy())(xs)
+    scanned, last = nn.scan_cell(Noisy(), xs)
+    assert (outputs == scanned).all() and len(set(outputs.tolist())) == 3
+    assert eqx.tree_equal(state, last)
+
+
 def test_directions_may_differ_and_be_added(key, draw):
     forward, backward = nn.GRUCell(3, 4, key=key), nn.LSTMCell(3, 4, key=key)
     layer, xs = nn.Bidirectional(forward, backward, merge=operator.add), draw(5, 3)
@@ -250,5 +268,5 @@ def test_bad_input_is_an_error_that_names_it(key):
         rnn(xs, length=jnp.ones(()))
     with pytest.raises(ValueError, match="at least one layer"):
         nn.RNN([])
-    with pytest.raises(ValueError, match=r"int >= 1 as `num_layers`; got 0"):
+    with pytest.raises(ValueError, match=r"^RNN takes an int >= 1 as `num_layers`"):
         nn.RNN.build(nn.GRUCell, 3, 4, 0, key=key)

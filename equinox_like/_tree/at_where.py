@@ -1,4 +1,4 @@
-"""Choosing nodes without a function: by their paths, or by a tree of bools.
+"""The `where` of `tree_at` that is not a function: paths, or a tree of bools.
 
 A path is a string, read as the Python expression that it is, or a tuple of key entries
 as JAX gives it. Key paths decide, so that of several `None` each can be chosen. An

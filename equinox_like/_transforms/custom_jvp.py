@@ -1,0 +1,171 @@
+"""`filter_custom_jvp`: forward-mode derivatives given by the user."""
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.custom_derivatives import zero_from_primal
+
+from .._core.base import Transformed, frames_hidden, name_of
+from .._core.context import in_context_of_now
+from .._core.parts import as_arrays, take_apart
+from .._module.fields import field
+from .._tree.filters import is_inexact_array, is_none
+from .._warn import warn
+from .custom_rules import Rules, check_output, hold, pair_of, type_of
+from .tangents import is_zero, refuse_non_arrays
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
+    """A function with a custom rule for forward-mode derivatives.
+
+    Attach the rule by `.def_jvp(rule)` before the first call. Reverse mode transposes it.
+
+    **Arguments:**
+
+    - `fn`: takes anything and returns a tree of arrays and numbers.
+
+    The rule is `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. `primals` is
+    the tuple of positional arguments. `tangents` has the same structure, with `None`
+    for everything that has no tangent. `tangent_out` has the structure of `out`, where
+    `None` stands for zero. Arguments that are passed by keyword cannot be
+    differentiated. A Python number that is differentiated is an array in `primals`.
+
+    **Returns:**
+
+    A callable like `fn`.
+
+    **Raises:**
+
+    `AttributeError` if it is called without a rule. `ValueError` if an argument passed
+    by keyword is differentiated, if `out` has another structure than what `fn` returns,
+    or `tangent_out` another one than `out`; `TypeError` if they have another shape or
+    dtype, or the rule does not return a pair.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_custom_jvp
+        def safe_sqrt(x):
+            return jnp.sqrt(x)
+
+        @safe_sqrt.def_jvp
+        def rule(primals, tangents):
+            (x,), (t,) = primals, tangents
+            root = safe_sqrt(x)
+            return root, None if t is None else t / jnp.maximum(2 * root, 0.125)
+
+        assert eqx.filter_grad(safe_sqrt)(jnp.asarray(0.0)) == 8.0
+        ```
+    """
+    return CustomJVP(fn)
+
+
+class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
+    """What [`equinox_like.filter_custom_jvp`][] returns."""
+
+    _rules: Rules = field(static=True)
+
+    def __init__(self, fun: Any):
+        super().__init__(fun)
+        self._rules = Rules()
+
+    def def_jvp(self, rule: Callable[..., Any]) -> None:
+        """Attaches the rule."""
+        self._rules.jvp = rule
+
+    def defjvp(self, rule: Callable[..., Any]) -> None:
+        """The old form of `def_jvp`: tangents of inexact arrays are never `None`."""
+        warn("`defjvp` is deprecated: use `def_jvp`, where `None` is a zero tangent.")
+        self._rules.jvp = _with_zeros(rule)
+
+    def defjvps(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "`filter_custom_jvp` has no `defjvps`: use `def_jvp`."
+        )
+
+    @frames_hidden
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        opaque, name, rule = self._opaque, name_of(self.__wrapped__), self._rules.jvp
+        if rule is None:
+            raise AttributeError(
+                f"`filter_custom_jvp` of `{name}` has no rule yet: attach one by "
+                f"`{name}.def_jvp(rule)` before calling it."
+            )
+        data, rest = take_apart(args)
+        held, held_rest = take_apart((self._tree, kwargs))
+
+        def flat(data, held):
+            tree, kwargs = held_rest.fill(held)
+            out = (opaque if tree is None else tree)(*rest.fill(data), **kwargs)
+            refuse_non_arrays(out, name, "filter_custom_jvp")
+            return out
+
+        def flat_rule(primals, tangents):
+            (data, held), (data_tangents, _) = primals, tangents
+            _, kwargs = held_rest.fill(held)
+            given = [None if is_zero(t) else t for t in data_tangents]
+            primal_args = rest.fill(as_arrays(data))
+            returned = rule(primal_args, rest.alone(given), **kwargs)
+            rule_name = f"The rule of `filter_custom_jvp` of `{name}`"
+            out, tangent_out = pair_of(returned, rule_name, "(output, tangent)")
+            refuse_non_arrays(out, name, "filter_custom_jvp")
+            check_output(out, flat, (data, held), rule_name, type_of)
+            return out, _output_tangent(out, tangent_out, name)
+
+        # The rule knows `flat` without it: with it, it would keep itself alive.
+        flat_with_rule = jax.custom_jvp(flat)
+        flat_with_rule.defjvp(in_context_of_now(flat_rule), symbolic_zeros=True)
+        message = _KEYWORD_TANGENT.format(name=name)
+        return flat_with_rule(data, hold(held, lambda _: ValueError(message)))
+
+    def __repr__(self) -> str:
+        return f"<filter_custom_jvp of {name_of(self.__wrapped__)}>"
+
+
+_KEYWORD_TANGENT = (
+    "`filter_custom_jvp` of `{name}` received a keyword tangent: arguments passed by "
+    "keyword, and the arrays of the function itself, cannot be differentiated. Pass them "
+    "by position."
+)
+
+
+def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
+    """The tangent of `out` for JAX, with symbolic zeros."""
+    leaves, treedef = jtu.tree_flatten(out, is_none)
+    tangents, tangent_treedef = jtu.tree_flatten(tangent_out, is_none)
+    if treedef != tangent_treedef:
+        raise ValueError(
+            f"The rule of `filter_custom_jvp` of `{name}` must return a tangent with the "
+            f"structure of the output, with `None` for zero. The output has\n    "
+            f"{treedef}\nand the tangent\n    {tangent_treedef}"
+        )
+    return treedef.unflatten(
+        [
+            zero_from_primal(x, symbolic_zeros=True)
+            if t is None and x is not None
+            else t
+            for x, t in zip(leaves, tangents, strict=True)
+        ]
+    )
+
+
+def _with_zeros(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def with_zeros(primals, tangents, **kwargs):
+        filled = jtu.tree_map(
+            lambda x, t: jnp.zeros_like(x) if t is None and is_inexact_array(x) else t,
+            primals,
+            tangents,
+            is_leaf=is_none,
+        )
+        return rule(primals, filled, **kwargs)
+
+    return with_zeros

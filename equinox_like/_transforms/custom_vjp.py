@@ -1,0 +1,306 @@
+"""`filter_custom_vjp`: reverse-mode derivatives given by the user."""
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._compat.custom_vjp import call_with_rules, is_forward_mode
+from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.context import in_context_of_now
+from .._core.pack import pack, unpack
+from .._core.parts import Rest, as_arrays, is_number, take_apart
+from .._module.fields import field
+from .._tree.filters import is_array, is_array_like, is_inexact_array, is_none
+from .._tree.match import pair_leaves
+from .._tree.partitioning import combine, filter, partition
+from .._tree.paths import path_str
+from .._warn import warn
+from .custom_rules import Rules, check_output, hold, pair_of, type_of
+from .tangents import is_zero
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@overload
+def filter_custom_vjp(
+    *, optimize_remat: bool = False
+) -> "Callable[[Callable[_P, _T]], CustomVJP[_P, _T]]": ...
+@overload
+def filter_custom_vjp(
+    fn: Callable[_P, _T], *, optimize_remat: bool = False
+) -> "CustomVJP[_P, _T]": ...
+def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any:
+    """A function with custom rules for its reverse-mode derivative.
+
+    Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Only the first
+    argument can be differentiated, which must be passed by position; it may be a tuple of
+    several things.
+
+    **Arguments:**
+
+    - `fn`: `fn(vjp_arg, *args, **kwargs)` takes and returns anything.
+    - `optimize_remat`: whether `fwd` should run only once under
+        [`equinox_like.filter_checkpoint`][]. Then it is not known what is perturbed, or
+        has a cotangent: `perturbed` is `True` for all inexact arrays, and cotangents
+        are zeros instead of `None`.
+
+    The rules:
+
+    - `fwd(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`. `perturbed` is like
+        `vjp_arg`, with `True` for each leaf that is differentiated, else `False`. The
+        residuals may be anything.
+    - `bwd(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs) -> gradient`. The
+        cotangent is like `out`, with `None` for what has none. The gradient is like
+        `filter(vjp_arg, is_inexact_array)`, where `None` stands for zero.
+
+    **Returns:**
+
+    A callable like `fn`. Where it is not differentiated `fn` itself runs.
+
+    **Raises:**
+
+    `RuntimeError` if it is called without rules, if another argument is differentiated,
+    or if the gradient has another structure. `ValueError` if it has another shape,
+    `TypeError` if it is not of floating or complex dtype. `ValueError` if the output of
+    `fwd` has another structure than what `fn` returns, `TypeError` if it has another
+    shape or dtype, or `fwd` does not return a pair.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_custom_vjp
+        def clip_gradient(x, limit):
+            return x
+
+        @clip_gradient.def_fwd
+        def fwd(perturbed, x, limit):
+            return x, None
+
+        @clip_gradient.def_bwd
+        def bwd(residuals, cotangent, perturbed, x, limit):
+            return jnp.clip(cotangent, -limit, limit)
+
+        grad = eqx.filter_grad(lambda x: 5 * clip_gradient(x, 1.0))(jnp.asarray(2.0))
+        assert grad == 1.0
+        ```
+    """
+    if fn is MISSING:
+        return lambda fn: CustomVJP(fn, optimize_remat)
+    return CustomVJP(fn, optimize_remat)
+
+
+class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
+    """What [`equinox_like.filter_custom_vjp`][] returns."""
+
+    _rules: Rules = field(static=True)
+    _optimize_remat: bool = field(static=True)
+
+    def __init__(self, fun: Any, optimize_remat: bool):
+        super().__init__(fun)
+        self._rules = Rules()
+        self._optimize_remat = optimize_remat
+
+    def def_fwd(self, fwd: Callable[..., Any]) -> None:
+        """Attaches the forward rule."""
+        self._rules.fwd = fwd
+
+    def def_bwd(self, bwd: Callable[..., Any]) -> None:
+        """Attaches the backward rule."""
+        self._rules.bwd = bwd
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """The old form: the rules get no `perturbed`, and zeros for `None`."""
+        warn("`defvjp` is deprecated: use `def_fwd` and `def_bwd`.")
+        rules = self._rules
+        rules.fwd = lambda perturbed, *args, **kwargs: fwd(*args, **kwargs)
+        rules.bwd = lambda residuals, cotangent, perturbed, *args, **kwargs: bwd(
+            residuals, cotangent, *args, **kwargs
+        )
+        rules.materialises = True
+
+    @frames_hidden
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        name, rules = name_of(self.__wrapped__), self._rules
+        optimize_remat = self._optimize_remat
+        fwd, bwd = self._fwd_and_bwd()
+        if not args:
+            raise TypeError(
+                f"`filter_custom_vjp` of `{name}` takes its first argument, which is the "
+                "one that is differentiated, by position."
+            )
+        call, data, held = _Call.take_apart(self, args, kwargs)
+
+        def flat(data, held):
+            fun, args, kwargs = call.fill(data, held)
+            return pack(fun(*args, **kwargs))
+
+        def flat_fwd(data, held):
+            if optimize_remat:
+                flags = [True] * len(data)
+            else:
+                flags = [x.perturbed for x in data]
+                data, held = ([x.value for x in group] for group in (data, held))
+            data = as_arrays(data)
+            _, args, kwargs = call.fill(data, held)
+            returned = fwd(call.like_argument(flags), *args, **kwargs)
+            fwd_name = f"`def_fwd` of `{name}`"
+            out, residuals = pair_of(returned, fwd_name, "(output, residuals)")
+            if rules.may_change_output:
+                check_output(out, flat, (data, held), fwd_name, _type_or_number)
+            out_treedef = jtu.tree_structure(filter(out, is_array))
+            return pack(out), pack((residuals, out_treedef, flags, data, held))
+
+        def flat_bwd(saved, cotangents):
+            residuals, out_treedef, flags, data, held = unpack(saved)
+            _, args, kwargs = call.fill(data, held)
+            given = [
+                _cotangent(c, rules.materialises) for c in jtu.tree_leaves(cotangents)
+            ]
+            cotangent = out_treedef.unflatten(given)
+            perturbed = call.like_argument(flags)
+            gradient = bwd(residuals, cotangent, perturbed, *args, **kwargs)
+            return _input_cotangents(gradient, call.treedef, data, name), None
+
+        # The rules know `flat` without them: with these it would keep itself alive.
+        flat_with_rules = jax.custom_vjp(flat)
+        flat_with_rules.defvjp(
+            in_context_of_now(flat_fwd),
+            in_context_of_now(flat_bwd),
+            symbolic_zeros=not optimize_remat,
+            optimize_remat=optimize_remat,
+        )
+        message = _UNEXPECTED_TANGENT.format(name=name)
+        held = hold(held, lambda _: RuntimeError(message))
+        try:
+            return unpack(call_with_rules(flat_with_rules, data, held))
+        except TypeError as e:
+            if not is_forward_mode(e):
+                raise
+            raise TypeError(_NO_FORWARD_MODE.format(name=name)) from e
+
+    def _fwd_and_bwd(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        fwd, bwd = self._rules.fwd, self._rules.bwd
+        if fwd is None or bwd is None:
+            raise RuntimeError(
+                "`def_fwd` or `def_bwd` not yet called for "
+                f"`{name_of(self.__wrapped__)}`: a `filter_custom_vjp` needs both before "
+                "it is called."
+            )
+        return fwd, bwd
+
+    def __repr__(self) -> str:
+        return f"<filter_custom_vjp of {name_of(self.__wrapped__)}>"
+
+
+class _Call:
+    """A call without its arrays: `data`, which is differentiated, and `held`."""
+
+    def __init__(self, opaque: Any, treedef: Any, not_perturbed: Any, rest: Rest):
+        self._opaque = opaque
+        # Of the inexact arrays of the first argument; and `False` for its other leaves.
+        self.treedef = treedef
+        self._not_perturbed = not_perturbed
+        # Of everything but these inexact arrays.
+        self._rest = rest
+
+    @classmethod
+    def take_apart(
+        cls, fun: CustomVJP[..., Any], args: Any, kwargs: Any
+    ) -> tuple["_Call", list[Any], list[Any]]:
+        inexact, others = partition(args[0], is_inexact_array)
+        data, treedef = jtu.tree_flatten(inexact)
+        held, rest = take_apart((fun._tree, others, args[1:], kwargs))
+        not_perturbed = jtu.tree_map(lambda _: False, others)
+        return cls(fun._opaque, treedef, not_perturbed, rest), data, held
+
+    def fill(self, data: Any, held: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The callable, and what it is called with."""
+        tree, others, args, kwargs = self._rest.fill(held)
+        vjp_arg = combine(self.treedef.unflatten(data), others)
+        return self._opaque if tree is None else tree, (vjp_arg, *args), kwargs
+
+    def like_argument(self, flags: Any) -> Any:
+        return combine(self.treedef.unflatten(flags), self._not_perturbed)
+
+
+_UNEXPECTED_TANGENT = (
+    "`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
+    "autodifferentiated, nor can the arrays of the function itself. Only its first "
+    "argument can, which may be a tuple of several; or use `jax.lax.stop_gradient` on the "
+    "others."
+)
+_NO_FORWARD_MODE = (
+    "`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "
+    "no forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
+    "`jax.hessian`). Use `filter_custom_jvp`, whose rule serves both modes."
+)
+
+
+def _type_or_number(x: Any) -> str:
+    return repr(x) if is_number(x) else type_of(x)
+
+
+def _cotangent(cotangent: Any, materialise: bool) -> Any:
+    """What the user's backward rule gets for one leaf."""
+    if not is_zero(cotangent):
+        return cotangent
+    if materialise and cotangent.dtype != jax.dtypes.float0:
+        return jnp.zeros(cotangent.shape, cotangent.dtype)
+    return None
+
+
+def _input_cotangents(
+    gradient: Any, treedef: Any, data: list[Any], name: str
+) -> list[Any]:
+    """What the user's backward rule returned, checked, for each inexact array."""
+    message = (
+        f"The gradient that `def_bwd` of `{name}` returned must have the same structure "
+        "as `filter(vjp_arg, is_inexact_array)`, with `None` for zero."
+    )
+    expected = treedef.unflatten(data)
+    cotangents = []
+    for path, primal, leaf in pair_leaves(
+        expected, gradient, message, is_none, RuntimeError
+    ):
+        where = path_str(path, "gradient")
+        if primal is not None:
+            cotangents.append(
+                leaf if leaf is None else _cast(leaf, primal, where, name)
+            )
+        elif leaf is not None:
+            raise RuntimeError(
+                f"`def_bwd` of `{name}` returned `{where}` for a leaf that is not a "
+                "floating-point or complex array: it must have the same structure as "
+                "`filter(vjp_arg, is_inexact_array)`."
+            )
+    return cotangents
+
+
+def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
+    dtype = jnp.result_type(leaf) if is_array_like(leaf) else None
+    is_complex = dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"`def_bwd` of `{name}` returned at `{where}` a leaf of "
+            f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an "
+            f"array of dtype {primal.dtype}: a gradient must have a floating or "
+            "complex dtype."
+        )
+    if is_complex and not jnp.iscomplexobj(primal):
+        raise TypeError(
+            f"`def_bwd` of `{name}` returned at `{where}` a complex gradient of a real "
+            "array."
+        )
+    if jnp.shape(leaf) != jnp.shape(primal):
+        raise ValueError(
+            f"`def_bwd` of `{name}` returned at `{where}` an array of shape "
+            f"{jnp.shape(leaf)}, for one of shape {jnp.shape(primal)}."
+        )
+    return jnp.asarray(leaf, primal.dtype)

@@ -1,0 +1,331 @@
+"""`OwnRegistry`: a pytree registry beside JAX's, in which cached nodes are built lazily.
+
+Its treedefs hold a `Structure` for each cached node, and a `Fixed`, an `Open` or a
+`Foreign` for what JAX's treedefs do not distinguish: see `structure.py`.
+"""
+
+import functools
+import operator
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .._compat.tracer import Tracer
+from .filters import is_array
+from .strict import has_hash, strict_treedef
+from .structure import (
+    Fixed,
+    Foreign,
+    Open,
+    Output,
+    Structure,
+    cached_types,
+    may_become_node,
+    structures,
+)
+
+# The attribute by which a cached node remembers its children and its structure.
+FLAT: Final = "_flat_"
+_set = object.__setattr__
+_new = object.__new__
+
+
+class OwnRegistry:
+    """Flattens with cached nodes, and builds lazy ones."""
+
+    def __init__(self, nodes: Any):
+        self._nodes = nodes
+        # Children and aux data of a node of JAX's registry; `None` for a leaf.
+        self._level = jtu.default_registry.flatten_one_level
+        self._adopted: set[type] = set()
+        self._lock = threading.RLock()
+        self.flatten = nodes.flatten
+        nodes.register_node(
+            Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.get()
+        )
+        nodes.register_node(Open, _not_flattened, _not_flattened)
+        nodes.register_node(
+            Foreign, _not_flattened, lambda foreign, data: foreign.build(data)
+        )
+        self._leaf = nodes.flatten(0)[1]
+        self._none = nodes.flatten(None)[1]
+        self._open = self._node((Open, None), [self._leaf])
+
+    def register_cached(self, kind: type) -> None:
+        def unflatten(structure, children):
+            if not structure.is_lazy:
+                return structure.build(children)
+            lazy = _new(kind)
+            _set(lazy, FLAT, (children, structure))
+            return lazy
+
+        self._nodes.register_node(kind, operator.attrgetter(FLAT), unflatten)
+
+    def describe(self, instance: Any) -> tuple[tuple[Any, ...], Structure]:
+        """Children and structure of a cached node."""
+        kind = type(instance)
+        values, aux = cached_types[kind].flatten(instance)
+        children: list[Any] = []
+        parts = [self._describe(value, children) for value in values]
+        return tuple(children), self._structure(kind, aux, parts)
+
+    def _describe(self, value: Any, children: list[Any]) -> Any:
+        kind = type(value)
+        if value is None:
+            return self._none
+        if is_array(value) or isinstance(value, Tracer):
+            children.append(value)
+            return self._leaf
+        cached = cached_types.get(kind)
+        if cached is not None:
+            if not cached.is_frozen or value._is_open_:
+                children.append(value)
+                return self._open
+            below, structure = getattr(value, FLAT)
+            children.extend(below)
+            return self._node((kind, structure), [self._leaf] * len(below))
+        level = self._level(value)
+        if kind is tuple or (level is not None and _is_namedtuple(value, level)):
+            parts = [self._describe(x, children) for x in level[0]]
+            return self._node((kind, None), parts)
+        if level is None and not may_become_node(kind) and has_hash(value):
+            return self._node((Fixed, Fixed(value)), [])
+        children.append(value)
+        return self._open
+
+    def _node(self, data: Any, parts: Sequence[Any]) -> Any:
+        return self._leaf.from_node_data_and_children(self._nodes, data, list(parts))
+
+    def _structure(self, kind: type, aux: Any, parts: Sequence[Any]) -> Structure:
+        """The structure of a node that a user has built."""
+        inner = self._node((tuple, None), parts)
+        statics = self._statics(inner)
+        hashes = tuple(map(hash, statics))
+
+        def make(contents):
+            structure = self._new_structure(kind, aux, inner)
+            structure._contents = contents
+            return structure
+
+        full_hash = hash((kind, aux, inner, hashes))
+        return structures.find((kind, aux, inner), make, full_hash)
+
+    def _structure_of_output(
+        self, kind: type, aux: Any, parts: Sequence[Any]
+    ) -> Structure:
+        structure = self._new_structure(kind, aux, self._node((tuple, None), parts))
+        built = [self._as_built(part) for part in parts]
+        structure.canonical = self._structure(kind, aux, built)
+        structure.is_closed = not any(map(self._has_open, built))
+        return structure
+
+    def _new_structure(self, kind: type, aux: Any, inner: Any) -> Structure:
+        structure = Structure()
+        structure.kind, structure.aux, structure.inner = kind, aux, inner
+        statics = list(self._statics(inner))
+        below = [s for s in statics if type(s) is Structure]
+        structure.can_wait = (
+            all(k in cached_types or _is_trusted(k) for k in self._kinds(inner))
+            and all(s.can_wait for s in below)
+            and not any(
+                type(s) is Fixed and may_become_node(type(s.value)) for s in statics
+            )
+        )
+        structure.fields = cached_types[kind].lazy_fields(aux)
+        structure.is_lazy = structure.can_wait and bool(structure.fields)
+        structure.is_closed = False
+        structure.programs = structure.canonical = None
+        return structure
+
+    def _has_open(self, treedef: Any) -> bool:
+        """Whether something that may be changed in place is part of a built node."""
+        node = treedef.node_data()
+        if node is None:
+            return False
+        if node[0] in cached_types:
+            return self._has_open(node[1].inner)
+        return node[0] is Open or any(map(self._has_open, treedef.children()))
+
+    def _as_built(self, treedef: Any) -> Any:
+        """What `describe` makes of a node that was described as output."""
+        node = treedef.node_data()
+        if node is None or node[0] in (Open, type(None)):
+            return treedef
+        kind, aux = node
+        if kind is Fixed:
+            return self._open if may_become_node(type(aux.value)) else treedef
+        if kind in cached_types:
+            if not cached_types[kind].is_frozen:
+                return self._open
+            structure = aux.canonical or aux
+            count = structure.inner.num_leaves
+            return self._node((kind, structure), [self._leaf] * count)
+        if kind is tuple or self._is_namedtuple_of_jax(kind):
+            return self._node(node, [self._as_built(c) for c in treedef.children()])
+        return self._open
+
+    def _statics(self, treedef: Any) -> Iterator[Any]:
+        """The static leaves in a treedef of ours, and the structures of cached nodes."""
+        node = treedef.node_data()
+        if node is None:
+            return
+        if node[0] is Fixed or node[0] in cached_types:
+            yield node[1]
+        else:
+            for child in treedef.children():
+                yield from self._statics(child)
+
+    def _kinds(self, treedef: Any) -> Iterator[type]:
+        node = treedef.node_data()
+        if node is not None:
+            yield node[1].kind if node[0] is Foreign else node[0]
+            if node[0] not in cached_types:
+                for child in treedef.children():
+                    yield from self._kinds(child)
+
+    def adopt(self, tree: Any) -> bool:
+        """Registers here the nodes in a tree that are registered with JAX alone."""
+        examples: dict[type, Any] = {}
+
+        def note(node):
+            examples.setdefault(type(node), node)
+            return False
+
+        jtu.tree_flatten(tree, note)
+        found = False
+        for kind, example in examples.items():
+            if kind in cached_types or kind in _BUILT_IN or kind in self._adopted:
+                continue
+            level = self._level(example)
+            if level is not None and not _is_namedtuple(example, level):
+                self._adopt(kind)
+                found = True
+        return found
+
+    def _adopt(self, kind: type) -> None:
+        with self._lock:
+            if kind not in self._adopted:  # by another thread, just now
+                # Outputs are described as `Foreign`: such a node is never built.
+                self._nodes.register_node(kind, self._level, _not_flattened)
+                self._adopted.add(kind)
+
+    def is_still_leaf(self, value: Any) -> bool:
+        """Whether the type of a static leaf was not registered with JAX meanwhile."""
+        return self._level(value) is None
+
+    def expand(self, treedef: Any) -> list[Any]:
+        """For each leaf that JAX sees what it is in our registry.
+
+        The `Fixed` that a structure has; or a leaf: `True` if it is certain to be an array.
+        """
+        found: list[Any] = []
+        self._expand(treedef, None, found)
+        return found
+
+    def _expand(self, treedef: Any, below: Iterator[Any] | None, found: list) -> None:
+        """Within a cached node `below` are the treedefs in the place of its leaves."""
+        node = treedef.node_data()
+        if node is None:
+            found.append(below is not None)
+            if below is not None:
+                next(below)
+        elif node[0] is Fixed:
+            found.append(node[1])
+        elif node[0] is Foreign and below is not None:
+            for leaf in node[1].statics:
+                found.append(leaf is None or leaf)
+                if leaf is None:
+                    next(below)
+        elif node[0] is Open and below is not None:
+            self._expand(next(below), None, found)
+        elif node[0] in cached_types:
+            children = iter(treedef.children()) if below is None else below
+            self._expand(node[1].inner, children, found)
+        else:
+            for child in treedef.children():
+                self._expand(child, below, found)
+
+    def describe_output(
+        self, tree: Any, is_data: Callable[[Any], bool]
+    ) -> "tuple[list[Any], Output]":
+        """The arrays of a tree, and how to build the tree from others like them."""
+        leaves, treedef = jtu.tree_flatten(tree)
+        self.adopt(tree)
+        ours = self._describe_output(treedef, iter(leaves), is_data)
+        # Not `ours.unflatten`: in jax 0.10 the garbage collector does not look into that.
+        build = functools.partial(type(ours).unflatten, ours)
+        arrays = list(filter(is_data, leaves))
+        return arrays, Output(self.strict_treedef(ours), build)
+
+    def _describe_output(
+        self, treedef: Any, leaves: Iterator[Any], is_data: Any
+    ) -> Any:
+        node = treedef.node_data()
+        if node is None:
+            leaf = next(leaves)
+            return self._leaf if is_data(leaf) else self._node((Fixed, Fixed(leaf)), [])
+        kind, aux = node
+        if kind is type(None):
+            return self._none
+        if kind in cached_types:
+            parts = [
+                self._describe_output(c, leaves, is_data) for c in treedef.children()
+            ]
+            structure = self._structure_of_output(kind, aux, parts)
+            count = structure.inner.num_leaves
+            return self._node((kind, structure), [self._leaf] * count)
+        if kind in _BUILT_IN or self._is_namedtuple_of_jax(kind):
+            parts = [
+                self._describe_output(c, leaves, is_data) for c in treedef.children()
+            ]
+            return self._node(node, parts)
+        below = [next(leaves) for _ in range(treedef.num_leaves)]
+        marked = [x if is_data(x) else Fixed(x) for x in below]
+        count = sum(map(is_data, below))
+        return self._node((Foreign, Foreign(treedef, marked)), [self._leaf] * count)
+
+    def _is_namedtuple_of_jax(self, kind: type) -> bool:
+        """Whether JAX makes a node of a type by itself: it was not registered."""
+        return _may_be_namedtuple(kind) and kind not in self._adopted
+
+    def strict_treedef(self, treedef: Any) -> Any:
+        """A key that a treedef of this registry equals only if it is strictly the same."""
+        return strict_treedef(treedef, self._nodes)
+
+    def structure_of(self, instance: Any) -> Structure | None:
+        """The interned structure of a cached node."""
+        _, structure = getattr(instance, FLAT)
+        return structure.canonical or structure
+
+
+def _not_flattened(*_: Any) -> Any:
+    raise TypeError("This node describes a structure only, and cannot be flattened.")
+
+
+_BUILT_IN: Final = frozenset({tuple, list, dict, type(None)})
+_OF_JAX: Final = frozenset({Fixed, OrderedDict, defaultdict, jtu.Partial})
+
+
+def _is_trusted(kind: type) -> bool:
+    """Whether building such a node runs no code of the user's, so that it can wait."""
+    return kind in _BUILT_IN or kind in _OF_JAX or _may_be_namedtuple(kind)
+
+
+def _may_be_namedtuple(kind: type) -> bool:
+    """Whether a type is as `NamedTuple` and `namedtuple` make it."""
+    # A class that derives from one may have a `__new__` of its own.
+    return tuple in kind.__bases__ and hasattr(kind, "_fields")
+
+
+def _is_namedtuple(value: Any, level: tuple[Sequence[Any], Any]) -> bool:
+    """Whether JAX has made a node of a named tuple by itself: it was not registered."""
+    children, aux = level
+    return (
+        _may_be_namedtuple(type(value))
+        and aux is type(value)
+        and len(children) == len(value)
+        and all(map(operator.is_, children, value))
+    )

@@ -1,0 +1,118 @@
+"""The heads of `MultiheadAttention`: projections of its inputs, and back to its output."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from .._errors import ShapeError
+from .._tree import combine, is_array, is_inexact_array, partition
+from ._init import default_dtype
+from ._linear import Linear, mapped
+from ._shape import check_input, parameter_shape, within
+from ._sharding import parts, placed
+
+HeadsFunction = Callable[[Any, Any, Any], Any]
+
+
+def projected(
+    attention: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    cache: Any,
+    process_heads: HeadsFunction | None,
+) -> tuple[Any, ...]:
+    """Queries, keys and values, of shape `(length, heads, size)` each."""
+    query, key, value = _checked_inputs(attention, query, key, value, cache)
+    q = _project(attention, "query_proj", query, attention.num_heads)
+    k = _project(attention, "key_proj", key, attention.num_kv_heads)
+    v = _project(attention, "value_proj", value, attention.num_kv_heads)
+    return (q, k, v) if process_heads is None else _processed(process_heads, q, k, v)
+
+
+def _checked_inputs(
+    attention: Any, query: Any, key: Any, value: Any, cache: Any
+) -> list[Array]:
+    inputs = ("query", query), ("key_", key), ("value", value)
+    for name, x in inputs:
+        projection = getattr(attention, f"{name.rstrip('_')}_proj")
+        shape = None
+        if isinstance(projection, Linear):
+            shape = parameter_shape(projection, "weight", 2)
+        check_input(attention, x, (None, None if shape is None else shape[1]), name)
+    if len(key) != len(value):
+        raise ShapeError(
+            "MultiheadAttention takes as many rows of `key_` as of `value`; got "
+            f"{len(key)} and {len(value)}."
+        )
+    if len(key) == 0 and cache is None:
+        raise ShapeError(
+            "MultiheadAttention takes at least one row of `key_` and `value`: with "
+            "none, there is nothing to average."
+        )
+    return [jnp.asarray(x) for _, x in inputs]
+
+
+def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
+    with within(name):
+        rows = mapped(getattr(attention, name), x)
+    return rows.reshape(len(x), num_heads, rows.shape[-1] // num_heads)
+
+
+def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
+    processed = tuple(process_heads(*heads))
+    before = [head.shape for head in heads]
+    after = [jnp.shape(head) for head in processed]
+    if before != after:
+        raise ShapeError(
+            "`process_heads` must return queries, keys and values of the shapes that it "
+            f"was given, {before}; it returned {after}."
+        )
+    return processed
+
+
+def joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
+    """The output, of shape `(length, output_size)`."""
+    projection = attention.output_proj
+    heads = heads.reshape(len(heads), heads.shape[1] * heads.shape[2])
+    with within("output_proj"):
+        if out_sharding is None:
+            return mapped(projection, heads)
+        arrays, rest = partition(projection, is_array)
+        return placed(
+            lambda heads, arrays: jax.vmap(combine(arrays, rest))(heads),
+            out_sharding,
+            heads,
+            arrays,
+        )
+
+
+def empty_token(
+    attention: Any,
+    name: str,
+    in_size: int,
+    size: int,
+    dtype: DTypeLike | None,
+) -> Array:
+    """Zeros, `(1, heads, size)`, of the dtype and on the devices of projected tokens."""
+    projection = getattr(attention, name)
+    arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
+    if dtype is None:
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.result_type(*arrays) if arrays else default_dtype(None)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            f"`init_cache` takes an inexact `dtype`; got {jnp.dtype(dtype)}."
+        )
+    heads = attention.num_kv_heads
+    if not any(any(parts(x)) for x in arrays):
+        return jnp.zeros((1, heads, size), dtype)
+    # Split as the projection splits its results. A function that is compiled must use the
+    # arrays, or it would not know their devices; XLA then leaves out the product.
+    token = _project(attention, name, jnp.zeros((1, in_size), arrays[0].dtype), heads)
+    return jnp.where(jnp.zeros((), bool), token, 0).astype(dtype)

@@ -1,0 +1,167 @@
+"""Running recurrent cells over a sequence: `scan_cell`, and `scanned` for `RNN`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from .._compat.varying import varying_axes
+from .._errors import ShapeError
+from .._tree import is_array
+from ._precision import cast_to_precision
+from ._shape import within
+
+
+def scan_cell(
+    cell: Callable[..., Any],
+    xs: Any,
+    init: Any = None,
+    *,
+    reverse: bool = False,
+    mask: Bool[Array, " length"] | None = None,
+) -> tuple[Any, Any]:
+    """Runs a recurrent cell over a sequence.
+
+    **Arguments:**
+
+    - `cell`: called as `cell(x, state)`, returns the next state. An
+        [`equinox_like.nn.LSTMCell`][], an [`equinox_like.nn.GRUCell`][] or your own.
+    - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
+    - `init`: the first state; by default `cell.init_state()`, in the dtypes in which the
+        cell returns it.
+    - `reverse`: start at the end. The outputs are in the order of the inputs.
+    - `mask`: shape `(length,)`; where it is `False` the state does not change, so that
+        sequences of several lengths can be padded to one.
+
+    **Returns:**
+
+    The pair of all outputs, stacked, and the last state. The output of a step is its state,
+    or the first part of it if the state is a tuple.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        cell = eqx.nn.LSTMCell(3, 4, key=jax.random.key(0))
+        outputs, (h, c) = eqx.nn.scan_cell(cell, jnp.ones((10, 3)))
+        assert outputs.shape == (10, 4) and (outputs[-1] == h).all()
+        ```
+    """
+    if init is None:
+        init = _first_state(cell, "", xs)
+    init = cast_to_precision(init)
+    length = jax.tree.leaves(xs)[0].shape[0]
+    if mask is not None and mask.shape != (length,):
+        raise ShapeError(
+            f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
+            f"of the sequence, but was given shape {mask.shape}."
+        )
+
+    def step(state, inputs):
+        x, is_there = inputs
+        new = cell(x, state)
+        if is_there is not None:
+            new = _where(is_there, new, state)
+        return new, new[0] if isinstance(new, tuple) else new
+
+    final, outputs = jax.lax.scan(step, init, (xs, mask), reverse=reverse)
+    return outputs, final
+
+
+def scanned(
+    cells: Sequence[Any],
+    names: Sequence[str],
+    states: Sequence[Any],
+    xs: Any,
+    there: Array | None,
+    unroll: int | bool,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The outputs and the last state of each cell: the first one runs forward over the
+    sequence, the second one backward. Where `there` is false is padding."""
+    if there is not None:
+        # A gradient of zero times NaN is NaN: a cell must not see what the padding holds.
+        xs = jax.tree.map(lambda x: _without_padding(x, there), xs)
+    states = tuple(
+        _first_state(cell, name, xs) if state is None else state
+        for cell, name, state in zip(cells, names, states, strict=True)
+    )
+    states = _varying_as((cells, xs), states)
+    inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
+
+    def step(states, inputs):
+        new, outputs = [], []
+        for cell, name, state, (x, is_there) in zip(
+            cells, names, states, inputs, strict=True
+        ):
+            after = _called(cell, name, x, state)
+            output = after[0] if isinstance(after, tuple) else after
+            if is_there is not None:
+                after = _where(is_there, after, state)
+                output = _where(is_there, output, jax.tree.map(jnp.zeros_like, output))
+            new.append(after)
+            outputs.append(output)
+        return tuple(new), tuple(outputs)
+
+    last, outputs = jax.lax.scan(step, states, inputs, unroll=unroll)
+    return (outputs[0], *map(_flipped, outputs[1:])), tuple(last)
+
+
+def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
+    if not name:
+        return cell(x, state)
+    with within(name):
+        return cell(x, state)
+
+
+def _first_state(cell: Any, name: str, xs: Any) -> Any:
+    """The cell's own first state, in the dtypes that it has after a step.
+
+    Those of parameters and inputs may differ, and a `mixed` cell computes in its own.
+    """
+    state = jax.tree.map(jnp.asarray, cell.init_state())
+    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    # Twice, as the state of the first step may change the dtypes of the second.
+    for _ in range(2):
+        after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
+        state = jax.tree.map(_of_dtype, state, after)
+    return state
+
+
+def _of_dtype(x: Any, like: Any) -> Any:
+    # A PRNG key has no `astype`.
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return x if is_key else x.astype(like.dtype)
+
+
+def _varying_as(tree: Any, states: Any) -> Any:
+    """`states`, differing between the devices of a `shard_map` where an array of `tree`
+    does: a scan asks for it."""
+    arrays = [x for x in jax.tree.leaves(tree) if is_array(x)]
+    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in arrays))
+    if not axes:
+        return states
+
+    def each(x):
+        missing = tuple(axes - varying_axes(jax.typeof(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(each, states)
+
+
+def _flipped(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.flip(x, 0), tree)
+
+
+def _without_padding(x: Any, there: Array) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return jnp.where(there.reshape(there.shape + (1,) * (x.ndim - 1)), x, 0)
+
+
+def _where(condition: Array, tree: Any, other: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)
