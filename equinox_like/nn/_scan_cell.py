@@ -124,12 +124,17 @@ def _first_state(cell: Any, name: str, xs: Any) -> Any:
     Those of parameters and inputs may differ, and a `mixed` cell computes in its own.
     """
     state = jax.tree.map(jnp.asarray, cell.init_state())
-    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    x = jax.tree.map(_type_of_row, xs)
     # Twice, as the state of the first step may change the dtypes of the second.
     for _ in range(2):
         after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
         state = jax.tree.map(_of_dtype, state, after)
     return state
+
+
+def _type_of_row(xs: Any) -> jax.ShapeDtypeStruct:
+    is_weak = getattr(xs, "weak_type", False)
+    return jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype, weak_type=is_weak)
 
 
 def _of_dtype(x: Any, like: Any) -> Any:

@@ -181,6 +181,13 @@ def test_state_of_a_cell_may_hold_a_key():
     assert eqx.tree_equal(state, last)
 
 
+def test_weakly_typed_inputs_leave_the_dtype_of_the_state(key):
+    cell = nn.GRUCell(3, 4, dtype=jnp.bfloat16, key=key)
+    xs = jnp.broadcast_to(2.0, (2, 3))
+    assert nn.scan_cell(cell, xs)[0].dtype == jnp.bfloat16
+    assert nn.RNN(cell)(xs)[0].dtype == jnp.bfloat16
+
+
 def test_directions_may_differ_and_be_added(key, draw):
     forward, backward = nn.GRUCell(3, 4, key=key), nn.LSTMCell(3, 4, key=key)
     layer, xs = nn.Bidirectional(forward, backward, merge=operator.add), draw(5, 3)
