@@ -8,8 +8,11 @@ def matches(pattern: str, path: str) -> bool:
     """Whether `pattern` is the whole of `path`, as `plain_path` writes it.
 
     `*` stands for anything within one component, `**` for any components. Everything else
-    stands for itself, brackets too.
+    stands for itself, brackets too. The empty path of the tree itself has no component:
+    only `""` and `"**"` match it.
     """
+    if not path:
+        return pattern in ("", "**")
     return _compiled(pattern).fullmatch(path) is not None
 
 

@@ -127,8 +127,6 @@ class Selection(Generic[_Tree]):
 
         def is_at(place: int) -> bool:
             path = self._nodes.paths[place]
-            if not path:
-                return "" in patterns or "**" in patterns
             return any(matches(pattern, path) for pattern in patterns)
 
         return self._narrowed(f".at({', '.join(map(repr, patterns))})", is_at)

@@ -20,6 +20,10 @@ from equinox_like._tree.glob import matches, matches_above
         ("[*].weight", "['a'].weight", True),
         ("layers[0]", "layers[0].weight", False),
         ("weigh.", "weight", False),
+        ("", "", True),
+        ("**", "", True),
+        ("*", "", False),
+        ("**.*", "", False),
     ],
 )
 def test_pattern_is_the_whole_of_a_path(pattern, path, whole) -> None:
