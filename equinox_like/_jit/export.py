@@ -135,7 +135,7 @@ def deserialize_export(
         try:
             loaded(jnp.ones(3), 3)
         except TypeError as error:
-            assert "`by` was the static 2, and is now the static 3" in str(error)
+            assert "`by` was the static value 2, and is now" in str(error)
         ```
     """
     header, program = _open(bytes(data))

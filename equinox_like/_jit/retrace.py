@@ -235,7 +235,7 @@ class explain_retraces(ContextDecorator):
 
         with eqx.debug.explain_retraces():
             f(jnp.ones(3), 0.1)
-            f(jnp.ones(3), 0.2)  # `rate` was the static 0.1, and is now 0.2. ...
+            f(jnp.ones(3), 0.2)  # `rate` was the static value 0.1, and is now 0.2. ...
         ```
     """
 

@@ -64,7 +64,7 @@ def assert_max_traces(fn: Any = MISSING, *, max_traces: int | None) -> Any:
         try:
             f(jnp.ones(3), 0.2)
         except RuntimeError as error:
-            assert "`rate` was the static 0.1, and is now 0.2." in str(error)
+            assert "`rate` was the static value 0.1, and is now 0.2." in str(error)
         assert eqx.debug.get_num_traces(f) == 2
         ```
     """

@@ -122,7 +122,7 @@ class MultiheadAttention(Module):
         - `qk_size`, `vo_size`: in each head, the size of the rows of queries and keys, and
             of values; by default `query_size // num_heads`, rounded down: 3 heads of a
             `query_size` of 8 have size 2, and are 6 wide together. The output has the
-            `output_size` all the same.
+            `output_size` anyway.
         - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: whether the
             projections have biases.
         - `dropout_p`: with what probability each weight is dropped in training.
