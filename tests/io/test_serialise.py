@@ -368,6 +368,11 @@ def test_another_structure_is_refused_with_what_both_have(tmp_path, saved, like,
     assert parts[0] in found and parts[1] in wanted
 
 
+def test_path_in_an_error_begins_without_a_dot():
+    with pytest.raises(eqx.LeafError, match="at path weight has shape"):
+        through_file(Affine(jnp.ones(2)), Affine(jnp.ones(3)))
+
+
 def test_structure_is_named_rather_than_its_consequence(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "tree", {"a": jnp.ones(2), "c": 1.0})
     like = {"b": jnp.ones(3), "c": 1.0}
