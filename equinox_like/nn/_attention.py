@@ -10,12 +10,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import combine, is_array, is_inexact_array, partition
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._dot_product_attention import (
     Drop,
     Implementation,

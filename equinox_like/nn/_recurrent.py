@@ -10,13 +10,13 @@ from typing import Any, ClassVar, SupportsIndex
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._compat.varying import varying_axes
 from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
+from .._typing import ArrayLike, PRNGKeyArray
 from ._dropout import Dropout
 from ._precision import computes
 from ._shape import as_size, within

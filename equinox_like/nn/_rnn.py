@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, PRNGKeyArray
+from jaxtyping import Array, Bool
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, first_values, gates
 from ._keys import split_key
 from ._precision import cast_to_precision, computes
