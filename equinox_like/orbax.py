@@ -7,7 +7,7 @@ Orbax writes and reads the arrays, as one flat dictionary from paths: in paralle
 program goes on, each process its own shards. What Orbax has no place for (which leaf is a
 typed key, Python numbers, static leaves) stands in the metadata that it keeps beside them.
 
-Needs the package `orbax-checkpoint`: `pip install equinox_like[orbax]`.
+Needs the package `orbax-checkpoint`: `pip install orbax-checkpoint`.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ try:
 except ImportError:
     raise ImportError(
         "`equinox_like.orbax` needs the package `orbax-checkpoint`: "
-        "`pip install equinox_like[orbax]`."
+        "`pip install orbax-checkpoint`."
     ) from None
 
 __all__ = ["Restore", "Save", "TreeHandler"]

@@ -154,7 +154,7 @@ def load(
     all differences, or names an array that a sharding does not fit; `RuntimeError` if the
     file is damaged, or of a newer version. `ValueError` if `shardings` is no prefix of
     `like`. `ImportError` without the package `safetensors`, which comes with
-    `pip install equinox_like[safetensors]`.
+    `pip install safetensors`.
     """
     file = _File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
@@ -418,7 +418,7 @@ def _require_sound(path: str) -> None:
     except ImportError:
         raise ImportError(
             "Loading a safetensors file needs the package `safetensors`: "
-            "`pip install equinox_like[safetensors]`."
+            "`pip install safetensors`."
         ) from None
     if not os.path.isfile(path):
         open(path, "rb").close()  # the error that says why
