@@ -8,6 +8,7 @@ import jax
 from . import (
     dispatch,
     eager,
+    flax_networks,
     generation,
     imports,
     layers,
@@ -27,6 +28,7 @@ SUBJECTS = {
     "stages": dispatch.run_stages,
     "methods": dispatch.run_methods,
     "networks": networks.run,
+    "flax": flax_networks.run,
     "asynchrony": dispatch.run_asynchrony,
     "trees": trees.run,
     "modules": modules.run,
