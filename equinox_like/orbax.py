@@ -8,7 +8,7 @@ the program goes on, each process its own shards. What Orbax has no place for (w
 leaf is a typed key, Python numbers, static leaves) is in the metadata that it keeps
 beside them.
 
-Needs the package `orbax-checkpoint`: `pip install equinox_like[orbax]`.
+Needs the package `orbax-checkpoint`: `pip install orbax-checkpoint`.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ try:
 except ImportError:
     raise ImportError(
         "`equinox_like.orbax` needs the package `orbax-checkpoint`: "
-        "`pip install equinox_like[orbax]`."
+        "`pip install orbax-checkpoint`."
     ) from None
 
 __all__ = ["Restore", "Save", "TreeHandler"]

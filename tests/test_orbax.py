@@ -197,4 +197,4 @@ def test_two_processes_save_and_restore_their_own_shards(tmp_path):
 def test_without_orbax_the_error_says_what_to_install():
     code = "import sys; sys.modules['orbax'] = None; import equinox_like.orbax"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install equinox_like[orbax]" in done.stderr
+    assert "pip install orbax-checkpoint" in done.stderr

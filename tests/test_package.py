@@ -199,6 +199,20 @@ def test_source_of_public_classes_is_found():
     assert inspect.getsource(eqx.nn.causal_mask).startswith("def causal_mask(")
 
 
+def test_signatures_show_types_of_arguments_by_their_names():
+    shown = str(inspect.signature(eqx.nn.Linear))
+    assert "dtype: Optional[DTypeLike] = None" in shown
+    assert "key: PRNGKeyArray" in shown
+    spelled_out = [
+        name
+        for name, value in PUBLIC
+        if isinstance(value, FunctionType)
+        or (isinstance(value, type) and not issubclass(value, BaseException))
+        if re.search("SupportsDType|numpy.number", str(inspect.signature(value)))
+    ]
+    assert spelled_out == []
+
+
 def test_signatures_show_no_private_function_or_object_as_a_default():
     unreadable = [
         f"{name}({parameter})"

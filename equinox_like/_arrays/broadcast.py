@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+
+from .._typing import ArrayLike
 
 
 def left_broadcast_to(arr: ArrayLike, shape: Sequence[int]) -> jax.Array:

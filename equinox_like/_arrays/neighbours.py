@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+
+from .._typing import ArrayLike
 
 
 def nextafter(x: ArrayLike) -> jax.Array:

@@ -128,7 +128,7 @@ def load(
     lists all differences, or names an array that a sharding does not fit;
     `RuntimeError` if the file is damaged, or of a newer version. `ValueError` if
     `shardings` is not a prefix of `like`. `ImportError` without the package
-    `safetensors`, which comes with `pip install equinox_like[safetensors]`.
+    `safetensors`, which comes with `pip install safetensors`.
     """
     file = File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)

@@ -176,7 +176,7 @@ def _require_sound(path: str) -> None:
     except ImportError:
         raise ImportError(
             "Loading a safetensors file needs the package `safetensors`: "
-            "`pip install equinox_like[safetensors]`."
+            "`pip install safetensors`."
         ) from None
     if not os.path.isfile(path):
         open(path, "rb").close()  # the error that says why

@@ -58,8 +58,9 @@ def tree_serialise_leaves(
         file open for writing, which is left open, so that it can take several trees.
     - `pytree`: any pytree.
     - `filter_spec`: a function `(file, leaf) -> None` that writes a leaf, or a prefix tree
-        of such functions. If one writes nothing for an array or a number, the file can be
-        loaded into a tree without that leaf, and paths are not compared.
+        of such functions; by default [`equinox_like.default_serialise_filter_spec`][]. If
+        one writes nothing for an array or a number, the file can be loaded into a tree
+        without that leaf, and paths are not compared.
     - `is_leaf`: nodes of `pytree` that the function is to get whole.
 
     **Raises:**
@@ -119,7 +120,8 @@ def tree_deserialise_leaves(
     - `like`: a tree of the same structure, whose leaves have the types, shapes and dtypes
         of those saved. [`equinox_like.filter_eval_shape`][] makes one without computing.
     - `filter_spec`: a function `(file, leaf of like) -> leaf`, or a prefix tree of such
-        functions. Where it is not the default, paths are not compared.
+        functions; by default [`equinox_like.default_deserialise_filter_spec`][]. Where it
+        is not the default, paths are not compared.
     - `is_leaf`: nodes of `like` to treat as leaves.
 
     **Returns:**

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 
 from .._compat.frames import traced_frames
 from .._compat.trace_state import at_top_level, within_program
@@ -23,6 +22,7 @@ from .._core.parts import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
 from .._tree import is_array, is_array_like
 from .._tree.nodes import describe_node
+from .._typing import ArrayLike
 from .._warn import warn
 from .check import Check, error_if_p
 from .spoil import may_depend, spoilt_if

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 
 from .._module import Module, field
+from .._typing import ArrayLike
 from .unvmap import unvmap_all, unvmap_max
 
 _State = TypeVar("_State")

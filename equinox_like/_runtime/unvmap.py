@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 
 from .._compat.primitive import for_whole_batch
 from .._tree.filters import is_inexact_array
+from .._typing import ArrayLike
 
 unvmap_all_p = for_whole_batch("unvmap_all", jnp.all, like=jnp.all)
 """The primitive of [`equinox_like.internal.unvmap_all`][]: `unvmap_all_p.bind(x)`."""

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.typing import ArrayLike
 
 from .._runtime.unvmap import unvmap_any
+from .._typing import ArrayLike
 
 
 def breakpoint_if(pred: ArrayLike, **kwargs: Any) -> Any:

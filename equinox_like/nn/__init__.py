@@ -100,9 +100,20 @@ from ._summary import Summary as Summary, SummaryRow as SummaryRow, summary as s
 _publish(globals(), __name__)
 
 inference_mode = _tree_inference
-"""`nn.inference_mode(model)` switches dropout off, and makes `BatchNorm` use its running
-statistics. It sets each field named `inference`, at any depth, and is the function
+"""A copy of a model in which dropout is off and `BatchNorm` uses its running statistics.
+
+```py
+inference_mode(pytree: Tree, value: Any = True, *, where: Any = None) -> Tree
+```
+
+It sets each field named `inference`, at any depth, and is the function
 [`equinox_like.tree_inference`][] by another name.
+
+**Arguments:**
+
+- `pytree`: the model.
+- `value`: what to set. `False` switches back to training.
+- `where`: a part of the model, as in [`equinox_like.tree_at`][]; by default the whole.
 
 !!! example
 

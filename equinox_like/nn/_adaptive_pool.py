@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
+from .._typing import ArrayLike, PRNGKeyArray
 from ._shape import as_size, check_input
 from ._sharding import whole_along
 

@@ -9,10 +9,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import PRNGKeyArray
 
 from .._module import Module, field
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._dot_product_attention import (
     Drop,
     Implementation,

@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from .._errors import ShapeError
+from .._typing import ArrayLike
 from ._shape import check_channels_first, check_input, parameter_shape
 from ._sharding import like
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import field
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
 from ._batch_layout import Layout, laid_out
 from ._inference import at_inference

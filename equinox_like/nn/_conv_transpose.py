@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._convolution import (
     PADDING_MODES,
     Padding,

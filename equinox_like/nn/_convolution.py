@@ -8,9 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, first_values
 from ._keys import split_key
 from ._shape import (

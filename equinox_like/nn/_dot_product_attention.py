@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
+from .._typing import ArrayLike, PRNGKeyArray
 from ._dropout import Dropout
 from ._masks import check_window, visible_keys
 from ._norm import accumulation_dtype

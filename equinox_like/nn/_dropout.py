@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
+from .._typing import ArrayLike, PRNGKeyArray
 from .._warn import warn
 from ._inference import at_inference
 from ._keys import refused_key

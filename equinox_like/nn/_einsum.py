@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, Layout, default_dtype, first_values
 from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array
 
 from .._core.difference import tree_differences
@@ -16,6 +15,7 @@ from .._tree import is_array, partition
 from .._tree.copy import tree_copy
 from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton
+from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
 from ._stacked import filled
 

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
 from .._runtime.error_if import error_if
 from .._tree import is_array
 from .._tree.nodes import describe_node
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, initialised, layout_of
 from ._keys import refused_key
 from ._precision import computes

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
@@ -26,6 +25,7 @@ from .._transforms.trace import filter_eval_shape
 from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
+from .._typing import ArrayLike, PRNGKeyArray
 from ._kv_cache import KVCache, cut
 from ._sampling import check_sampling, is_greedy, sample_logits
 

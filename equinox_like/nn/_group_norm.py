@@ -6,11 +6,11 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._norm import accumulation_dtype, cast, parameters, standardise
 from ._precision import computes
 from ._shape import as_size, check_channels_first, parameter_shape

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._tree import combine, is_array, is_inexact_array, partition
+from .._typing import DTypeLike
 from ._init import default_dtype
 from ._linear import Linear, mapped
 from ._shape import check_input, parameter_shape, within

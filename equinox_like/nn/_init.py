@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Inexact, PRNGKeyArray
+from jaxtyping import Array, Inexact
+
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 
 # A function as in `jax.nn.initializers`, the name of one of its factories, or the values.
 Init = Callable[..., Any] | str | ArrayLike

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax.lax as lax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._module import Module, field
 from .._runtime.error_if import error_if
+from .._typing import ArrayLike
 
 
 class KVCache(Module):

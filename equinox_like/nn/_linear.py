@@ -7,11 +7,11 @@ from typing import Any, Literal, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
 from .._tree import is_array
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, first_values, output_first
 from ._keys import split_key
 from ._precision import computes

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field, frozen, trainable, unfrozen
 from .._module.freezing import leaves_under
 from .._tree import is_array, is_inexact_array, tree_at
 from .._tree.paths import plain_path
+from .._typing import ArrayLike, PRNGKeyArray
 from ._embedding import Embedding
 from ._init import WEIGHTS, leading_axes
 from ._linear import Linear

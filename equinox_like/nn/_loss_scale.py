@@ -4,11 +4,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 
 from .._module import Module, field
 from .._tree import is_array, is_inexact_array
+from .._typing import ArrayLike
 
 _Tree = TypeVar("_Tree")
 

@@ -9,12 +9,12 @@ import operator
 from typing import Any
 
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 
 from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
+from .._typing import ArrayLike
 
 
 def causal_mask(

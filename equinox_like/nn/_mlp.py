@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._jit import filter_jit
 from .._module import Module, Partial, field
 from .._tree import combine, is_array, partition
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype
 from ._keys import split_key
 from ._linear import Linear
@@ -78,11 +78,11 @@ class MLP(Module):
         - `width_size`: the size of each hidden layer.
         - `depth`: the number of hidden layers. With 0 there is one linear layer, from the
             input to the output.
-        - `activation`: applied after each hidden layer, to each neuron's scalar. If it
-            holds arrays, as a Module may, each neuron of each layer gets its own copy:
-            they gain leading axes `(depth, width_size)`.
-        - `final_activation`: applied after the last layer, likewise; its arrays gain a
-            leading axis `(out_size,)`, none for `"scalar"`.
+        - `activation`: applied after each hidden layer, to each neuron's scalar; by default
+            `jax.nn.relu`. If it holds arrays, as a Module may, each neuron of each layer
+            gets its own copy: they gain leading axes `(depth, width_size)`.
+        - `final_activation`: applied after the last layer, likewise; by default the
+            identity. Its arrays gain a leading axis `(out_size,)`, none for `"scalar"`.
         - `use_bias`, `use_final_bias`: whether the hidden layers, and the last one, have a
             bias.
         - `dtype`: of the parameters, as for [`equinox_like.nn.Linear`][].

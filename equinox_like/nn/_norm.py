@@ -9,11 +9,11 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
 from .._tree import is_array
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
 from ._init import default_dtype
 from ._precision import computes

@@ -5,10 +5,10 @@ import inspect
 from typing import Any, TypeVar
 
 import jax
-from jax.typing import DTypeLike
 
 from .._core.context import Entering
 from .._module import AbstractVar, Frozen, Module, field
+from .._typing import DTypeLike
 from ._precision import cast, compute_dtype, floating, is_real
 from ._stateful import StatefulLayer, is_stateful, takes_key
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
+from .._typing import ArrayLike, PRNGKeyArray
 from ._shape import as_padding, as_size, check_input, check_length, per_axis
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._module import Module, field
 from .._runtime.error_if import error_if
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, initialised, layout_of
 from ._precision import computes
 from ._rope import cos_and_sin, row_positions

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from .._core.context import Context
 from .._tree import is_array
+from .._typing import DTypeLike
 from ._kv_cache import KVCache
 from ._state import State
 
@@ -97,9 +97,11 @@ def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
     if dtype is None:
         return None
     try:
-        dtype = jnp.dtype(dtype)
+        found = jnp.dtype(dtype)
     except TypeError:
-        dtype = None
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"{taker} takes a real floating dtype as `{name}`.")
-    return np.dtype(dtype)
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise ValueError(
+            f"{taker} takes a real floating dtype as `{name}`; got {dtype!r}."
+        )
+    return np.dtype(found)

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._precision import computes
 
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, SupportsIndex
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
+from .._typing import ArrayLike, PRNGKeyArray
 from ._dropout import Dropout
 from ._precision import computes
 from ._scan_cell import scanned

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jaxtyping import PRNGKeyArray
 
 from .._tree.glob import matches
 from .._tree.paths import plain_path
+from .._typing import PRNGKeyArray
 from ._init import WEIGHTS, Init, initialised, layout_of, leading_axes
 from ._places import Place, places
 

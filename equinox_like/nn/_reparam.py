@@ -5,11 +5,11 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
 from .._tree import tree_at
+from .._typing import ArrayLike, PRNGKeyArray
 from ._inference import at_inference
 from ._keys import split_key
 from ._sharding import explicit_mesh, matvec, placed

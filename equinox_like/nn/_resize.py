@@ -7,11 +7,11 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._typing import ArrayLike, PRNGKeyArray
 from ._norm import accumulation_dtype
 from ._sharding import explicit_mesh, parts, placed
 

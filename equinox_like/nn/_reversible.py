@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._loops import filter_scan
@@ -15,6 +15,7 @@ from .._module import Frozen, Module, field
 from .._transforms.invertible import filter_invertible
 from .._tree import is_array
 from .._tree.nodes import describe_node
+from .._typing import PRNGKeyArray
 from ._precision import computes
 from ._shape import described, within
 from ._stacked import (

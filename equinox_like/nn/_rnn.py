@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._module import Module, field
 from .._tree.nodes import describe_node
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, first_values, gates
 from ._keys import split_key
 from ._precision import computes

@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import default_dtype
 from ._shape import as_even_size, check_input
 

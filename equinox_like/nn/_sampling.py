@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int
 
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
+from .._typing import ArrayLike, PRNGKeyArray
 from ._norm import accumulation_dtype
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex, overload
 
 import jax
-from jaxtyping import PRNGKeyArray
 
 from .._module import Module
 from .._tree.nodes import describe_node
+from .._typing import PRNGKeyArray
 from ._shape import within
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
 

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from .._core.difference import ARRAY_TYPE, tree_differences
 from .._errors import ShapeError
 from .._module import field
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
+from .._typing import PRNGKeyArray
 from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size, described, within

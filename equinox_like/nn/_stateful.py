@@ -7,12 +7,11 @@ import abc
 import inspect
 from typing import Any
 
-from jaxtyping import PRNGKeyArray
-
 from .._compat.batching import is_vmapped
 from .._core.base import Transformed
 from .._module import Frozen, Module
 from .._transforms.vmap import Vmapped
+from .._typing import PRNGKeyArray
 
 
 class StatefulLayer(Module):

@@ -237,7 +237,7 @@ class TestFile:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True
         )
-        assert "pip install equinox_like[safetensors]" in done.stderr
+        assert "pip install safetensors" in done.stderr
 
 
 class TestErrors:

@@ -106,7 +106,7 @@ def test_policy_that_says_more_is_refused_with_the_fix(policy) -> None:
 def test_dtype_that_is_not_floating_is_refused() -> None:
     with pytest.raises(ValueError, match="precision takes a real floating dtype"):
         nn.precision(int)
-    with pytest.raises(ValueError, match="precision takes a real floating dtype"):
+    with pytest.raises(ValueError, match="as `policy`; got 'nonsense'"):
         nn.precision("nonsense")
 
 
