@@ -54,13 +54,15 @@ def scan_cell(
     """
     if init is None:
         init = _first_state(cell, "", xs)
-    init = cast_to_precision(init)
+    init = _varying_as((cell, xs), cast_to_precision(init))
     length = jax.tree.leaves(xs)[0].shape[0]
     if mask is not None and mask.shape != (length,):
         raise ShapeError(
             f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
             f"of the sequence, but was given shape {mask.shape}."
         )
+    if mask is not None:
+        xs = _without_padding(xs, mask)
 
     def step(state, inputs):
         x, is_there = inputs
@@ -84,8 +86,7 @@ def scanned(
     """The outputs and the last state of each cell: the first one runs forward over the
     sequence, the second one backward. Where `there` is false is padding."""
     if there is not None:
-        # A gradient of zero times NaN is NaN: a cell must not see what the padding holds.
-        xs = jax.tree.map(lambda x: _without_padding(x, there), xs)
+        xs = _without_padding(xs, there)
     states = tuple(
         _first_state(cell, name, xs) if state is None else state
         for cell, name, state in zip(cells, names, states, strict=True)
@@ -162,10 +163,16 @@ def _flipped(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.flip(x, 0), tree)
 
 
-def _without_padding(x: Any, there: Array) -> Any:
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x
-    return jnp.where(there.reshape(there.shape + (1,) * (x.ndim - 1)), x, 0)
+def _without_padding(xs: Any, there: Array) -> Any:
+    """`xs` with zeros where `there` is false: a gradient of zero times NaN is NaN, so a
+    cell must not see what the padding holds."""
+
+    def each(x):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        return jnp.where(there.reshape(there.shape + (1,) * (x.ndim - 1)), x, 0)
+
+    return jax.tree.map(each, xs)
 
 
 def _where(condition: Array, tree: Any, other: Any) -> Any:

@@ -139,6 +139,19 @@ def test_padding_reaches_neither_results_nor_gradients(bidirectional, key, draw)
     assert not outputs[3:].any() and not x_grad[3:].any()
 
 
+def test_scan_cell_keeps_nan_of_the_padding_from_the_gradients(key, draw):
+    cell, xs, mask = nn.GRUCell(3, 4, key=key), draw(5, 3), jnp.arange(5) < 3
+
+    @jax.jit
+    @jax.grad
+    def grad_of(weight, xs, mask):
+        full = eqx.tree_at(lambda cell: cell.weight_ih, cell, weight)
+        return jnp.sum(nn.scan_cell(full, xs, mask=mask)[1] ** 2)
+
+    grad = grad_of(cell.weight_ih, xs.at[3:].set(jnp.nan), mask)
+    assert_close(grad, grad_of(cell.weight_ih, xs[:3], None), rtol=1e-5)
+
+
 class Counter(eqx.Module):
     """A user's own cell: inputs and states are trees, one of integers."""
 
@@ -254,6 +267,16 @@ def test_batch_over_the_devices_of_a_mesh(key, draw):
         assert_close(outputs, wanted, rtol=1e-5)
         sharded = eqx.filter_shard_map(run, in_specs=P("data"), out_specs=P("data"))
         assert_close(sharded(*split), wanted, rtol=1e-5)
+
+
+def test_scan_cell_takes_parts_of_a_batch_within_a_shard_map(key, draw):
+    cell, batch = nn.GRUCell(3, 4, key=key), draw(4, 5, 3)
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,))
+    run = jax.vmap(lambda xs: nn.scan_cell(cell, xs)[0])
+    spec = {"in_specs": P("data"), "out_specs": P("data")}
+    assert_close(
+        eqx.filter_shard_map(run, mesh=mesh, **spec)(batch), run(batch), rtol=1e-5
+    )
 
 
 def test_bad_input_is_an_error_that_names_it(key):
