@@ -67,7 +67,9 @@ def load_state_dict(
         one, as the tensors of PyTorch on the CPU do (after `.detach()`). The arrays are
         copied.
     - `strict`: `False` leaves alone what `mapping` does not have, and ignores what only
-        `mapping` has. Other shapes and dtypes remain errors.
+        `mapping` has. Other shapes and dtypes remain errors. Python numbers and flags,
+        such as the rate of a dropout, may be missing in any case: other frameworks do
+        not save them.
     - `rename`: from a name in `tree` to its name in `mapping`: a dictionary of those that
         differ, or a function for all.
 
@@ -101,7 +103,8 @@ def load_state_dict(
         name = there(name)
         used.add(name)
         if name not in mapping:
-            if strict or isinstance(leaf, jax.ShapeDtypeStruct):
+            is_setting = not hasattr(leaf, "dtype")
+            if isinstance(leaf, jax.ShapeDtypeStruct) or (strict and not is_setting):
                 faults.missing(path, name)
             continue
         try:

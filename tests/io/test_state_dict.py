@@ -135,6 +135,18 @@ def test_without_strict_the_rest_stays():
         eqx.load_state_dict(tree, {"a": np.ones(2)}, strict=False)
 
 
+def test_settings_that_other_frameworks_do_not_save_stay():
+    model = eqx.nn.Sequential(
+        [eqx.nn.Linear(3, 2, key=jax.random.key(0)), eqx.nn.Dropout(0.3)]
+    )
+    theirs = {name: np.ones_like(x) for name, x in eqx.state_dict(model[0]).items()}
+    rename = lambda name: name.removeprefix("layers.0.")  # noqa: E731
+    loaded = eqx.load_state_dict(model, theirs, rename=rename)
+    assert loaded[0].weight.sum() == 6 and loaded[1].p == 0.3
+    with pytest.raises(eqx.LeafError, match=r"missing in the mapping: `bias`"):
+        eqx.load_state_dict(model, {"weight": theirs["weight"]}, rename=rename)
+
+
 def test_two_leaves_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"`tree\['a'\]\['b'\]` and `tree\['a\.b'\]`"):
         eqx.state_dict({"a.b": 1, "a": {"b": 2}})
