@@ -33,14 +33,15 @@ _DEPRECATED = ("arg", "filter_spec")
 def filter_value_and_grad(
     *, has_aux: Literal[False] = False, wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
-    [Callable[Concatenate[_X, _P], _T]], Transformed[Concatenate[_X, _P], tuple[_T, _X]]
+    [Callable[Concatenate[_X, _P], _T]],
+    Transformed[Concatenate[_X, _P], tuple[_T, Any]],
 ]: ...
 @overload
 def filter_value_and_grad(
     *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
-    Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], _X]],
+    Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]],
 ]: ...
 @overload
 def filter_value_and_grad(
@@ -49,7 +50,7 @@ def filter_value_and_grad(
     has_aux: Literal[False] = False,
     wrt: Any = None,
     **gradkwargs: Any,
-) -> Transformed[Concatenate[_X, _P], tuple[_T, _X]]: ...
+) -> Transformed[Concatenate[_X, _P], tuple[_T, Any]]: ...
 @overload
 def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
@@ -57,7 +58,7 @@ def filter_value_and_grad(
     has_aux: Literal[True],
     wrt: Any = None,
     **gradkwargs: Any,
-) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], _X]]: ...
+) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]]: ...
 def filter_value_and_grad(
     fun: Any = MISSING, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
@@ -89,14 +90,14 @@ def filter_value_and_grad(
 def filter_grad(
     *, has_aux: Literal[False] = False, wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
-    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], _X]
+    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
 ]: ...
 @overload
 def filter_grad(
     *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Any
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
-    Transformed[Concatenate[_X, _P], tuple[_X, _Aux]],
+    Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
 ]: ...
 @overload
 def filter_grad(
@@ -105,7 +106,7 @@ def filter_grad(
     has_aux: Literal[False] = False,
     wrt: Any = None,
     **gradkwargs: Any,
-) -> Transformed[Concatenate[_X, _P], _X]: ...
+) -> Transformed[Concatenate[_X, _P], Any]: ...
 @overload
 def filter_grad(
     fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
@@ -113,7 +114,7 @@ def filter_grad(
     has_aux: Literal[True],
     wrt: Any = None,
     **gradkwargs: Any,
-) -> Transformed[Concatenate[_X, _P], tuple[_X, _Aux]]: ...
+) -> Transformed[Concatenate[_X, _P], tuple[Any, _Aux]]: ...
 def filter_grad(
     fun: Any = MISSING, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
