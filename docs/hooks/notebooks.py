@@ -4,6 +4,7 @@ Nothing is executed. The pages come after the guides in the navigation, and each
 to its notebook.
 """
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -68,6 +69,9 @@ def convert(path: Path) -> tuple[str, dict[str, bytes]]:
     title, _, body = text.partition("\n\n")
     for name in resources["outputs"]:
         body = body.replace(f"({name})", f"({path.stem}/{name})")
+    # In a notebook a link names a file of the repository; here, the page made of it.
+    body = re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", body)
+    body = body.replace("](../docs/", "](../")
     return f"{title}\n\n{link}\n{body}", resources["outputs"]
 
 
