@@ -197,18 +197,14 @@ def refuse_deleted(
         more = len(deleted) - 1
         others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
         owner = records.owner_of(x)
-        if owner or may_be_donated(x):
-            reason = "it was donated to " + (
-                f"`{owner}`" if owner else "an earlier call"
-            )
-        else:
-            reason = (
-                "it was donated to an earlier call, or its `delete` method was called"
-            )
+        reason = "donated to " + (f"`{owner}`" if owner else "an earlier call")
+        if not owner and not may_be_donated(x):
+            reason += ", or its `delete` method was called"
+        it = f"`{name}`" if more else "it"
         raise DonationError(
-            f"`{name}` ({describe_array(x)}){others} been deleted: {reason}. A donated "
-            "array may be overwritten by the output: use what that call returned in its "
-            "place; or keep the array, by passing a copy of it to that call or by "
+            f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {reason}. A "
+            "donated array may be overwritten by the output: use what that call returned "
+            "in its place; or keep the array, by passing a copy of it to that call or by "
             '`filter_jit(..., donate="none")`.'
         ) from error
 
