@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from .._errors import LeafError
+from .._tree.paths import listed
 
 _SHOWN: Final = 20
 
@@ -44,9 +45,9 @@ class Faults:
         if len(self.lines) > _SHOWN:
             lines.append(f"and {len(self.lines) - _SHOWN} more like these")
         if self.absent:
-            lines.append(f"missing in {self.holder}: {_listed(self.absent)}")
+            lines.append(f"missing in {self.holder}: {listed(self.absent, _SHOWN)}")
         if self.extra:
-            lines.append(f"only in {self.holder}: {_listed(self.extra)}")
+            lines.append(f"only in {self.holder}: {listed(self.extra, _SHOWN)}")
         if lines:
             raise LeafError(
                 f"Cannot load {self.source} into `{self.target}`:\n  "
@@ -57,9 +58,3 @@ class Faults:
     def _note(self, path: _Path) -> None:
         if self.first is None:
             self.first = path
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
-    more = len(names) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown

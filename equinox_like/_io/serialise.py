@@ -17,7 +17,7 @@ from .._compat.put import putter
 from .._errors import LeafError
 from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
-from .._tree.paths import path_str, plain_path
+from .._tree.paths import listed, path_str, plain_path
 from .atomic import opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
@@ -36,6 +36,8 @@ from .structure import (
     read_structure,
     structure_record,
 )
+
+_SHOWN = 5
 
 _Path = tuple[Any, ...]
 
@@ -302,21 +304,17 @@ def _other_structure(path: _Path, items: list[Any], saved: Any) -> LeafError:
 
 
 def _differences(items: list[Any], saved: list[str]) -> str:
-    like = [path_str(path) for _, path, leaf in items if is_data(leaf)]
+    like = [plain_path(path) for _, path, leaf in items if is_data(leaf)]
+    saved = [name.removeprefix(".") for name in saved]
     both = set(like) & set(saved)
     only_like = [path for path in like if path not in both]
     only_saved = [path for path in saved if path not in both]
     if not only_like and not only_saved:
         return (
-            f"The order in the file is {_listed(saved)}; in `like` it is "
-            f"{_listed(like)}."
+            f"The order in the file is {listed(saved, _SHOWN)}; in `like` it is "
+            f"{listed(like, _SHOWN)}."
         )
     return (
-        f"Only in the file: {_listed(only_saved)}; only in `like`: "
-        f"{_listed(only_like)}."
+        f"Only in the file: {listed(only_saved, _SHOWN)}; only in `like`: "
+        f"{listed(only_like, _SHOWN)}."
     )
-
-
-def _listed(paths: list[str]) -> str:
-    shown = ", ".join(f"`{path.removeprefix('.')}`" for path in paths[:5]) or "none"
-    return shown + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

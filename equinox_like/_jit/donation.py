@@ -20,6 +20,7 @@ from .._compat.deleted import may_be_donated
 from .._compat.lowered import Buffer
 from .._errors import DonationError, DonationWarning
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
+from .._tree.paths import listed
 from .._warn import warn
 
 Mode = Literal[
@@ -231,9 +232,7 @@ def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> No
         return
     lost = [name for name, x in donated if is_deleted(x)]
     if lost:
-        listed = ", ".join(f"`{name}`" for name in lost[:5])
-        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-        error.add_note(f"Donated arrays are lost: {listed}{more}.")
+        error.add_note(f"Donated arrays are lost: {listed(lost, 5)}.")
     else:
         error.add_note("No donated array is lost.")
 

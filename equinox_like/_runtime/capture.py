@@ -18,6 +18,7 @@ from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.glob import matches
 from .._tree.nodes import describe_node
+from .._tree.paths import listed
 from .harvest import Found, Mark, UnreachableError, harvest, marked, marks_of
 from .watched import Around, Replace, See, map_modules, replacement, with_step
 
@@ -322,17 +323,14 @@ def _unreachable(error: UnreachableError) -> RuntimeError:
 def _nothing(function: str, part: Any, model: Any, names: Sequence[str]) -> ValueError:
     shown = repr(part) if isinstance(part, str) else name_of(part)
     if names:
-        listed = ", ".join(f"`{name or '<root>'}`" for name in names[:_SHOWN])
         return ValueError(
-            f"`{function}`: the Modules that {shown} chooses are not called: {listed}. "
-            "Perhaps the Module that contains them reads their attributes: choose "
-            "that one, or `tag` the value."
+            f"`{function}`: the Modules that {shown} chooses are not called: "
+            f"{listed(names, _SHOWN)}. Perhaps the Module that contains them reads their "
+            "attributes: choose that one, or `tag` the value."
         )
     there: list[str] = []
     map_modules(model, lambda path, node: there.append(path) or node)
-    listed = ", ".join(repr(path) for path in there[:_SHOWN])
-    more = f", and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
     return ValueError(
         f"`{function}`: {shown} chooses no Module and no `tag` of {name_of(model)}. There "
-        f"are Modules at {listed or 'no path'}{more}."
+        f"are Modules at: {listed(there, _SHOWN)}."
     )

@@ -17,3 +17,10 @@ def path_str(path: Sequence[Any], name: str = "") -> str:
 def plain_path(path: Sequence[Any]) -> str:
     """How one writes a path after the tree's name, without the dot: `layers[0].weight`."""
     return path_str(path).removeprefix(".")
+
+
+def listed(paths: Sequence[str], most: int) -> str:
+    """The first paths, up to `most`, and how many more there are."""
+    shown = ", ".join(f"`{path or '<root>'}`" for path in paths[:most]) or "none"
+    more = len(paths) - most
+    return f"{shown} and {more} more" if more > 0 else shown

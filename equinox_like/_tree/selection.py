@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 
 from .glob import matches
 from .nodes import children_of
-from .paths import plain_path
+from .paths import listed, plain_path
 
 _Tree = TypeVar("_Tree")
 _SHOWN = 10
@@ -307,10 +307,7 @@ class Selection(Generic[_Tree]):
         return new
 
     def _listed(self) -> str:
-        paths = [path or "<root>" for path, _ in self]
-        shown = ", ".join(f"`{path}`" for path in paths[:_SHOWN]) or "none"
-        more = len(paths) - _SHOWN
-        return f"{shown} and {more} more" if more > 0 else shown
+        return listed([path for path, _ in self], _SHOWN)
 
     def _history(self) -> str:
         steps = ", ".join(f"`{text}` leaves {left}" for text, left in self._steps[1:])

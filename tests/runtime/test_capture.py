@@ -426,7 +426,7 @@ def test_value_in_a_branch_or_a_while_loop_is_refused_by_path(how, place) -> Non
 
 
 def test_pattern_that_chooses_nothing_names_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"'nope' chooses no Module.*'layers\[0\]'"):
+    with pytest.raises(ValueError, match=r"'nope' chooses no Module.*`layers\[0\]`"):
         eqx.capture(MLP, ["layers[0]", "nope"])(X)
     with pytest.raises(ValueError, match="Conv1d chooses no Module"):
         eqx.capture(MLP, nn.Conv1d)(X)

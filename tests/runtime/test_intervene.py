@@ -83,7 +83,7 @@ def test_numpy_result_is_taken() -> None:
 
 
 def test_pattern_that_chooses_nothing_names_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"'nope' chooses no Module.*'layers\[0\]'"):
+    with pytest.raises(ValueError, match=r"'nope' chooses no Module.*`layers\[0\]`"):
         eqx.intervene(MLP, {"nope": halve})(X)
 
 
