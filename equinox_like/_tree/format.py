@@ -1,8 +1,8 @@
-"""Printing trees: short for arrays, laid out to fit a width.
+"""Prints trees, with arrays in short form, laid out to fit a width.
 
-wadler_lindig does the layout and prints what Python and dataclasses know; `TreeWLCustom`
-adds what only users of JAX have. It takes 4 ms to import, so it is imported when something
-is printed.
+wadler_lindig does the layout, and prints Python's types and dataclasses. `TreeWLCustom`
+adds the types of JAX. wadler_lindig takes 4 ms to import, so it is imported only when
+something is printed.
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ class TreeWLCustom:
     truncate_leaf: Callable[[Any], bool] | None = None
     short_arrays: bool = True
     struct_as_array: bool = False
-    # wadler_lindig does not tell them to `custom`; whoever calls it with others says so.
+    # wadler_lindig does not pass these two to `custom`, so its caller sets them here.
     indent: int = 2
     seen_ids: set[int] = dataclasses.field(default_factory=set)
 
