@@ -1,4 +1,4 @@
-"""`announce_transform`: seeing which transformations of JAX reach a value, and when."""
+"""`announce_transform`: shows which JAX transformations reach a value, and when."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -81,7 +81,7 @@ def _tell(
 def _entering(
     transformation: str, stack: tuple[str, ...], **params: Any
 ) -> tuple[str, ...]:
-    """The stack with a transformation, which is announced if that was requested."""
+    """The stack with one more transformation; announces it under `intermediates`."""
     stack = (*stack, transformation)
     if params["intermediates"]:
         _tell(None, stack, **params)

@@ -1,4 +1,4 @@
-"""`breakpoint_if`: JAX's debugger, where a value asks for it."""
+"""`breakpoint_if`: opens JAX's debugger if a value is true."""
 
 from typing import Any
 
