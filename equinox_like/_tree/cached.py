@@ -44,8 +44,7 @@ class _Bare:
     """Has an ordinary `__dict__`, whose descriptor is used below."""
 
 
-# The actual dictionary of an instance, with its caches, and without fields if it is
-# lazy.
+# The actual dictionary of an instance: with its caches, but no fields if it is lazy.
 raw_dict: Final[Callable[[Any], dict[str, Any]]] = vars(_Bare)["__dict__"].__get__
 set_raw_dict: Final = vars(_Bare)["__dict__"].__set__
 
@@ -189,6 +188,6 @@ def _is_unbuilt(attributes: dict[str, Any], structure: Structure) -> bool:
     )
 
 
-# No user code runs while it is held. Reentrant, since a signal handler may acquire it
+# No user code runs while it is held, except a signal handler, which may acquire it
 # again.
 _publishing = threading.RLock()

@@ -72,8 +72,7 @@ def spread(
     tree_name: str,
     is_leaf: _IsLeaf = is_none,
 ) -> Iterator[tuple[int, Any]]:
-    """For each leaf of `tree`, the number and value of the leaf of `prefix` above
-    it."""
+    """For each leaf of `tree`, the leaf of `prefix` above it, with its number."""
     matched = match_prefix(prefix, tree, prefix_name, tree_name, is_leaf)
     for number, (leaf, subtree) in enumerate(matched):
         for _ in jtu.tree_leaves(subtree):
@@ -116,8 +115,7 @@ def _statics(node: Any) -> str:
 def _first_misfit(
     prefix: Any, tree: Any, is_leaf: _IsLeaf, path: _Path = ()
 ) -> tuple[_Path, Any, Any, Exception] | None:
-    """The first node at which `prefix` and `tree` differ: path, both nodes, JAX's
-    error."""
+    """The first node at which the trees differ: its path, both nodes, JAX's error."""
     if jtu.all_leaves([prefix], is_leaf):
         return None
     children, treedef = children_of(prefix)

@@ -1,4 +1,4 @@
-"""All nodes of a tree, found by identity or key path; the children and name of a
+"""`Nodes`: all nodes of a tree, found by identity or by key path. Helpers for one
 node."""
 
 from collections.abc import Callable, Sequence

@@ -168,8 +168,7 @@ class OwnRegistry:
         return self._open
 
     def _statics(self, treedef: Any) -> Iterator[Any]:
-        """The static leaves of one of our treedefs, and the structures of cached
-        nodes."""
+        """The static leaves and the cached nodes' structures in one of our treedefs."""
         node = treedef.node_data()
         if node is None:
             return
@@ -298,7 +297,7 @@ class OwnRegistry:
         return _may_be_namedtuple(kind) and kind not in self._adopted
 
     def strict_treedef(self, treedef: Any) -> Any:
-        """A key of a treedef of this registry, which `==` compares by the strict
+        """A key for a treedef of this registry, which is compared by the strict
         rule."""
         return strict_treedef(treedef, self._nodes)
 

@@ -199,8 +199,8 @@ def hashable_combine(
 
     **Arguments:**
 
-    - `dynamic_leaves`, `static`: as `hashable_partition` returned them, or tuples of the
-        same length with other leaves.
+    - `dynamic_leaves`, `static`: as returned by `hashable_partition`, or with other
+        leaves.
 
     **Returns:**
 
