@@ -59,8 +59,8 @@ def spread(values: np.ndarray | list[float]) -> Spread:
 
 
 def _turn(run: Callable[[], object], count: int) -> float:
-    # The first call is not timed. It fills the CPU caches, which the previous contender
-    # has used. Otherwise `jax.jit` on 2000 leaves is a fifth slower after a slow
+    # The first call is not timed. It warms the caches, which the previous contender has
+    # filled. Otherwise `jax.jit` on 2000 leaves is a fifth slower after a slow
     # contender than after itself; as it is the baseline, all others would look faster.
     jax.block_until_ready(run())
     start = time.perf_counter()

@@ -6,8 +6,8 @@ resolve to `equinox_like`, in every library that is imported later:
     import equinox_like.as_equinox
     import diffrax
 
-`python -m equinox_like.as_equinox script.py` runs a script that way, and `python -m
-equinox_like.as_equinox -m module` a module. `importlib.metadata` then reports the
+`python -m equinox_like.as_equinox script.py` runs a script that way, and with
+`-m module` in place of the script a module. `importlib.metadata` then reports the
 version of Equinox that this library is compatible with.
 
 Importing this module puts a folder with a package `equinox` first on `sys.path`.

@@ -4,7 +4,7 @@ Serves jax 0.10 to 0.12. JAX caches traces, so an inner function may have been t
 for an earlier, unrelated call. Only the frames of the innermost traced function are
 sure to belong to a value. These frames are below the last frame of
 `jax/_src/interpreters/partial_eval.py`, which makes all jaxprs. If a frame of
-`jax/_src/shard_map.py` comes before it, the function is the body of a `shard_map`,
+`jax/_src/shard_map.py` is among them, the function is the body of a `shard_map`,
 which all devices run. If the first file no longer exists, no frames are found. If the
 second file does not, a function is taken for the body of a `shard_map` if there are
 manual axes.

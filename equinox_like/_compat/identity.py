@@ -34,7 +34,7 @@ def identity(
 ) -> Any:
     """A primitive that takes any number of arrays and returns them.
 
-    All of these rules get the static parameters of the primitive as keyword arguments.
+    All of these get the static parameters of the primitive as keyword arguments.
 
     - `jvp(primals, tangents)` returns the outputs and their tangents. It is called only if
         some tangent is not a symbolic zero.

@@ -124,7 +124,7 @@ def find_emit(interpreter: Any) -> Callable[..., Any] | None:
 def lower_host_call(
     context: Any, *args: Any, function: Any, on_tpu: Any, is_removable: bool, emit: Any
 ) -> Any:
-    """Lowers a host call: by `emit`, or by `jax.pure_callback` if that is `None`."""
+    """Lowers a host call: by `emit`, or by `jax.pure_callback`, which is removable."""
     try:
         if emit is None or is_removable:
             by_jax = functools.partial(_by_jax, function=function)

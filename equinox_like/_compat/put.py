@@ -30,7 +30,7 @@ def find(client: Any, *, copy: bool) -> Put:
         make_aval = importlib.import_module("jax.core").ShapedArray
     except AttributeError:
         return public
-    # `device_put` finds the default device. Under a trace, the type is another one.
+    # `device_put` finds the default device. Under a trace, it returns a tracer.
     sharding = getattr(jax.device_put(np.zeros((), bool)), "sharding", None)
     if type(sharding) is not jax.sharding.SingleDeviceSharding:
         return public

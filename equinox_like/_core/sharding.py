@@ -55,7 +55,7 @@ def refuse_misfit(
 def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     """`x` with the sharding `spec`, within a trace, for any axis types of the mesh.
 
-    `reshard` is for explicit axes, of which `with_sharding_constraint` only asserts the
+    `reshard` is for explicit axes: `with_sharding_constraint` would only assert their
     sharding. Automatic axes need `with_sharding_constraint`, which has a gradient only
     if no axis is explicit. A mesh with both needs both.
     """

@@ -40,7 +40,7 @@ def is_deleted(x: Any) -> bool:
 
 
 def buffer_pointers(x: jax.Array) -> list[Any]:
-    """Hashable values, of which two arrays share at least one if they share memory."""
+    """Hashable values. Two arrays that share memory have at least one in common."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     try:

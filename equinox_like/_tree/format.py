@@ -97,8 +97,8 @@ def tree_pprint(
 class TreeWLCustom:
     """The rules of `tree_pformat`, as the `custom=` of wadler_lindig's functions.
 
-    Returns a document (`wadler_lindig.AbstractDoc`) for what these rules cover, and `None`
-    for the rest.
+    Calling it returns a document (`wadler_lindig.AbstractDoc`) for an object that these
+    rules cover, and `None` for any other object.
     """
 
     truncate_leaf: Callable[[Any], bool] | None = None

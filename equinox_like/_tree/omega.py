@@ -39,17 +39,17 @@ class ω(metaclass=_Wraps):
 
     `(ω(a) + ω(b)).ω` is `jax.tree.map(operator.add, a, b)`. `a**ω` is another way to write
     `ω(a)`. The operators `+ - * @ / // % ** << >> & ^ |`, the comparisons, and the unary
-    `- + abs ~` are those of the leaves. The other operand is another `ω`, or a Python
-    number or JAX array for all leaves.
+    `- + abs ~` apply to each leaf. The other operand is another `ω`, or a Python number
+    or JAX array, which is used for all leaves.
 
-    `w[index]` indexes each leaf, `w.call(function)` calls `function` with each leaf, and
-    `w.at[index].set(other)` is as for JAX arrays; so are `add`, `multiply`, `divide`,
-    `power`, `min` and `max` in place of `set`.
+    `w[index]` indexes each leaf, and `w.call(function)` calls `function` with each
+    leaf. `w.at[index].set(other)` works as for JAX arrays, and so do `add`, `multiply`,
+    `divide`, `power`, `min` and `max`.
 
     **Arguments:**
 
     - `value`: any pytree.
-    - `is_leaf`: as for `jax.tree.map`. It is kept by what is computed.
+    - `is_leaf`: as for `jax.tree.map`. Results of operators have the same `is_leaf`.
 
     **Attributes:**
 

@@ -14,8 +14,8 @@ def breakpoint_if(pred: ArrayLike, **kwargs: Any) -> Any:
 
     **Arguments:**
 
-    - `pred`: a bool, or an array of any shape, of which one true element suffices. Under
-        `jax.vmap` one true element of the batch suffices for all.
+    - `pred`: a bool, or an array of any shape. The debugger opens if any element is
+        true; under `jax.vmap`, if any element of the batch is.
     - `**kwargs`: as for `jax.debug.breakpoint`.
 
     **Returns:**

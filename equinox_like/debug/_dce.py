@@ -30,7 +30,7 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
     - `name`: the name of the record.
 
     **Returns:**
@@ -83,7 +83,7 @@ def inspect_dce(name: Hashable = None) -> None:
 
     **Arguments:**
 
-    - `name`: that of the calls of `store_dce`.
+    - `name`: the name of the record, as passed to `store_dce`.
 
     **Raises:**
 
