@@ -1,1 +1,1 @@
-"""Speed against plain JAX, and against Equinox where it is installed, as ratios."""
+"""Speed compared with plain JAX, and with Equinox if it is installed, as ratios."""

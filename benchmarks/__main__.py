@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: everything in one run; `--only NAME` for a part of it."""
+"""`python -m benchmarks`: runs all benchmarks; `--only NAME` runs one of them."""
 
 import argparse
 import platform

@@ -1,7 +1,8 @@
-"""How things are timed: interleaved, so that what else the machine does hits all alike.
+"""Timing: runs are interleaved, so that other load on the machine affects all alike.
 
-Each round runs every contender once, for about the same short time; a contender's figure
-is the median over rounds of its time divided by the baseline's time in the same round.
+Each round runs every contender once, for about the same short time. The result of a
+contender is the median over rounds of its time divided by the baseline's time in the
+same round.
 """
 
 import time
@@ -17,7 +18,7 @@ Spread = tuple[float, float, float]
 
 @dataclass
 class Row:
-    """One line of the table: the baseline's time and ratios to it, with their spreads."""
+    """One row of the table: the baseline's time and the ratios to it, with spreads."""
 
     name: str
     baseline: str
@@ -34,15 +35,15 @@ def compare(
     rounds: int,
     repeats: int | None = None,
 ) -> Row:
-    """Times the first of `contenders` and the others against it.
+    """Times all contenders. The first one is the baseline of the ratios.
 
-    In each round a contender is called `repeats` times; by default as often as makes its
-    turn long enough for the clock.
+    In each round a contender is called `repeats` times. By default that is often enough
+    for an exact measurement.
     """
     counts = {key: repeats or _repeats(run) for key, run in contenders.items()}
     times = {key: [] for key in contenders}
     for i in range(rounds):
-        # Back and forth, so that nobody always comes after the same one.
+        # Alternate the order, so that no contender always follows the same one.
         for key in list(contenders)[:: -1 if i % 2 else 1]:
             times[key].append(_turn(contenders[key], counts[key]))
     baseline, *others = contenders
@@ -52,26 +53,26 @@ def compare(
 
 
 def spread(values: np.ndarray | list[float]) -> Spread:
-    """The median, and what 80 % of the values lie within."""
+    """The median, and the range of the middle 80 % of the values."""
     middle, low, high = np.percentile(values, [50, 10, 90]).tolist()
     return middle, low, high
 
 
 def _turn(run: Callable[[], object], count: int) -> float:
-    # The first call is not timed. It fills the caches that the contender before it had
-    # for itself: without it, `jax.jit` on 2000 leaves is a fifth slower after a slow one
-    # than after itself, and as the baseline makes all others look fast.
+    # The first call is not timed. It warms the caches, which the previous contender has
+    # filled. Otherwise `jax.jit` on 2000 leaves is a fifth slower after a slow
+    # contender than after itself; as it is the baseline, all others would look faster.
     jax.block_until_ready(run())
     start = time.perf_counter()
     for _ in range(count):
         out = run()
     taken = time.perf_counter() - start
-    jax.block_until_ready(out)  # so that it does not run on in the next one's turn
+    jax.block_until_ready(out)  # or it would still run in the next contender's turn
     return taken / count
 
 
 def _repeats(run: Callable[[], object], target: float = 2e-3) -> int:
-    """How often to call within one turn; the first calls also warm up."""
+    """How often to call `run` in one turn. The first calls also warm up."""
     for _ in range(3):
         run()
     count = 1

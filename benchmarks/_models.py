@@ -30,8 +30,8 @@ def nested_dict(leaves: int, shape: tuple[int, ...] = (3,)) -> dict[str, Any]:
 
 
 def make_classes(library: Any) -> tuple[type, type, type]:
-    """A layer with two arrays and two static sizes; one with two arrays alone; a net with
-    an activation function."""
+    """Three classes: a layer with two arrays and two static sizes, a layer with only
+    two arrays, and a net with an activation function."""
 
     class Layer(library.Module):
         weight: jax.Array
@@ -61,10 +61,10 @@ def net(name: str, tree: dict[str, Any], sizes: bool = True) -> Any:
 
 
 def bare(net: Any) -> Any:
-    """The net without its activation function: one that `jax.jit` takes as it is."""
+    """The net without its activation function, so that `jax.jit` accepts it."""
     return eqx.tree_at(lambda net: net.activation, net, None)
 
 
 def fresh(tree: Any) -> Any:
-    """The same with arrays of its own, for donation."""
+    """A copy of the tree with new arrays, for donation."""
     return jax.tree.map(lambda x: jnp.array(x) if eqx.is_array(x) else x, tree)

@@ -1,4 +1,4 @@
-"""What `error_if` costs in a train step where it does not fire, in ours and Equinox's."""
+"""The cost of `error_if` in a train step if it does not raise; ours and Equinox's."""
 
 from functools import partial
 from typing import Any
@@ -16,8 +16,7 @@ OPTIMISER = optax.adam(1e-3)
 
 
 def make_step(library: Any, check: str) -> Any:
-    """A carried train step of a perceptron, which checks nothing, its loss, or also each
-    gradient."""
+    """A train step of an MLP that checks nothing, the loss, or also each gradient."""
 
     def loss_of(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.mean((jax.vmap(model)(x) - y) ** 2)
@@ -66,6 +65,6 @@ def _carried(library: Any, check: str, width: int, batch: int) -> tuple[Any, lis
 
 
 def _call(step: Any, carry: list, x: jax.Array) -> jax.Array:
-    """One step, and its end: a program with a check is waited for anyway."""
+    """One step. Waits for its end, since a call with a check always does that."""
     carry[0], carry[1], loss = step(*carry, x, x)
     return jax.block_until_ready(loss)

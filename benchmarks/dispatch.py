@@ -1,8 +1,8 @@
-"""What a call of filter_jit costs beside jax.jit on the same arguments.
+"""The cost of a call of filter_jit, compared with jax.jit on the same arguments.
 
-`jax.jit` takes Modules, too, if all their leaves are arrays: it gets the same ones without
-their activation function. How long it takes for the same arrays in nested dicts, which C++
-takes apart and builds, is shown beside.
+`jax.jit` also accepts Modules if all their leaves are arrays, so it gets the same
+Modules without their activation function. Another column has the time of `jax.jit` for
+the same arrays in nested dicts, which are flattened and unflattened in C++.
 """
 
 from functools import partial
@@ -49,7 +49,7 @@ JAX = "jax.jit"
 
 
 def arguments(kind: str, size: int) -> dict[str, Any]:
-    """What each contender is called with."""
+    """The argument of each contender."""
     tree = nested_dict(size)
     if kind == "dicts":
         return {JAX: tree} | dict.fromkeys(LIBRARIES, tree)
@@ -89,9 +89,10 @@ def run(rounds: int) -> None:
 
 
 def run_modes(rounds: int) -> None:
-    """All ways to donate, beside `jax.jit` which donates the same arrays.
+    """All modes of donation, compared with `jax.jit` that donates the same arrays.
 
-    In the rows with a batch, `"arrays"` donates that in vain, and it stays alive.
+    In the rows with a batch, `"arrays"` also donates the batch. No output can reuse it,
+    so it is not deleted.
     """
     batch = jnp.ones(3), jnp.ones(5)
     for kind in KINDS:
@@ -117,7 +118,7 @@ def run_modes(rounds: int) -> None:
 
 
 def run_stages(rounds: int) -> None:
-    """What was compiled ahead of time, beside what JAX compiled ahead of time."""
+    """Calls of ahead-of-time compiled functions, by filter_jit and by jax.jit."""
     for kind in KINDS:
         rows: list[Row] = []
         for size in SIZES:
@@ -138,7 +139,7 @@ def run_stages(rounds: int) -> None:
 
 
 def run_methods(rounds: int) -> None:
-    """Methods that are compiled, read from the instance at each call."""
+    """Compiled methods, which are read from the instance at each call."""
     x = jnp.ones(())
     for kind in KINDS:
         rows: list[Row] = []
@@ -209,7 +210,7 @@ def run_asynchrony(rounds: int) -> None:
         f"{key} returns": partial(library.filter_jit(long), x)
         for key, library in LIBRARIES.items()
     }
-    # One call in a turn: a second one could wait for the first to be done.
+    # One call in each turn, since a second one might wait for the end of the first.
     row = compare(
         "a long computation",
         contenders,

@@ -1,4 +1,4 @@
-"""filter_grad and filter_vmap outside of jit, beside jax.grad and jax.vmap."""
+"""filter_grad and filter_vmap outside of jit, compared with jax.grad and jax.vmap."""
 
 from functools import partial
 from typing import Any

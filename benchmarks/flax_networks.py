@@ -1,8 +1,8 @@
-"""What a call of Flax NNX's `jit` costs, with the networks of `networks`.
+"""The cost of a call of Flax NNX's `jit`, with the networks of `networks.py`.
 
-NNX changes models in place, so a step returns its loss alone. `jax.jit` gets the arrays of
-the same model and optimiser in nested dicts, and returns new ones. By default NNX is in its
-mode "graph"; without that it treats models as trees, and is faster.
+NNX changes models in place, so a step returns only its loss. `jax.jit` gets the arrays
+of the same model and optimiser in nested dicts, and returns new ones. By default NNX
+uses its "graph" mode. With `graph=False` it treats models as trees, which is faster.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def make_networks(nnx: Any) -> dict[str, Callable[[], Any]]:
 
 
 def contenders(nnx: Any, make: Callable[[], Any], kind: str) -> dict[str, Any]:
-    """Each with a model of its own, since NNX changes and donates it in place."""
+    """The contenders, each with its own model, since NNX changes models in place."""
 
     def parts() -> tuple[Any, ...]:
         model = make()

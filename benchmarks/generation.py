@@ -1,9 +1,10 @@
 """Tokens per second of a small GPT that generates with a KV cache.
 
-The model is made of our layers, and `nn.generate` draws the most likely tokens. Beside it
-stand a loop that is written by hand in plain `jax.numpy`, and Flax NNX if it is installed,
-with the same weights. All draw the same tokens, which is checked first, in one compiled
-scan whose cache is donated. The time is until the tokens are there.
+The model consists of our layers, and `nn.generate` chooses the most likely tokens. It
+is compared with a hand-written loop in plain `jax.numpy`, and with Flax NNX if it is
+installed, with the same weights. Each is one compiled scan with a donated cache. All
+generate the same tokens, which is checked first. The time includes waiting for the
+tokens.
 """
 
 import importlib
@@ -87,11 +88,11 @@ def by_ours(model: GPT, batch: int) -> Callable[[], jax.Array]:
     return run
 
 
-# By hand
+# In plain `jax.numpy`
 
 
 def product(p: Any, x: jax.Array) -> jax.Array:
-    # Not `x @ p.weight.T`: of one row, XLA would transpose the weight for each token.
+    # Not `x @ p.weight.T`: for one row, XLA would transpose the weight at each token.
     return jnp.inner(x, p.weight)
 
 
@@ -119,7 +120,7 @@ def plain_step(model: Any, tokens: jax.Array, caches: Any, position: jax.Array) 
         start = (0, position, 0, 0)
         keys = jax.lax.dynamic_update_slice(keys, k[:, None], start)
         values = jax.lax.dynamic_update_slice(values, v[:, None], start)
-        # Products of matrices would copy the cache, in whichever order its axes are.
+        # Matrix products would copy the cache, in any order of its axes.
         logits = ((q / HEAD**0.5)[:, None] * keys).sum(-1)
         filled = (jnp.arange(SLOTS) <= position)[:, None]
         weights = jax.nn.softmax(jnp.where(filled, logits, -1e30), axis=1)
@@ -154,7 +155,7 @@ def by_hand(model: GPT, batch: int) -> Callable[[], jax.Array]:
     return lambda: generate(arrays, make_caches(), jnp.zeros(batch, int))[0]
 
 
-# By Flax NNX
+# In Flax NNX
 
 
 def flax_nnx() -> Any:
@@ -165,7 +166,7 @@ def flax_nnx() -> Any:
 
 
 def make_flax_model(nnx: Any, model: GPT) -> Any:
-    """The same model with the same weights."""
+    """The same model in Flax NNX, with the same weights."""
     rngs = nnx.Rngs(0)
 
     def like_linear(p: Any) -> Any:
@@ -256,7 +257,7 @@ def finished(run: Callable[[], jax.Array]) -> jax.Array:
 
 
 def cpu_seconds(found: Contenders, rounds: int) -> dict[str, float]:
-    """The median CPU time of all cores, which other processes disturb less."""
+    """The median CPU time. Other processes affect it less than the wall time."""
     times: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(rounds):
         for name, run in found.items():

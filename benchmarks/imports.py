@@ -1,4 +1,4 @@
-"""What `import equinox_like` adds to importing JAX and jaxtyping, in new processes."""
+"""The time of `import equinox_like` after JAX and jaxtyping, in new processes."""
 
 import os
 import subprocess
@@ -20,12 +20,12 @@ _MODULES = {"ours": "equinox_like", "Equinox": "equinox"}
 def run(rounds: int) -> None:
     times: dict[str, list[float]] = {key: [] for key in LIBRARIES}
     with tempfile.TemporaryDirectory() as cache:
-        # As on a user's machine, where compiled bytecode is kept.
+        # Keep compiled bytecode, as on a user's machine.
         kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
         for i in range(max(3, rounds // 4) + 1):
             for key in LIBRARIES:
                 seconds = _seconds_to_import(_MODULES[key], os.environ | kept)
-                if i:  # the first time, all is compiled to bytecode
+                if i:  # the first import compiles to bytecode
                     times[key].append(seconds)
     goals = {"ours": "15 ms"}
     show(
@@ -38,7 +38,7 @@ def run(rounds: int) -> None:
 
 
 def _seconds_to_import(module: str, environment: dict[str, str]) -> float:
-    # Taken within the process: its start takes a second, which varies by more than 15 ms.
+    # Measured within the process, whose start takes a second and varies by over 15 ms.
     done = subprocess.run(
         [sys.executable, "-c", _CODE.format(module=module)],
         capture_output=True,

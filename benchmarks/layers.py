@@ -1,7 +1,7 @@
-"""Networks of the library's layers, beside the same in plain jax.numpy and in Equinox.
+"""Networks of the library's layers, compared with plain jax.numpy and with Equinox.
 
 All of them compute the same numbers, which is checked first. The time is that of the
-compiled program; of 24 blocks of a transformer also what it takes to lower and compile.
+compiled program. For 24 transformer blocks, lowering and compiling are timed, too.
 """
 
 import time
@@ -108,7 +108,7 @@ def plain_block(m: Any, x: jax.Array) -> jax.Array:
 
 
 def mapped_block(m: Any, x: jax.Array) -> jax.Array:
-    """The same from functions of one row and one head, as the layers have them."""
+    """The same block, by `jax.vmap` of functions of one row and one head, as in nn."""
     y = jax.vmap(partial(layer_norm, m.norms[0]))(x)
     a = m.attention
     q, k, v = (
@@ -148,7 +148,7 @@ def plain_cell(m: Any, x: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def networks() -> dict[str, tuple[Any, Any, Any, jax.Array]]:
-    """By name: how a library makes it, how it is called, the plain form, and its input."""
+    """By name: its constructor, how it is called, its plain form, and its input."""
     call = lambda m, x: m(x)  # noqa: E731
     return {
         "MLP": (
@@ -191,7 +191,7 @@ def run(rounds: int) -> None:
 
 
 def _compiled(model: Any, function: Any, x: jax.Array) -> list[Callable[[], Any]]:
-    """The forward pass, and value and gradient, with arguments that are there already."""
+    """The compiled forward pass, and value and gradient, with their arguments bound."""
     arrays, static = eqx.partition(model, eqx.is_array)
 
     def forward(arrays: Any, x: jax.Array) -> jax.Array:
@@ -213,10 +213,10 @@ def _require_equal(outs: dict[str, Any]) -> None:
 
 
 def run_depth(rounds: int) -> None:
-    """24 layers: as a loop of Python, and as one `Stacked`.
+    """24 layers, in a Python loop and as one `Stacked`.
 
-    The parts in time of the processor, on which other processes have less influence; both
-    together by the clock, which is what a user waits for.
+    Lowering and compiling are measured in CPU time, which other processes affect less.
+    Both together are measured in wall time, which is how long a user waits.
     """
     x = jax.random.normal(KEY, (LENGTH, WIDTH))
     keys = jax.random.split(KEY, 24)
@@ -241,7 +241,7 @@ def run_depth(rounds: int) -> None:
             (arrays, f), x = programs[key]
             begin = time.perf_counter()
             start = time.process_time()
-            # A function of its own each time, of which JAX remembers nothing.
+            # A new function each time, which is not in JAX's caches.
             lowered = jax.jit(lambda a, x, f=f: f(a, x)).lower(arrays, x)
             middle = time.process_time()
             lowered.compile()

@@ -1,4 +1,4 @@
-"""Loops with a derivative: `while_loop`, `scan`, and the same by hand and by Equinox."""
+"""Loops with reverse mode: `while_loop` and `scan`; ours, by hand and by Equinox."""
 
 import importlib
 from functools import partial
@@ -42,7 +42,7 @@ def public(x: jax.Array) -> jax.Array:
 
 
 def scan_by_hand(x: jax.Array) -> jax.Array:
-    """32 scans of 32 steps, of which each but the last is done again."""
+    """32 checkpointed scans of 32 steps; the backward pass runs each of them again."""
     once = lambda x, _: (step((0, x))[1], None)  # noqa: E731
     many = jax.checkpoint(
         lambda x, _: jax.lax.scan(once, x, length=32), prevent_cse=False
@@ -95,7 +95,7 @@ def _finished(f: Any, x: jax.Array) -> jax.Array:
 def _calls(
     functions: dict[str, Any], x: jax.Array
 ) -> tuple[Contenders, dict[str, int]]:
-    """What calls each compiled function, and how much memory it needs for itself."""
+    """A call of each compiled function, and its temporary memory in bytes."""
     compiled = {key: jax.jit(f).lower(x).compile() for key, f in functions.items()}
     return (
         {key: partial(_finished, f, x) for key, f in compiled.items()},

@@ -1,8 +1,8 @@
-"""What a process keeps: resident memory while functions come and go, in new processes.
+"""Memory leaks: resident memory of a process that compiles many functions.
 
-A process that makes functions, calls each once and drops it, and one that calls a function
-with one static value after the other. Both compile all the time. Memory that grows with the
-number of calls is a leak; what JAX's own caches hold at most is not.
+One process creates functions, calls each once and drops it. Another calls one function
+with ever new static values. Both compile at each call. Memory that keeps growing with
+the number of calls is a leak. JAX's own caches grow too, up to a limit.
 """
 
 import subprocess

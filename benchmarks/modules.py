@@ -1,4 +1,4 @@
-"""Defining Modules, making them and reading from them, beside plain Python classes."""
+"""Defining, constructing and reading Modules, compared with plain Python classes."""
 
 import dataclasses
 from functools import partial
@@ -127,7 +127,7 @@ def run(rounds: int) -> None:
     plain = Plain(1)
 
     def read(instance: Any) -> Any:
-        # Ten reads, so that the call around them weighs little.
+        # Ten reads, so that the overhead of the call matters little.
         def run() -> None:
             instance.a, instance.a, instance.a, instance.a, instance.a  # noqa: B018
             instance.a, instance.a, instance.a, instance.a, instance.a  # noqa: B018
@@ -168,7 +168,7 @@ def run(rounds: int) -> None:
 
 
 def run_construction(rounds: int) -> None:
-    """Construction with each kind of value.
+    """Construction with different kinds of values.
 
     Layers are instances of the contender's own class.
     """

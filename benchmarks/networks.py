@@ -1,10 +1,10 @@
-"""What a call of filter_jit costs with networks of the library's own layers.
+"""The cost of a call of filter_jit with networks of the library's own layers.
 
-The networks are those that users write: Modules in Modules, lists, activation functions
-and rates as data leaves, static sizes, BatchNorm's State, and the state of an optimiser.
+The networks are like those of users: Modules in Modules, lists, activation functions
+and rates as leaves, static sizes, BatchNorm's State, and the state of an optimiser.
 Their arrays are tiny, and the compiled functions do almost nothing: "reading" sums one
-array, and a "step" adds 1 to each. So the time is that of the call. No network is ever
-evaluated.
+array, and a "step" adds 1 to each array. So the time is that of the call. The networks
+themselves are never called.
 
 `jax.jit` gets the same arrays in nested dicts, which C++ flattens and builds: one dict for
 each Module, with its fields as keys.
@@ -139,7 +139,7 @@ def read(*trees: Any) -> Any:
 
 def step(*trees: Any) -> Any:
     stepped = jax.tree.map(lambda x: x + 1 if eqx.is_array(x) else x, trees)
-    return *stepped, read(trees)  # which stands for the loss
+    return *stepped, read(trees)  # the last output represents the loss
 
 
 def arrays(tree: Any) -> list[Any]:
@@ -147,7 +147,7 @@ def arrays(tree: Any) -> list[Any]:
 
 
 def as_dicts(tree: Any) -> dict[str, Any]:
-    """The arrays of `tree`, alone, in a dict for each node."""
+    """The arrays of `tree`, without other leaves, with a dict for each node."""
     top: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if eqx.is_array(leaf):
@@ -171,7 +171,7 @@ def jit(name: str, fun: Any, donate: bool = False) -> Any:
 class Loop:
     """A train loop: each call replaces all arguments by the function's outputs.
 
-    As users do, it reads the loss, and nothing of the model.
+    Like most users' loops, it reads the loss, but no attribute of the model.
     """
 
     def __init__(self, fun: Any, parts: Sequence[Any]):
@@ -185,7 +185,7 @@ class Loop:
 
 @dataclass
 class Case:
-    """A network, as each contender takes it.
+    """A network in the form that each contender takes.
 
     The parts are the arguments of a step: the model, its State if it has one, and the
     optimiser's state.
@@ -196,7 +196,7 @@ class Case:
     optimiser: str
 
     def __post_init__(self):
-        # Compiled once, for all tables that need it.
+        # Shared by all tables, so that each step is compiled once.
         self.steps = {key: jit(key, step) for key in self.parts}
 
     def without_optimiser(self) -> dict[str, tuple[Any, ...]]:
@@ -206,7 +206,7 @@ class Case:
         return {key: parts[0] for key, parts in self.parts.items()}
 
     def title(self, trees: dict[str, Any]) -> str:
-        """The row's name for what each contender is called with."""
+        """The name of the row for these arguments."""
         name = f"{self.name}, {self.optimiser}" if trees is self.parts else self.name
         return f"{name}, {len(arrays(trees['ours']))} arrays"
 
@@ -225,7 +225,7 @@ def make_case(
     ours = parts["ours"]
     plain = {JAX: tuple(map(as_dicts, ours))}
     if len(ours) == 3:
-        # With a State, dicts are slower: it has many small nodes.
+        # A State has many small nodes, so dicts are slower than a list.
         plain[JAX_LIST] = tuple(map(arrays, ours))
     return Case(name, plain | parts, optimiser)
 
@@ -247,7 +247,7 @@ def make_cases() -> list[Case]:
 
 
 def goal(trees: Any, some: str, many: str = "") -> str:
-    """`some` from 12 arrays on, and `many` from 200 on."""
+    """The goal for a tree: `some` for 12 arrays or more, and `many` for 200 or more."""
     count = len(arrays(trees))
     if count < 12:
         return "1.6x"
@@ -256,7 +256,7 @@ def goal(trees: Any, some: str, many: str = "") -> str:
 
 def run(rounds: int) -> None:
     cases = make_cases()
-    # SGD has no arrays of its own. All that is not a step has its row with Adam.
+    # SGD has no state arrays, so it is only used for steps.
     stepping = [make_case("MLP", make_mlp, "SGD"), *cases]
     show("Networks: reading what the user built", run_reading(cases, False, rounds))
     show("Networks: carried step", run_carried(stepping, False, rounds))
@@ -291,7 +291,7 @@ def run_carried(cases: list[Case], donate: bool, rounds: int) -> list[Row]:
     rows: list[Row] = []
     for case in cases:
         if donate:
-            # Each donates arrays of its own.
+            # Copies, since each contender donates its arrays.
             contenders = {
                 k: Loop(jit(k, step, donate=True), fresh(x))
                 for k, x in case.parts.items()
@@ -337,7 +337,7 @@ def run_callable(cases: list[Case], rounds: int) -> list[Row]:
 
 
 def make_probe(library: Any) -> type:
-    """A network's method and call that do almost nothing."""
+    """A Module around a network, whose method and call do almost nothing."""
 
     class Probe(library.Module):
         model: Any
@@ -374,7 +374,7 @@ def run_compiled_step(cases: list[Case], rounds: int) -> list[Row]:
 
 
 def run_norms(rounds: int) -> list[Row]:
-    """The first column is `jax.jit` on flat lists of the arrays, and not on dicts."""
+    """The baseline is `jax.jit` on flat lists of the arrays, instead of dicts."""
     made = {key: make_norms(library, 24) for key, library in LIBRARIES.items()}
     plain = {
         JAX_LIST: tuple(map(arrays, made["ours"])),

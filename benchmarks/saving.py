@@ -1,7 +1,7 @@
-"""Saving and loading, beside safetensors' own functions on NumPy arrays.
+"""Saving and loading, compared with safetensors' own functions on NumPy arrays.
 
-Nobody forces what is saved to the disk. What is loaded has been read before, so it comes
-from the system's memory; with `verify=False` ours has only mapped it.
+No contender waits until the data are on the disk. Loaded files were read before, so
+they come from the system's memory. With `verify=False`, ours only maps the file.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
-"""Building a model of 1 GB in 16 shards: the peak memory of the process, and the time.
+"""The peak memory and the time of building a model of 1 GB in 16 shards.
 
 Each contender runs in a new process with 16 CPU devices. The memory that the process had
-before is subtracted, and what is left is divided by the size of the model.
+before is subtracted, and the rest is divided by the size of the model.
 """
 
 import os

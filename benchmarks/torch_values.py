@@ -1,10 +1,10 @@
-"""`python -m benchmarks.torch_values`: values and gradients beside those of torch.nn.
+"""`python -m benchmarks.torch_values`: compares values and gradients with torch.nn.
 
-A job of its own, for an environment with PyTorch (`pip install torch`). Both get the same
-parameters and inputs, rounded to the dtype; PyTorch computes with them in float64, the
-library in the dtype, under `jax.jit` and `jax.vmap`. Each figure is the largest difference
-of an array divided by the largest number in it, or by 1. It exits with 1 if one is too
-large.
+A separate job, for an environment with PyTorch (`pip install torch`). Both libraries
+get the same parameters and inputs, rounded to the dtype. PyTorch computes in float64,
+and this library in the dtype, under `jax.jit` and `jax.vmap`. Each figure is the
+largest difference in an array, divided by its largest absolute value or by 1, whichever
+is larger. The exit status is 1 if a figure is too large.
 """
 
 import sys
@@ -23,8 +23,9 @@ jax.config.update("jax_enable_x64", True)
 
 KEY = jax.random.key(0)
 BATCH = 5
-# In bfloat16 all but the biases of convolutions is within 0.01: the gradient of what is
-# broadcast is a sum for which XLA on the CPU rounds after each term.
+# In bfloat16 all figures are within 0.01, except for the biases of convolutions. These
+# are broadcast, so their gradient is a sum, in which XLA on the CPU rounds after each
+# term.
 LIMITS = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 0.1}
 Get = Callable[[str], np.ndarray]
 
@@ -33,8 +34,8 @@ Get = Callable[[str], np.ndarray]
 class Case:
     """A layer of both libraries.
 
-    `where` gives our parameters, and `values` the same from theirs, by their names; it
-    holds for gradients too.
+    `where` returns our parameters. `values` returns the same parameters of PyTorch,
+    from a function that reads one by name. Both are also used for gradients.
     """
 
     name: str
@@ -48,10 +49,10 @@ class Case:
     )
     call: Callable[[Any, Any], Any] = lambda m, x: m(x)
     call_theirs: Callable[[Any, Any], Any] = lambda m, x: m(x)
-    # Biases of theirs that ours has only once.
+    # PyTorch's second biases, which our layer does not have.
     zeroed: Callable[[Any], Sequence[torch.Tensor]] = lambda m: ()
     takes_batches: bool = False
-    # For layers that take an index: how many there are.
+    # For layers that take an index: the number of indices.
     indices: int = 0
 
 
@@ -81,7 +82,7 @@ def conv_transpose(n: int, **options: Any) -> Case:
         ours(4, 6, 3, key=KEY, **options),
         theirs(4, 6, 3, **options),
         (4, *(6, 5, 4)[:n]),
-        # Theirs is (in, out, ...), and turned round.
+        # PyTorch's kernel has the shape (in, out, ...), and is flipped in space.
         values=lambda get: (
             np.flip(get("weight").swapaxes(0, 1), space),
             get("bias").reshape(-1, *(1,) * n),
@@ -226,13 +227,13 @@ def rounded(x: Any, dtype: str) -> np.ndarray:
 
 
 def errors(case: Case, dtype: str) -> tuple[float, float]:
-    """The largest difference of the output, and of the gradients."""
+    """The largest relative difference of the output, and of the gradients."""
     theirs = case.theirs.double()
     theirs.zero_grad()
     random = np.random.default_rng(0)
     with torch.no_grad():
         for parameter in theirs.parameters():
-            # Not the first values, of which some are all 1 or 0.
+            # Not the initial values, since some parameters are all 1 or 0.
             drawn = parameter.numpy() + 0.1 * random.normal(size=parameter.shape)
             parameter.copy_(torch.from_numpy(rounded(drawn, dtype)))
         for part in case.zeroed(theirs):

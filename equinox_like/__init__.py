@@ -89,7 +89,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    # Who loads all that is listed must not need the package of Orbax.
+    # Without `orbax`: tools load all listed names, and it needs another package.
     return sorted({*globals(), *_load_late(), *_LATE_MODULES} - {"orbax"})
 
 

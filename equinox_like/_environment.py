@@ -1,4 +1,4 @@
-"""What the environment says, read once, when the library is imported.
+"""Environment variables, which are read once, when the library is imported.
 
 EQX_ON_ERROR                    what a failed check does: raise, nan, breakpoint or off
 EQX_ON_ERROR_BREAKPOINT_FRAMES  how many frames JAX's debugger then shows

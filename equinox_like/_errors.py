@@ -1,9 +1,9 @@
-"""Every exception and warning class of the library, drawn as one tree.
+"""The exception and warning classes of the library, as one tree.
 
     RuntimeError
     ├── DonationError      a buffer was donated and is used again, or cannot be donated
     ├── EquinoxRuntimeError    a check of values failed while a program ran
-    ├── EquinoxTracetimeError  the same while a program was traced; no longer raised
+    ├── EquinoxTracetimeError  a check of values failed during tracing; never raised
     └── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
     ValueError
     ├── NotInvertibleError  no inverse of a function can be found, or it is wrong
@@ -12,7 +12,7 @@
     UserWarning
     └── DonationWarning    a donated buffer could not be reused
 
-It leans on nothing, so that each layer may raise from it.
+This file imports nothing else from the library, so that each layer can use it.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""Public names that many programs never use: loaded when the first of them is asked for.
+"""Public names that many programs never use, loaded when one of them is first accessed.
 
-Importing them with the others would take as long again.
+Importing them with the others would double the library's import time.
 """
 
 from ._io.checkpoint import (

@@ -1,7 +1,8 @@
-"""Public functions and exceptions say which public module they come from.
+"""Sets the `__module__` of public functions and exceptions to their public module.
 
-Tracebacks and `help` then show `equinox_like.LeafError` and not the private file. Other
-classes keep the name of their file, by which `inspect.getsource` finds their source.
+So tracebacks and `help` show `equinox_like.LeafError`, and not the private file. Other
+classes keep the name of their file, which `inspect.getsource` needs to find their
+source.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def publish(names: Mapping[str, Any], module: str) -> None:
-    """Makes `module` the `__module__` of the public functions and exceptions in `names`."""
+    """Sets the `__module__` of the public functions and exceptions in `names`."""
     for name, value in names.items():
         is_error = isinstance(value, type) and issubclass(value, BaseException)
         if (

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, however deep they are raised."""
+"""`warn`: warnings that point to the user's line, from any depth of the library."""
 
 import sys
 import warnings
@@ -16,5 +16,5 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_passed_over(filename: str) -> bool:
-    # Runtime type checkers stand between the library's functions and their callers.
+    # Runtime type checkers add their own frames around the library's functions.
     return filename.startswith((_OURS, "<@beartype")) or "/jaxtyping/" in filename

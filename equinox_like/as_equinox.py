@@ -1,4 +1,4 @@
-"""Libraries that were written for Equinox, run with this one.
+"""Runs libraries that were written for Equinox with this library.
 
 After `import equinox_like.as_equinox`, `import equinox` and the imports of its submodules
 resolve to `equinox_like`, in every library that is imported later:
@@ -6,11 +6,12 @@ resolve to `equinox_like`, in every library that is imported later:
     import equinox_like.as_equinox
     import diffrax
 
-`python -m equinox_like.as_equinox script.py` runs a script that way, and `-m module` after
-it a module. `importlib.metadata` then reports the version of Equinox whose interface this
-is. Nothing is changed unless this module is imported.
+`python -m equinox_like.as_equinox script.py` runs a script that way, and with
+`-m module` in place of the script a module. `importlib.metadata` then reports the
+version of Equinox that this library is compatible with.
 
-A folder with a package of that name comes first on `sys.path`; nothing else is changed.
+Importing this module puts a folder with a package `equinox` first on `sys.path`.
+Nothing else is changed.
 """
 
 import importlib

@@ -3,10 +3,10 @@
     manager.save(step, args=orbax.Save(model))
     model = manager.restore(step, args=orbax.Restore(model))
 
-Orbax writes and reads the arrays, as one flat dictionary from paths: in parallel, while
-the program goes on, each process its own shards. What Orbax has no place for (which
-leaf is a typed key, Python numbers, static leaves) is in the metadata that it keeps
-beside them.
+Orbax writes and reads the arrays as one flat dictionary with their paths as keys: in
+parallel, in the background, and each process its own shards. What Orbax cannot store as
+an array (which leaf is a typed key, Python numbers, static leaves) is in the metadata
+that it saves with the arrays.
 
 Needs the package `orbax-checkpoint`: `pip install orbax-checkpoint`.
 """
@@ -42,10 +42,10 @@ except ImportError:
 
 __all__ = ["Restore", "Save", "TreeHandler"]
 
-# Our entry in the metadata that Orbax keeps for us, and its version.
+# The key of our entry in Orbax's custom metadata, and the version of its format.
 _OWN: Final = "equinox_like"
 _VERSION: Final = 1
-# Orbax refuses to save nothing at all.
+# Saved if there are no arrays, since Orbax refuses to save an empty dictionary.
 _FILLER: Final = "<no arrays>"
 
 
@@ -146,7 +146,7 @@ class Save(_ocp.args.CheckpointArgs):
     tree: Any
 
     def __post_init__(self) -> None:
-        # An error later would leave Orbax with a step that it has begun to write.
+        # A later error would leave a partly written step in Orbax's folder.
         names: set[str] = set()
         for path, leaf in jtu.tree_leaves_with_path(self.tree):
             name = _plain_path(path)
@@ -195,7 +195,7 @@ def _as_pytree_save(tree: Any) -> Any:
     for path, leaf in jtu.tree_leaves_with_path(tree):
         name = _plain_path(path)
         leaves[name] = _description(leaf)
-        if _is_array(leaf) and leaf.size:  # Orbax has no empty arrays
+        if _is_array(leaf) and leaf.size:  # Orbax cannot save empty arrays
             arrays[name] = _stored(leaf)
     return _ocp.args.PyTreeSave(
         arrays or {_FILLER: np.zeros((), np.int8)},
@@ -204,12 +204,12 @@ def _as_pytree_save(tree: Any) -> Any:
 
 
 def _stored(leaf: Any) -> Any:
-    """The array that Orbax writes for this one."""
+    """The array that Orbax writes for this leaf."""
     if _is_typed_key(leaf):
         return jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array):
         return leaf
-    # A copy, as the user may write into it while Orbax is writing it.
+    # A copy, since the user may modify the array while Orbax is saving it.
     return np.array(leaf, leaf.dtype.newbyteorder("="))
 
 
@@ -236,7 +236,7 @@ def _is_storable(dtype: str) -> bool:
 
 
 def _description(leaf: Any) -> dict[str, Any]:
-    """What the metadata say about a leaf."""
+    """The entry of a leaf in the metadata."""
     if _is_typed_key(leaf) and isinstance(leaf, jax.Array):
         return {
             "array": _describe_array(leaf),
@@ -254,7 +254,7 @@ def _description(leaf: Any) -> dict[str, Any]:
 def _name_of(leaf: Any) -> str:
     if isinstance(leaf, str | bytes):
         return repr(leaf)
-    # Without the module, which is another one where a script becomes a module.
+    # Without the module, which differs if a script is later imported as a module.
     name = getattr(leaf, "__qualname__", None) or getattr(leaf, "__name__", None)
     return str(name or type(leaf).__qualname__)
 
@@ -263,7 +263,7 @@ def _name_of(leaf: Any) -> str:
 
 
 class _Wanted(NamedTuple):
-    """A leaf of `like` that the checkpoint is asked for."""
+    """A leaf of `like` to read from the checkpoint."""
 
     name: str
     like: Any

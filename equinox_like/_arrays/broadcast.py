@@ -14,8 +14,8 @@ def left_broadcast_to(arr: ArrayLike, shape: Sequence[int]) -> jax.Array:
     **Arguments:**
 
     - `arr`: an array, or a Python number.
-    - `shape`: that of the result. It begins with the shape of `arr`, in which an axis of
-        size 1 fits any size.
+    - `shape`: the shape of the result. It begins with the shape of `arr`, in which an
+        axis of size 1 fits any size.
 
     **Returns:**
 

@@ -8,24 +8,24 @@ from .._environment import GETKEY_SEED
 
 
 class GetKey:
-    """Returns another PRNG key each time it is called. Meant for tests.
+    """Returns a new PRNG key each time it is called. Meant for tests.
 
-    Show it if a test fails: its `repr` has the seed, with which the same keys come again.
+    Print it if a test fails: its `repr` has the seed, which reproduces the same keys.
 
     **Arguments:**
 
-    - `seed`: an integer. By default what the environment variable `EQX_GETKEY_SEED` said
-        when the library was imported, and otherwise a random one.
+    - `seed`: an integer. The default is the environment variable `EQX_GETKEY_SEED`, as
+        it was when the library was imported. If that is not set, the seed is random.
 
     **Returns:**
 
     A callable without arguments. Its k-th call returns
-    `jax.random.fold_in(jax.random.PRNGKey(seed), k)`, a key of the old kind.
+    `jax.random.fold_in(jax.random.PRNGKey(seed), k)`, a raw `uint32` key.
 
     **Attributes:**
 
-    - `seed`: as given.
-    - `call`: how often it was called.
+    - `seed`: the seed that is used.
+    - `call`: the number of calls so far.
     - `key`: `jax.random.PRNGKey(seed)`.
 
     !!! example

@@ -9,8 +9,8 @@ from .._typing import ArrayLike
 def nextafter(x: ArrayLike) -> jax.Array:
     """The next larger floating-point number.
 
-    Zero, of either sign, is followed by the smallest normal number: on many devices a
-    smaller one is equal to zero.
+    For zero, of either sign, this is the smallest normal number, since many devices
+    treat smaller numbers as zero.
 
     **Arguments:**
 
@@ -18,11 +18,11 @@ def nextafter(x: ArrayLike) -> jax.Array:
 
     **Returns:**
 
-    An array of the shape and dtype of `x`. Infinity stays what it is. The derivative is 1.
+    An array of the shape and dtype of `x`. Infinity is unchanged. The derivative is 1.
 
     **Raises:**
 
-    `ValueError` if `x` is of another dtype.
+    `ValueError` if `x` has another dtype.
 
     !!! example
 
@@ -39,7 +39,7 @@ def nextafter(x: ArrayLike) -> jax.Array:
 def prevbefore(x: ArrayLike) -> jax.Array:
     """The next smaller floating-point number.
 
-    As [`equinox_like.internal.nextafter`][], to the other side.
+    As [`equinox_like.internal.nextafter`][], in the other direction.
 
     !!! example
 
@@ -61,7 +61,7 @@ def _as_floating(x: ArrayLike, name: str) -> jax.Array:
 
 
 def _neighbour(x: jax.Array, sign: int) -> jax.Array:
-    # Called under its own rule, so that it is the identity to derivatives of any order.
+    # The rule calls `step`: derivatives of any order are those of the identity.
     @jax.custom_jvp
     def step(x):
         tiny = jnp.asarray(sign * jnp.finfo(x.dtype).tiny, x.dtype)

@@ -1,1 +1,1 @@
-"""The only place that imports unstable JAX. One file per matter, each with its reason."""
+"""The only folder that imports unstable JAX. Each file says what it is needed for."""

@@ -1,15 +1,15 @@
-"""Is `vmap` the innermost transformation, and are some arrays mapped by it? Did it make
-this function?
+"""Whether `vmap` is the innermost transformation and maps given arrays, and whether
+`jax.vmap` returned a given function.
 
 JAX has no public way to ask. Serves jax 0.10 to 0.12, by `jax._src.core.trace_ctx` and
-what a trace says about its axis. Needed by `filter_invertible`:
-`jax.custom_batching.custom_vmap` has no reverse mode, so that it may only be called
-where its rule is asked at once. The fallback is to say no, which costs memory, and
-nothing else.
+the axis data of a trace. The first is needed by `filter_invertible`:
+`jax.custom_batching.custom_vmap` has no reverse mode, so it is called only where a
+`vmap` applies its rule immediately. The fallback is to answer no, which only costs
+memory.
 
-What `jax.vmap` returns is known by the name of the function in JAX's file. Needed by
-containers, as it would map a PRNG key passed by keyword. The fallback is to say no, and
-then JAX's error about that key.
+A function that `jax.vmap` returned is recognised by its name and by JAX's file. This is
+needed by containers, since such a function would map a PRNG key passed by keyword. The
+fallback is to answer no; JAX then raises its own error about that key.
 """
 
 import importlib
@@ -33,7 +33,10 @@ _core = find("jax._src.core")
 
 
 def mapped_at_once(arrays: Iterable[Any], core: Any = _core) -> bool:
-    """Whether a `vmap` maps one of `arrays` right now, its axis without name or mesh."""
+    """Whether the innermost trace is a `vmap` that maps one of `arrays`.
+
+    No, if the axis of the `vmap` has a name or belongs to a mesh.
+    """
     try:
         trace = core.trace_ctx.trace
         axis, tag = trace.axis_data, trace.tag
@@ -47,9 +50,9 @@ def mapped_at_once(arrays: Iterable[Any], core: Any = _core) -> bool:
 
 
 def is_vmapped(fun: Any, name: str = "vmap_f") -> bool:
-    """Whether `jax.vmap` returned `fun`, or another function that is wrapped around it."""
+    """Whether `jax.vmap` returned `fun`, or a function that `fun` wraps."""
     while fun is not None:
-        # JAX's frame filter is around it, and has it as a free variable.
+        # JAX's traceback filter wraps it, and holds it as a free variable.
         if any(_is_called(f, name) for f in (fun, *_free_variables(fun))):
             return True
         fun = getattr(fun, "__wrapped__", None)

@@ -1,7 +1,7 @@
-"""What JAX cannot do with a `jax.custom_vjp`, recognised by the text of its messages.
+"""Recognises what JAX cannot do with a `jax.custom_vjp`, by the text of its errors.
 
-Serves jax 0.10 to 0.12. With other texts `call_with_rules` fails in a `jax.shard_map` that
-is not compiled, with an error of JAX; and forward mode is refused in the words of JAX.
+Serves jax 0.10 to 0.12. If JAX changes the texts, `call_with_rules` raises JAX's error
+in a `jax.shard_map` that is not compiled, and forward mode raises JAX's own message.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import jax
 def call_with_rules(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a `jax.custom_vjp` with symbolic zeros, also within an eager `jax.shard_map`.
 
-    JAX evaluates it there only where it is compiled.
+    There JAX does not evaluate it eagerly, so it is compiled.
     """
     try:
         return function(*args)
@@ -24,5 +24,5 @@ def call_with_rules(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def is_forward_mode(error: BaseException) -> bool:
-    """Whether JAX says that a `jax.custom_vjp` has no forward mode."""
+    """Whether this is JAX's error that a `jax.custom_vjp` has no forward mode."""
     return isinstance(error, TypeError) and "forward-mode autodiff" in str(error)

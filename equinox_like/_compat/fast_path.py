@@ -1,16 +1,17 @@
-"""Keeps calls of a `jax.jit`-ed function quick after one of them has failed.
+"""Keeps calls of a `jax.jit`-ed function on the fast path after a call has failed.
 
-Serves jax 0.10 to 0.12, where a kind of call that once raised, while it was traced or while
-it ran, never takes the C++ path again: each call then costs some 100 us, for good. Only the
-private `_clear_cache` forgets that, and with it the quick ways of other kinds of call, to
-be found again at their next call. Without it such calls stay slow, and right.
+Serves jax 0.10 to 0.12. There, once a call has raised, while it was traced or while it
+ran, later calls with the same cache key never take the C++ path again, and cost some
+100 us each. Only the private `_clear_cache` resets this. It also drops the fast paths
+of other cache keys, which come back at their next call. Without it, such calls are slow
+but correct.
 """
 
 from typing import Any
 
 
 def forget_calls(function: Any) -> None:
-    """Makes JAX look up the program again for every kind of call of this function."""
+    """Clears the fast paths of a `jax.jit`-ed function, for all cache keys."""
     clear = getattr(function, "_clear_cache", None)
     if clear is not None:
         clear()

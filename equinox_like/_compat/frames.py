@@ -1,13 +1,13 @@
-"""The user's lines in the function that is being traced, and whether `shard_map` traces it.
+"""The user's frames in the function being traced, and whether `shard_map` traces it.
 
-Serves jax 0.10 to 0.12. JAX keeps what it has traced, and a function within another one
-may have been traced for an earlier, unrelated call. So only the frames of the innermost
-one are sure to belong to a value. It begins below the last frame of
-`jax/_src/interpreters/partial_eval.py`, which makes all programs. If a frame of
-`jax/_src/shard_map.py` comes first it is the body of a `shard_map`: all devices get
-there. If the first file no longer exists there are no frames. If the second does not, it
-is not known whether this is the body of a `shard_map`; where there are manual axes it
-is taken for one.
+Serves jax 0.10 to 0.12. JAX caches traces, so an inner function may have been traced
+for an earlier, unrelated call. Only the frames of the innermost traced function are
+sure to belong to a value. These frames are below the last frame of
+`jax/_src/interpreters/partial_eval.py`, which makes all jaxprs. If a frame of
+`jax/_src/shard_map.py` is among them, the function is the body of a `shard_map`,
+which all devices run. If the first file no longer exists, no frames are found. If the
+second file does not, a function is taken for the body of a `shard_map` if there are
+manual axes.
 """
 
 import os
@@ -29,7 +29,7 @@ _IS_SHARD_MAP_KNOWN = os.path.exists(_SHARD_MAP)
 
 def traced_frames(passed_over: tuple[str, ...]) -> tuple[tuple[Frame, ...], bool]:
     """Frames, outermost first, without JAX's and those in files that are passed over;
-    and whether they are directly in the body of a `shard_map`.
+    and whether the innermost traced function is the body of a `shard_map`.
     """
     found: list[Frame] = []
     in_shard_map = False

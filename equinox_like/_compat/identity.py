@@ -1,8 +1,8 @@
-"""Primitives that return the arrays they get, and have rules for what transforms them.
+"""Primitives that return their inputs, with rules of their own under transformations.
 
 JAX has no public way to define a primitive. Serves jax 0.10 to 0.12 by `rules.py`, and
-`register_lowering` of `jax.interpreters.mlir`. There is no fallback: if they no
-longer exist, this file does not import, and only what depends on it is missing.
+`register_lowering` of `jax.interpreters.mlir`. There is no fallback: if they no longer
+exist, this file cannot be imported.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from .rules import (
     transposition_rules,
 )
 
-# From the index of an array to its tangent or cotangent; what is missing is a zero.
+# From the index of an array to its tangent or cotangent; a missing index is a zero.
 Tangents = dict[int, Any]
 
 
@@ -32,14 +32,14 @@ def identity(
     batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
     on_stage: Callable[..., None] | None = None,
 ) -> Any:
-    """A primitive from any number of arrays to these arrays.
+    """A primitive that takes any number of arrays and returns them.
 
     All of these get the static parameters of the primitive as keyword arguments.
 
     - `jvp(primals, tangents)` returns the outputs and their tangents. It is called only if
         some tangent is not a symbolic zero.
-    - `transpose(cotangents)` returns those of the inputs. It is called only if some
-        cotangent is not a symbolic zero.
+    - `transpose(cotangents)` returns the cotangents of the inputs. It is called only if
+        some cotangent is not a symbolic zero.
     - `batch(arrays, axes)` returns the outputs and their axes, with `None` for an array
         that has no batch axis.
     - `on_stage(stage)` is called when the primitive is evaluated (`"impl"`), abstractly
@@ -89,5 +89,5 @@ def _nonzero(tangents: Sequence[Any]) -> Tangents:
 
 
 def _with_zeros(tangents: Tangents, given: Sequence[Any]) -> list[Any]:
-    """One for each array; `given` has the zeros."""
+    """A tangent for each array; a missing one is the symbolic zero in `given`."""
     return [tangents.get(i, t) for i, t in enumerate(given)]

@@ -1,13 +1,13 @@
-"""Running a jaxpr, or one equation of it, and what an equation is of. JAX has no public way
-to run one with other constants.
+"""Runs a jaxpr, or one equation of it, and reads the parameters of an equation. JAX has
+no public way to run a jaxpr with other constants.
 
 Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` if the
 first no longer exists, since names are removed from `jax.core`. The fallback is
-`jax.extend.core.jaxpr_as_fun`, which needs a closed jaxpr to be made, and whose module
-is slow to import.
+`jax.extend.core.jaxpr_as_fun`, which needs a closed jaxpr, and whose module is slow to
+import.
 
-Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3` of jax 0.12 there is
-one primitive for many things, which it has as a parameter.
+Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3` of jax 0.12, one
+primitive stands for several: its parameter `_prim` holds the actual primitive.
 """
 
 import importlib
@@ -26,7 +26,7 @@ def find(*cores: str) -> Callable[..., list[Any]]:
 
 
 def by_extension(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """The same by what `jax.extend` has."""
+    """The same as `eval_jaxpr`, by `jax.extend`."""
     core = importlib.import_module("jax.extend.core")
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*args)
 
@@ -36,12 +36,12 @@ eval_jaxpr: Callable[..., list[Any]] = find("jax.core", "jax._src.core")
 
 
 def without_constants(closed: Any) -> Any:
-    """The open jaxpr, for `eval_jaxpr`. On jax 0.12 `closed.jaxpr` has them, too."""
+    """The open jaxpr, for `eval_jaxpr`. On jax 0.12 `closed.jaxpr` has constants."""
     return closed.jaxpr.replace(constvars=list(closed.jaxpr.constvars))
 
 
 def run_equation(jaxpr: Any, equation: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """The outputs of an equation of `jaxpr` for these inputs, literals among them."""
+    """The outputs of an equation of `jaxpr`. `values` are its inputs, with literals."""
     inputs = {
         atom: value
         for atom, value in zip(equation.invars, values, strict=True)
@@ -58,7 +58,7 @@ def run_equation(jaxpr: Any, equation: Any, values: Sequence[Any]) -> Sequence[A
 
 
 def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
-    """Of what an equation is, and with which parameters."""
+    """The name of an equation's primitive, and its parameters."""
     name, params = equation.primitive.name, equation.params
     inner = params.get("_prim") if name == "call_hi_primitive" else None
     if inner is None:
@@ -70,7 +70,7 @@ def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
-    """How many constants and how many carried arrays are first among a scan's inputs."""
+    """How many of a scan's inputs are constants, and how many are the carry."""
     if "ft_in" in params:  # jax 0.12
         constants, carry, _ = params["ft_in"].elts
         return len(constants.elts), len(carry.elts)
@@ -88,7 +88,7 @@ def is_program(x: Any) -> bool:
 
 
 def is_closed(program: Any) -> bool:
-    """Whether a jaxpr has its constants. Those of jax 0.12 all have."""
+    """Whether a jaxpr holds its constants. On jax 0.12 every jaxpr does."""
     return hasattr(program, "consts")
 
 

@@ -1,11 +1,10 @@
-"""What becomes of the buffers of the arguments of a compiled program.
+"""What a compiled program does with the buffers of its arguments.
 
-Serves jax 0.10 to 0.12. XLA says it in the first line of the compiled program, by the
-number of the parameter. JAX drops arguments that a program does not use, and says which
-only in the private `_lowering.compile_args`. Without that, programs that use all their
-arguments are still recognised; for the others the answer is `None`. So it is if JAX has
-offered buffers to XLA, and nothing of that is found in the line: then XLA may say it in
-other words.
+Serves jax 0.10 to 0.12. The first line of the compiled program states it, by the index
+of the parameter. JAX drops arguments that a program does not use, and lists the others
+only in the private `_lowering.compile_args`. Without that list, the answer is `None`
+unless the program uses all its arguments. It is also `None` if JAX has offered buffers
+to XLA but the line mentions none, since XLA may have changed its format.
 """
 
 import enum
@@ -14,18 +13,18 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-# In `input_output_alias={ {0}: (2, {}, may-alias), ... }` the 0 and the 2. A sole output
-# has no number.
+# Matches the 0 and the 2 in `input_output_alias={ {0}: (2, {}, may-alias), ... }`. The
+# number of the output is missing if there is only one.
 _ALIASED = re.compile(r"\{([\d, ]*)\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
-# In `buffer_donor={ (2, {}), ... }` what is within.
+# Matches the content of `buffer_donor={ (2, {}), ... }`.
 _DONORS = re.compile(r"buffer_donor=\{ (.*?) \}(?:,|$)")
 _DONOR = re.compile(r"\((\d+), \{")
-# How JAX offers a buffer to XLA.
+# The attributes by which JAX offers a buffer to XLA.
 _OFFERS = ("tf.aliasing_output", "jax.buffer_donor")
 
 
 class Buffer(enum.Enum):
-    """What becomes of a buffer that no output reuses."""
+    """What the program does with a buffer that no output reuses."""
 
     PRUNED = "the program does not use the argument"
     DONOR = "XLA may reuse it for anything"
@@ -33,7 +32,8 @@ class Buffer(enum.Enum):
 
 
 def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
-    """For each flat argument the number of the output that takes its buffer, or a fate."""
+    """For each flat argument, the index of the output that reuses its buffer, or a
+    `Buffer`. `None` if this is not known."""
     count = len(jtu.tree_leaves(lowered.args_info))
     kept = _kept_arguments(lowered, count)
     parameters = _parameters(lowered)
@@ -55,7 +55,7 @@ def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
 
 
 def unused_arguments(lowered: Any) -> list[int]:
-    """The flat arguments that the program does not use, as far as JAX says."""
+    """Indices of the flat arguments that the program does not use, as far as known."""
     count = len(jtu.tree_leaves(lowered.args_info))
     return sorted(set(range(count)) - set(_kept_arguments(lowered, count)))
 
@@ -68,7 +68,7 @@ def _kept_arguments(lowered: Any, count: int) -> list[int]:
 
 
 def _parameters(lowered: Any) -> list[Any] | None:
-    """The attributes of each parameter of the program."""
+    """The attributes of each parameter of the program, or `None` if not found."""
     for operation in lowered.compiler_ir("stablehlo").body.operations:
         attributes = operation.attributes
         if "sym_name" in attributes and str(attributes["sym_name"]) == '"main"':

@@ -1,15 +1,15 @@
-"""Primitives whose result is one for a whole batch, and calling the host from a program.
+"""Primitives with one result for a whole batch, and host calls from a program.
 
 JAX has no public way to define a primitive, nor to see a whole batch under `jax.vmap`.
-Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core` (of `jax.extend.core`, which is
-slow to import, if that no longer exists) and the tables of rules in `jax.interpreters`.
+Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core`, or of `jax.extend.core` (slow
+to import) if that no longer exists, and the tables of rules in `jax.interpreters`.
 
-A host call of JAX's own writes each exception to the log before it passes it on. On
-several devices it runs on one alone, for whose failure the others then wait for ever.
-If it is pure it may be moved out of a loop that takes no step. `emit_python_callback`
-of `jax.interpreters.mlir` lets us do without all that. On TPU, and if it no longer
-exists, `jax.pure_callback` is used. On a backend where neither works, there is a
-warning, and Python is not called.
+JAX's own callbacks have three problems. They log each exception before they raise it.
+On several devices they run on one device alone, and if they fail there, the others wait
+for ever. A pure callback may be moved out of a loop, and run although the loop takes no
+step. `emit_python_callback` of `jax.interpreters.mlir` avoids all three. On TPU, and if
+it no longer exists, `jax.pure_callback` is used. On a backend where neither works, we
+warn, and Python is not called.
 """
 
 import functools
@@ -37,7 +37,7 @@ def find(*cores: str) -> Any:
 
 Primitive: Any = find("jax._src.core", "jax.extend.core")
 
-# What to run in place of a primitive of ours, where none may be left: see `finalise.py`.
+# For each of our primitives, a function of JAX's primitives alone: see `finalise.py`.
 finalisations: dict[Any, Callable[..., Any]] = {}
 
 
@@ -47,12 +47,12 @@ def for_whole_batch(
     like: Callable[..., Any],
     eager: Callable[..., Any] | None = None,
 ) -> Any:
-    """A primitive of arrays, which is `function`, outside of any `jax.vmap`.
+    """A primitive that computes `function` once for a whole batch under `jax.vmap`.
 
-    The axes of batches come first in what `function` gets, outermost first, and what it
-    returns belongs to all of the batch. `like` is a simpler function with a result of the
-    same type. `eager` is called in place of `function` with arrays whose values are known.
-    All may have static parameters, but for `like`.
+    `function` gets arrays with the batch axes first, outermost first, and its result is
+    for the whole batch. `like` is a simpler function with a result of the same type.
+    `eager` is called instead of `function` with arrays whose values are known.
+    `function` and `eager` may have static parameters.
     """
     primitive = Primitive(name)
 
@@ -65,7 +65,7 @@ def for_whole_batch(
         return primitive.bind(*whole, **params), None
 
     def type_of_result(*args: Any, **_: Any) -> Any:
-        # JAX itself knows best what becomes of shardings and manual axes.
+        # JAX derives the shardings and manual axes of the result.
         (result,) = jax.make_jaxpr(like)(*args).out_avals
         return result
 
@@ -79,7 +79,7 @@ def for_whole_batch(
 
 
 def batch_size(args: Sequence[Any], axes: Sequence[int | None]) -> int:
-    """The size of the batch axes that a batching rule was given."""
+    """The size of the batch axis, from the arguments of a batching rule."""
     return next(x.shape[i] for x, i in zip(args, axes, strict=True) if i is not None)
 
 
@@ -94,11 +94,12 @@ def call_host(
     on_tpu: Callable[..., None],
     is_removable: bool = False,
 ) -> Any:
-    """Calls `function(*args)` in Python when a compiled program gets there; is `True` then.
+    """Calls `function(*args)` in Python when a compiled program runs; returns `True`.
 
-    What it raises ends the program, unlogged. A TPU cannot be ended: `on_tpu` is for it.
-    XLA leaves out the call if its result is not used and it `is_removable`.
-    To be used in a `function` of `for_whole_batch` only: it has no rules.
+    If it raises, the program ends, without a log entry. A program on TPU cannot be
+    ended, so `on_tpu` is called there instead. With `is_removable`, XLA omits the call
+    if its result is not used. Use it only in a `function` of `for_whole_batch`: the
+    primitive has no rules of its own.
     """
     return _host_p.bind(
         *args, function=function, on_tpu=on_tpu, is_removable=is_removable
@@ -123,7 +124,7 @@ def find_emit(interpreter: Any) -> Callable[..., Any] | None:
 def lower_host_call(
     context: Any, *args: Any, function: Any, on_tpu: Any, is_removable: bool, emit: Any
 ) -> Any:
-    """The lowering of a host call: by `emit`, or without one by public means."""
+    """Lowers a host call: by `emit`, or by `jax.pure_callback`, which is removable."""
     try:
         if emit is None or is_removable:
             by_jax = functools.partial(_by_jax, function=function)
@@ -142,7 +143,8 @@ def _emit_on_every_device(context: Any, args: Any, function: Any, emit: Any) -> 
         function(*map(np.asarray, args))
         return ()
 
-    # Every device calls, and each fails. They would all call with a shard of their own.
+    # Every device makes the call, so that all of them fail. Arrays are replicated
+    # first, or each device would pass its own shard.
     whole = functools.partial(_whole, number=number_of_devices(context.module_context))
     args = mlir.lower_fun(whole, multiple_results=True)(
         context.replace(avals_out=context.avals_in), *args
@@ -170,7 +172,7 @@ def _warn_of_backend(platform: str, reason: str) -> None:
 
 
 def number_of_devices(module_context: Any) -> int:
-    """How many share arrays as JAX likes; 1 where the user says how, as in `shard_map`."""
+    """The number of devices among which JAX shards arrays; 1 within a `shard_map`."""
     axis_context = getattr(module_context, "axis_context", None)
     return getattr(axis_context, "num_devices", 1)
 

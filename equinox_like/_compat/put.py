@@ -1,8 +1,8 @@
-"""A NumPy array as a JAX array, seven times as fast as `jax.device_put`.
+"""Converts a NumPy array to a JAX array, seven times as fast as `jax.device_put`.
 
-A checkpoint has thousands of leaves, and the public way takes 30 us for each of them
-(`jnp.asarray` compiles a program for each shape, besides). Serves jax 0.10 to 0.12: what
-`device_put` ends in, `batched_device_put` of jaxlib. The fallback is the public way.
+A checkpoint has thousands of leaves, and `device_put` takes 30 us for each of them.
+(`jnp.asarray` also compiles a program for each shape.) Serves jax 0.10 to 0.12:
+`batched_device_put` of jaxlib, which `device_put` calls. The fallback is `device_put`.
 """
 
 import importlib
@@ -17,11 +17,11 @@ Put = Callable[[np.ndarray], jax.Array]
 
 
 def find(client: Any, *, copy: bool) -> Put:
-    """A function that puts arrays onto what is now the default device.
+    """A function that puts arrays onto the current default device.
 
-    With `copy=False` the result uses the memory of the array where JAX can: then nobody
-    may write to it any more. With `copy=True` the result owns its memory, so that it can be
-    donated to some purpose.
+    With `copy=False` the result shares the memory of the NumPy array if JAX can do
+    that, so the NumPy array must not be written to. With `copy=True` the result owns
+    its memory, so that an output can reuse it if the result is donated.
     """
     public = jnp.array if copy else jax.device_put
     try:
@@ -30,7 +30,7 @@ def find(client: Any, *, copy: bool) -> Put:
         make_aval = importlib.import_module("jax.core").ShapedArray
     except AttributeError:
         return public
-    # The public function knows best what the default is, and whether we are traced.
+    # `device_put` finds the default device. Under a trace, it returns a tracer.
     sharding = getattr(jax.device_put(np.zeros((), bool)), "sharding", None)
     if type(sharding) is not jax.sharding.SingleDeviceSharding:
         return public

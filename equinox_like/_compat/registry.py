@@ -1,12 +1,14 @@
-"""Our own registry of pytree nodes, beside the one that JAX uses.
+"""Our own registry of pytree nodes, in addition to JAX's.
 
-`filter_jit` flattens its arguments with it: a Module is one node there, whose children are
-all arrays below it, so that no Python runs for a Module that was flattened before.
+`filter_jit` flattens its arguments with it. In this registry, a Module is one node
+whose children are all arrays below it, so no Python runs for a Module that was
+flattened before.
 
-Serves jax 0.10 to 0.12. Private are the constructor of the registry, its `register_node`
-and `flatten_one_level`, and `PyTreeDef.node_data` and `from_node_data_and_children`. They
-are tried once, at import. Without them, or with `EQX_REGISTRY=public`, there is no registry
-of our own: Modules are flattened and built node by node, by JAX's registry.
+Serves jax 0.10 to 0.12. It uses private parts of JAX: the registry's constructor, its
+`register_node` and `flatten_one_level`, and `node_data` and
+`from_node_data_and_children` of `PyTreeDef`. They are tried once, at import. If they
+fail, or with `EQX_REGISTRY=public`, Modules are flattened and unflattened node by node,
+by JAX's registry.
 """
 
 import operator

@@ -2,7 +2,7 @@
 
 JAX has no public way to define a primitive. Serves jax 0.10 to 0.12: the tables in
 `jax.interpreters`, and the class `ShapedArray` of `jax.core`. There is no fallback: without
-them the library does not import.
+them the library cannot be imported.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from jax.interpreters import ad, batching, mlir
 from .primitive import Primitive
 
 Zero: Any = ad.Zero
-"""A symbolic zero, as rules get and return it; `Zero(aval)`."""
+"""The class of symbolic zeros, which rules get and return: `Zero(aval)`."""
 UndefinedPrimal: Any = ad.UndefinedPrimal
-"""What a transposition rule gets for an input whose cotangent is wanted."""
+"""A transposition rule gets one for each input whose cotangent it must return."""
 is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
 ShapedArray: Any = jax.core.ShapedArray
 
@@ -34,13 +34,13 @@ def new_primitive(name: str) -> Any:
 
 
 def lower_as(primitive: Any, function: Callable[..., Sequence[Any]]) -> None:
-    """The primitive is compiled as `function`, which JAX can trace."""
+    """Lowers the primitive by tracing `function`."""
     lower = mlir.lower_fun(function, multiple_results=True)
     mlir.register_lowering(primitive, lower)
 
 
 def zero_like(x: Any) -> Any:
-    """The symbolic zero that is a tangent or a cotangent of `x`, an array or its type."""
+    """The symbolic zero for a tangent or cotangent of `x`, an array or its type."""
     aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
     return Zero(aval.to_tangent_aval())
 
@@ -58,7 +58,7 @@ def as_aval(x: Any) -> Any:
 
 
 def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """The reverse, but for the sharding."""
+    """The reverse of `as_aval`, without the sharding."""
     # A typed key has no weak type.
     weak_type = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)

@@ -1,9 +1,9 @@
-"""XLA's option to run operations on the CPU in the order that takes the least memory.
+"""XLA's option to run operations on the CPU in the order that needs the least memory.
 
-By default the CPU's scheduler prefers what can run at once. In a program that draws the
-weights of many layers, it then keeps the temporary arrays of all layers at the same
-time. Serves jax 0.10 to 0.12; without the option a program is the default one. GPUs and
-TPUs save memory anyway.
+By default the CPU's scheduler prefers to run operations concurrently. In a program that
+initialises the weights of many layers, it then holds the temporary arrays of all layers
+at the same time. Serves jax 0.10 to 0.12. If the option is unknown, the default order
+is used. The schedulers of GPUs and TPUs already save memory.
 """
 
 import functools
@@ -23,7 +23,7 @@ def least_memory(platform: str) -> dict[str, str]:
 
 @functools.cache
 def is_known(options: tuple[tuple[str, str], ...]) -> bool:
-    """Whether the compiler takes these options."""
+    """Whether the compiler accepts these options."""
     try:
         jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
     except Exception:

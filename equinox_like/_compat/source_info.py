@@ -1,9 +1,10 @@
-"""Which files JAX passes over when it looks for the user's line.
+"""Has JAX skip this library's files when it looks for the user's line.
 
 Serves jax 0.10 to 0.12: `register_exclusion` of `jax._src.source_info_util` and of
-`jax._src.traceback_util`. The first is asked where an array was computed, or a function
-traced, the second where a debugger opens: by the innermost frame that is not JAX's own,
-which would be this library's. Without them messages are the same, except for that line.
+`jax._src.traceback_util`. JAX uses the first to say where an array was computed or a
+function traced, and the second to choose the frame where a debugger opens. It takes the
+innermost frame that is not excluded. Without them, messages show a line of this
+library.
 """
 
 import importlib
@@ -12,12 +13,12 @@ from typing import Any
 
 
 def find(registry: Any) -> Callable[[str], Any]:
-    """What takes the beginning of a path, from one of these files; or nothing."""
+    """`register_exclusion` of a module, which takes a path prefix; else a no-op."""
     return getattr(registry, "register_exclusion", lambda path: None)
 
 
 def pass_over(paths: Iterable[str]) -> None:
-    """Files whose paths begin so are not the user's."""
+    """Has JAX skip the frames of files whose path starts with one of `paths`."""
     registries = [find(_private(name)) for name in _REGISTRIES]
     for path in paths:
         for exclude in registries:

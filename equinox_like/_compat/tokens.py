@@ -1,9 +1,9 @@
-"""Has JAX forget that a program failed, once its error has been raised.
+"""Has JAX forget a failed program once its error has been raised.
 
-A program that calls Python leaves a token with JAX, which waits for it at the next
-`jax.effects_barrier()` and when the process ends, and raises the error of the program
-again. Serves jax 0.10 to 0.12: `jax._src.dispatch.runtime_tokens`, which nothing public
-reaches. Without it the error comes a second time.
+A program that calls Python leaves a token with JAX. JAX waits for the token at the next
+`jax.effects_barrier()` and when the process ends, and then raises the program's error
+again. Serves jax 0.10 to 0.12: `jax._src.dispatch.runtime_tokens`, which has no public
+counterpart. Without it the error is raised twice.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def forget_failed(tokens: Any) -> None:
-    """Drops those of JAX's tokens whose program has failed; waits for the others."""
+    """Waits for each of JAX's tokens, and drops it if its program has failed."""
     for name in ("current_tokens", "output_runtime_tokens"):
         kept = getattr(tokens, name, {})
         for key, token in list(kept.items()):

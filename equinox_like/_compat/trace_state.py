@@ -1,18 +1,21 @@
-"""Are we under a transformation, and what does a trace depend on beside its arguments?
+"""Whether a transformation is active, which settings a trace depends on, and which
+trace is current.
 
 JAX has no stable way to ask. Serves jax 0.10 to 0.12.
 
-The first is needed because JAX donates buffers also under eager `vmap`, `grad` and `vjp`,
-where the caller still needs them: `jax._src.core.trace_state_clean`, 0.2 us a call. The
-fallback is `jax.extend.core.get_opaque_trace_state`, which takes 0.35 us, and whose module
-alone takes as long to import as this whole library may.
+The first (`at_top_level`) is needed because JAX donates buffers also under eager
+`vmap`, `grad` and `vjp`, where the caller still needs them. It is
+`jax._src.core.trace_state_clean`, which takes 0.2 us a call. The fallback is
+`jax.extend.core.get_opaque_trace_state`, which takes 0.35 us, and whose module is slow
+to import.
 
-The second says why a function is retraced: `jax._src.config.trace_context`, which JAX
-itself compares. The fallback are the settings that have a name.
+The second (`trace_context`) explains why a function is retraced. It is
+`jax._src.config.trace_context`, which is in JAX's cache keys. The fallback is the
+values of `jax.config`.
 
-The third says whether two operations belong to one trace: `jax._src.core.trace_ctx`.
-Without it the buffers of loops do as if they did not, and reading one has a slower
-derivative.
+The third (`current_trace`) tells whether two operations belong to one trace. It is in
+`jax._src.core.trace_ctx`. Without it the buffers of loops assume that they do not, and
+the derivative of reading a buffer is slower.
 """
 
 import importlib
@@ -28,15 +31,15 @@ from .tracer import Tracer
 
 
 def within_program() -> bool:
-    """Whether JAX traces a whole program now, as `jax.jit` does, or a part of one.
+    """Whether JAX is tracing a program or a part of one, as under `jax.jit`.
 
-    Then everything is a tracer, also what depends on no argument.
+    Then every result is a tracer, even if it depends on no argument.
     """
     return isinstance(lax.neg(np.int32(0)), Tracer)
 
 
 def find(core: Any) -> Callable[[], bool]:
-    """`at_top_level`, from `jax._src.core` or from what is public."""
+    """`at_top_level`, from `jax._src.core` or by public means."""
     try:
         return core.trace_state_clean
     except AttributeError:
@@ -44,7 +47,7 @@ def find(core: Any) -> Callable[[], bool]:
 
 
 def by_opaque_state() -> Callable[[], bool]:
-    """The same by comparing with the state of a new thread, which is under no trace."""
+    """`at_top_level` by comparison with the trace state of a new thread."""
     state = importlib.import_module("jax.extend.core").get_opaque_trace_state
     found = []
     thread = threading.Thread(target=lambda: found.append(state()))
@@ -54,7 +57,7 @@ def by_opaque_state() -> Callable[[], bool]:
 
 
 def find_context(config: Any) -> Callable[[], Any]:
-    """`trace_context`, from `jax._src.config` or from what is public."""
+    """`trace_context`, from `jax._src.config` or by public means."""
     try:
         return config.trace_context
     except AttributeError:
@@ -75,18 +78,18 @@ def _private(name: str) -> Any:
 
 
 at_top_level: Callable[[], bool] = find(_private("core"))
-"""Whether no transformation of JAX is under way in this thread."""
+"""Whether no JAX transformation is active in this thread."""
 
 trace_context: Callable[[], Any] = find_context(_private("config"))
-"""Equal if a trace of the same function and arguments can be reused."""
+"""Equal in two calls if a trace of the same function and arguments can be reused."""
 
 
 def find_trace(core: Any) -> Callable[[], Any]:
-    """`current_trace`, from `jax._src.core`; else something new at each call."""
+    """`current_trace`, from `jax._src.core`; otherwise a new object at each call."""
     if hasattr(core, "trace_ctx"):
         return lambda: core.trace_ctx.trace
     return object
 
 
 current_trace: Callable[[], Any] = find_trace(_private("core"))
-"""What traces right now, or evaluates: to be compared by `is`."""
+"""The trace that processes operations now (or evaluates them); compare it by `is`."""

@@ -1,4 +1,4 @@
-"""Layer 3: what every transformation stands on."""
+"""Layer 3: what all transformations share."""
 
 from .at_inference import (
     inference as inference,

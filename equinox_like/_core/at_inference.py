@@ -1,4 +1,4 @@
-"""Training or inference, as a context: what layers obey whose own flag is `None`."""
+"""Training or inference, as a context. A layer whose own flag is `None` obeys it."""
 
 from typing import Any, Final
 

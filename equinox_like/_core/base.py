@@ -1,7 +1,8 @@
-"""What all transformed functions share: holding a function, its name, and binding.
+"""`Transformed`, the base class of all transformed functions, and helpers for them.
 
-A transformed function is a Module. A callable pytree that it wraps, a model say, is its
-subtree; any other callable is part of its structure, as are all options.
+A transformed function is a Module. If it wraps a callable pytree, for example a model,
+that is its subtree. Any other callable is part of its structure, and so are all
+options.
 """
 
 import functools
@@ -49,21 +50,21 @@ MISSING: Final[Any] = _Missing()
 
 
 class Transformed(Module, Generic[_P, _T]):
-    """A wrapped callable; base of what the transformations return.
+    """A wrapped callable: base class of what the transformations return.
 
-    It carries the name, documentation and signature of what it wraps, which is
+    It has the name, docstring and signature of the callable that it wraps, which is
     `__wrapped__`. As an attribute of a class it binds like a method.
     """
 
     _wraps_callables_ = True
-    # What it becomes when it is read from an instance.
+    # The class of the bound method, when `self` is read from an instance.
     _binds_as_ = Partial
 
-    # One of the two is the callable, the other one is `None`.
+    # One of the two is the wrapped callable, the other one is `None`.
     _tree: Any
     _opaque: Any = field(static=True)
 
-    # Where `fun` has a name, that one is in the dictionary of the instance.
+    # Used if `fun` has no `__name__`; otherwise `__init__` copies it to the instance.
     __name__ = OfCallables(lambda self: name_of(self.__wrapped__))  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, fun: Any):
@@ -83,7 +84,7 @@ class Transformed(Module, Generic[_P, _T]):
         return self._opaque if self._tree is None else self._tree
 
     def __hash__(self) -> int:
-        # Options may have no hash; wrappers that are equal wrap the same callable.
+        # Options may be unhashable. Equal wrappers wrap the same callable.
         return hash((type(self), self.__wrapped__))
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -102,7 +103,8 @@ class Transformed(Module, Generic[_P, _T]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        # As if unflattened: without a constructor, since it is read at each call.
+        # Built like an unflattened Module, without its constructor, for speed: this
+        # runs at each call of the method.
         bound: Any = _new(self._binds_as_)
         set_raw_dict(bound, {"func": self, "args": (instance,), "keywords": {}})
         return bound
@@ -130,7 +132,7 @@ def refuse_deprecated(
 def by_position(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call with whatever has a position in it; the others by keyword."""
+    """The same call, with each argument that has a position passed by position."""
     if not kwargs:
         return args, kwargs
     bound = inspect.signature(fun).bind(*args, **kwargs)
@@ -142,7 +144,7 @@ def jit_is_disabled() -> bool:
 
 
 def is_global(value: Any) -> bool:
-    """Whether the name of a function or class leads to it, in the module it comes from."""
+    """Whether a function or class can be found by its name in the module it is from."""
     try:
         module = sys.modules[value.__module__]
         return operator.attrgetter(value.__qualname__)(module) is value
@@ -151,11 +153,11 @@ def is_global(value: Any) -> bool:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Takes the frames between the user's code and JAX out of a traceback.
+    """Removes this library's frames from a traceback.
 
-    To be called in an `except` clause that then says `raise` alone, which does not put its
-    own frame back. JAX does the same with its frames, and is asked in the same way not to:
-    `JAX_TRACEBACK_FILTERING=off`. The last frame stays, whosever it is.
+    Call it in an `except` clause, before a bare `raise`, which does not add its own
+    frame again. JAX does the same with its frames; `JAX_TRACEBACK_FILTERING=off` turns
+    off both. The last frame always stays.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
@@ -175,7 +177,7 @@ def hide_frames(error: BaseException) -> None:
 
 
 def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator: errors leave `function` as `hide_frames` leaves them."""
+    """Decorator: applies `hide_frames` to the errors that `function` raises."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -188,7 +190,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-# Not the layers, which show where in a model something went wrong.
+# `nn` is left out: its frames show which layer of a model failed.
 _PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
     str(_PACKAGE / folder) + os.sep
@@ -210,5 +212,5 @@ pass_over(_PRIVATE)
 
 
 def is_private(frame: types.FrameType) -> bool:
-    """Whether a frame belongs to this library, so that it does not help a user."""
+    """Whether a frame is internal to this library, and so of no use to a user."""
     return frame.f_code.co_filename.startswith(_PRIVATE)

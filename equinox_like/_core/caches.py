@@ -1,4 +1,4 @@
-"""`clear_caches`, and the hooks by which each file empties what it keeps between calls."""
+"""`clear_caches`, and the hooks by which each file clears its own caches."""
 
 from collections.abc import Callable
 from typing import TypeVar

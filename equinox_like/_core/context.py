@@ -1,9 +1,9 @@
-"""`Context`: a value that code anywhere below reads, and that is part of JAX's cache key.
+"""`Context`: a value set by a `with`, read by the code within, part of JAX's cache key.
 
-JAX keeps the value of `jax.make_user_context` for each thread, and compares it with `==`
-when it looks for a compiled function. What is stored there is an `_Entered`: one object
-for values that are strictly the same, so `1` and `True` do not share a trace, and comparing
-costs no Python call.
+JAX keeps the value of `jax.make_user_context` for each thread, and compares it with
+`==` when it looks up a compiled function. We store an `_Entered` there. Values that are
+strictly the same share one `_Entered`, which is compared by identity. So `1` and `True`
+do not share a trace, and a comparison costs no Python call.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class _Entered:
 
 
 _entered: Final[InternTable[_Entered]] = InternTable()
-# JAX never forgets a context of its own, so neither need these be forgotten.
+# Never emptied: JAX keeps its own contexts for ever, too.
 _contexts: Final[list["Context[Any]"]] = []
 
 
@@ -86,7 +86,7 @@ class Context(Generic[_V]):
         self.name = name
         self.default = default
         self._default_key = self._key(default)
-        # `None` stands for the default.
+        # Its value is an `_Entered`, or `None` for the default.
         self._jax: Any = jax.make_user_context(None)
         self._within = _Within()
         _contexts.append(self)
@@ -139,7 +139,7 @@ class Context(Generic[_V]):
 
 
 class Entering:
-    """What a [`equinox_like.Context`][] returns: `with` it, or decorate a function."""
+    """A [`equinox_like.Context`][] with a value to set: for `with`, or as decorator."""
 
     def __init__(self, context: Context[Any], entered: _Entered | None):
         self._context = context
@@ -186,19 +186,20 @@ class Entering:
 
 
 class _Within(threading.local):
-    """What is entered in one thread, innermost last."""
+    """The `with` blocks of one context in one thread, innermost last."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[Entering, Any, _Suspension]] = []
 
     def push(self, entering: Entering, suspension: "_Suspension") -> None:
-        # A new one each time: JAX's forgets the value before if it is entered twice.
+        # A new JAX context manager each time. One that is entered twice loses the value
+        # to restore.
         setting = entering._context._jax(entering._entered)
         setting.__enter__()
         self._stack.append((entering, setting, suspension))
 
     def pop(self, entering: Entering) -> bool:
-        """Whether no other task may have seen the value."""
+        """Leaves `entering`; returns whether no other task can have seen its value."""
         inner = []
         while True:
             found, setting, suspension = self._stack.pop()
@@ -212,7 +213,7 @@ class _Within(threading.local):
 
 
 class _Suspension:
-    """Tells whether a task of `asyncio` gave way to others since it was made."""
+    """Records whether the current `asyncio` task was suspended since `watch()`."""
 
     __slots__ = ("_handle", "_happened")
 
@@ -225,7 +226,7 @@ class _Suspension:
         suspension = cls()
         loop = asyncio._get_running_loop()
         if loop is not None:
-            # Whoever gives way goes on only after this, which is first in the queue.
+            # If the task suspends, the event loop calls this before resuming it.
             suspension._handle = loop.call_soon(suspension._note)
         return suspension
 
@@ -239,7 +240,7 @@ class _Suspension:
 
 
 class _Steps:
-    """Awaits a coroutine, each step of which runs within a context."""
+    """Awaits a coroutine, and enters a context around each of its steps."""
 
     def __init__(self, entering: Entering, coroutine: Any):
         self._entering = entering
@@ -263,15 +264,15 @@ class _Steps:
 
 
 def values_here() -> dict[Context[Any], Any]:
-    """The values of all contexts of this thread that have another one than the default."""
+    """The value of each context that is not at its default in this thread."""
     found = {context: context._jax.value for context in _contexts}
     return {context: x.value for context, x in found.items() if x is not None}
 
 
 def in_context_of_now(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """`function`, called with the contexts that there are now.
+    """`function`, which will run with the values that all contexts have now.
 
-    For rules of derivatives, which JAX calls later.
+    For derivative rules, which JAX calls later.
     """
     entered = [context._jax.value for context in _contexts]
 

@@ -1,10 +1,9 @@
-"""A tree without its arrays as plain data, that another process can compare with its own.
+"""Describes a tree without its arrays as plain data, to be compared in another process.
 
 A treedef holds classes, and a static leaf may be any object, so neither can be written
-to a file. What is written is a description: nested lists, of text and numbers only. Two
-trees with the same description are the same, as far as it can be known; a value that
-cannot be distinguished from others is described by itself, which can be compared but
-not written.
+to a file. A description is written instead: nested lists of text and numbers. Trees
+with equal descriptions are treated as the same tree. A value that has no description as
+text is kept as it is (`_Itself`): it can be compared in this process, but not written.
 """
 
 import enum
@@ -28,7 +27,7 @@ _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
 
 
 class Description:
-    """Of a tree or a value: `content` is a list that starts with the kind."""
+    """The description of a tree. `content` is a list that starts with the kind."""
 
     __slots__ = ("content",)
 
@@ -37,7 +36,7 @@ class Description:
 
 
 class _Itself:
-    """Describes a value about which nothing can be said."""
+    """Holds a value that cannot be described as text."""
 
     __slots__ = ("value",)
 
@@ -51,12 +50,12 @@ class _Itself:
 
 
 def describe_tree(tree: Any) -> Description:
-    """For arrays, or what stands for them, it only says that they are there."""
+    """Describes `tree`. Arrays, structs and data leaves all become `"array"`."""
     return Description(_tree(tree))
 
 
 def stored(path: str, description: Description) -> Any:
-    """What can be written; `ValueError` if there is a value that cannot be described."""
+    """The content to write to a file; `ValueError` if it holds an `_Itself`."""
     for place, value in _undescribed(path, description.content):
         raise ValueError(
             f"`{place}` is the static value {value!r}, of type {type(value).__name__}, "
@@ -68,14 +67,14 @@ def stored(path: str, description: Description) -> Any:
 
 
 def first_difference(path: str, old: Description, new: Description) -> str | None:
-    """A sentence on the first place where two trees differ, if there is one."""
+    """A sentence on the first difference of two trees, or `None` if they are equal."""
     for place, was, now in _differences(path, old.content, new.content):
         return f"`{place}` was {_show(was)}, and is now {_show(now)}."
     return None
 
 
 def rebuild(description: Description) -> Any:
-    """The tree, if it consists of what Python has built in; with a `Leaf` for an array."""
+    """The tree, if its nodes are Python's containers, with a `Leaf` for each array."""
     return _rebuild("out", description.content)
 
 
@@ -110,7 +109,7 @@ def _tree(tree: Any) -> Any:
 
 
 def _key(key: Any) -> Any:
-    # The key of a dictionary is any value; that of another node is text enough.
+    # The key of a dictionary is any value; for other nodes the text is enough.
     if isinstance(key, jtu.DictKey):
         return [path_str((key,)), _value(key.key)]
     return [path_str((key,)), ["none", ""]]

@@ -1,8 +1,8 @@
-"""How two calls of one function differ in what is not data, by the path of each difference.
+"""Finds how two calls of one function differ outside their data, with the path of each.
 
-Data is compared by JAX, which names the leaf; what is static, and the structure around
-it, is compared here: for a compiled function that is called with other arguments than it
-was compiled for. Control flow asks the same of what goes round a loop.
+JAX compares the data leaves, and names the one that differs. This file compares static
+leaves and the tree structure, when a compiled function is called with other arguments
+than it was compiled for. Loops use it to compare the carry before and after a step.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ Arguments = Sequence[tuple[str, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What was, and what is now, at one place of the arguments."""
+    """One place of the arguments that differs, described before and after."""
 
     path: str
     kind: str
     before: str
     after: str
-    # What to do about it, where that is known.
+    # A sentence on how to fix it; empty if that is not known.
     fix: str = ""
 
     def __str__(self) -> str:
@@ -46,12 +46,12 @@ class Difference:
 def differences(
     before: tuple[Arguments, Skeleton], after: tuple[Arguments, Skeleton]
 ) -> Iterator[Difference]:
-    """Each place at which the static side of two calls differs, in the order of the
-    signature; none if both calls can use one compiled program."""
+    """Each static difference of two calls, in the order of the signature. There is none
+    if both calls can use one compiled program."""
     try:
         (fun, *args), (other, *others) = trees(*before), trees(*after)
     except Exception:
-        # A foreign node that does not take placeholders.
+        # A user's node type may refuse placeholders as children.
         was, now = before[1].treedef, after[1].treedef
         yield Difference("the arguments", STRUCTURE, str(was), str(now))
         return
@@ -73,7 +73,7 @@ def tree_differences(
     is_data: Callable[[Any], bool] = is_array,
     type_of: Callable[[Any], str] = lambda _: "an array",
 ) -> Iterator[Difference]:
-    """Each place at which two trees differ otherwise than in their arrays.
+    """Each place at which two trees differ, apart from the values of their arrays.
 
     Arrays are equal if `type_of` gives the same text for them; by default all are.
     """
@@ -81,7 +81,7 @@ def tree_differences(
         old, new = (_without_data(tree, is_data, type_of) for tree in (before, after))
         yield from _walk(path, old, new)
     except Exception:
-        # As above.
+        # A user's node type may refuse placeholders as children.
         was, now = map(jtu.tree_structure, (before, after))
         yield Difference(path, STRUCTURE, str(was), str(now))
 
@@ -93,7 +93,7 @@ def _without_data(tree: Any, is_data: Callable[[Any], bool], type_of: Any) -> An
 
 
 class Leaf:
-    """Stands for a leaf: the label of data and how to show it, or a static value."""
+    """Placeholder for a leaf: a label and text for data, or `STATIC` and the value."""
 
     def __init__(self, label: Any, value: Any = None):
         self.label = label
@@ -104,8 +104,8 @@ class Leaf:
 
 
 def trees(arguments: Arguments, skeleton: Skeleton) -> list[tuple[str, Any]]:
-    """Name and tree of the callable and of each argument, of leaves that stand for the
-    real ones."""
+    """Name and tree of the callable and of each argument, with a `Leaf` in place of
+    each leaf."""
     statics = iter(skeleton.statics)
     leaves = [
         Leaf(label, next(statics) if label is STATIC else None)
@@ -139,7 +139,7 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
         yield found
     was, now = jtu.tree_structure(old), jtu.tree_structure(new)
     if same and was != now:
-        # Something else that the node holds as its structure.
+        # The children agree, so the node's own auxiliary data differs.
         yield Difference(path, STRUCTURE, _held(was), _held(now))
 
 

@@ -1,7 +1,7 @@
-"""`doc_repr` and `doc_remove_args`: what a generator of documentation shall show.
+"""`doc_repr` and `doc_remove_args`: change what generated documentation shows.
 
-They act only while the module `typing` has an attribute `GENERATING_DOCUMENTATION`, which
-such a generator sets.
+They have an effect only while the module `typing` has an attribute
+`GENERATING_DOCUMENTATION`, which a documentation generator sets.
 """
 
 import inspect
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def doc_repr(obj: _T, string: str) -> _T:
-    """An object that documentation shows as a given text, in a default value for example.
+    """Has documentation show an object as a given text, for example as a default value.
 
     **Arguments:**
 
@@ -23,7 +23,7 @@ def doc_repr(obj: _T, string: str) -> _T:
     **Returns:**
 
     `obj`. While documentation is generated (`typing.GENERATING_DOCUMENTATION` is set), a
-    class instead whose `repr` is `string`, also as part of an annotation. Calling it calls
+    class whose `repr` is `string`, also within an annotation. Calling that class calls
     `obj`.
 
     !!! example
@@ -50,12 +50,12 @@ def doc_remove_args(*names: str) -> Callable[[_T], _T]:
 
     **Arguments:**
 
-    - `*names`: those of the parameters. Names that there are not are ignored.
+    - `*names`: the names of the parameters. Unknown names are ignored.
 
     **Returns:**
 
     A decorator, which returns the function itself. While documentation is generated
-    (`typing.GENERATING_DOCUMENTATION` is set), it gives the function another signature.
+    (`typing.GENERATING_DOCUMENTATION` is set), it also changes the signature.
 
     !!! example
 
@@ -74,7 +74,7 @@ def doc_remove_args(*names: str) -> Callable[[_T], _T]:
         if _is_generating():
             signature = inspect.signature(fn)
             kept = [p for k, p in signature.parameters.items() if k not in names]
-            # That of a wrapper is looked up in what it wraps.
+            # `inspect.signature` follows `__wrapped__` to the innermost function.
             innermost: Any = inspect.unwrap(fn)
             innermost.__signature__ = signature.replace(parameters=kept)
         return fn

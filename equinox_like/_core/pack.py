@@ -1,9 +1,9 @@
-"""Any pytree as the output of a function that JAX transforms.
+"""`pack` lets a function that JAX transforms return any pytree.
 
-JAX lets a function return arrays only. Other leaves are part of the structure: `pack`
-makes a pytree node of the arrays, whose structure holds the rest. So the rest comes
-back through every cache of JAX. (The node cannot unflatten to the user's tree by
-itself: JAX's fast path is for outputs that flatten to arrays only.)
+JAX lets a function return arrays only. `pack` makes a pytree node whose children are
+the arrays, and whose auxiliary data holds all other leaves. So JAX's caches return the
+other leaves, too. (The node cannot unflatten directly to the user's tree, because JAX's
+fast path needs outputs that flatten to arrays only.)
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from .parts import Rest, take_apart
 
 
 class Packed:
-    """A node with the arrays of a tree as children."""
+    """A pytree node with the arrays of a tree as children."""
 
     __slots__ = ("data", "rest")
 
@@ -25,28 +25,28 @@ class Packed:
         self.data = data
 
     def unpack(self, static: Callable[[Any], Any] | None = None) -> Any:
-        """The user's tree; with `static(leaf)` for each leaf that is not an array."""
+        """The user's tree. `static`, if given, maps the leaves that are not arrays."""
         if static is None:
             return self.rest.refill(self.data)
         return self.rest.fill(self.data, static)
 
 
 class Grouped(Packed):
-    """The same with the arrays in several lists, of a structure that is always the same.
+    """A `Packed` whose arrays are in several lists, always in the same structure.
 
-    So it can be a prefix tree for an output that is not known yet.
+    So a prefix tree can be written for it before the output is known.
     """
 
     __slots__ = ("groups", "packed")
 
     def __init__(self, groups: Sequence[Any], packed: Any):
         self.groups = groups
-        # All but the arrays, as a child of its own.
+        # A `Packed` without arrays: the rest of the tree, as a child.
         self.packed = packed
 
     @classmethod
     def of(cls, tree: Any, numbers: Sequence[int], count: int) -> "Grouped":
-        """`numbers` says for each leaf which of `count` groups it is in if an array."""
+        """Puts the arrays into `count` groups. `numbers` has the group of each leaf."""
         leaves, treedef = jtu.tree_flatten(tree)
         members = [
             [i for i, n in enumerate(numbers) if n == number and is_array(leaves[i])]

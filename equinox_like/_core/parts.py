@@ -1,11 +1,11 @@
-"""A tree taken apart for the length of one call: the data that JAX gets, and the rest.
+"""Takes a tree apart for one call: into the data leaves, which JAX gets, and the rest.
 
     data, rest = take_apart(tree, is_data)
     rest.fill(data)   # the tree again
-    rest.alone(data)  # the data in their places, and `None` for everything else
+    rest.alone(data)  # the tree with `None` for all other leaves
 
-This is `split` without its demands: leaves that are not data need no hash, since none
-of our caches depends on them.
+Unlike in `split`, leaves that are not data need not be hashable, since none of our
+caches depends on them.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ from .base import name_of
 
 
 class Rest:
-    """A tree without its data. Two are equal if that is so by the strict rule."""
+    """A tree without its data leaves. `==` compares static leaves by `strict_key`."""
 
     __slots__ = ("few", "leaves", "places", "treedef")
 
     def __init__(self, treedef: Any, leaves: Sequence[Any], places: Sequence[int]):
         self.treedef = treedef
-        # All leaves, with `None` for the data, and the indices of the data.
+        # All leaves, with `None` for the data; `places` are the indices of the data.
         self.leaves = list(leaves)
         self.places = tuple(places)
         for i in places:
@@ -38,14 +38,14 @@ class Rest:
     def fill(
         self, data: Sequence[Any], static: Callable[[Any], Any] | None = None
     ) -> Any:
-        """The tree, with `data` where its data were, and `static(leaf)` for the others."""
+        """The tree with these data leaves, and `static(leaf)` for each other leaf."""
         leaves = (
             self.leaves.copy() if static is None else list(map(static, self.leaves))
         )
         return self._put(leaves, data)
 
     def refill(self, data: Sequence[Any]) -> Any:
-        """As `fill(data)`, quicker if it is done again and again."""
+        """As `fill(data)`, but faster if it is called repeatedly."""
         if self.few is None:
             self.few = self._find_few()
         if self.few is False:
@@ -56,9 +56,11 @@ class Rest:
         return self.treedef.unflatten(leaves)
 
     def _find_few(self) -> list[tuple[int, Any]] | bool:
-        """The leaves that are not data, with their indices, if they are so few beside
-        data in order that inserting them is cheaper than a step of Python for each
-        datum."""
+        """The leaves that are not data, with their indices, or `False`.
+
+        `False` if they are too many, or if the data are not in order. Otherwise
+        inserting them into the list of data is faster than a Python loop over the
+        data."""
         others = len(self.leaves) - len(self.places)
         if others > max(2, len(self.places) // 16) or list(self.places) != sorted(
             self.places
@@ -68,7 +70,7 @@ class Rest:
         return [(i, x) for i, x in enumerate(self.leaves) if i not in data]
 
     def alone(self, data: Sequence[Any]) -> Any:
-        """Nothing but `data`: a tree of the same structure with `None` elsewhere."""
+        """The tree with these data leaves, and `None` for each other leaf."""
         return self._put([None] * len(self.leaves), data)
 
     def _put(self, leaves: list[Any], data: Sequence[Any]) -> Any:
@@ -77,7 +79,7 @@ class Rest:
         return self.treedef.unflatten(leaves)
 
     def has_places_of(self, other: "Rest") -> bool:
-        """Whether structure and places of the data are the same."""
+        """Whether the structure, and the places of the data, are the same."""
         return self.places == other.places and (
             self.treedef is other.treedef
             or strict_treedef(self.treedef) == strict_treedef(other.treedef)
@@ -97,14 +99,14 @@ class Rest:
 def take_apart(
     tree: Any, is_data: Callable[[Any], bool] = is_array
 ) -> tuple[list[Any], Rest]:
-    """The leaves that are data, and what is left of the tree without them."""
+    """The data leaves, and the tree without them."""
     leaves, treedef = jtu.tree_flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
     return [leaves[i] for i in places], Rest(treedef, leaves, places)
 
 
 def take_apart_like(tree: Any, like: Rest) -> tuple[list[Any], Rest]:
-    """The same, with an array for a Python number where `like` lacks one, as JAX has it."""
+    """As `take_apart`, but Python numbers become arrays where `like` has data."""
     leaves, treedef = jtu.tree_flatten(tree)
     if treedef == like.treedef:
         for i in like.places:
@@ -125,13 +127,13 @@ def is_array_or_struct(x: Any) -> bool:
 def as_arrays(data: Sequence[Any]) -> list[Any]:
     """Python numbers as arrays.
 
-    JAX hands the number itself to a rule if that is what the user differentiates at.
+    JAX passes a Python number to a rule as it is, if the user gave it as the primal.
     """
     return [x if is_array(x) else jnp.asarray(x) for x in data]
 
 
 def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
-    """What a function returned that was wrapped with `has_aux=True`."""
+    """The pair that `fun` must return under `has_aux=True`; `TypeError` otherwise."""
     if isinstance(out, tuple) and len(out) == 2:
         return out
     raise TypeError(

@@ -1,6 +1,6 @@
-"""What a user says on the sharding of one array: whether it can be, and to bring it about.
+"""Validates the sharding that a user asks for one array, and applies it.
 
-An error names the option by which it was said, and the array.
+Errors name the option that gave the sharding, and the array.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from .._tree.filters import is_array
 
 
 def is_sharding(spec: Any) -> bool:
-    # A `Format` of JAX has a sharding, too.
+    # JAX's `Format` has an attribute `sharding`.
     if isinstance(spec, Sharding | PartitionSpec):
         return True
     return hasattr(spec, "sharding") and not is_array(spec)
@@ -30,7 +30,7 @@ def refuse_other(option: str, name: str, spec: Any) -> None:
 def refuse_misfit(
     option: str, name: str, spec: Any, x: Any, cause: Exception | None = None
 ) -> None:
-    """Raises `ValueError` if an array of this shape cannot be sharded so."""
+    """Raises `ValueError` if `spec` does not fit the shape of `x`."""
     mesh = getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
     parts = getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
@@ -53,10 +53,11 @@ def refuse_misfit(
 
 
 def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
-    """`x` sharded so, within a trace, whatever the types of the mesh's axes.
+    """`x` with the sharding `spec`, within a trace, for any axis types of the mesh.
 
-    Of explicit axes `with_sharding_constraint` asserts what `reshard` brings about; for the
-    others it is the only one. It has a gradient only where no axis is explicit.
+    `reshard` is for explicit axes: `with_sharding_constraint` would only assert their
+    sharding. Automatic axes need `with_sharding_constraint`, which has a gradient only
+    if no axis is explicit. A mesh with both needs both.
     """
     mesh, parts = jax.sharding.get_abstract_mesh(), getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
@@ -64,7 +65,7 @@ def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     if mesh.empty:
         mesh = getattr(spec, "mesh", mesh)
     elif AxisType.Manual in mesh.axis_types:
-        spec = parts  # the mesh here is another one than without manual axes
+        spec = parts  # with manual axes, the mesh differs from that of `spec`
     if AxisType.Explicit not in mesh.axis_types:
         return jax.lax.with_sharding_constraint(x, spec)
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -84,7 +85,7 @@ def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
 def _refuse_order(
     option: str, name: str, spec: PartitionSpec, x: Any, kinds: dict[Any, AxisType]
 ) -> None:
-    """Raises `ValueError` where JAX would put the axes of a dimension in its own order."""
+    """Raises `ValueError` where JAX would change the order of a dimension's axes."""
     for i, part in enumerate(spec):
         axes = part if isinstance(part, tuple) else (part,)
         # A stable sort: `False` comes first.
@@ -98,7 +99,7 @@ def _refuse_order(
 
 
 def _of_kind(spec: Any, kinds: dict[Any, AxisType], kind: AxisType) -> Any:
-    """The part of a spec, or of a `NamedSharding`, that names axes of this kind."""
+    """A `PartitionSpec` or `NamedSharding`, with only its axes of this type."""
     parts = []
     for part in getattr(spec, "spec", spec):
         axes = part if isinstance(part, tuple) else (part,)

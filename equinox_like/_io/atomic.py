@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all; and pipes and devices, which are not files."""
+"""Replaces a file atomically. Also reads and writes pipes and devices."""
 
 import contextlib
 import errno
@@ -12,21 +12,21 @@ from typing import Any
 
 
 def with_suffix(path: Any, suffix: str) -> str:
-    """`path`, of any type that names a file, with `suffix` if it has none."""
+    """`path`, of any path type, as a string, with `suffix` if it has none."""
     path = pathlib.Path(os.fsdecode(path))
     return str(path) if path.suffix else f"{path}{suffix}"
 
 
 @contextlib.contextmanager
 def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
-    """A new file that takes the place of `path` if nothing goes wrong.
+    """A context manager with a new file, which replaces `path` if no error occurs.
 
-    At any moment there is the old file or the new one under this name. A process that is
-    killed may leave a hidden `.name.XXXXXXXX.tmp` beside it. What a power failure leaves is
-    up to the file system, unless it is `durable`: then all is on the disk before the new
-    file takes its place, which may take ten times as long.
+    At any time `path` is the old file or the new one. A process that is killed may
+    leave a hidden `.name.XXXXXXXX.tmp` in the same folder. After a power failure, the
+    content depends on the file system, unless `durable` is true: then all data are on
+    the disk before the old file is replaced, which may take ten times as long.
 
-    A pipe or a device is not replaced: what is in the new file is written to it.
+    A pipe or a device is not replaced: the content of the new file is copied to it.
     """
     target = os.path.realpath(path)
     if _is_stream(target):
@@ -34,7 +34,7 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
             yield file
         return
     folder, name = os.path.split(target)
-    # In the same folder, because only within one file system is renaming one step.
+    # In the same folder, since renaming is atomic only within one file system.
     temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
     if os.path.exists(target) and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
@@ -46,7 +46,7 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
     try:
         with file:
             if size and hasattr(os, "posix_fallocate"):
-                with contextlib.suppress(OSError):  # not every file system can
+                with contextlib.suppress(OSError):  # not supported by all file systems
                     os.posix_fallocate(file.fileno(), 0, size)
             yield file
             if durable:
@@ -61,7 +61,7 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
         raise
     if not durable:
         return
-    # The new name must reach the disk, too. Not every system lets a folder be opened.
+    # The new name must be on the disk, too. Not every system can open a folder.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -72,7 +72,7 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Any]:
-    """A file to read from, with a name; of a pipe or a device a copy of what it holds."""
+    """A named file to read from. The content of a pipe or device is copied to one."""
     with open(path, "rb") as file:
         if not _is_stream(path):
             yield file

@@ -1,8 +1,8 @@
-"""Saving a tree by the paths of its leaves, as a safetensors file.
+"""`save` and `load`: a tree as a safetensors file, by the paths of its leaves.
 
-The file says by itself what is in it, and other programs can read it. Its data start at a
-multiple of 64 bytes, largest alignment first, so that JAX can use most of them on the CPU
-where the file is mapped, without a copy.
+The file describes its own content, and other programs can read it. Its data start at a
+multiple of 64 bytes, and tensors are sorted by alignment, largest first. So on the CPU,
+JAX can use most of them in the mapped file, without a copy.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def save(
     """
     texts = _check_metadata(metadata)
     tensors = _encode(tree)
-    # Largest alignment first: then each one is aligned.
+    # With the largest alignment first, each tensor is aligned.
     tensors.sort(key=lambda item: -alignment(item[2].nbytes))
     head = header(texts, tensors)
     size = len(head) + sum(data.nbytes for _, _, data in tensors)

@@ -1,4 +1,4 @@
-"""A checksum of the data of a leaf: the CRC-32, of large data by several threads."""
+"""The checksum of a leaf's data: the CRC-32, computed by several threads if large."""
 
 import zlib
 from collections.abc import Iterable
@@ -7,24 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 _PIECE = 1 << 20
-# The characters of the text of a CRC-32.
+# The number of characters of a CRC-32 as text.
 _WIDTH = 8
 
 
 def checksum(data: np.ndarray) -> str:
-    """A text of 8 characters for `data`, an array of `uint8` in one dimension.
+    """The checksum of `data`, a 1D array of `uint8`, as a text of 8 characters.
 
-    Up to 1 MiB it is the CRC-32. Beyond, it is the CRC-32 of the checksums of each
-    piece of 1 MiB, as little-endian integers of 32 bits.
+    For up to 1 MiB it is the CRC-32. For more, it is the CRC-32 of the checksums of all
+    pieces of 1 MiB, as little-endian 32-bit integers.
     """
     return checksum_and_pieces(data)[0]
 
 
 def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
-    """The checksum of `data`, and the CRC-32 of each piece of 1 MiB, in a row.
+    """The checksum of `data`, and the CRC-32s of its pieces of 1 MiB as one text.
 
-    With the second a part of the data can be checked without the rest. Up to 1 MiB both
-    are the same.
+    With the second, a part of the data can be checked without the rest. For up to 1 MiB
+    both are the same.
     """
     sums = _crcs([data[i : i + _PIECE] for i in range(0, data.nbytes or 1, _PIECE)])
     whole = sums[0] if len(sums) == 1 else zlib.crc32(np.array(sums, "<u4").tobytes())
@@ -34,8 +34,8 @@ def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
 def has_checksum(data: np.ndarray, expected: str) -> bool:
     """Whether `expected` is the checksum of `data`.
 
-    Files of older versions have 16 characters for data beyond 64 KB: the sum of the
-    words of 64 bits, which does not depend on their order.
+    Files of older versions have 16 characters for more than 64 KB of data: the sum of
+    all 64-bit words, which does not depend on their order.
     """
     if len(expected) == 16:
         return _sum_of_words(data) == expected
@@ -45,7 +45,7 @@ def has_checksum(data: np.ndarray, expected: str) -> bool:
 def has_pieces(
     data: np.ndarray, expected: str, ranges: Iterable[tuple[int, int]]
 ) -> bool:
-    """Whether each piece of `data` that holds a byte of `ranges` has its CRC-32 in
+    """Whether each piece of `data` that overlaps one of `ranges` has its CRC-32 in
     `expected`. The other pieces are not read."""
     wanted = sorted(
         {i for start, end in ranges for i in range(start // _PIECE, -(-end // _PIECE))}
@@ -61,9 +61,9 @@ def _crcs(pieces: list[np.ndarray]) -> list[int]:
     buffers = [piece.data for piece in pieces]
     if len(buffers) > 1:
         try:
-            with ThreadPoolExecutor() as pool:  # `crc32` does not hold Python's lock
+            with ThreadPoolExecutor() as pool:  # `crc32` releases Python's lock
                 return list(pool.map(zlib.crc32, buffers))
-        except RuntimeError:  # the interpreter ends, and starts no more threads
+        except RuntimeError:  # no new threads can start at interpreter shutdown
             pass
     return list(map(zlib.crc32, buffers))
 

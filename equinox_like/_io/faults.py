@@ -1,4 +1,4 @@
-"""What keeps a tree from being loaded from a file, told in one error."""
+"""`Faults`: one error that lists everything that prevents loading a tree."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,7 +12,7 @@ _Path = tuple[Any, ...]
 
 
 class Faults:
-    """What keeps a tree from being loaded, collected to be reported together."""
+    """Collects the problems that prevent loading a tree, to raise them in one error."""
 
     def __init__(self, source: str, holder: str, target: str = "like"):
         self.source = source

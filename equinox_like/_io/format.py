@@ -1,8 +1,8 @@
-"""The safetensors file of a tree: its header, as `save` writes it, and a file to read.
+"""The safetensors file of a tree: the header that `save` writes, and `File` to read it.
 
-https://github.com/huggingface/safetensors describes the format: the length of the header
-in 8 bytes, the header in JSON, the data. The `safetensors` package checks a file before
-anything else looks at it.
+https://github.com/huggingface/safetensors describes the format: the length of the
+header in 8 bytes, the header in JSON, the data. The `safetensors` package validates a
+file before we read it.
 """
 
 import functools
@@ -22,10 +22,10 @@ from .records import are_bools
 from .tensors import Tensor, decode_tensor
 
 METADATA: Final = "__metadata__"
-# The key of our own entry in the metadata, and the version of what stands there.
+# The key of our own entry in the metadata, and the version of its format.
 _OWN: Final = "equinox_like"
 _VERSION: Final = 1
-# The sum of the header, beside it, as it cannot hold its own.
+# The key of the checksum of the header, which our own entry is part of.
 _OWN_SUM: Final = "equinox_like_sum"
 RESERVED: Final = frozenset({_OWN, _OWN_SUM})
 _ALIGNMENT: Final = 64
@@ -39,8 +39,8 @@ def alignment(size: int) -> int:
 def header(
     texts: dict[str, str], tensors: list[tuple[str, Tensor, np.ndarray]]
 ) -> bytes:
-    """What stands before the data of `tensors`, which follow in this order."""
-    # As text at once: small objects by the ten thousand wake up the garbage collector.
+    """The bytes before the data of `tensors`, which follow in this order."""
+    # Built as text: many small objects would trigger garbage collection.
     entries, kinds, end = [], [], 0
     for name, tensor, data in tensors:
         start, end = end, end + data.nbytes
@@ -82,7 +82,7 @@ def _json(value: Any) -> str:
 
 
 class File:
-    """A safetensors file that was found to be sound, mapped into memory."""
+    """A validated safetensors file, mapped into memory."""
 
     def __init__(self, path: str):
         self.path = path
@@ -90,9 +90,9 @@ class File:
         with open(path, "rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
-            # Private: whoever writes into the memory does not write into the file.
+            # A private mapping: writing to the memory does not change the file.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        # Not all of it may be tensors: a file that changed after it was checked.
+        # Each tensor is checked below: the file may have changed since its validation.
         self.data = np.frombuffer(mapped, np.uint8)[8 + size :]
         self.data.flags.writeable = False
         self.metadata: dict[str, str] = header.pop(METADATA, None) or {}
@@ -108,10 +108,10 @@ class File:
     def is_intact(
         self, name: str, ranges: Iterable[tuple[int, int]] | None = None
     ) -> bool:
-        """Whether the data of a tensor have their checksum.
+        """Whether the data of a tensor match their checksum.
 
-        With `ranges` of its elements, only these are read, if the file has checksums of
-        pieces; files of older versions have one for the whole.
+        With `ranges` of elements, only the pieces with these elements are read. Files
+        of older versions have no checksums of pieces, so the whole tensor is read.
         """
         data, tensor = self._bytes(name), self.tensors[name]
         kind = self.kinds.get(name, {})
@@ -129,7 +129,7 @@ class File:
         return self.data[start:end]
 
     def _kinds(self, own: str | None, own_sum: str | None) -> dict[str, Any]:
-        """What we said of the tensors, if it was us who wrote the file."""
+        """Our own metadata of the tensors; empty if another program wrote the file."""
         if own is None and own_sum is None:
             return {}
         try:
@@ -179,7 +179,7 @@ def _require_sound(path: str) -> None:
             "`pip install safetensors`."
         ) from None
     if not os.path.isfile(path):
-        open(path, "rb").close()  # the error that says why
+        open(path, "rb").close()  # raises the error that tells the reason
     try:
         with safetensors.safe_open(path, framework="numpy"):
             pass

@@ -1,4 +1,4 @@
-"""Where the arrays that were read go: onto a device, or onto each its own shard."""
+"""Places the arrays that were read on devices, each device with its own shard."""
 
 import math
 from typing import Any
@@ -16,12 +16,12 @@ from .._tree.paths import plain_path
 
 
 def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
-    """For each leaf of `like` the sharding of what takes its place: what the prefix tree
-    `shardings` says, or else that of `like`; `None` for the default device.
+    """The sharding of the new array for each leaf of `like`. It is that in the prefix
+    tree `shardings`, or else that of the leaf; `None` stands for the default device.
 
     **Raises:**
 
-    `LeafError` if `shardings` has something else, or a sharding that does not fit.
+    `LeafError` if a leaf of `shardings` is not a sharding, or does not fit.
     """
     said = (spec for _, spec in spread(shardings, like, "shardings", "like"))
     return [
@@ -57,14 +57,14 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
 def local_ranges(
     shape: tuple[int, ...], sharding: Sharding | None
 ) -> list[tuple[int, int]] | None:
-    """Which elements of an array, in its flat order, this process has in shards: for each
-    shard from its first element to its last. `None` where it has all of them."""
+    """The ranges of elements, in flat order, that contain this process's shards of an
+    array: one range for each shard. `None` if the process has all elements."""
     if sharding is None or sharding.is_fully_addressable or 0 in shape:
         return None
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     ranges = set()
     indices = sharding.addressable_devices_indices_map(shape).values()
-    for index in filter(None, indices):  # none of them is None, whatever its type says
+    for index in filter(None, indices):  # no index is `None`, but its type allows it
         bounds = [part.indices(n)[:2] for part, n in zip(index, shape, strict=True)]
         first = sum(low * n for (low, _), n in zip(bounds, strides, strict=True))
         last = sum((high - 1) * n for (_, high), n in zip(bounds, strides, strict=True))
@@ -75,9 +75,9 @@ def local_ranges(
 def put_like(
     like: list[Any], leaves: list[Any], shardings: list[Sharding | None]
 ) -> list[Any]:
-    """Converts the arrays that were read to JAX arrays, where `like` has one.
+    """Converts the arrays that were read to JAX arrays, if `like` has a JAX array.
 
-    On the CPU without a copy, where the data are aligned.
+    On the CPU, aligned data are not copied.
     """
     put = putter(copy=False)
     placed = []
@@ -88,13 +88,13 @@ def put_like(
         if sharding is None:
             leaves[i] = put(leaf) if isinstance(leaf, np.ndarray) else leaf
         elif not sharding.is_fully_addressable:
-            # `device_put` would read all of it, to compare it with other processes.
+            # `device_put` would read the whole array, to compare it between processes.
             leaves[i] = jax.make_array_from_callback(
                 leaf.shape, sharding, leaf.__getitem__
             )
         else:
             placed.append(i)
-    # All at once.
+    # In one call, which is faster.
     arrays = jax.device_put([leaves[i] for i in placed], [shardings[i] for i in placed])
     for i, array in zip(placed, arrays, strict=True):
         leaves[i] = array

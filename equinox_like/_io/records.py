@@ -1,9 +1,9 @@
 """One leaf as one record of NumPy's `.npy` format, and back; nothing is ever pickled.
 
-`.npy` knows neither JAX's small floats and integers nor typed PRNG keys. Such a leaf is
-stored under a structured dtype whose only field bears its name (`float8_e4m3fn`,
-`key<threefry2x32>`), so that `numpy.load` still reads it and the header says what it is.
-`bfloat16` is stored as raw two-byte values, as it has always been.
+`.npy` does not support JAX's small floats and integers, nor typed PRNG keys. Such a
+leaf is stored under a structured dtype whose only field has the leaf's dtype as its
+name (`float8_e4m3fn`, `key<threefry2x32>`). So `numpy.load` can read it, and the header
+names the dtype. `bfloat16` is stored as raw two-byte values, as by `numpy.save`.
 """
 
 import ast
@@ -23,10 +23,10 @@ from .._tree.filters import is_array
 from .._tree.nodes import with_article
 
 _MAGIC: Final = b"\x93NUMPY"
-# NumPy's own limit: parsing longer text from a foreign file may exhaust the interpreter.
+# NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
 _MAX_HEADER: Final = 10_000
 _KEY_PREFIX: Final = "key<"
-# Below so many bytes what is done for each record takes longer than its data.
+# Below this size in bytes, the overhead of a record takes longer than its data.
 _SMALL: Final = 1 << 16
 
 
@@ -75,7 +75,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
 
 def read_leaf(f: Any, x: Any, put: Put) -> Any:
-    """The same, with a way to make JAX arrays that many leaves share."""
+    """As `default_deserialise_filter_spec`, with `put` to make JAX arrays."""
     if is_typed_key(x):
         return _read_key(f, x)
     if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
@@ -90,19 +90,19 @@ def read_leaf(f: Any, x: Any, put: Put) -> Any:
 
 
 def is_data(leaf: Any) -> bool:
-    """Whether a file has something for this leaf."""
+    """Whether a file has a record for this leaf."""
     return is_array(leaf) or isinstance(
         leaf, (bool, int, float, complex, jax.ShapeDtypeStruct)
     )
 
 
 class RecordMismatch(Exception):
-    """A record holds something else than the leaf that it is to be loaded into."""
+    """A record does not fit the leaf that it would replace."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a record says about its data, read before any of the data is."""
+    """The header of a record, which is read before its data."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -114,7 +114,7 @@ class Header:
 
 
 def encode(leaf: Any) -> np.ndarray:
-    """`leaf` as an array of a dtype that `.npy` can name."""
+    """`leaf` as an array of a dtype that `.npy` supports."""
     if is_typed_key(leaf):
         data = np.ascontiguousarray(jax.random.key_data(leaf))
         name = f"{_KEY_PREFIX}{jax.random.key_impl(leaf)}>"
@@ -142,12 +142,12 @@ def is_stored_as(dtype: np.dtype, stored: np.dtype) -> bool:
     """Whether data of the dtype `stored` in a file may be an array of `dtype`."""
     if stored == stored_dtype(dtype):
         return True
-    # Equinox writes all one-byte dtypes alike.
+    # Equinox stores all one-byte dtypes as `V1`.
     return _is_extension(dtype) and stored == np.dtype(f"V{dtype.itemsize}")
 
 
 def stored_name(dtype: np.dtype) -> str:
-    """The name of what is stored under `dtype`."""
+    """The name of the dtype of the leaf that is stored under `dtype`."""
     if dtype.names is not None and len(dtype.names) == 1:
         return dtype.names[0]
     return {"V2": "bfloat16 (or raw two-byte values)"}.get(dtype.str[1:], str(dtype))
@@ -163,7 +163,7 @@ def is_typed_key(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     return (
         dtype is not None
-        # Asking JAX takes longer.
+        # Tested first, since `issubdtype` is slower.
         and not isinstance(dtype, np.dtype)
         and isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
         and jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -171,7 +171,7 @@ def is_typed_key(leaf: Any) -> bool:
 
 
 def _is_extension(dtype: np.dtype) -> bool:
-    # 2 is NumPy's mark of a dtype that another package has registered.
+    # NumPy sets this to 2 for a dtype that another package has registered.
     return dtype.isbuiltin == 2
 
 
@@ -179,7 +179,7 @@ def _is_extension(dtype: np.dtype) -> bool:
 
 
 def write_record(file: Any, array: np.ndarray) -> None:
-    """Writes what `numpy.save` does, byte for byte: small ones in a fifth of the time."""
+    """Writes the same bytes as `numpy.save`; for small arrays five times as fast."""
     header = None
     if array.nbytes < _SMALL:
         header = _header_bytes(array.dtype, array.shape, array.flags.fnc)
@@ -193,13 +193,13 @@ def write_record(file: Any, array: np.ndarray) -> None:
 def _header_bytes(
     dtype: np.dtype, shape: tuple[int, ...], fortran_order: bool
 ) -> bytes | None:
-    """The header of a record; `None` if it needs a rarer version of `.npy`."""
+    """The header of a record; `None` if it needs a version of `.npy` other than 1.0."""
     file = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     fields = {"descr": descr, "fortran_order": fortran_order, "shape": shape}
     try:
         np.lib.format.write_array_header_1_0(file, fields)
-    except ValueError:  # too long, or not in latin1
+    except ValueError:  # too long, or not encodable as latin1
         return None
     return file.getvalue()
 
@@ -233,14 +233,14 @@ def read_header(file: Any) -> Header:
     text = _read_exactly(file, size)
     try:
         return _parse_header(text, "utf-8" if version == 3 else "latin1")
-    except Exception as error:  # whatever Python and NumPy say to a foreign header
+    except Exception as error:  # a damaged header may raise any error
         raise ValueError(f"the header of the record is damaged: {error}") from error
 
 
 def read_data(file: Any, header: Header) -> np.ndarray:
     """Reads the data that follow `header`, under the stored dtype."""
     size = header.nbytes
-    if size >= _SMALL:  # so much that the file is asked first, which takes time, too
+    if size >= _SMALL:  # check the length first; not worth its time for small data
         remaining = bytes_remaining(file)
         if remaining is not None and remaining < size:
             raise EOFError(
@@ -249,7 +249,7 @@ def read_data(file: Any, header: Header) -> np.ndarray:
     data = np.empty(size, np.uint8)
     view = data.data
     while view:
-        # In pieces, so that a stream of unknown length is not asked for all at once.
+        # In pieces, so that a stream of unknown length need not return all at once.
         piece = file.read(min(len(view), 1 << 26))
         if not piece:
             raise _cut()
@@ -263,13 +263,13 @@ def read_data(file: Any, header: Header) -> np.ndarray:
 
 
 def are_bools(data: np.ndarray) -> bool:
-    """Whether these bytes are truth values. JAX computes with others as if they were: 2 is
-    then neither true nor false."""
+    """Whether these bytes are 0 or 1. JAX does not check this: it would treat 2 as
+    neither true nor false."""
     return not (data > 1).any()
 
 
 def bytes_remaining(file: Any) -> int | None:
-    """How much can still be read from `file`; `None` if that is not known."""
+    """The number of bytes that are left to read; `None` if that is not known."""
     try:
         here = file.tell()
         end = file.seek(0, io.SEEK_END)
@@ -289,7 +289,7 @@ def _parse_header(text: bytes, encoding: str) -> Header:
         type(n) is int and n >= 0 for n in shape
     ):
         raise ValueError(f"{shape!r} is not a shape")
-    # Equinox's name for float8_e5m2, which NumPy does not understand.
+    # Equinox writes this for float8_e5m2, and NumPy cannot parse it.
     descr: Any = "V1" if fields["descr"] in ("<f1", "|f1") else fields["descr"]
     dtype = np.lib.format.descr_to_dtype(descr)
     if dtype.hasobject:
@@ -315,7 +315,7 @@ def _cut() -> EOFError:
 
 
 def check_alike(leaf: Any, like: Any) -> None:
-    """Raises `RecordMismatch` unless `leaf` has type, shape and dtype of `like`."""
+    """Raises `RecordMismatch` unless type, shape and dtype of `leaf` match `like`."""
     kinds = (jax.Array, "jax.Array"), (np.ndarray, "numpy.ndarray")
     for kind, name in kinds:
         is_struct = kind is jax.Array and isinstance(like, jax.ShapeDtypeStruct)

@@ -1,9 +1,9 @@
-"""Saving the leaves of a tree to a file, and loading them into a tree like it.
+"""Saves the leaves of a tree to a file, and loads them into a tree like it.
 
-A file is the `.npy` records of the leaves (`records.py`), one after the other in JAX's
-order, and, where the library itself opens the file, one last record that names the leaves.
-It is written under another name and then renamed, so that a process which is killed loses
-neither the old file nor the new one.
+A file has the `.npy` records of the leaves (`records.py`), one after the other in JAX's
+order. If the library itself opens the file, a last record names the leaves. The file is
+written under another name and then renamed, so that a killed process leaves either the
+old file or the new one.
 """
 
 import functools
@@ -163,11 +163,11 @@ def tree_deserialise_leaves(
     return rebuild(leaves)
 
 
-# What both directions share
+# Saving and loading
 
 
 def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
-    """For each leaf of `tree` its function, path and value; and how to rebuild the tree."""
+    """The function, path and value of each leaf; and a function to rebuild the tree."""
     specs, treedef = jtu.tree_flatten_with_path(filter_spec)
     subtrees = flatten_up_to(treedef, filter_spec, tree, "filter_spec", name)
     items, treedefs = [], []
@@ -224,7 +224,7 @@ def _is_default(spec: Any) -> bool:
 
 
 def _sharing_put(items: list[Any]) -> list[Any]:
-    """The same, where what the default function needs for each leaf is made once."""
+    """The items, with one `putter` for all leaves that the default function reads."""
     read = functools.partial(read_leaf, put=putter(copy=True))
     return [
         (read if spec is default_deserialise_filter_spec else spec, path, like)
@@ -235,7 +235,7 @@ def _sharing_put(items: list[Any]) -> list[Any]:
 def _read_leaves(
     file: Any, items: list[Any], saved: Structure | None, mapped: "Mapped"
 ) -> Iterator[Any]:
-    """The leaves, read one by one, and compared with the names and sums that were saved."""
+    """Reads the leaves one by one, and compares them with the saved names and sums."""
     records = Records(saved, mapped)
     end = file.tell()
     for spec, path, like in items:
@@ -248,7 +248,7 @@ def _read_leaves(
             raise
         end = file.tell()
         if end != start:
-            # A function of the user's, now or when saving, may have skipped some.
+            # A custom function, here or when saving, may have skipped some leaves.
             if _is_default(spec) and not records.are_selection:
                 if not records.is_next(path):
                     raise _other_structure(path, items, records.names)

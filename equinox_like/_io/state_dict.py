@@ -1,4 +1,4 @@
-"""A tree as a flat dictionary with dotted names, as other frameworks keep their weights."""
+"""A tree as a flat dictionary with dotted names, as in other frameworks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -119,7 +119,7 @@ def load_state_dict(
 
 
 class _Unfit(Exception):
-    """What a value is, and what is wanted."""
+    """A value does not fit. Its arguments describe the value, and what is wanted."""
 
 
 def _convert(value: Any, like: Any) -> Any:
@@ -127,7 +127,7 @@ def _convert(value: Any, like: Any) -> Any:
     if is_typed_key(like):
         data = jax.eval_shape(jax.random.key_data, like)
         _require(array, data.dtype, data.shape)
-        # What a struct stands for has the default implementation, if it does not say.
+        # The implementation is part of the dtype, so this also works for a struct.
         impl = jax.random.key_impl(jnp.empty((0,), like.dtype))
         return jax.random.wrap_key_data(jnp.array(array), impl=impl)
     if not hasattr(like, "dtype"):
@@ -166,7 +166,7 @@ def _as_array(value: Any) -> Any:
         array = np.asarray(value)
     except Exception:
         try:
-            # NumPy does not know bfloat16, which PyTorch has.
+            # PyTorch cannot convert a bfloat16 tensor to NumPy.
             return jnp.from_dlpack(value)
         except Exception as error:
             what = f"of type {type(value).__name__}, which gives no array ({error})"
@@ -187,7 +187,7 @@ def _named_leaves(tree: Any) -> list[tuple[str, _Path, Any]]:
     named, seen = [], {}
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
         if is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            # The step into a frozen part is not written.
+            # The key from a frozen part to its content has an empty text.
             written = tuple(key for key in path if str(key))
             name = jtu.keystr(written, simple=True, separator=".")
             if name in seen:

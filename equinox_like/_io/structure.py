@@ -1,7 +1,7 @@
-"""The last record of a file, which names the leaves that were written before it.
+"""The last record of a file, which names the leaves before it.
 
-It has the checksum and the end of each, too. It tells its own length at its very end, so
-that it can be found before anything else is read.
+It also has the checksum and the end of each leaf. It ends with its own length, so that
+it can be found before the other records are read.
 """
 
 import io
@@ -18,13 +18,13 @@ from .records import read_data, read_header, write_record
 
 
 class Structure(NamedTuple):
-    """What a file says at its end of the leaves in it."""
+    """The content of the last record: a description of the leaves in the file."""
 
     names: list[Any]
     sums: list[Any]
-    # Where each of them ends. Files of older versions do not say.
+    # The position after each leaf; `None` in files of older versions.
     ends: list[Any] | None
-    # Whether a function of the user's left out leaves that have data.
+    # Whether a custom function has skipped leaves that have data.
     is_selection: bool
 
 
@@ -56,14 +56,14 @@ def structure_record(
 
 
 class Mapped:
-    """A file in memory, to inspect what is read from it or was written to it."""
+    """A file mapped into memory, to compute checksums of its parts."""
 
     def __init__(self, path: str):
         with open(path, "rb") as file:
             try:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError:
-                mapped = b""  # an empty file has no map
+                mapped = b""  # an empty file cannot be mapped
         self.data = np.frombuffer(mapped, np.uint8)
 
     def checksum(self, start: int, end: int) -> str:
@@ -74,7 +74,7 @@ class Mapped:
 
 
 def find_structure(file: Any) -> Structure | None:
-    """The record at the end of the file, if there is one. Goes back to its start."""
+    """The last record of the file, or `None`. Leaves the file at its start."""
     end = file.seek(0, io.SEEK_END)
     file.seek(max(0, end - 64))
     found = _STRUCTURE_END.search(file.read())
@@ -99,7 +99,7 @@ def read_structure(file: Any) -> Structure | None:
 
 
 def _as_structure(found: Any) -> Structure:
-    """**Raises:** `KeyError` or `TypeError` if that is not what a file says at its end."""
+    """**Raises:** `KeyError` or `TypeError` if `found` is not such a description."""
     names, sums, ends = found["leaves"], found.get("sums", []), found.get("ends")
     texts, numbers = (names, sums), [] if ends is None else ends
     if not all(type(x) is list and all(type(y) is str for y in x) for x in texts):
@@ -110,7 +110,7 @@ def _as_structure(found: Any) -> Structure:
 
 
 class Records:
-    """What a file says about its records, starting with the next one to be read."""
+    """Compares the records that are read with the names and checksums in the file."""
 
     def __init__(self, saved: Structure | None, mapped: "Mapped"):
         self.names, self._sums, self._ends, self.are_selection = saved or _UNKNOWN
@@ -125,7 +125,7 @@ class Records:
         return left and self.names[self._next] == path_str(path)
 
     def are_intact(self, start: int, end: int) -> bool:
-        """Whether those that were read, from `start` to `end`, have their checksums."""
+        """Whether the records from `start` to `end` match their checksums."""
         if self._ends is None:
             return self._is_next_intact(start, end)
         while self._next < len(self._ends) and self._ends[self._next] <= end:

@@ -1,7 +1,8 @@
 """One leaf as one tensor of a safetensors file, and back.
 
-safetensors knows fewer dtypes than JAX, and neither Python numbers nor typed PRNG keys.
-Such a leaf is stored as a tensor that it does know, with an entry that says what it is.
+safetensors supports fewer dtypes than JAX, and neither Python numbers nor typed PRNG
+keys. Such a leaf is stored as a tensor of a supported dtype, with an entry in the
+metadata that describes the leaf.
 """
 
 import functools
@@ -18,7 +19,7 @@ from .._tree.arrays import describe_array, describe_type
 from .._tree.filters import is_array
 from .records import is_typed_key
 
-# The dtypes which each version of safetensors can read: their names here and there.
+# The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -38,7 +39,7 @@ _NATIVE: Final = {
 }
 _FROM_NATIVE: Final = {there: here for here, there in _NATIVE.items()}
 _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
-# How a Python number is stored, and what it may be loaded from.
+# The dtype that stores a Python number, and the dtypes that it may be loaded from.
 _PYTHON: Final[dict[type, tuple[Any, Any]]] = {
     bool: (np.bool_, jnp.bool_),
     int: (np.int64, jnp.integer),
@@ -48,9 +49,9 @@ _PYTHON: Final[dict[type, tuple[Any, Any]]] = {
 
 
 class Tensor(NamedTuple):
-    """What a file says about one tensor.
+    """The description of one tensor in a file.
 
-    `kind` is what safetensors cannot say: `{"dtype": ...}`, `{"python": ...}`, or
+    `kind` has what safetensors cannot describe: `{"dtype": ...}`, `{"python": ...}`, or
     `{"dtype": ..., "key": ...}` with the implementation of a PRNG.
     """
 
@@ -60,18 +61,18 @@ class Tensor(NamedTuple):
 
     @property
     def leaf_dtype(self) -> np.dtype | None:
-        """The dtype of the array that is stored; `None` if it is unknown here."""
+        """The dtype of the stored array; `None` if this version does not know it."""
         if "key" in self.kind:
             return np.dtype("uint32")
         return _known_dtype(self._dtype_name)
 
     @property
     def leaf_shape(self) -> tuple[int, ...]:
-        # Whatever is not stored as it is has one more axis, over the parts of an element.
+        # Unsupported dtypes have one more axis, over the parts of an element.
         return self.shape[:-1] if "dtype" in self.kind else self.shape
 
     def fits(self, size: int) -> bool:
-        """Whether this many bytes are what they are said to be, as far as it is known."""
+        """Whether dtype and shape need `size` bytes. `True` for an unknown dtype."""
         dtype = self.leaf_dtype
         if dtype is None:
             return True
@@ -93,11 +94,11 @@ def is_savable(leaf: Any) -> bool:
 
 
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
-    """The description of `leaf`, and its bytes as an array of `uint8` in one dimension.
+    """The description of `leaf`, and its bytes as a 1D array of `uint8`.
 
     **Raises:**
 
-    `TypeError` for a leaf that holds no data, or none that a file can hold.
+    `TypeError` for a leaf without data, or with data that cannot be saved.
     """
     kind: dict[str, str] = {}
     if isinstance(leaf, jax.Array):
@@ -135,14 +136,14 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
 
 @functools.lru_cache(maxsize=1024)
 def _as_stored(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[Tensor, np.dtype]:
-    """The description of such an array, and its dtype in the format's little-endian
-    byte order."""
+    """The description of an array with this dtype and shape, and its dtype in the
+    format's little-endian byte order."""
     name, little = dtype.name, dtype.newbyteorder("<")
     if _known_dtype(name) is None:
         raise TypeError(f"arrays of dtype {dtype} cannot be saved")
     if name in _NATIVE:
         return Tensor(_NATIVE[name], shape, {}), little
-    # The others have one more axis, over the parts of an element.
+    # Other dtypes are stored with one more axis, over the parts of an element.
     kind = {"dtype": name}
     if name in _COMPLEX:
         return Tensor(_NATIVE[_COMPLEX[name]], (*shape, 2), kind), little
@@ -150,9 +151,9 @@ def _as_stored(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[Tensor, np.dtyp
 
 
 def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
-    """The leaf that `data` holds, of the type of `like`, which must fit.
+    """The leaf in `data`, with the type of `like`, which must fit.
 
-    For an array of JAX, the array of NumPy to make it from, which shares its memory.
+    For a JAX array, it returns a NumPy array that shares the memory of `data`.
     """
     dtype = tensor.leaf_dtype
     assert dtype is not None
@@ -170,7 +171,7 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
 
 
 def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
-    """What keeps `tensor` from being loaded in place of `like`: what each of them is."""
+    """A description of `like` if `tensor` does not fit it, else `None`."""
     dtype = tensor.leaf_dtype
     if is_array(like) or isinstance(like, jax.ShapeDtypeStruct):
         wanted = describe_array(like)
@@ -194,7 +195,7 @@ def _python_type(leaf: Any) -> type:
 
 @functools.cache
 def _known_dtype(name: str) -> np.dtype | None:
-    """The dtype of this name, if its arrays are plain numbers."""
+    """The dtype with this name, or `None` if it is not a dtype of plain numbers."""
     if name in _NATIVE or name in _COMPLEX:
         return jnp.dtype(name)
     try:

@@ -1,7 +1,7 @@
-"""Abstract variables: names that a subclass must provide, beside abstract methods.
+"""Abstract variables: names that a subclass must provide, like abstract methods.
 
-An abstract variable is an annotation and nothing else. It makes no field, so that it has
-no say in the order of a constructor's parameters.
+An abstract variable is only an annotation. It does not make a field, so it does not
+affect the order of a constructor's parameters.
 """
 
 import inspect
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class _Alias:
-    """What `AbstractVar[T]` is at run time."""
+    """The value of `AbstractVar[T]` at run time."""
 
     __slots__ = ("origin", "parameter")
 
@@ -54,7 +54,7 @@ class _Abstract:
 
 
 if TYPE_CHECKING:
-    # To a type checker they are a variable, and a class variable, of type `T`.
+    # Type checkers see a variable, or a class variable, of type `T`.
     from typing import ClassVar as AbstractClassVar
 
     AbstractVar = Annotated[_T, "abstract"]
@@ -114,7 +114,7 @@ else:
 
 
 _NAMES: Final = ("AbstractVar", "AbstractClassVar")
-# The attribute in which a class keeps its own declarations: from name to what it is.
+# The attribute with the abstract variables of a class's own body, from name to kind.
 _OWN: Final = "_module_abstract_"
 
 
@@ -153,7 +153,7 @@ class StrictConfig:
 
 
 def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
-    """The abstract variables in the body of `cls`: from name to what it was declared as."""
+    """The abstract variables in the body of `cls`, a dict from name to kind."""
     declared = {}
     for name, annotation in annotations.items():
         if isinstance(annotation, str):
@@ -177,7 +177,7 @@ def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_open_variables(cls: type) -> tuple[frozenset[str], frozenset[str]]:
-    """The abstract variables, and the class variables, which `cls` still lacks."""
+    """The abstract variables, and abstract class variables, that `cls` still lacks."""
     is_open: dict[str, Any] = {}
     bases = cls.__mro__[-2::-1]
     if not any(base.__dict__.get(_OWN) for base in bases):
@@ -186,7 +186,7 @@ def find_open_variables(cls: type) -> tuple[frozenset[str], frozenset[str]]:
         for name in [n for n in is_open if _provides(base, n, is_open[n])]:
             del is_open[name]
         for name, kind in base.__dict__.get(_OWN, {}).items():
-            # What is a class variable stays one.
+            # A subclass cannot turn a class variable into a variable.
             is_open[name] = (
                 AbstractClassVar if is_open.get(name) is AbstractClassVar else kind
             )
@@ -198,7 +198,7 @@ def _of_kind(is_open: dict[str, Any], kind: Any) -> frozenset[str]:
 
 
 def _provides(base: type, name: str, kind: Any) -> bool:
-    """Whether the body of `base` has what fills an abstract variable."""
+    """Whether the body of `base` provides the abstract variable `name`."""
     if name in base.__dict__:
         return True
     annotation = inspect.get_annotations(base).get(name)
@@ -218,10 +218,10 @@ def _is_class_variable(annotation: Any) -> bool:
 
 
 def _refuse_string(cls: type, name: str, annotation: str) -> None:
-    """The annotation of a field may be a string; that of an abstract variable may not."""
+    """Raises an error if the annotation, a string, declares an abstract variable."""
     head = _head(annotation)
     if head.rpartition(".")[2] not in _NAMES:
-        # It may go by another name where the class is.
+        # The class's module may have imported it under another name.
         found: Any = sys.modules.get(cls.__module__)
         for part in head.split("."):
             found = getattr(found, part, None)

@@ -1,4 +1,5 @@
-"""`closure_to_pytree`: functions as Modules, whose children are what they close over."""
+"""`closure_to_pytree`: turns functions into Modules, with their closures as
+children."""
 
 import types
 from collections.abc import Mapping
@@ -15,22 +16,22 @@ def closure_to_pytree(tree: Any) -> Any:
 
     Each Python function among the leaves becomes a callable Module. Its children are the
     values of its closure and of its defaults, in which functions are replaced in turn. So
-    the learning rate within an optimiser can be differentiated, and an optimiser that is
-    built again with other arrays compiles nothing.
+    an optimiser's learning rate can be differentiated, and an optimiser that is created
+    again with other arrays does not cause a recompilation.
 
-    Two such Modules are static equals if their functions have the same code, name, module
-    and globals.
+    Two such Modules have equal structure if their functions have the same code, name,
+    module and globals.
 
     **Arguments:**
 
-    - `tree`: any pytree. Its leaves that are not written as Python functions, such as
-        built-in ones and `functools.partial`s, stay.
+    - `tree`: any pytree. Other callables among its leaves, such as built-in functions
+        and `functools.partial`s, are not changed.
 
     **Returns:**
 
-    A copy of the tree. The functions in it are called like the original ones, and see
-    the globals of their module. They get a new closure for each call, so what they
-    assign to `nonlocal` names is lost.
+    A copy of the tree. Its functions are called like the original ones, and read the
+    globals of their module. Each call creates a new closure, so assignments to
+    `nonlocal` names are lost.
 
     **Raises:**
 
@@ -94,7 +95,7 @@ def _closure(
 class Closure(Module):
     """A function whose closure and defaults are children.
 
-    What `equinox_like.internal.closure_to_pytree` makes of a function.
+    `equinox_like.internal.closure_to_pytree` creates it.
     """
 
     cells: tuple[Any, ...]
@@ -140,7 +141,7 @@ class _Code:
         return made
 
     def __eq__(self, other: object) -> bool:
-        # Python compares bytecode, constants with their types, names and lines.
+        # `==` of code objects compares bytecode, typed constants, names and lines.
         return (
             type(other) is _Code
             and self._code == other._code
@@ -160,7 +161,7 @@ class _Code:
 
 
 class _Mark:
-    """Stands for what a cell holds that is not a value."""
+    """Placeholder for the content of a cell that cannot be a child."""
 
     def __init__(self, name: str):
         self._name = name

@@ -1,4 +1,4 @@
-"""What happens around `__init__`. Each message stands beside the check that raises it."""
+"""The construction of a Module: `__init__`, and the checks before and after it."""
 
 import dataclasses
 import sys
@@ -32,25 +32,25 @@ def _references_to_a_local() -> int:
     return _count_references(local)
 
 
-# What `_count_references` returns for a new object that nothing but a local refers to.
+# The result of `_count_references` for an object to which only one local refers.
 _ALONE: Final = _references_to_a_local()
 
 
 def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    # Makes an instance: calls `__init__`, freezes it, and checks its fields. A docstring
-    # would be that of each `__call__` without one, to `help` and `inspect.getdoc`.
+    # Makes an instance: calls `__init__`, freezes it, and checks its fields. This is a
+    # comment, since `help` would show a docstring for each `__call__` that has none.
     spec: ModuleSpec = cls._module_spec_
     if spec.init_is_all:
         self = _new(cls)
         if kwargs:
             cls.__init__(self, *args, **kwargs)
             args += tuple(kwargs.values())
-        else:  # takes less time
+        else:  # faster
             cls.__init__(self, *args)
         if spec.has_checks:
             _check_fields(self, spec, spec.read_all(self))
             return self
-        for value in args:  # takes less time than anything that calls
+        for value in args:  # inlined: a function call would take longer
             if type(value) not in harmless_types:
                 _check_fields(self, spec, spec.read_all(self))
                 break
@@ -76,7 +76,7 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         _unset(self, OPEN)
     if spec.has_hooks:
         values = _convert(self, spec)
-    # Nothing can hold it that nobody else refers to.
+    # If nothing else refers to the instance, none of its fields can contain it.
     if _count_references(self) != _ALONE:
         check_values(self, _own_fields(self, spec, values))
     if spec.has_checks:
@@ -111,7 +111,7 @@ def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
 
 
 def _convert(self: Any, spec: ModuleSpec) -> Any:
-    """Refuses a class that lacks fields, and applies the converters."""
+    """Raises if abstract variables have no value, and applies the converters."""
     if spec.open_variables:
         refuse_open(type(self), spec.open_variables, "attributes")
     for name, convert in spec.converters:
@@ -122,7 +122,7 @@ def _convert(self: Any, spec: ModuleSpec) -> Any:
 def _own_fields(self: Any, spec: ModuleSpec, values: Any) -> Any:
     if spec.always_regular:
         return zip(spec.names, values, strict=True)
-    # What a property supplies is made when it is read, and is not part of the tree.
+    # A field that a property provides is not in the `__dict__`, nor part of the tree.
     attributes = self.__dict__
     return ((name, attributes[name]) for name in spec.names if name in attributes)
 

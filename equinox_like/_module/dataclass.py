@@ -1,4 +1,4 @@
-"""How a class becomes a dataclass. Its annotations are fields, or abstract variables."""
+"""Makes a class a dataclass. Its annotations are fields or abstract variables."""
 
 import dataclasses
 import inspect
@@ -20,12 +20,12 @@ def make_dataclass(cls: Any) -> None:
             f"Field '{reserved[0]}' of {cls.__qualname__} has a reserved name, under "
             "which a Module remembers how it is flattened: rename the field."
         )
-    # Without one, `dataclasses` would write a docstring from a signature that is not ours.
+    # Otherwise `dataclasses` writes a docstring, with a signature that is not ours.
     cls.__doc__ = cls.__doc__ or " "
     make = dataclasses.dataclass(init=False, repr=False, eq=False)
     abstract = own_declarations(cls, annotations)
     if abstract:
-        # They are not fields, and `dataclasses` must not see them.
+        # Hide them from `dataclasses`, which would make them fields.
         cls.__annotations__ = {
             n: a for n, a in annotations.items() if n not in abstract
         }
@@ -36,13 +36,13 @@ def make_dataclass(cls: Any) -> None:
 
 
 def put_attributes(cls: Any) -> None:
-    """Lets lazy instances find the values of the fields that `cls` declares."""
+    """Puts an `Attribute` on `cls` for each field. Lazy instances need them."""
     for name in inspect.get_annotations(cls):
         declared = cls.__dataclass_fields__.get(name)
         if declared is None or declared._field_type is not dataclasses._FIELD:  # pyright: ignore
             continue
         default = cls.__dict__.get(name, MISSING)
-        # A property overrides the field; a name of a wrapped function is set as it is.
+        # A property overrides its field. Names such as `__doc__` stay as they are.
         if not hasattr(type(default), "__set__") and not is_dunder(name):
             type.__setattr__(cls, name, Attribute(cls, name, default))
 

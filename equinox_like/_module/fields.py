@@ -1,7 +1,7 @@
-"""`field`: what a Module's field is beyond its name and type.
+"""`field`: the settings of a Module's field, beyond its name and type.
 
-The settings live in the dataclass field's own metadata, so that a plain
-`dataclasses.field(metadata=...)` says the same thing.
+The settings are stored in the dataclass field's metadata, so a plain
+`dataclasses.field(metadata=...)` can set them, too.
 """
 
 import dataclasses

@@ -1,12 +1,12 @@
-"""How an instance becomes children and aux data, and back, one node at a time.
+"""Flattens an instance to children and aux data, and back, one node at a time.
 
-This is what JAX's own registry does with a Module. The aux data of a node is an `Aux`, a
-tuple that JAX compares in C:
+JAX's own registry uses this for Modules. The aux data of a node is an `Aux`, a tuple
+that JAX compares in C:
 
     (names of the children, names of the statics, strict key of the statics)
 
-An instance remembers the aux data of its last flattening as `_aux_`. How a whole Module is
-flattened at once is in `_tree/cached.py`.
+An instance caches the aux data of its last flattening as `_aux_`. For the cache of a
+whole flattened Module, see `_tree/cached.py`.
 """
 
 import functools
@@ -35,25 +35,25 @@ WRAPPER_ATTRIBUTES: Final = (
     "__annotations__",
 )
 AUX: Final = "_aux_"
-# What `_is_open_` of an instance is while it is under construction.
+# The attribute with the names that can be assigned while an instance is constructed.
 OPEN: Final = "_is_open_"
 SCANNED: Final = frozenset({"<a tree is searched for this instance>"})
 
-# What reading an attribute raises where there is none.
+# The errors of reading an attribute that is missing.
 _WITHOUT_VALUE: Final = (AttributeError, RuntimeError)
 _set = object.__setattr__
 
 
 class Aux(tuple):
-    """The aux data of one node. It is the tuple; its attributes follow from that."""
+    """The aux data of one node. The attributes are derived from the tuple."""
 
     # The values of the statics, by name.
     statics: dict[str, Any]
-    # Those of them that can be changed in place.
+    # The statics that can be changed in place, by name.
     open: dict[str, Kept]
-    # The values in order, where each field, and nothing else, is set on the instance.
+    # The values of the statics in order, if exactly the fields are set.
     values: tuple[Any, ...] | None
-    # Then also the `__dict__` of such an instance but for its children, if none is open.
+    # Then, and if `open` is empty: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
 
     def __repr__(self) -> str:
@@ -64,11 +64,11 @@ strict_types.add(Aux)
 
 
 class ContainsItself(Exception):
-    """Flattening came to the instance that is looked for."""
+    """Flattening reached the instance marked as `SCANNED`."""
 
 
 class Node(Cached):
-    """What is flattened field by field: the base of Modules."""
+    """Base class of Modules: a node that is flattened field by field."""
 
 
 def register(
@@ -76,8 +76,7 @@ def register(
 ) -> None:
     """Makes `cls` a pytree node whose children are the `dynamic` fields.
 
-    `is_frozen` says that its instances never change, and so may remember how they are
-    flattened.
+    `is_frozen`: whether its instances never change, so that they can be cached.
     """
     get_dynamic, get_static = getter(dynamic), getter(static)
     are_same = _comparer(len(static))
@@ -91,7 +90,7 @@ def register(
             ):
                 return get_dynamic(self), aux
         except _WITHOUT_VALUE:
-            pass  # a field was deleted behind our back
+            pass  # nothing is cached, or a field was deleted by `object.__delattr__`
         return flatten_first(self)
 
     def flatten_first(self):
@@ -100,8 +99,8 @@ def register(
         state = self._is_open_
         if state is SCANNED:
             raise ContainsItself
-        # Fields may be missing, and other attributes may be there: a cached property, or
-        # the names of a wrapped function. Of these only the latter are structure.
+        # Fields may be missing, and there may be other attributes: cached properties,
+        # and the names of a wrapped function. Of these, only the names are structure.
         present = tuple(name for name in dynamic if name in attributes)
         fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
         aux = _make_aux(present, fixed, tuple(attributes[name] for name in fixed))
@@ -166,7 +165,7 @@ def _found_on(cls: type, name: str) -> Any:
 
 
 def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """`self -> (self.name, ...)`, in C where there are two names or more."""
+    """`self -> (self.name, ...)`, in C if there are at least two names."""
     if len(names) >= 2:
         return attrgetter(*names)
     if len(names) == 1:
@@ -177,9 +176,9 @@ def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 @functools.cache
 def _comparer(count: int) -> Callable[..., bool]:
-    """Makes the function that checks whether two tuples have the same objects.
+    """Makes a function that compares two tuples of this length by `is`.
 
-    Unlike `==` it distinguishes `1` from `True`, in the same time.
+    Unlike `==` it distinguishes `1` from `True`, and it is as fast.
     """
     if count == 0:
         return lambda old, new: old is not None
@@ -201,9 +200,9 @@ def are_same(old, new):
 
 @functools.cache
 def _unflattener(count: int) -> Callable[..., Any]:
-    """Makes the function that unflattens instances with so many children.
+    """Makes a function that unflattens instances with `count` children.
 
-    Written out for each number: nothing else that Python does here takes less time.
+    Generated code, unrolled for each `count`, is the fastest way to do this in Python.
     """
     names = "".join(f"name{i}, " for i in range(count))
     targets = "".join(f"attributes[name{i}], " for i in range(count))

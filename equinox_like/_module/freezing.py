@@ -1,8 +1,8 @@
 """Which arrays of a tree are trained: `trainable`, `frozen` and `unfrozen`.
 
-Being frozen is a property of the tree, not of a call: an optimiser that is given a frozen
-array would move it by weight decay or momentum, though its gradient is zero. It rests on
-`field(trainable=False)`, as a frozen part is a Module with one such field.
+Being frozen is a property of the tree, not of a call. A zero gradient is not enough: an
+optimiser may still change the array by weight decay or momentum. A frozen part is a
+`Frozen`, a Module whose only field is a `field(trainable=False)`.
 """
 
 import operator
@@ -96,7 +96,7 @@ def trainable_leaves(
 
 
 class _Nothing:
-    """The step of a path from a frozen part to its content: it is not written."""
+    """The key from a frozen part to its content. Its text is empty."""
 
     def __str__(self) -> str:
         return ""
@@ -128,7 +128,7 @@ class Frozen(Module):
         return getattr(self._stopped(), name)
 
     def _stopped(self) -> Any:
-        # An array that is not a tracer has no gradient to stop, and stays the same object.
+        # Without tracers there is no gradient to stop, so the arrays are not copied.
         value = self.value
         if not any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(value)):
             return value
@@ -245,7 +245,7 @@ def _is_frozen(node: Any) -> bool:
 
 
 def _has_buffers(node: Any) -> bool:
-    # `Node` and not `Module`, whose metaclass makes the question slow.
+    # `isinstance` is slow for `Module`, because of its metaclass, so `Node` is tested.
     return isinstance(node, Node) and bool(node._module_spec_.buffers)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -254,7 +254,7 @@ def _name_of(path: Sequence[Any]) -> str:
 
 
 def leaves_under(tree: Any, selector: Any) -> list[bool]:
-    """For each leaf, whether it is under what `selector` chooses."""
+    """For each leaf, whether it is in a part of the tree that `selector` chooses."""
     if isinstance(selector, str):
         paths = [plain_path(path) for path, _ in jtu.tree_leaves_with_path(tree)]
         return [matches_above(selector, path) for path in paths]

@@ -1,8 +1,8 @@
 """`Module`: a frozen dataclass that is a pytree, and whose methods are pytrees too.
 
-The metaclass makes each subclass a dataclass, chooses its `__init__`, and registers it
-with JAX; it also stands around each construction. Nothing here is asked when an attribute
-is read: methods become pytrees through a descriptor on the class.
+The metaclass makes each subclass a dataclass, chooses its `__init__`, registers it with
+JAX, and controls each construction. Reading an attribute runs no code of the metaclass:
+methods become pytrees through a descriptor on the class.
 """
 
 import abc
@@ -46,20 +46,21 @@ def spec_of(cls: type) -> ModuleSpec | None:
 
 
 class _Frozen(Node):
-    """What makes an instance immutable. It has no metaclass, which refers to it."""
+    """Makes instances immutable. The metaclass refers to it, so it is not a Module."""
 
     # An annotation would show in `typing.get_type_hints` of every Module.
     if TYPE_CHECKING:
         _module_spec_: ClassVar[ModuleSpec]
         _module_fields_: ClassVar[frozenset[str]]
-        # What can be assigned under construction: fields, and the names of what is wrapped.
+        # Names that can be assigned during construction: fields and
+        # `WRAPPER_ATTRIBUTES`.
         _open_names_: ClassVar[frozenset[str]]
 
-    # Whether it is intended that a field holds a callable with arrays of its own.
+    # Whether a field may hold a JAX-transformed callable with arrays.
     _wraps_callables_ = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `Cls[int](...)` sets `__orig_class__` on what it has made; it is not in the tree.
+        # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
         if name in self._is_open_ or name == "__orig_class__":
             _set(self, name, value)
         else:
@@ -69,7 +70,7 @@ class _Frozen(Node):
         refuse_assignment(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only what is part of the tree: a cached property is computed again.
+        # Only the parts of the tree; cached properties are computed again.
         names = self._module_fields_.union(WRAPPER_ATTRIBUTES)
         return {name: x for name, x in self.__dict__.items() if name in names}
 
@@ -78,10 +79,10 @@ class _Frozen(Node):
 
 
 class MethodDescriptor:
-    """Stands for a function in a class body; read from an instance, it binds a pytree.
+    """Replaces a function in a class body. Reading it from an instance gives a pytree.
 
-    Tools that decorate the functions in `vars(cls)` take it for the function itself: it has
-    all attributes of the function, and `isinstance` says that it is one.
+    For tools that decorate the functions in `vars(cls)` it looks like the function: it
+    has all attributes of the function, and passes `isinstance` checks for one.
     """
 
     def __init__(self, function: Any):
@@ -109,7 +110,7 @@ class MethodDescriptor:
         return type(self.function)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "function":  # a copy that is not complete yet
+        if name == "function":  # `copy` and `pickle` read attributes before it is set
             raise AttributeError(name)
         return getattr(self.function, name)
 
@@ -121,9 +122,9 @@ class MethodDescriptor:
 
 
 class _Forwarder:
-    """Binds the method of a base class that is not a Module, as if it were one.
+    """Binds a method of a base class that is not a Module, like a Module's method.
 
-    It looks the method up each time, as the base class may be changed.
+    It looks the method up each time, since the base class may be changed.
     """
 
     def __init__(self, owner: type, name: str):
@@ -142,7 +143,7 @@ class _Forwarder:
         return found if bind is None else bind(found, instance, owner)
 
     def _find(self, cls: type) -> Any:
-        """What Python would find if no class forwarded anything."""
+        """The attribute that Python would find without any `_Forwarder`."""
         order = cls.__mro__
         for base in order[order.index(self.owner) + 1 :]:
             found = base.__dict__.get(self.name, self)
@@ -165,7 +166,7 @@ def _is_method(name: str, value: Any) -> bool:
 
 
 def _forward_methods(cls: type) -> None:
-    """Lets `cls` bind the methods that it has from classes that are not Modules."""
+    """Lets `cls` bind the methods of its base classes that are not Modules."""
     names = {
         name
         for base in cls.__mro__[:-1]
@@ -183,7 +184,7 @@ def _forward_methods(cls: type) -> None:
 class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a dataclass and a pytree node."""
 
-    # For type checkers, calling a class is calling its `__init__`.
+    # Hidden from type checkers, so that a call of the class is checked by `__init__`.
     if not TYPE_CHECKING:
         __call__ = construct
 
@@ -198,9 +199,9 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         namespace = {key: _as_method(key, x) for key, x in namespace.items()}
-        # Fields live in the `__dict__`, which a slot of the same name would hide.
+        # Fields are in the `__dict__`; a slot of the same name would hide them.
         namespace.pop("__slots__", None)
-        # A base class that is not a Module may come first, with a plain `__dict__`.
+        # An earlier base class that is not a Module would bring a plain `__dict__`.
         namespace.setdefault("__dict__", vars(Cached)["__dict__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
         make_dataclass(cls)
@@ -231,7 +232,7 @@ class ModuleMeta(abc.ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        # Without it, `inspect` would tell the signature of a metaclass's `__call__`.
+        # Otherwise `inspect` would show the signature of the metaclass's `__call__`.
         signature = inspect.signature(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue]
         parameters = list(signature.parameters.values())[1:]
         return signature.replace(parameters=parameters)
@@ -246,7 +247,7 @@ class ModuleMeta(abc.ABCMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         spec = spec_of(cls)
-        if type(value) is Attribute:  # of another class, as `%autoreload` sets it
+        if type(value) is Attribute:  # `%autoreload` copies that of another class
             value = Attribute(cls, name, value.default)
         elif type(cls.__dict__.get(name)) is Attribute and not hasattr(
             type(value), "__set__"
@@ -254,7 +255,7 @@ class ModuleMeta(abc.ABCMeta):
             value = Attribute(cls, name, value)
         super().__setattr__(name, _as_method(name, value))
         if name == "__init__" and spec is not None:
-            # Nothing is known of it: it may assign attributes, and forget some.
+            # This `__init__` may assign other attributes, or leave fields unset.
             _set_spec(cls, dataclasses.replace(spec, **KNOWING_NOTHING_OF_INIT))
 
     def __delattr__(cls, name: str) -> None:
@@ -321,7 +322,7 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
         ```
     """
 
-    # For JAX: see `names.py`.
+    # JAX reads these: see `names.py`.
     __name__ = OfCallables(lambda self: type(self).__name__)  # pyright: ignore[reportAssignmentType]
     __code__ = OfCallables(lambda self: code_of(type(self).__call__))
 
@@ -345,7 +346,7 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
 
 
 class BoundMethod(Module):
-    """A method of an instance: the function is structure, the instance is its subtree."""
+    """A bound method: the function is structure, and the instance is a subtree."""
 
     __func__: Any = field(static=True)
     __self__: Any
@@ -357,7 +358,7 @@ class BoundMethod(Module):
         return types.MethodType(self.__func__, self.__self__)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # By its name where that leads to it, since what wraps a function may not pickle.
+        # By name where possible, since a function that is wrapped may not be picklable.
         name = self.__func__.__name__
         if getattr(type(self.__self__), name, None) is self.__func__:
             return getattr, (self.__self__, name)
@@ -375,7 +376,7 @@ class BoundMethod(Module):
 
 
 def _leave_out_this_frame(error: Exception) -> None:
-    """To be called in an `except` clause that then says `raise` alone."""
+    """Call it in an `except` clause, before a bare `raise`."""
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
     entry = error.__traceback__

@@ -1,7 +1,7 @@
-"""What a callable Module shows of itself: name, code, documentation, annotations.
+"""The name, code, docstring and annotations that a callable Module shows.
 
-JAX asks each function that it transforms for `__name__` and `__code__`. It prints the whole
-callable, and shows none of it, if there are none.
+JAX reads `__name__` and `__code__` of each function that it transforms. Without
+`__name__` it computes the `repr` of the whole callable, and does not show it.
 """
 
 import functools
@@ -12,14 +12,14 @@ from typing import Any
 
 
 def function_of(fun: Any) -> Any:
-    """The function that a `functools.partial` calls; any other callable as it is."""
+    """The function that a `functools.partial` calls; other callables unchanged."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     return fun
 
 
 def name_of(fun: Any) -> str:
-    """The name to show for any callable, also for one that has none."""
+    """The name to show for a callable: its `__name__`, or else its type's."""
     fun = function_of(fun)
     name = getattr(fun, "__name__", None)
     return name if isinstance(name, str) else type(fun).__name__
@@ -39,7 +39,7 @@ class OfCallables:
         self.name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        # Without `__set__`: what wraps a function has the name of that in its dictionary.
+        # There is no `__set__`, so a name in the instance's dictionary is found first.
         if instance is not None and callable(instance):
             return self.read(instance)
         raise AttributeError(
@@ -48,7 +48,7 @@ class OfCallables:
 
 
 class _Doc:
-    """The docstring of a class; read from an instance, that of its function."""
+    """The docstring of a class; for an instance, that of its function."""
 
     def __init__(self, of_class: str | None, function: Callable[[Any], Any]):
         self.of_class = of_class
@@ -59,9 +59,9 @@ class _Doc:
 
 
 class _Annotations(dict[str, Any]):
-    """The annotations of a class; read from an instance, those of its function.
+    """The annotations of a class; for an instance, those of its function.
 
-    A dictionary, as this is what Python expects to find in the class.
+    It is a dictionary, since Python expects one in the class.
     """
 
     function: Callable[[Any], Any]

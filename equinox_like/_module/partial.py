@@ -48,14 +48,14 @@ class Partial(Module, Generic[_T]):
     def __call__(self, /, *args: Any, **kwargs: Any) -> _T:
         if self.keywords:
             return self.func(*self.args, *args, **self.keywords, **kwargs)
-        return self.func(*self.args, *args, **kwargs)  # a method: it takes less time
+        return self.func(*self.args, *args, **kwargs)  # faster; the case of a method
 
     @property
     def __signature__(self) -> inspect.Signature:
         partial = functools.partial(self.func, *self.args, **self.keywords)
         try:
             signature = inspect.signature(partial)
-        except (TypeError, ValueError) as e:  # then it is that of `__call__`
+        except (TypeError, ValueError) as e:  # `inspect` then uses `__call__`
             raise AttributeError("__signature__") from e
         parameters = signature.parameters.values()
         left = [p for p in parameters if p.name not in self.keywords]
@@ -63,7 +63,7 @@ class Partial(Module, Generic[_T]):
 
 
 def show_partial(cls: type[Partial]) -> None:
-    """Gives instances of `cls` the docstring and annotations of what they call."""
+    """Gives instances of `cls` the docstring and annotations of their function."""
     show_function(cls, lambda partial: partial.func)
 
 

@@ -9,10 +9,10 @@ from .module import Module
 
 
 class Static(Module):
-    """Carries a value as structure, through transformations that take arrays only.
+    """Holds a value as structure, for transformations that accept arrays only.
 
-    Two of them are the same structure if their values have the same structure and their
-    leaves are strictly the same: `1`, `1.0` and `True` differ.
+    Two `Static`s are equal if their values have the same structure, and leaves that are
+    equal and of the same type: `1`, `1.0` and `True` differ.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""`str2jax`: a text that transformations of JAX can return."""
+"""`str2jax`: a text that JAX's transformations can return."""
 
 import types
 from typing import Any
@@ -7,7 +7,7 @@ from .module import Module
 
 
 class Text(Module):
-    """Base of what `str2jax` returns, whose class has the text as its name."""
+    """Base class for `str2jax`, whose result is of a subclass named like the text."""
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -21,8 +21,8 @@ class Text(Module):
 def str2jax(msg: str) -> Text:
     """A pytree without leaves that is shown as a text.
 
-    Useful as a mark that compiled functions can take and return. Each call makes a class:
-    call it once, when a module is imported.
+    Compiled functions can take and return it, for example as a marker. Each call
+    creates a class, so call it once, at the top level of a module.
 
     **Arguments:**
 
@@ -30,7 +30,7 @@ def str2jax(msg: str) -> Text:
 
     **Returns:**
 
-    An instance of a class of its own, whose name is `msg`. It is equal to itself alone.
+    An instance of a new class whose name is `msg`. It equals only itself.
 
     !!! example
 

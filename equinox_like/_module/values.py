@@ -1,7 +1,7 @@
-"""Mistakes that show in the values of an instance's fields, once it is made.
+"""Checks of the values of a new instance's fields, which detect common mistakes.
 
-Each is looked for only if the type of some value allows it, because most constructions
-must not pay for the few that go wrong.
+Each check runs only if the type of some value requires it, so that most constructions
+are not slowed down.
 """
 
 import functools
@@ -19,7 +19,7 @@ from .._tree.paths import plain_path
 from .._warn import warn
 from .flatten import OPEN, SCANNED, ContainsItself, Node
 
-# Name and value of each field to look at.
+# Name and value of each field to check.
 Fields = Iterator[tuple[str, Any]]
 
 _set = object.__setattr__
@@ -31,22 +31,23 @@ HOLD_NO_ARRAY: Final = frozenset(
 )
 
 JITTED: Final = type(jax.jit(lambda: None))
-# What JAX's transformations return. Some return plain functions.
+# The types that JAX's transformations return. Some return plain functions.
 _TRANSFORMED: Final = (
     types.FunctionType,
     JITTED,
     jax.custom_jvp,
     jax.custom_vjp,
 )
-# Callables in which an instance may hide from JAX.
+# Types of callables that may refer to an instance where JAX does not see it.
 _OPAQUE: Final = frozenset({*_TRANSFORMED, types.MethodType, functools.partial})
-# No value of these types holds a callable: plain values, arrays of the types that were met,
-# and Modules, which were checked when they were made.
+# Values of these types do not hold callables: plain values, arrays, and Modules, which
+# were checked when they were constructed. Array types and Modules are added when they
+# occur.
 harmless_types: Final[set[type]] = {bool, int, float, complex, str, bytes, type(None)}
 
 
 def may_hold_callable(value: Any) -> bool:
-    """Whether a callable that JAX has transformed may be in a field's value."""
+    """Whether a field's value may contain a JAX-transformed callable."""
     kind = type(value)
     if kind in harmless_types:
         return False
@@ -65,7 +66,7 @@ def may_hold_callable(value: Any) -> bool:
 
 
 def check_statics(self: Any, fields: Fields) -> None:
-    """Keeps a read-only copy of each NumPy array, and warns of arrays of JAX."""
+    """Replaces NumPy arrays by read-only copies, and warns of JAX arrays."""
     for name, value in fields:
         leaves = _leaves(value)
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -80,7 +81,7 @@ def check_statics(self: Any, fields: Fields) -> None:
 
 
 def check_callables(self: Any, fields: Fields) -> None:
-    """Warns of JAX-transformed callables, in which JAX does not see the arrays."""
+    """Warns of JAX-transformed callables with arrays, which JAX does not see."""
     if self._wraps_callables_:
         return
     for name, value in fields:
@@ -100,8 +101,8 @@ def check_callables(self: Any, fields: Fields) -> None:
 
 
 def check_values(self: Any, fields: Fields) -> None:
-    """Refuses a field that contains `self`, and warns of a callable that refers to it."""
-    # Now flattening `self` raises its own error.
+    """Raises if a field contains `self`; warns if a callable in it refers to `self`."""
+    # With this mark, flattening `self` raises `ContainsItself`.
     _set(self, OPEN, SCANNED)
     try:
         for name, value in fields:
@@ -143,11 +144,11 @@ def _leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[An
     except ContainsItself:
         raise
     except Exception:
-        return []  # a dictionary whose keys have no order, say
+        return []  # for example, a dictionary whose keys cannot be sorted
 
 
 def _collector(kind: type, found: list[Any]) -> Callable[[Any], bool]:
-    """To be given as `is_leaf`: appends each node of this type to `found`."""
+    """A function for `is_leaf` that appends each node of this type to `found`."""
 
     def visit(node):
         if isinstance(node, kind):
@@ -186,9 +187,9 @@ def _wrapped_by(fun: Any) -> Iterator[Any]:
 
 
 def _inside(leaf: Any) -> Iterator[Any]:
-    """What an opaque callable is made of."""
+    """The callables and arguments within an opaque callable."""
     if isinstance(leaf, functools.partial):
-        # JAX's own puts a `functools.partial` into an object that has it as `fun`.
+        # `jax.tree_util.Partial` may hold a `functools.partial` as `func.fun`.
         shown = getattr(leaf.func, "fun", None)
         for part in (leaf.func, shown, *leaf.args, *leaf.keywords.values()):
             yield part
@@ -202,7 +203,7 @@ def _is_of(inner: Any, self: Any) -> bool:
 
 
 def why_unhashable(self: Any, error: TypeError) -> TypeError:
-    """What to raise where a value in a Module has no hash: JAX's own says no path."""
+    """The error if a leaf is unhashable. JAX's own error does not name the leaf."""
     for path, leaf in jtu.tree_leaves_with_path(self):
         if is_array(leaf):
             name = type(self).__name__

@@ -1,7 +1,6 @@
-"""Arrays as objects: how a message shows them, their buffers, and whether those are left.
+"""Descriptions of arrays for messages, their buffers, and whether they are deleted.
 
-In a lower layer than donation, since copying, moving and printing arrays need no more
-than this.
+In a lower layer than donation, since copying and printing trees need these helpers.
 """
 
 import functools
@@ -20,31 +19,31 @@ def describe_array(x: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def describe_type(dtype: Any, shape: tuple[int, ...]) -> str:
-    """The same, of a dtype or its name and a shape."""
+    """As `describe_array`, from a dtype (or its name) and a shape."""
     name = dtype if isinstance(dtype, str) else dtype.name
     return f"{name}[{','.join(map(str, shape))}]"
 
 
 def struct_of(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, without its sharding or whether its type is weak."""
+    """The shape and dtype of an array, without its sharding and weak type."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def is_concrete(x: Any) -> bool:
-    """Whether `x` is an array of JAX that has buffers, as a tracer has not."""
+    """Whether `x` is a JAX array with buffers, and not a tracer."""
     return isinstance(x, jax.Array) and not isinstance(x, Tracer)
 
 
 def is_deleted(x: Any) -> bool:
-    # A tracer has no buffer; a NumPy array keeps its own.
+    # A tracer has no buffer, and a NumPy array never loses its own.
     return is_concrete(x) and x.is_deleted()
 
 
 def buffer_pointers(x: jax.Array) -> list[Any]:
-    """Hashable values that two arrays have in common if they share memory."""
+    """Hashable values. Two arrays that share memory have at least one in common."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     try:
         return [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
     except Exception:
-        return [id(x)]  # a backend that has no pointers: the same object at least
+        return [id(x)]  # this backend has no pointers: recognises the same object only

@@ -1,9 +1,9 @@
-"""Surgery on trees: `tree_at` gives a copy in which some nodes are replaced.
+"""`tree_at`: a copy of a tree in which some nodes are replaced.
 
-A function `where` is asked on rebuilt copies of the tree, in which every node and leaf is
-an object of its own, so that what it returns is found by identity. One leaf, the common
-case, is found without looking at any other node. Paths and trees of bools are looked up
-among the key paths of all nodes.
+A function `where` is called on copies of the tree. In these, every node and leaf is a
+distinct object, so what `where` returns is found by identity. If it returns one leaf,
+the common case, no other node is visited. Paths and trees of bools are looked up among
+the key paths of all nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -125,7 +125,7 @@ def tree_at(
 
 
 class _OpaqueLeaf:
-    """Stands for a leaf while `where` looks at the structure."""
+    """Placeholder for a leaf in the copy that `where` is called on."""
 
     __slots__ = ()
 
@@ -133,7 +133,7 @@ class _OpaqueLeaf:
 class _Tuple(tuple):
     """A tuple that is always a new object.
 
-    Python has but one `()`, and `tuple(t)` is `t` itself; for a subclass neither holds.
+    Python has only one `()`, and `tuple(t)` returns `t`. Neither holds for a subclass.
     """
 
     __slots__ = ()
@@ -143,7 +143,7 @@ jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
 
 
 def _ask(where: Any, copy: Any) -> Any:
-    """`where(copy)`, with an error that says what it did to a leaf."""
+    """`where(copy)`, with an error that explains if it used the value of a leaf."""
     try:
         return where(copy)
     except (AttributeError, TypeError) as error:
@@ -198,11 +198,11 @@ def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
 def _choose(
     answer: Any, filled_answer: Any, nodes: Nodes, filled_nodes: Nodes
 ) -> tuple[list[int], bool]:
-    """The places that `where` chose, and whether it was one node or a sequence of them.
+    """The places that `where` chose, and whether it returned one node or a sequence.
 
-    `answer` is from the copy with opaque leaves, which can be distinguished;
-    `filled_answer` is from the copy with the real leaves, in which tuples can be
-    distinguished.
+    `answer` is from the copy with opaque leaves, in which each leaf is distinct.
+    `filled_answer` is from the copy with the real leaves, in which each tuple is
+    distinct.
     """
     if type(answer) is tuple:
         is_one_node = type(filled_answer) is _Tuple
@@ -284,7 +284,7 @@ def _as_sequence(replace: Any, length: int) -> list[Any]:
 
 
 def _rebuild(leaves: list[Any], nodes: Nodes, new: dict[int, Any]) -> Any:
-    """The tree of `nodes` with these leaves, and `new` at some places instead."""
+    """The tree of `nodes` with these leaves, and the nodes `new` at their places."""
     leaves_before = list(
         accumulate((type(x) is _OpaqueLeaf for x in nodes.all), initial=0)
     )

@@ -1,9 +1,9 @@
-"""The `where` of `tree_at` that is not a function: paths, or a tree of bools.
+"""The forms of `tree_at`'s `where` that are not a function: paths, or a tree of bools.
 
-A path is a string, read as the Python expression that it is, or a tuple of key entries
-as JAX gives it. Key paths decide, so that of several `None` each can be chosen. An
-entry that is not a JAX key is evaluated: a negative index, a property that returns a
-node.
+A path is a string that is parsed as a Python expression, or a tuple of JAX key entries.
+It is looked up among the key paths, which distinguish several `None`. A string that is
+not found there is evaluated, for example for a negative index or a property that
+returns a node.
 """
 
 import ast
@@ -21,7 +21,7 @@ _Step = tuple[str, Any]
 
 
 def is_function(where: Any) -> TypeGuard[Callable[..., Any]]:
-    """Whether `where` is to be called: it can be, and is not a Module of bools."""
+    """Whether `where` is a function to call, and not a callable Module of bools."""
     return callable(where) and not _is_mask(where)
 
 
@@ -45,7 +45,7 @@ def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
         )
     places: dict[Any, int] = {}
     for place, path in enumerate(paths):
-        # The content of a frozen part has its path, too; the part comes first.
+        # A frozen part and its content have the same path. The part comes first.
         steps = tuple(_step(key) for key in path if str(key))
         places.setdefault(steps, place)
     return [_place(path, places, nodes) for path in given], is_one
@@ -90,7 +90,7 @@ def _step(key: Any) -> Any:
 
 
 def _parse(path: str) -> tuple[_Step, ...]:
-    """The steps of the expression that `path` is, after the name of a tree."""
+    """The steps of `path`, an expression without the tree's name at its start."""
     steps: list[_Step] = []
     try:
         node = ast.parse(
@@ -114,7 +114,7 @@ def _parse(path: str) -> tuple[_Step, ...]:
 
 
 def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
-    """The place of what Python reads at these steps."""
+    """The place of the node that Python code with these steps reads."""
     node = nodes.all[0]
     for i, (kind, name) in enumerate(steps):
         try:

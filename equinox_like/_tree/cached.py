@@ -1,8 +1,8 @@
-"""Nodes that remember how they are flattened, and may be lazy.
+"""Nodes that cache their flattened form, and may be lazy.
 
-A cached node is flattened once; what that gave is kept on the instance, where C++ finds
-it. A node that a compiled function returns holds nothing but that at first: it gets its
-fields when one of them is read, or its `__dict__`, or anything else that needs them.
+A cached node is flattened once. The result is stored on the instance, where C++ code
+reads it. A node that a compiled function returns has only this flattened form at first
+(it is lazy). It gets its fields when one of them, or its `__dict__`, is first needed.
 """
 
 import dataclasses
@@ -20,20 +20,20 @@ _set = object.__setattr__
 
 
 class _Flat:
-    """`_flat_` of a node that does not have it yet: describes the instance.
+    """Computes `_flat_` of a node that does not have it yet.
 
-    A descriptor without `__set__`, so it is asked only where the instance has none.
+    A descriptor without `__set__`: Python uses it only if the instance has no `_flat_`.
     """
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        describe = getattr(registry, "describe", None)  # JAX's own does not have it
+        describe = getattr(registry, "describe", None)  # `PublicRegistry` has none
         if describe is None or type(instance) not in cached_types:
-            raise AttributeError(FLAT)  # to a tool that reads all that `dir` lists
+            raise AttributeError(FLAT)  # for tools that read every name in `dir`
         try:
             flat = describe(instance)
-        except AttributeError as e:  # which would ask a `__getattr__` of the user's
+        except AttributeError as e:  # would call a `__getattr__` of the user's class
             raise RuntimeError(str(e)) from e
         if not instance._is_open_:
             _set(instance, FLAT, flat)
@@ -41,18 +41,18 @@ class _Flat:
 
 
 class _Bare:
-    """Has a `__dict__` with only that in it."""
+    """Has an ordinary `__dict__`, whose descriptor is used below."""
 
 
-# The dictionary of an instance as it is, with what it remembers, and perhaps no fields.
+# The actual dictionary of an instance: with its caches, but no fields if it is lazy.
 raw_dict: Final[Callable[[Any], dict[str, Any]]] = vars(_Bare)["__dict__"].__get__
 set_raw_dict: Final = vars(_Bare)["__dict__"].__set__
 
 
 class _Dictionary:
-    """`__dict__` of a node, which is built first.
+    """The descriptor `__dict__` of a node. Reading it builds a lazy node first.
 
-    It is not a `property`: tools that decorate a class would replace one.
+    It is not a `property`, since tools that decorate a class would replace it.
     """
 
     def __get__(self, instance: Any, owner: type) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class _Dictionary:
 
 
 class Cached(_Bare):
-    """A node that remembers how it is flattened, and may be lazy."""
+    """A node that caches its flattened form, and may be lazy."""
 
     # An annotation would show in `typing.get_type_hints` of every Module.
     if TYPE_CHECKING:
@@ -75,11 +75,11 @@ class Cached(_Bare):
         _flat_: Any
         _is_open_: Any
 
-    # How JAX's registry flattens it, and how ours does.
+    # Caches for JAX's registry, and for ours.
     _aux_ = None
     _flat_ = _Flat()
-    # The attributes that can be assigned now. It has some under construction only, and then
-    # remembers nothing.
+    # The attributes that can be assigned. There are some only during construction, when
+    # nothing is cached.
     _is_open_ = frozenset()
 
     __dict__ = _Dictionary()  # pyright: ignore[reportAssignmentType]
@@ -89,33 +89,34 @@ class Cached(_Bare):
 
 
 def forget(instance: Any) -> None:
-    """Drops what an instance remembers. It has its fields: see `build_now`."""
+    """Drops the caches of an instance, which must have its fields: see `build_now`."""
     attributes = raw_dict(instance)
     attributes.pop(FLAT, None)
     attributes.pop("_aux_", None)
 
 
 class _LooksLikeData(type):
-    """`inspect` and `help` ask the type of a descriptor whether it has `__set__`: yes, so
-    that a field is not listed as a method. Python itself asks the classes only, where it
-    finds none, and reads the instance first.
+    """Metaclass of `Attribute`, so that tools take its instances for data descriptors.
+
+    `inspect` and `help` look for `__set__` with `getattr`, and find it here. So they do
+    not list a field as a method. Python itself looks in the class `Attribute`, which
+    has none, and so reads the instance's dictionary first.
     """
 
     def __set__(cls, instance: Any, value: Any) -> None: ...
 
 
-# Stands on the class for a field: finds its value once a lazy instance is built.
-#
-# A descriptor without `__set__`, so it is asked only where the instance has no value. To
-# tools it is what a dataclass with slots has for each field, so that they see no default;
-# like that, it has no docstring.
+# The class attribute for a field. It builds a lazy instance, and returns the field's
+# value.  A descriptor without `__set__`: Python uses it only if the instance has no
+# value. To tools it looks like the member of a class with slots, so they see no
+# default. Such a member has no docstring, so this class has none.
 class Attribute(metaclass=_LooksLikeData):
     __slots__ = ("default", "name", "owner")
 
     owner: Any
 
     def __init__(self, owner: Any, name: str, default: Any = MISSING):
-        """Of a field that the class `owner` declares."""
+        """For the field `name` that the class `owner` declares."""
         self.owner = owner
         self.name = name
         self.default = default
@@ -129,12 +130,12 @@ class Attribute(metaclass=_LooksLikeData):
         if instance is not None:
             found = instance
             build_now(instance)
-            # Another thread may have been first.
+            # `build_now` does nothing if another thread has just built it.
             attributes = raw_dict(instance)
             if name in attributes:
                 return attributes[name]
         if default is MISSING:
-            # A class further up may have one, or a method of this name.
+            # A base class may have a default, or a method of this name.
             above = getattr(super(self.owner, found), name, MISSING)
             if above is not MISSING and type(above) is not Attribute:
                 return above
@@ -161,10 +162,10 @@ class Attribute(metaclass=_LooksLikeData):
 
 
 def build_now(instance: Any) -> None:
-    """Gives a lazy node its fields; does nothing to any other one.
+    """Gives a lazy node its fields. Does nothing if the node has them.
 
-    They are complete before they are published, all at once. If there are two threads,
-    the first wins.
+    All fields are computed first, and then set at once. If two threads do this, the
+    first one wins.
     """
     flat = raw_dict(instance).get(FLAT)
     if flat is None or not _is_unbuilt(raw_dict(instance), flat[1]):
@@ -176,7 +177,7 @@ def build_now(instance: Any) -> None:
     with _publishing:
         known = raw_dict(instance)
         if FLAT in known and _is_unbuilt(known, structure):
-            # Somebody may have set an attribute behind our back.
+            # Keep attributes that were set by `object.__setattr__`.
             own = {name: x for name, x in known.items() if name != FLAT}
             set_raw_dict(instance, attributes | own if own else attributes)
 
@@ -187,5 +188,6 @@ def _is_unbuilt(attributes: dict[str, Any], structure: Structure) -> bool:
     )
 
 
-# Held while no other code runs. A signal's handler may come to it again.
+# No user code runs while it is held, except a signal handler, which may acquire it
+# again.
 _publishing = threading.RLock()

@@ -1,7 +1,7 @@
-"""Is it a tree? Looking at nodes one level at a time, and for what hangs at two places.
+"""Flattens one level of a tree, and checks that no node or array occurs at two places.
 
-JAX takes a tree for granted: it makes two of an object that it meets twice, and never
-returns from one that contains itself.
+JAX does not check this. It makes two objects of one that occurs twice, and does not
+return if an object contains itself.
 """
 
 from typing import Any
@@ -86,7 +86,7 @@ def tree_check(pytree: Any) -> None:
             assert "`pytree['encoder']`" in str(error)
         ```
     """
-    # The objects are kept beside their paths, so that no `id` is given out again.
+    # Holding the objects keeps Python from reusing their `id`.
     seen: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
     pending: list[tuple[Any, tuple[Any, ...]]] = [(pytree, ())]
     while pending:
@@ -108,7 +108,7 @@ def tree_check(pytree: Any) -> None:
 
 
 def _memory(array: Any) -> Any:
-    """Equal for two arrays if they are one."""
+    """A key that is equal for two arrays if they are the same."""
     if isinstance(array, np.ndarray) and array.size:
         where, _ = array.__array_interface__["data"]
         return where, array.shape, array.strides, array.dtype.str

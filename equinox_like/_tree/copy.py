@@ -1,4 +1,4 @@
-"""Copying the arrays of a tree, so that donating or deleting the one spares the other."""
+"""Copies the arrays of a tree, so that one can be donated and the other kept."""
 
 from typing import Any, TypeVar
 
@@ -62,5 +62,5 @@ def _copy(path: tuple[Any, ...], x: Any) -> Any:
 
 def copy_array(x: jax.Array) -> jax.Array:
     copy = x.copy()
-    # JAX forgets some kinds of memory, and writes some shardings in another way.
+    # `x.copy()` may lose the memory kind, or return an equivalent sharding.
     return copy if copy.sharding == x.sharding else jax.device_put(copy, x.sharding)

@@ -1,7 +1,7 @@
-"""Comparing whole trees.
+"""Compares whole trees.
 
-Whatever Python can decide is decided first, so that a difference in structure, type, shape
-or dtype is a plain `False` even under a trace. Only then are values of JAX arrays compared.
+Structure, type, shape and dtype are compared first, in Python. So a difference in these
+gives a Python `False`, even under a trace. The values of JAX arrays are compared last.
 """
 
 import functools
@@ -98,7 +98,7 @@ def tree_equal(
 
 
 def _same_type(a: Any, b: Any) -> bool:
-    # Whether an array is traced is not part of what it is.
+    # A tracer counts as a JAX array.
     return type(a) is type(b) or (isinstance(a, jax.Array) and isinstance(b, jax.Array))
 
 
@@ -145,8 +145,10 @@ def _promoted(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _moved_to(target: Any, x: Any) -> Any:
-    """`x` on the devices of `target`: JAX cannot compute across the devices of two
-    arrays."""
+    """`x` with the sharding of `target`, if both are committed to their devices.
+
+    JAX cannot combine arrays that are committed to different devices.
+    """
     may_clash = _is_committed(target) and _is_committed(x)
     if may_clash and target.sharding != x.sharding:
         return jax.device_put(x, target.sharding)
@@ -162,6 +164,6 @@ def _is_zero(tolerance: Any) -> bool:
 
 
 def _widen(x: Any) -> Any:
-    # The small floats lack the range, and some the operations, to form a difference.
+    # A difference of small floats may overflow, and some of them lack the operations.
     is_small = x.dtype.itemsize < 4
     return x.astype(np.float32) if is_small else x

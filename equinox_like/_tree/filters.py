@@ -1,7 +1,7 @@
-"""Questions about one leaf: is it an array, and may it be differentiated?
+"""Filters for one leaf: whether it is an array, and whether it can be differentiated.
 
-The answers decide what every transformation traces, so they are asked of the type and
-the dtype alone, never of a value.
+The filters decide what every transformation traces. So they depend on the type and the
+dtype alone, never on a value.
 """
 
 from typing import Any
@@ -101,5 +101,5 @@ def is_none(element: Any) -> bool:
 
 
 def _has_conversion(element: Any) -> bool:
-    # A class has the attribute for the sake of its instances.
+    # A class with this attribute cannot be converted; its instances can.
     return hasattr(element, "__jax_array__") and not isinstance(element, type)

@@ -1,8 +1,8 @@
-"""Printing trees: short for arrays, laid out to fit a width.
+"""Prints trees, with arrays in short form, laid out to fit a width.
 
-wadler_lindig does the layout and prints what Python and dataclasses know; `TreeWLCustom`
-adds what only users of JAX have. It takes 4 ms to import, so it is imported when something
-is printed.
+wadler_lindig does the layout, and prints Python's types and dataclasses. `TreeWLCustom`
+adds the types of JAX. wadler_lindig takes 4 ms to import, so it is imported only when
+something is printed.
 """
 
 import dataclasses
@@ -97,14 +97,14 @@ def tree_pprint(
 class TreeWLCustom:
     """The rules of `tree_pformat`, as the `custom=` of wadler_lindig's functions.
 
-    Returns a document (`wadler_lindig.AbstractDoc`) for what these rules cover, and `None`
-    for the rest.
+    Calling it returns a document (`wadler_lindig.AbstractDoc`) for an object that these
+    rules cover, and `None` for any other object.
     """
 
     truncate_leaf: Callable[[Any], bool] | None = None
     short_arrays: bool = True
     struct_as_array: bool = False
-    # wadler_lindig does not tell them to `custom`; whoever calls it with others says so.
+    # wadler_lindig does not pass these two to `custom`, so its caller sets them here.
     indent: int = 2
     seen_ids: set[int] = dataclasses.field(default_factory=set)
 

@@ -5,11 +5,11 @@ import re
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether `pattern` is the whole of `path`, as `plain_path` writes it.
+    """Whether `pattern` matches the whole of `path`, as `plain_path` writes it.
 
-    `*` stands for anything within one component, `**` for any components. Everything else
-    stands for itself, brackets too. The empty path of the tree itself has no component:
-    only `""` and `"**"` match it.
+    `*` matches anything within one component, and `**` any number of components. All
+    other characters match themselves, brackets too. The path of the tree itself is
+    empty, so only `""` and `"**"` match it.
     """
     if not path:
         return pattern in ("", "**")
@@ -17,7 +17,7 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def matches_above(pattern: str, path: str) -> bool:
-    """Whether `pattern` is `path`, or a node above it."""
+    """Whether `pattern` matches `path`, or the path of a node above it."""
     expression = _compiled(pattern)
     ends = [m.start() for m in re.finditer(r"[.\[]", path) if m.start() > 0]
     return any(expression.fullmatch(path, 0, end) for end in (*ends, len(path)))
@@ -30,7 +30,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _expression(part: str) -> str:
-    if part == "**.":  # no component at all is fine, and then there is no dot
+    if part == "**.":  # matches no component too, and then there is no dot
         return r"(?:.*\.)?"
     if part == "**":
         return ".*"

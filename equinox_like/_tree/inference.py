@@ -1,4 +1,4 @@
-"""Switching a whole model between training and inference."""
+"""Switches a whole model between training and inference."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -82,10 +82,11 @@ def _set_flags(pytree: Any, value: Any) -> Any:
 
 
 def _has_flag(node: Any) -> bool:
-    """Whether `node` is a node of the tree with an attribute `inference`, but no method."""
+    """Whether a node, not a leaf, has an attribute `inference` that is not a method."""
     if jtu.all_leaves([node]) or callable(getattr(type(node), "inference", None)):
         return False
-    # Its own one: a wrapper may show the flag of what it wraps, through `__getattr__`.
+    # Not `hasattr(node, ...)`: a wrapper may return the flag of its content from
+    # `__getattr__`.
     return hasattr(type(node), "inference") or "inference" in getattr(
         node, "__dict__", ()
     )

@@ -1,4 +1,4 @@
-"""The same object for equal values, so that comparing them is an identity check."""
+"""Interning: one object for equal values, so that they are compared by identity."""
 
 import threading
 import weakref
@@ -9,9 +9,9 @@ _T = TypeVar("_T")
 
 
 class Contents:
-    """The key of an interned object, which alone keeps it: so the two die together.
+    """The key of an interned object. Only that object holds it, so both die together.
 
-    Values whose comparison fails, or returns no truth value, are different.
+    Keys whose comparison raises, or returns something other than a truth value, differ.
     """
 
     __slots__ = ("__weakref__", "_hash", "key")
@@ -33,18 +33,19 @@ class Contents:
 
 
 class InternTable(Generic[_T]):
-    """Finds the object of a key, which lives as long as it is used."""
+    """Maps keys to objects, and holds them weakly."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Contents, weakref.ref[_T]]
         self._known = weakref.WeakKeyDictionary()
-        # Keys are compared under it, which may call what needs it again.
+        # Reentrant: comparing keys may run user code that interns another object.
         self._lock = threading.RLock()
 
     def find(
         self, key: Hashable, make: Callable[[Contents], _T], hash_: int | None = None
     ) -> _T:
-        """The object of an equal key, or else `make(contents)`, which keeps `contents`.
+        """The object of an equal key, or a new one: `make(contents)`, which holds
+        `contents`.
 
         `hash_` is for keys that cannot be hashed.
 

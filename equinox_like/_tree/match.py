@@ -1,8 +1,8 @@
-"""Two trees side by side: a prefix tree and what it stands for, or two of one structure.
+"""Matches two trees: a prefix tree and the whole one, or two trees of one structure.
 
-A prefix tree, such as `in_axes`, ends earlier than the tree that it is about: each of its
-leaves stands for a whole subtree. JAX's own error says neither which argument that is, nor,
-where `None` counts as a leaf, the place at which the two differ; the errors here do.
+Each leaf of a prefix tree, such as `in_axes`, stands for a whole subtree of the other
+tree. JAX's own error does not name the argument, and does not give the path of the
+difference if `None` counts as a leaf. The errors here do both.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def flatten_up_to(
         return treedef.flatten_up_to(tree)
     except ValueError as error:
         found = _first_misfit(prefix, tree, is_leaf)
-        # A node may be flattened in another way each time.
+        # Nothing is found if a node flattens differently each time.
         path, one, other, reason = found or ((), prefix, tree, error)
         nodes = one, other
         here, there = path_str(path, prefix_name), path_str(path, tree_name)
@@ -72,7 +72,7 @@ def spread(
     tree_name: str,
     is_leaf: _IsLeaf = is_none,
 ) -> Iterator[tuple[int, Any]]:
-    """For each leaf of `tree`, the leaf of `prefix` that stands for it, with its number."""
+    """For each leaf of `tree`, the leaf of `prefix` above it, with its number."""
     matched = match_prefix(prefix, tree, prefix_name, tree_name, is_leaf)
     for number, (leaf, subtree) in enumerate(matched):
         for _ in jtu.tree_leaves(subtree):
@@ -80,7 +80,7 @@ def spread(
 
 
 def leaf_name(tree: Any, number: int, name: str, is_leaf: _IsLeaf = None) -> str:
-    """How one writes the leaf of this number; for messages, since paths take time."""
+    """The path of the leaf with this number. Slow: only for messages."""
     path, _ = jtu.tree_leaves_with_path(tree, is_leaf)[number]
     return path_str(path, name)
 
@@ -92,11 +92,11 @@ def pair_leaves(
     is_leaf: _IsLeaf = None,
     error: type[Exception] = ValueError,
 ) -> list[tuple[_Path, Any, Any]]:
-    """The leaves of two trees of one structure, each pair with its path.
+    """The leaves of two trees of the same structure, in pairs with their path.
 
     **Raises:**
 
-    `error` if the structures differ: `message`, and both of them.
+    `error` with `message` and both structures, if these differ.
     """
     items, expected_treedef = jtu.tree_flatten_with_path(expected, is_leaf)
     others, given_treedef = jtu.tree_flatten(given, is_leaf)
@@ -115,7 +115,7 @@ def _statics(node: Any) -> str:
 def _first_misfit(
     prefix: Any, tree: Any, is_leaf: _IsLeaf, path: _Path = ()
 ) -> tuple[_Path, Any, Any, Exception] | None:
-    """The first node of `prefix` that differs from that of `tree`: its path, both, why."""
+    """The first node at which the trees differ: its path, both nodes, JAX's error."""
     if jtu.all_leaves([prefix], is_leaf):
         return None
     children, treedef = children_of(prefix)

@@ -1,4 +1,5 @@
-"""The nodes of a tree: all of them, found by identity or by key path; and one of them."""
+"""`Nodes`: all nodes of a tree, found by identity or by key path. Helpers for one
+node."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ _SIZED = dict, list, tuple
 class Nodes:
     """All nodes and leaves of a tree, in the order in which JAX visits them.
 
-    In trees of the same structure, what corresponds is at the same place.
+    In trees of the same structure, corresponding nodes have the same place.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Nodes:
         return place + len(Nodes(self.all[place]).all)
 
     def paths_of(self, node: Any) -> list[str]:
-        """How one would write each of `places_of(node)`."""
+        """The path of each of `places_of(node)`, as a user would write it."""
         found, _ = jtu.tree_flatten_with_path(self.all[0], lambda x: x is node)
         return [path_str(path) for path, x in found if x is node]
 
@@ -53,7 +54,7 @@ class Nodes:
         return self.paths_of(node)[self.places_of(node).index(place)]
 
     def key_paths(self) -> list[tuple[Any, ...]]:
-        """The key path of each node, where no `is_leaf` or `stop` was given."""
+        """The key path of each node, if neither `is_leaf` nor `stop` was given."""
         paths: list[tuple[Any, ...]] = []
 
         def visit(path, _):
@@ -65,7 +66,7 @@ class Nodes:
 
 
 def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
-    """The children of a node with their key paths, each of one entry; and its structure."""
+    """The children of a node, each with a key path of one entry, and its structure."""
     is_below = False
 
     def stop(_):
@@ -77,7 +78,7 @@ def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
 
 
 def describe_node(node: Any) -> str:
-    """What a message calls a node or a leaf: by its type, and its size or keys."""
+    """Describes a node or leaf for a message: its type, and its size or keys."""
     if node is None:
         return "None"
     if is_array(node):
@@ -90,6 +91,6 @@ def describe_node(node: Any) -> str:
 
 def with_article(name: str) -> str:
     """`a Linear`, `an Embedding`, `an MLP`, for the name of a class."""
-    # The letters of an acronym are read one by one: "an em el pee".
+    # Acronyms are spelled out when read: "an em-el-pee".
     vowels = "AEFHILMNORSX" if name[1:2].isupper() else "AEIOaeio"
     return f"{'an' if name.lstrip('_').startswith(tuple(vowels)) else 'a'} {name}"

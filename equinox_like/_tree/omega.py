@@ -14,9 +14,9 @@ _Operator = Callable[[Any, Any], Any]
 
 
 class _Wraps(type):
-    """The class of `ω`, which makes `tree**ω` the same as `ω(tree)`."""
+    """Metaclass of `ω`, which makes `tree**ω` the same as `ω(tree)`."""
 
-    __array_ufunc__ = None  # so that NumPy does not take it for a number
+    __array_ufunc__ = None  # NumPy leaves `array**ω` to this class
 
     def __rpow__(cls, value: Any) -> Any:
         return cls(value)
@@ -39,17 +39,17 @@ class ω(metaclass=_Wraps):
 
     `(ω(a) + ω(b)).ω` is `jax.tree.map(operator.add, a, b)`. `a**ω` is another way to write
     `ω(a)`. The operators `+ - * @ / // % ** << >> & ^ |`, the comparisons, and the unary
-    `- + abs ~` are those of the leaves. The other operand is another `ω`, or a Python
-    number or JAX array for all leaves.
+    `- + abs ~` apply to each leaf. The other operand is another `ω`, or a Python number
+    or JAX array, which is used for all leaves.
 
-    `w[index]` indexes each leaf, `w.call(function)` calls `function` with each leaf, and
-    `w.at[index].set(other)` is as for JAX arrays; so are `add`, `multiply`, `divide`,
-    `power`, `min` and `max` in place of `set`.
+    `w[index]` indexes each leaf, and `w.call(function)` calls `function` with each
+    leaf. `w.at[index].set(other)` works as for JAX arrays, and so do `add`, `multiply`,
+    `divide`, `power`, `min` and `max`.
 
     **Arguments:**
 
     - `value`: any pytree.
-    - `is_leaf`: as for `jax.tree.map`. It is kept by what is computed.
+    - `is_leaf`: as for `jax.tree.map`. Results of operators have the same `is_leaf`.
 
     **Attributes:**
 
@@ -138,7 +138,7 @@ class ω(metaclass=_Wraps):
 
     __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
-    # A comparison is a tree, as of arrays it is an array.
+    # Comparisons return a tree, as comparisons of arrays return an array.
     __eq__: Any = _binary(operator.eq)
     __ne__: Any = _binary(operator.ne)
     __hash__ = object.__hash__
@@ -146,7 +146,7 @@ class ω(metaclass=_Wraps):
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
     __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
 
-    __iter__ = None  # else Python would ask for index after index, for ever
+    __iter__ = None  # otherwise `for` would call `__getitem__` with 0, 1, ... for ever
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -159,7 +159,7 @@ class ω(metaclass=_Wraps):
 
 
 class _At:
-    """`w.at`, waiting for its index."""
+    """`w.at`, to be indexed."""
 
     def __init__(self, wrapped: ω):
         self._wrapped = wrapped
@@ -173,7 +173,7 @@ def _updating(name: str) -> Callable[["_AtIndex", Any], ω]:
 
 
 class _AtIndex:
-    """`w.at[index]`, waiting for what to do there."""
+    """`w.at[index]`, with the methods that update there."""
 
     def __init__(self, wrapped: ω, index: Any):
         self._wrapped = wrapped
@@ -191,7 +191,7 @@ class _AtIndex:
 
 
 def _code_of(function: Any) -> Any:
-    """Equal for functions with the same code, wherever they are written."""
+    """A key that is equal for functions with the same code."""
     code = getattr(function, "__code__", None)
     if code is None:
         return function

@@ -1,7 +1,7 @@
-"""`OwnRegistry`: a pytree registry beside JAX's, in which cached nodes are built lazily.
+"""`OwnRegistry`: our pytree registry, in which cached nodes are built lazily.
 
-Its treedefs hold a `Structure` for each cached node, and a `Fixed`, an `Open` or a
-`Foreign` for what JAX's treedefs do not distinguish: see `structure.py`.
+Its treedefs hold a `Structure` for each cached node, and `Fixed`, `Open` and `Foreign`
+nodes, which JAX's treedefs do not have: see `structure.py`.
 """
 
 import functools
@@ -27,14 +27,14 @@ from .structure import (
     structures,
 )
 
-# The attribute by which a cached node remembers its children and its structure.
+# The attribute in which a cached node stores its children and its structure.
 FLAT: Final = "_flat_"
 _set = object.__setattr__
 _new = object.__new__
 
 
 class OwnRegistry:
-    """Flattens with cached nodes, and builds lazy ones."""
+    """Flattens trees by the caches of their nodes, and builds lazy nodes."""
 
     def __init__(self, nodes: Any):
         self._nodes = nodes
@@ -65,7 +65,7 @@ class OwnRegistry:
         self._nodes.register_node(kind, operator.attrgetter(FLAT), unflatten)
 
     def describe(self, instance: Any) -> tuple[tuple[Any, ...], Structure]:
-        """Children and structure of a cached node."""
+        """The children and the structure of a cached node."""
         kind = type(instance)
         values, aux = cached_types[kind].flatten(instance)
         children: list[Any] = []
@@ -100,7 +100,7 @@ class OwnRegistry:
         return self._leaf.from_node_data_and_children(self._nodes, data, list(parts))
 
     def _structure(self, kind: type, aux: Any, parts: Sequence[Any]) -> Structure:
-        """The structure of a node that a user has built."""
+        """The interned structure of a node that user code has built."""
         inner = self._node((tuple, None), parts)
         statics = self._statics(inner)
         hashes = tuple(map(hash, statics))
@@ -141,7 +141,7 @@ class OwnRegistry:
         return structure
 
     def _has_open(self, treedef: Any) -> bool:
-        """Whether something that may be changed in place is part of a built node."""
+        """Whether a built node contains anything that can be changed in place."""
         node = treedef.node_data()
         if node is None:
             return False
@@ -150,7 +150,7 @@ class OwnRegistry:
         return node[0] is Open or any(map(self._has_open, treedef.children()))
 
     def _as_built(self, treedef: Any) -> Any:
-        """What `describe` makes of a node that was described as output."""
+        """The treedef that `describe` gives for this output once it is built."""
         node = treedef.node_data()
         if node is None or node[0] in (Open, type(None)):
             return treedef
@@ -168,7 +168,7 @@ class OwnRegistry:
         return self._open
 
     def _statics(self, treedef: Any) -> Iterator[Any]:
-        """The static leaves in a treedef of ours, and the structures of cached nodes."""
+        """The static leaves and the cached nodes' structures in one of our treedefs."""
         node = treedef.node_data()
         if node is None:
             return
@@ -187,7 +187,10 @@ class OwnRegistry:
                     yield from self._kinds(child)
 
     def adopt(self, tree: Any) -> bool:
-        """Registers here the nodes in a tree that are registered with JAX alone."""
+        """Registers the node types of a tree that are registered with JAX only.
+
+        Returns whether there were any: if so, the tree must be flattened again.
+        """
         examples: dict[type, Any] = {}
 
         def note(node):
@@ -207,26 +210,27 @@ class OwnRegistry:
 
     def _adopt(self, kind: type) -> None:
         with self._lock:
-            if kind not in self._adopted:  # by another thread, just now
-                # Outputs are described as `Foreign`: such a node is never built.
+            if kind not in self._adopted:  # another thread may have adopted it
+                # Never unflattened, since outputs describe such nodes as `Foreign`.
                 self._nodes.register_node(kind, self._level, _not_flattened)
                 self._adopted.add(kind)
 
     def is_still_leaf(self, value: Any) -> bool:
-        """Whether the type of a static leaf was not registered with JAX meanwhile."""
+        """Whether the type of a static leaf is still not registered with JAX."""
         return self._level(value) is None
 
     def expand(self, treedef: Any) -> list[Any]:
-        """For each leaf that JAX sees what it is in our registry.
+        """Describes, for each leaf of JAX's registry, what it is in ours.
 
-        The `Fixed` that a structure has; or a leaf: `True` if it is certain to be an array.
+        Either a `Fixed` of a structure, or a bool for a leaf: whether it is surely an
+        array.
         """
         found: list[Any] = []
         self._expand(treedef, None, found)
         return found
 
     def _expand(self, treedef: Any, below: Iterator[Any] | None, found: list) -> None:
-        """Within a cached node `below` are the treedefs in the place of its leaves."""
+        """`below`, within a cached node, has the treedefs of its children in order."""
         node = treedef.node_data()
         if node is None:
             found.append(below is not None)
@@ -251,11 +255,12 @@ class OwnRegistry:
     def describe_output(
         self, tree: Any, is_data: Callable[[Any], bool]
     ) -> "tuple[list[Any], Output]":
-        """The arrays of a tree, and how to build the tree from others like them."""
+        """The arrays of a tree, and an `Output` that builds such a tree from arrays."""
         leaves, treedef = jtu.tree_flatten(tree)
         self.adopt(tree)
         ours = self._describe_output(treedef, iter(leaves), is_data)
-        # Not `ours.unflatten`: in jax 0.10 the garbage collector does not look into that.
+        # Not `ours.unflatten`: jax 0.10 hides a bound method's treedef from the
+        # garbage collector.
         build = functools.partial(type(ours).unflatten, ours)
         arrays = list(filter(is_data, leaves))
         return arrays, Output(self.strict_treedef(ours), build)
@@ -288,11 +293,12 @@ class OwnRegistry:
         return self._node((Foreign, Foreign(treedef, marked)), [self._leaf] * count)
 
     def _is_namedtuple_of_jax(self, kind: type) -> bool:
-        """Whether JAX makes a node of a type by itself: it was not registered."""
+        """Whether a type is a named tuple that was not registered with JAX."""
         return _may_be_namedtuple(kind) and kind not in self._adopted
 
     def strict_treedef(self, treedef: Any) -> Any:
-        """A key that a treedef of this registry equals only if it is strictly the same."""
+        """A key for a treedef of this registry, which is compared by the strict
+        rule."""
         return strict_treedef(treedef, self._nodes)
 
     def structure_of(self, instance: Any) -> Structure | None:
@@ -310,18 +316,18 @@ _OF_JAX: Final = frozenset({Fixed, OrderedDict, defaultdict, jtu.Partial})
 
 
 def _is_trusted(kind: type) -> bool:
-    """Whether building such a node runs no code of the user's, so that it can wait."""
+    """Whether building such a node runs no user code, so that it can be delayed."""
     return kind in _BUILT_IN or kind in _OF_JAX or _may_be_namedtuple(kind)
 
 
 def _may_be_namedtuple(kind: type) -> bool:
-    """Whether a type is as `NamedTuple` and `namedtuple` make it."""
-    # A class that derives from one may have a `__new__` of its own.
+    """Whether a type was made by `NamedTuple` or `namedtuple`."""
+    # Not a class that derives from one: it may have its own `__new__`.
     return tuple in kind.__bases__ and hasattr(kind, "_fields")
 
 
 def _is_namedtuple(value: Any, level: tuple[Sequence[Any], Any]) -> bool:
-    """Whether JAX has made a node of a named tuple by itself: it was not registered."""
+    """Whether `value` is a named tuple whose type was not registered with JAX."""
     children, aux = level
     return (
         _may_be_namedtuple(type(value))

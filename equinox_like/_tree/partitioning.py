@@ -1,7 +1,7 @@
-"""Trees of the same structure with leaves left out: filter, partition, combine.
+"""`filter`, `partition` and `combine`: trees of one structure with leaves left out.
 
-`None` marks what is left out. This is the form of a split that users handle: each part is
-a tree like the whole one, so gradients, updates and parameters line up.
+`None` replaces a leaf that is left out. Each part has the structure of the whole tree,
+so gradients, updates and parameters correspond leaf by leaf.
 """
 
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
 
 
 def tree_filter(fun: _F) -> _F:
-    """Marks a specification that is handed a whole tree, and returns one of bools."""
+    """Marks a filter that is called on a whole tree, and returns a tree of bools."""
     setattr(fun, _TREE_FILTER, True)
     return fun
 
@@ -160,7 +160,7 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
 def hashable_partition(
     pytree: Any, filter_fn: Callable[[Any], bool]
 ) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], Any]]:
-    """The leaves that `filter_fn` chooses, and the rest of a tree, which can be hashed.
+    """Partitions a tree into the leaves that `filter_fn` chooses, and a hashable rest.
 
     **Arguments:**
 
@@ -169,9 +169,9 @@ def hashable_partition(
 
     **Returns:**
 
-    `(dynamic, (static, treedef))`: the leaves that were chosen, and the others, as two
-    tuples of the same length with `None` where a leaf is in the other one; and the
-    structure. [`equinox_like.internal.hashable_combine`][] makes the tree again.
+    `(dynamic, (static, treedef))`. `dynamic` has the chosen leaves, and `static` the
+    others; both are tuples with one entry for each leaf, `None` if the leaf is in the
+    other one. [`equinox_like.internal.hashable_combine`][] rebuilds the tree.
 
     !!! example
 
@@ -195,15 +195,16 @@ def hashable_partition(
 def hashable_combine(
     dynamic_leaves: tuple[Any, ...], static: tuple[tuple[Any, ...], Any]
 ) -> Any:
-    """The tree that [`equinox_like.internal.hashable_partition`][] took apart.
+    """The inverse of [`equinox_like.internal.hashable_partition`][].
 
     **Arguments:**
 
-    - `dynamic_leaves`, `static`: as that returned them, or others of the same length.
+    - `dynamic_leaves`, `static`: as returned by `hashable_partition`, or with other
+        leaves.
 
     **Returns:**
 
-    The tree; of two leaves in the same place the static one, if it is not `None`.
+    The tree. Where both have a leaf, the static one is taken.
     """
     static_leaves, treedef = static
     pairs = zip(dynamic_leaves, static_leaves, strict=True)

@@ -9,13 +9,13 @@ import jax.tree_util as jtu
 def path_str(path: Sequence[Any], name: str = "") -> str:
     """The expression that reads the leaf at `path` (JAX key entries) from `name`.
 
-    Without a name, and at the root, something printable still comes back: `<root>`.
+    Returns `<root>` for an empty path without a name.
     """
     return name + jtu.keystr(tuple(path)) or "<root>"
 
 
 def plain_path(path: Sequence[Any]) -> str:
-    """How one writes a path after the tree's name, without the dot: `layers[0].weight`."""
+    """The path without the tree's name and the first dot: `layers[0].weight`."""
     return path_str(path).removeprefix(".")
 
 

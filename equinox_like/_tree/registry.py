@@ -1,16 +1,17 @@
 """How `filter_jit` flattens its arguments, and builds its outputs.
 
-By a registry of our own (`_compat/registry.py`), in which cached nodes know how they are
-flattened, and are built lazily:
+It uses a registry of our own (`_compat/registry.py`). In it, cached nodes store their
+flattened form, and are built lazily:
 
     leaves, structure = registry.flatten(tree)
-    registry.adopt(tree)                    # learns of new types: then flatten again
-    registry.expand(structure)              # what each leaf that JAX sees is here
+    registry.adopt(tree)                    # if it registers new types, flatten again
+    registry.expand(structure)              # what each leaf of JAX's registry is here
     arrays, output = registry.describe_output(tree)
     output.build(arrays)                    # the tree, with lazy nodes
 
-What may be changed in place, a list, a dict or a node of the user's, is flattened in each
-call. Types that users register with JAX are adopted when they are met.
+A node that may be changed in place (a list, a dict, a node of a user's type) is
+flattened in each call. Types that users register with JAX are registered here when they
+first occur.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from .structure import CachedType, Fixed, Output, cached_types
 
 
 class PublicRegistry:
-    """The same as `OwnRegistry` by that of JAX: node by node, and nothing is lazy."""
+    """As `OwnRegistry`, but uses JAX's registry, node by node; nothing is lazy."""
 
     def __init__(self) -> None:
         self.flatten = jtu.tree_flatten
@@ -82,11 +83,11 @@ def register_cached(
     lazy_fields: Callable[[Any], Sequence[str]],
     is_frozen: bool = True,
 ) -> None:
-    """Lets instances of `kind`, a node of JAX's registry, remember how they are flattened.
+    """Lets instances of `kind`, a node of JAX's registry, cache their flattened form.
 
-    It derives from `Cached`. `flatten` and `unflatten` are those for JAX's registry;
-    `lazy_fields(aux)` are the names of the fields of an instance with this aux data, where
-    all can be read through an `Attribute` of the class, and else empty.
+    `kind` derives from `Cached`. `flatten` and `unflatten` are its functions for JAX's
+    registry. `lazy_fields(aux)` gives the field names of an instance with this aux
+    data, or nothing if some field has no `Attribute` on the class.
     """
     cached_types[kind] = CachedType(flatten, unflatten, lazy_fields, is_frozen)
     registry.register_cached(kind)

@@ -1,7 +1,7 @@
-"""Interactive pictures of trees, for users of treescope.
+"""Interactive displays of trees by treescope.
 
-treescope calls the `__treescope_repr__` of what it renders, so it is there when this runs.
-Nothing else in the library imports it.
+treescope calls the `__treescope_repr__` of the objects that it renders, so it is
+installed when this code runs. Nothing else in the library imports it.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ from typing import Any
 def render(node: Any, path: str | None, subtree_renderer: Any) -> Any:
     """A dataclass as treescope shows it, with its static fields marked.
 
-    The arguments are those of `__treescope_repr__`, and so is the result. The names of
-    static fields are in italics; where a field has a line of its own, a remark says why.
+    Arguments and result are those of `__treescope_repr__`. The names of static fields
+    are in italics, with a remark `# static` if the field has its own line.
     """
     from treescope import formatting_util, rendering_parts as parts
 

@@ -1,7 +1,8 @@
-"""`select`: the nodes of a tree that fulfil conditions; to read, to replace, to rewrite.
+"""`select`: chooses the nodes of a tree by conditions, to read or replace them.
 
-A `Selection` is the tree, all its nodes with their paths, and the places of those that are
-still chosen. Each condition depends on one node alone, so their order does not matter.
+A `Selection` holds the tree, all its nodes with their paths, and the places of the
+chosen ones. Each condition tests a single node, so the order of the conditions does not
+matter.
 """
 
 import bisect
@@ -57,9 +58,9 @@ class _Nodes(NamedTuple):
     """The nodes of a tree, in the order in which JAX visits them."""
 
     all: list[Any]
-    # How one writes the path of each; the tree itself has the empty one.
+    # The path of each node, as a user would write it; empty for the tree itself.
     paths: list[str]
-    # The place after the last descendant of each.
+    # For each node, the place after its last descendant.
     ends: list[int]
 
 
@@ -88,7 +89,7 @@ class Selection(Generic[_Tree]):
         self._tree = tree
         self._nodes = nodes
         self._places = places
-        # What was asked for, and how many nodes it left.
+        # The text of each condition, and how many nodes it left.
         self._steps = steps
 
     def of(self, *classes: Any) -> "Selection[_Tree]":
@@ -169,7 +170,7 @@ class Selection(Generic[_Tree]):
         below: set[int] = set()
         for above in other._chosen():
             path = self._nodes.paths[above]
-            # The content of a frozen part is the part itself.
+            # A frozen part and its content have the same path, and count as one node.
             below.update(
                 place
                 for place in range(above + 1, self._nodes.ends[above])
@@ -267,7 +268,7 @@ class Selection(Generic[_Tree]):
         return Selection(self._tree, self._nodes, places, steps)
 
     def _chosen(self) -> list[int]:
-        """The places, without the content of a frozen part that is chosen itself."""
+        """The chosen places, without the content of a frozen part that is chosen."""
         among, paths = set(self._places), self._nodes.paths
         return [
             place
@@ -285,12 +286,12 @@ class Selection(Generic[_Tree]):
         among = set(chosen)
 
         def rewritten(place, node):
-            """What comes in place of the node at `place`."""
+            """The node that replaces the one at `place`."""
             following = bisect.bisect_right(chosen, place)
             if following < len(chosen) and chosen[following] < nodes.ends[place]:
                 node = with_new_children(place, node)
             elif place not in among:
-                # As `tree_at` does: no list or dict is in both trees.
+                # As in `tree_at`, lists and dicts are copied, and not shared.
                 leaves, treedef = jtu.tree_flatten(node)
                 return treedef.unflatten(leaves)
             return fn(nodes.paths[place], node) if place in among else node
@@ -337,10 +338,10 @@ def _nodes_of(tree: Any) -> _Nodes:
 
 
 def _of_path_and_node(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
-    """`fn`, called with a path and a node, where it may take the node alone."""
+    """`fn` as a function of a path and a node, if it takes only the node."""
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # built-in functions need not have one
+    except (TypeError, ValueError):  # some built-in functions have no signature
         parameters = ()
     required = [
         p

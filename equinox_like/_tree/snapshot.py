@@ -1,7 +1,7 @@
-"""Static values that can be changed in place, kept as they were.
+"""Snapshots of static values that can be changed in place.
 
-A compiled function was made for a static list as it was. So what remembers the list keeps a
-copy beside it, and gives out copies once the list itself has changed.
+A function is compiled for the content that a static list has at that time. So a copy is
+stored with the list, and copies are returned once the list itself has changed.
 """
 
 import copy
@@ -15,7 +15,8 @@ import jax.tree_util as jtu
 
 from .strict import strict_key
 
-# Most static values are of these types, which cannot be changed and contain nothing.
+# Immutable types without content, for a fast path: most static values have one of
+# these.
 UNCHANGING: Final = frozenset(
     {
         bool,
@@ -34,7 +35,7 @@ UNCHANGING: Final = frozenset(
 
 
 class Kept:
-    """A static value as it is now.
+    """A static value with a snapshot of it.
 
     **Attributes:**
 
@@ -52,7 +53,7 @@ class Kept:
         self.can_change = self.value is not value
 
     def get(self) -> Any:
-        """The very object; or a copy, if it has been changed since."""
+        """The original object, or a copy of the snapshot if the object has changed."""
         if self.can_change and self.has_changed():
             return snapshot(self.value)
         return self._given
@@ -64,8 +65,8 @@ class Kept:
 def snapshot(value: Any) -> Any:
     """`value` with a copy of each container in it that can be changed in place.
 
-    It is `value` itself if there is none. Containers are those of the standard library,
-    dataclasses and nodes of JAX; an object of any other type is shared with the copy.
+    Returns `value` itself if it has none. Containers are those of the standard library,
+    dataclasses and pytree nodes. Objects of other types are shared with the copy.
     """
     if type(value) in UNCHANGING:
         return value
@@ -110,7 +111,10 @@ def _of_container(value: Any) -> Any:
 
 
 def _of_attributes(value: Any, names: list[str]) -> Any:
-    """Of an object that is its attributes. It can be changed if it has no hash."""
+    """A snapshot of an object that consists of its attributes.
+
+    It counts as mutable if it is not hashable.
+    """
     before = [getattr(value, name) for name in names]
     after = list(map(snapshot, before))
     if type(value).__hash__ is not None and _are_same(after, before):

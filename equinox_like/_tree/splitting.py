@@ -1,11 +1,11 @@
-"""The one way to take a tree apart and to put it together again.
+"""`split` takes a tree apart into its data and a `Skeleton`; `merge` rebuilds it.
 
     groups, skeleton = split(tree, label)   # label(leaf) -> "a group's name" | STATIC
     tree = merge(groups, skeleton)
 
-A `Skeleton` is the tree without its data. It is what JAX sees as a static argument, so it
-is hashable, compared by the strict rule of `strict.py`, and interned: two that are equal
-are the same object, and comparing them is an identity check.
+A `Skeleton` is the tree without its data. JAX gets it as a static argument, so it is
+hashable, and is compared by the strict rule of `strict.py`. It is interned: equal
+skeletons are the same object, so they are compared by identity.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -151,7 +151,7 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
 def make_skeleton(
     treedef: Any, labels: Sequence[Hashable], statics: Sequence[Any]
 ) -> Skeleton:
-    """The interned skeleton of these contents; `split` without the splitting."""
+    """The interned skeleton with this treedef, these labels and these static leaves."""
     labels, statics = tuple(labels), tuple(statics)
 
     def make(contents):
@@ -182,7 +182,7 @@ def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:
 
 
 def refuse_unhashable(statics: Iterable[Any], names: Iterable[str]) -> None:
-    """Raises `ValueError` for the first value that has no hash, by its name."""
+    """Raises `ValueError` for the first unhashable value, with its name."""
     for value, name in zip(statics, names, strict=True):
         if not has_hash(value):
             raise ValueError(

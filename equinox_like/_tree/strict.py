@@ -1,12 +1,12 @@
-"""When are two static values the same? Only if they have the same type, all the way down.
+"""The strict rule: static values are the same only if their types are, at every depth.
 
-Python says `1 == 1.0 == True`, `0.0 == -0.0` and `nan != nan`; a compiled program that was
-specialised to one of them is wrong for the others. `strict_key` turns static values into
-something whose ordinary `==` and `hash` follow the strict rule. Most values stay as they
-are, with their types beside them, so that comparing costs no Python call. A container
-becomes a tuple of what is in it: so a key does not change with the container, and has a
-hash where the container has none. A value whose `==` means something else, as that of
-arrays, never meets another one.
+In Python `1 == 1.0 == True`, `0.0 == -0.0` and `nan != nan`. But a program that was
+compiled for one of these values is wrong for the others. `strict_key` turns static
+values into a key whose `==` and `hash` follow the strict rule. Most values stay as they
+are, next to their types, so that a comparison costs no Python call. A container becomes
+a tuple of its content. So the key does not change when the container does, and it is
+hashable even if the container is not. Values whose `==` does not return a bool, such as
+arrays, are wrapped.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import numpy as np
 from .._compat.tracer import Tracer
 from .filters import is_array
 
-# Of these, `==` follows the strict rule for values of the same type.
+# For two values of the same one of these types, `==` follows the strict rule.
 _PLAIN: Final = frozenset(
     {
         bool,
@@ -45,7 +45,7 @@ _PLAIN: Final = frozenset(
 def strict_key(values: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
     """A pair that equals another one only if all `values` are strictly the same.
 
-    It has a hash, whether the values have one or not.
+    It is hashable even if the values are not.
     """
     values = tuple(values)
     kinds = tuple(map(type, values))
@@ -60,11 +60,11 @@ def strictly_same(a: Any, b: Any) -> bool:
 
 
 def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
-    """A treedef that equals others of the registry `nodes` by the strict rule.
+    """A treedef of the registry `nodes` that is compared by the strict rule.
 
-    JAX compares the keys of dictionaries, and what nodes of other libraries hold as
-    structure, by `==`. What that may confuse is replaced by its key. This is for comparing
-    only, and cannot be unflattened.
+    JAX compares the keys of dictionaries, and the aux data of nodes of other libraries,
+    by `==`. Where that does not follow the strict rule, a strict key replaces them. The
+    result is only for comparison, and cannot be unflattened.
     """
     node = treedef.node_data()
     if node is None:
@@ -84,7 +84,7 @@ def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
 
 
 def has_hash(value: Any) -> bool:
-    """Whether a static leaf has a hash. An array of NumPy in a tuple is a constant."""
+    """Whether a static leaf is hashable. NumPy arrays count as hashable constants."""
     if isinstance(value, tuple | frozenset):
         return all(map(has_hash, value))
     if _is_constant(value):
@@ -96,7 +96,7 @@ def has_hash(value: Any) -> bool:
     return True
 
 
-# Types, from elsewhere, whose `==` follows the strict rule.
+# Types that other files add here, whose `==` follows the strict rule.
 strict_types: Final[set[type]] = set()
 _OF_STRINGS: Final = frozenset({str})
 
@@ -105,7 +105,7 @@ def _compares_strictly(data: Any) -> bool:
     kind = type(data)
     if kind is tuple or kind is list:
         return all(map(_compares_strictly, data))
-    if kind in (int, bool):  # each equals one of the other
+    if kind in (int, bool):  # `1 == True`
         return False
     return (
         kind in _PLAIN
@@ -116,7 +116,7 @@ def _compares_strictly(data: Any) -> bool:
 
 
 class _Marked:
-    """Equals what is strictly the same as `value`, and others that are marked."""
+    """Wraps a value. Equals values that are strictly the same, marked or not."""
 
     __slots__ = ("_key", "_value")
 
@@ -137,7 +137,7 @@ class _Marked:
 
 
 class _Guarded:
-    """Compares a value by its own `==`, where that returns a bool."""
+    """Compares a value by its own `==`; unequal if that raises or is not a bool."""
 
     __slots__ = ("_value",)
 
@@ -166,7 +166,7 @@ class _Guarded:
 
 
 class _Itself:
-    """Equals nothing but the same object's."""
+    """Compares a value by identity."""
 
     __slots__ = ("_value",)
 
@@ -181,12 +181,12 @@ class _Itself:
 
 
 class _Constant:
-    """An array of NumPy: dtype, shape and bytes, but a NaN is like any other."""
+    """Compares a NumPy array by dtype, shape and bytes, with all NaN equal."""
 
     __slots__ = ("_array", "_hash")
 
     def __init__(self, array: Any):
-        # A copy, unless nobody can change it.
+        # A copy, unless the array cannot be written to.
         is_fixed = not isinstance(array, np.ndarray) or (
             array.base is None and not array.flags.writeable
         )
@@ -206,7 +206,7 @@ class _Constant:
     def __hash__(self) -> int:
         if self._hash is None:
             array = self._array
-            # A part of a large one will do.
+            # A part of a large array is enough.
             part = np.ravel(array)[:: max(1, array.size // _HASHED)]
             self._hash = hash((array.dtype, array.shape, _bytes_of(part)))
         return self._hash
@@ -216,7 +216,7 @@ _HASHED: Final = 1024
 
 
 def _bytes_of(array: Any) -> bytes:
-    # A NaN is any NaN to us; which of them it is shows in the bytes alone.
+    # NaN has many bit patterns, which must compare as equal.
     if array.dtype.kind in "fc" and np.isnan(array).any():
         array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
     return array.tobytes()
@@ -224,13 +224,13 @@ def _bytes_of(array: Any) -> bytes:
 
 def _is_constant(value: Any) -> bool:
     """Whether `value` is a NumPy value that is fully described by its bytes."""
-    # A subclass may hold more: a mask, say.
+    # A subclass may hold more than bytes, for example a mask.
     is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
     return is_numpy and not value.dtype.hasobject
 
 
 def _frozen(value: Any) -> Any:
-    """A key of one value, for one that has the same type."""
+    """The key of a value, to compare with values of the same type."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -239,7 +239,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _frozen_other(value: Any) -> Any:
-    """The same for what is neither plain nor a container of Python's."""
+    """As `_frozen`, for values that are neither plain nor containers of Python."""
     kind = type(value)
     if isinstance(value, type | np.dtype):
         return value
@@ -247,7 +247,7 @@ def _frozen_other(value: Any) -> Any:
         return strict_treedef(value)
     if _is_constant(value):
         return _Constant(value)
-    if kind is np.ndarray:  # of Python's objects
+    if kind is np.ndarray:  # with Python objects as elements
         return value.dtype, value.shape, strict_key(value.ravel().tolist())
     if is_array(value) or isinstance(value, Tracer):
         return _Itself(value)
@@ -263,7 +263,7 @@ def _frozen_other(value: Any) -> Any:
 
 
 def _frozen_by_class(value: Any) -> Any:
-    """The same for what has an `==` of its own, by the class that it has it from."""
+    """As `_frozen`, for values with a custom `==`; depends on the class defining it."""
     for base in type(value).__mro__:
         if base in _FREEZE:
             return _FREEZE[base](value), strict_key((object.__getstate__(value),))
@@ -282,7 +282,7 @@ def _is_compared_by_identity(kind: type) -> bool:
 
 
 def _frozen_fields(value: Any, base: Any) -> Any:
-    """Of a dataclass that has its `==` from `base`."""
+    """The key of a dataclass instance whose `==` is defined by `base`."""
     fields = strict_key(
         getattr(value, f.name, dataclasses.MISSING)
         for f in dataclasses.fields(value)
@@ -294,7 +294,7 @@ def _frozen_fields(value: Any, base: Any) -> Any:
 
 
 def _reduced(value: Any) -> Any:
-    """A value of the standard library: what `pickle` makes of it."""
+    """The key of a value of the standard library: the content that `pickle` saves."""
     try:
         make, args, *rest = value.__reduce_ex__(4)
         state, *items = [*rest, None][:3]
@@ -314,11 +314,11 @@ def _frozen_set(value: Any) -> Any:
 def _frozen_proxy(value: Any) -> Any:
     try:
         return strict_key((value.copy(),))
-    except AttributeError:  # of a mapping that cannot be copied
+    except AttributeError:  # the mapping has no `copy`
         return _frozen_dict(value)
 
 
-# For types of the standard library, and those that derive from them.
+# For types of the standard library, and types derived from them.
 _FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
     int: int.__int__,
     str: str.__str__,

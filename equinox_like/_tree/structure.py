@@ -1,4 +1,4 @@
-"""The static side of a cached node: what is left of it without its arrays.
+"""The static side of a cached node: the node without its arrays.
 
 A cached node, such as a Module, is one node in our registry (`registry.py`). Its children
 are all arrays anywhere below it, and its aux data is a `Structure`.
@@ -24,7 +24,7 @@ class CachedType(NamedTuple):
     unflatten: Callable[[Any, Sequence[Any]], Any]
     # The names of the fields of a node with this aux data, if it may be lazy.
     lazy_fields: Callable[[Any], Sequence[str]]
-    # Whether an instance never changes, so that another one may remember what is in it.
+    # Whether an instance never changes, so that its parent may cache its content.
     is_frozen: bool
 
 
@@ -32,7 +32,7 @@ cached_types: Final[dict[type, CachedType]] = {}
 
 
 class Fixed(Kept):
-    """A static leaf, as a node without children; it is its own aux data."""
+    """A static leaf as a node without children. It is its own aux data."""
 
     __slots__ = ()
 
@@ -44,14 +44,14 @@ class Fixed(Kept):
 
 
 class Foreign:
-    """A node that is registered with JAX alone, with all that is below it, as output."""
+    """An output's node that is registered with JAX only, and everything below it."""
 
     __slots__ = ("_rest", "kind", "statics")
 
     def __init__(self, treedef: Any, leaves: Sequence[Any]):
-        """`leaves` are those of `treedef`; a `Fixed` is static, anything else is not.
+        """`leaves` are the leaves of `treedef`: a `Fixed` for each static one.
 
-        `statics` is the same with `None` for the others.
+        `statics` is the same, with `None` for the other leaves.
         """
         self.kind = treedef.node_data()[0]
         self._rest = treedef
@@ -77,15 +77,16 @@ strict_types.update((Fixed, Foreign))
 
 
 class Open:
-    """In `Structure.inner`, a node around a child that may be anything: not an array."""
+    """In `Structure.inner`, a node around a child that can be any pytree, not an
+    array."""
 
 
 class Structure:
     """A cached node without its children.
 
-    Those of nodes that users have built are interned: equal ones are the same object. Those
-    of outputs are not, since nodes are built from them, with the very static values that
-    the function returned.
+    Structures of nodes that users have built are interned: equal ones are the same
+    object. Structures of outputs are not interned, since nodes are built from them,
+    which must have the identical static values that the function returned.
 
     **Attributes:**
 
@@ -93,12 +94,12 @@ class Structure:
     - `inner`: the tuple of the node's own children, as a treedef of our registry. Its
         leaves are the children in our registry.
     - `fields`: the names of the attributes of a lazy instance once it is built.
-    - `can_wait`: whether building such a node runs no code of the user's.
+    - `can_wait`: whether building such a node runs no user code.
     - `is_lazy`: whether instances are lazy: it can wait, and there are fields.
     - `is_closed`: whether nothing in it can be changed in place once it is built.
-    - `canonical`: the interned structure of the same node once it is built. `None` for
-        that one itself.
-    - `programs`: what is compiled for callables of this structure is kept here.
+    - `canonical`: the interned structure of the same node once it is built. `None` if
+        this structure is interned.
+    - `programs`: the compiled programs of callables with this structure.
     """
 
     __slots__ = (
@@ -126,7 +127,7 @@ class Structure:
     programs: Any
 
     def build(self, children: Sequence[Any]) -> Any:
-        """The node with its own children, of which cached ones are lazy in turn."""
+        """The node from its children. Cached nodes below it are lazy in turn."""
         unflatten = cached_types[self.kind].unflatten
         return unflatten(self.aux, self.inner.unflatten(children))
 
@@ -138,7 +139,7 @@ structures: Final[InternTable[Structure]] = InternTable()
 
 
 class Output:
-    """How to build a tree from its arrays. Equal ones build the same from the same."""
+    """Builds a tree from its arrays. Equal outputs build equal trees."""
 
     __slots__ = ("build", "key")
 
@@ -152,9 +153,9 @@ class Output:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-# The packages whose types are what they are for good.
+# Packages whose types are never registered as pytree nodes later.
 _LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
-# But for those that hold whatever they are given, of which somebody may make nodes.
+# Exceptions: types that hold arbitrary values, which users may register as nodes.
 _HOLDERS = (
     functools.partial,
     slice,
@@ -166,7 +167,7 @@ _IS_HEAP_TYPE = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`
 
 
 def may_become_node(kind: type) -> bool:
-    """Whether leaves of this type may be nodes some day: somebody may register it."""
+    """Whether this type of leaves may be registered as a pytree node later."""
     known = _may_become_node.get(kind)
     if known is None:
         known = _may_become_node[kind] = not _is_lasting(kind)
@@ -184,6 +185,6 @@ def _is_lasting(kind: type) -> bool:
         return False
     if issubclass(kind, _HOLDERS):
         return False
-    # A class can have the name of a package in which it is not.
+    # The `__module__` of a class may name a package that does not contain it.
     is_in_module = getattr(sys.modules.get(module), kind.__qualname__, None) is kind
     return is_in_module or not kind.__flags__ & _IS_HEAP_TYPE

@@ -1,4 +1,4 @@
-"""Tables in text, for reports."""
+"""Text tables for reports."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 def table_lines(
     rows: Sequence[Sequence[str]], right_aligned: Collection[int] = ()
 ) -> list[str]:
-    """One line for each row; the columns with these numbers are aligned at the right."""
+    """One line for each row. The columns `right_aligned` are aligned on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [_line(cells, widths, right_aligned) for cells in rows]
 

@@ -1,4 +1,4 @@
-"""Adding the updates of an optimiser to a model."""
+"""Adds the updates of an optimiser to a model."""
 
 from typing import Any, TypeVar
 

@@ -1,4 +1,4 @@
-"""Layer 6: tools to find out what JAX does with a function. Loaded when first used."""
+"""Layer 6: tools to inspect what JAX does with a function. Loaded when first used."""
 
 from .._jit.retrace import explain_retraces as explain_retraces
 from .._public import publish as _publish

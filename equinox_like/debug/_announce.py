@@ -1,4 +1,4 @@
-"""`announce_transform`: seeing which transformations of JAX reach a value, and when."""
+"""`announce_transform`: shows which JAX transformations reach a value, and when."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -18,19 +18,19 @@ def announce_transform(
     intermediates: bool = False,
     announce: Callable[[str], Any] = print,
 ) -> _T:
-    """The identity, which announces each transformation of JAX that is applied to it.
+    """The identity, which announces each JAX transformation that is applied to it.
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
     - `name`: if given, printed in parentheses before each text.
     - `intermediates`: whether to announce also the beginning of each transformation.
     - `announce`: called with each text, while the program is traced or lowered.
 
     A text lists the transformations so far, joined by colons: `jvp_p` and `jvp_t` for
     the primal and the tangent of a derivative, `transpose`, `vmap`. The last word is
-    what is done with the result: `impl` (it runs eagerly), `abstract` (its shape is
-    computed), `mlir` (it is lowered). How often `abstract` comes is up to JAX.
+    the stage: `impl` (evaluated eagerly), `abstract` (abstractly evaluated), `mlir`
+    (lowered). JAX decides how often `abstract` occurs.
 
     **Returns:**
 
@@ -81,7 +81,7 @@ def _tell(
 def _entering(
     transformation: str, stack: tuple[str, ...], **params: Any
 ) -> tuple[str, ...]:
-    """The stack with a transformation, which is announced if that was requested."""
+    """The stack with one more transformation; announces it under `intermediates`."""
     stack = (*stack, transformation)
     if params["intermediates"]:
         _tell(None, stack, **params)

@@ -1,4 +1,4 @@
-"""`backward_nan`: looking at cotangents, and stopping at the first NaN among them."""
+"""`backward_nan`: prints cotangents, and stops at the first NaN in them."""
 
 from typing import Any, TypeVar
 
@@ -83,8 +83,8 @@ def _(
         result_shape_dtypes=jax.ShapeDtypeStruct((), bool),
         vmap_method="sequential",
     )
-    # Each cotangent depends on its being printed: so they are printed in their order, also
-    # on several devices, where JAX has no ordered callbacks.
+    # The cotangent depends on the callback's result. So cotangents are printed in
+    # order, even on several devices, where JAX has no ordered callbacks.
     cotangent = jtu.tree_map(lambda x: jnp.where(is_printed, x, jnp.nan), cotangent)
     if not terminate:
         return cotangent
@@ -94,7 +94,7 @@ def _(
 
 
 def _without_keys(x: Any) -> Any:
-    # No callback takes a typed key.
+    # Callbacks do not accept typed PRNG keys.
     is_key = jnp.issubdtype(getattr(x, "dtype", bool), jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
 

@@ -1,4 +1,4 @@
-"""`breakpoint_if`: JAX's debugger, where a value asks for it."""
+"""`breakpoint_if`: opens JAX's debugger if a value is true."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ def breakpoint_if(pred: ArrayLike, **kwargs: Any) -> Any:
 
     **Arguments:**
 
-    - `pred`: a bool, or an array of any shape, of which one true element suffices. Under
-        `jax.vmap` one true element of the batch suffices for all.
+    - `pred`: a bool, or an array of any shape. The debugger opens if any element is
+        true; under `jax.vmap`, if any element of the batch is.
     - `**kwargs`: as for `jax.debug.breakpoint`.
 
     **Returns:**

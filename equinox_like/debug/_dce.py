@@ -1,8 +1,8 @@
-"""`store_dce` and `inspect_dce`: finding out what dead-code elimination has removed.
+"""`store_dce` and `inspect_dce`: show which arrays dead code elimination has removed.
 
-Each array goes through a branch of a program whose predicate is asked of Python. The
-compiler knows neither that it is always true, nor that there is anything to keep: if the
-array is not used, the question goes with it, and is never asked.
+Each array goes through a `lax.cond` whose predicate is the result of a callback. The
+compiler does not know that it is always true. If the array is not used, the compiler
+removes the branch together with the callback, so the callback is never called.
 """
 
 import threading
@@ -30,7 +30,7 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
     - `name`: the name of the record.
 
     **Returns:**
@@ -83,7 +83,7 @@ def inspect_dce(name: Hashable = None) -> None:
 
     **Arguments:**
 
-    - `name`: that of the calls of `store_dce`.
+    - `name`: the name of the record, as passed to `store_dce`.
 
     **Raises:**
 
@@ -103,7 +103,7 @@ def inspect_dce(name: Hashable = None) -> None:
 
 
 class _Call:
-    """One call of `store_dce`, and which of its arrays have been computed."""
+    """One traced call of `store_dce`, and which of its arrays have been computed."""
 
     def __init__(self, rest: Rest, structs: list[jax.ShapeDtypeStruct]):
         self._rest = rest
@@ -111,7 +111,7 @@ class _Call:
         self._is_computed = [False] * len(structs)
 
     def noting(self, index: int, x: Any) -> Any:
-        """The array, which notes that it is computed; its tangents do not."""
+        """The array, with a callback that records when it is computed."""
 
         def note():
             self._is_computed[index] = True

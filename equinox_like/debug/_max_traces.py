@@ -1,4 +1,4 @@
-"""Counting how often a function is traced, and refusing to trace it too often."""
+"""Counts how often a function is traced, and raises if it is traced too often."""
 
 import inspect
 import threading
@@ -126,7 +126,7 @@ class Counted(Transformed[_P, _T]):
 
 
 class _Counter:
-    """How many calls there were, and what those were that were allowed."""
+    """The number of calls, and the traces of those that were allowed."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -143,7 +143,7 @@ def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
         layout = LayoutTable(signature, name_of(fn), lambda *_: False).make(call)
         return trace_to_be(layout, jtu.tree_leaves(call))
     except Exception:
-        # Such a call has nothing to compare. It fails by itself, or is an odd one.
+        # There is nothing to compare: most such calls raise an error of their own.
         return None
 
 

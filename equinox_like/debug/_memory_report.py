@@ -164,14 +164,14 @@ def memory_report(
     )
 
 
-# A key of a dictionary may hold dots and brackets.
+# One component of a path. The key of a dictionary may contain dots and brackets.
 _COMPONENT = re.compile(r"""\[(?:'[^']*'|"[^"]*"|[^\]]*)\]|\.?[^.\[]+""")
 
 
 def _sums(
     sizes: Iterable[tuple[str, int]], depth: int | None
 ) -> Iterator[tuple[str, int]]:
-    """A line for each node above the leaves, in order, with the sum of what is below."""
+    """A line for each node and leaf, in order, with the sum of the bytes below it."""
     found: dict[tuple[str, ...], int] = {}
     for path, size in sizes:
         components = _COMPONENT.findall(path)
@@ -183,12 +183,12 @@ def _sums(
         yield "  " * len(node) + node[-1], size
 
 
-# More names than these are summed up, for the legend.
+# How many arguments the legend shows by name; the others are summed up.
 _SHOWN = 7
 
 
 def _parts(report: DonationReport) -> Sequence[tuple[str, int]]:
-    """What the peak is made of: each argument, outputs with a new buffer, temporaries."""
+    """The parts of the peak: each argument, outputs with a new buffer, temporaries."""
     arguments: dict[str, int] = {}
     for row in filter(lambda row: row.is_used, report.rows):
         name = _COMPONENT.findall(row.path)[0]
@@ -196,7 +196,7 @@ def _parts(report: DonationReport) -> Sequence[tuple[str, int]]:
     largest = sorted(arguments, key=lambda name: -arguments[name])[:_SHOWN]
     shown = {name: size for name, size in arguments.items() if name in largest}
     memory = report.memory
-    # What XLA counts beyond the leaves, such as copies, belongs to no name.
+    # Includes what XLA counts in addition to the leaves, such as copies.
     others = memory.arguments - sum(shown.values())
     parts = (
         [*shown.items(), ("other arguments", others)] if others > 0 else shown.items()

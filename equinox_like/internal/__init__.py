@@ -1,6 +1,6 @@
 """Layer 7: names for authors of other libraries. They may change in any version.
 
-Nothing is defined here.
+This file only imports them.
 """
 
 from .._arrays.broadcast import left_broadcast_to as left_broadcast_to

@@ -1,4 +1,4 @@
-"""How a package under the name of Equinox finds its names: in one of `equinox_like`."""
+"""Forwards the names of a module of the alias `equinox` to one of `equinox_like`."""
 
 import types
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 def names_of(
     library: types.ModuleType, package: str
 ) -> tuple[tuple[str, ...], Callable[[str], Any], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package that stands for `library`."""
+    """`__all__`, `__getattr__` and `__dir__` of the alias `package` of `library`."""
     names = tuple(name for name in dir(library) if not name.startswith("_"))
 
     def find(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""What published libraries use of Equinox's file of this name.
+"""The names in Equinox's file of this name that published libraries use.
 
-quax, ihoop and distreqx derive a metaclass from `_ModuleMeta`. That of quax constructs
-instances by itself, with the help of the two others.
+quax, ihoop and distreqx derive a metaclass from `_ModuleMeta`. The metaclass of quax
+constructs instances itself, and needs the two other names for that.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ _ModuleMeta: type = type(Module)
 
 
 class _CurrentlyInitialising:
-    """Instances in it can be assigned to. Equinox's is a set of them."""
+    """The instances whose fields can be assigned. In Equinox it is a set."""
 
     def add(self, instance: Any) -> None:
         object.__setattr__(instance, OPEN, type(instance)._open_names_)

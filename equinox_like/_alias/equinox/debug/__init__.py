@@ -1,4 +1,4 @@
-"""The name `equinox.debug`, under which `equinox_like.debug` answers."""
+"""The module `equinox.debug` as an alias of `equinox_like.debug`."""
 
 from equinox_like import debug as _library
 

@@ -1,4 +1,4 @@
-"""The name `equinox.internal`, under which `equinox_like.internal` answers."""
+"""The module `equinox.internal` as an alias of `equinox_like.internal`."""
 
 from equinox_like import internal as _library
 

@@ -1,4 +1,4 @@
-"""The name `equinox.nn`, under which `equinox_like.nn` answers."""
+"""The module `equinox.nn` as an alias of `equinox_like.nn`."""
 
 from equinox_like import nn as _library
 
