@@ -1,8 +1,8 @@
-"""Primitives of JAX that take and return any pytree.
+"""Primitives of JAX that take and return any pytrees.
 
 The arrays are the operands of the primitive. Everything else is in its parameters: the
-structure, the static leaves in a flat tuple, where JAX finds a jaxpr among them, and a
-`Result`, which learns what the output is like when the primitive is first evaluated.
+structure; the static leaves, in a flat tuple so that JAX finds jaxprs among them; and a
+`Result`, which records the structure of the output at the first evaluation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from .._tree import is_array
 
 
 class _Data:
-    """Stands for an array among the static leaves."""
+    """A placeholder for an array among the static leaves."""
 
     def __repr__(self) -> str:
         return "*"
@@ -37,7 +37,7 @@ _DATA = _Data()
 
 
 class Result:
-    """What a primitive returns beside its arrays, once that is known."""
+    """The structure and static leaves of a primitive's output, once they are known."""
 
     def __init__(self) -> None:
         self._rest: Rest | None = None
@@ -45,7 +45,7 @@ class Result:
     def take_apart(
         self, out: Any, is_data: Callable[[Any], bool] = is_array
     ) -> list[Any]:
-        """The arrays of an output; the rest must be what it was before."""
+        """The arrays of an output. Everything else must equal the earlier outputs."""
         arrays, rest = take_apart(out, is_data)
         if self._rest is None:
             self._rest = rest
@@ -69,7 +69,10 @@ class Result:
         return self._rest.alone(arrays)
 
     def take_like(self, tree: Any) -> list[Any]:
-        """What a tree like the output has at its arrays; `None` where it has nothing."""
+        """The values of `tree` at the places of the output's arrays.
+
+        `None` in `tree` may stand for a subtree of the output.
+        """
         assert self._rest is not None
         return _take(tree, self._rest.treedef, self._rest.places)
 
@@ -239,7 +242,7 @@ def filter_primitive_batching(rule: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def flat_rule(operands, axes, *, treedef, static, result):
-        # Of the batch; what the equation returns has other shapes.
+        # The output's structure for this batch, to match `out_axes` with.
         own = Result()
         given = _fill(axes, treedef, (_DATA if x is _DATA else None for x in static))
         out, out_axes = rule(_fill(map(_as_array, operands), treedef, static), given)
@@ -257,14 +260,14 @@ def _fill(operands: Iterable[Any], treedef: Any, static: Iterable[Any]) -> Any:
 
 
 def _as_array(x: Any) -> Any:
-    """A literal of a jaxpr, which is not an array, as one; anything else as it is."""
+    """Converts a Python scalar, which may be a literal of a jaxpr, to an array."""
     if isinstance(x, bool | int | float | complex):
         return jnp.asarray(x, jax.typeof(x).dtype)
     return x
 
 
 def _take(tree: Any, treedef: Any, places: Sequence[int]) -> list[Any]:
-    """What is at these leaves of `treedef`, where `None` may stand for a subtree."""
+    """The values of `tree` at these leaves of `treedef`; `None` may be a subtree."""
     whole = treedef.unflatten(range(treedef.num_leaves))
     spread = jax.tree.broadcast(tree, whole, is_leaf=_is_none)
     found = jtu.tree_leaves(spread, is_leaf=_is_none)

@@ -1,7 +1,7 @@
-"""Identities that refuse a transformation of JAX: `nontraceable`, `nondifferentiable`, ...
+"""Identities that raise under a transformation of JAX: `nontraceable` and others.
 
-A guard is a primitive of all arrays of a tree at once, so it is in the program until that
-is compiled, and meets whichever transformation gets there. It compiles to nothing.
+A guard is one primitive applied to all arrays of a tree. It stays in the jaxpr until
+that is compiled, so any transformation before then reaches it. It compiles to nothing.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """What a guard says, and the names of its arrays if there is more than one."""
+    """The message of a guard, and the names of its arrays if there are several."""
 
     message: str
     names: tuple[str, ...] = ()
 
     def of(self, index: int) -> str:
-        """What it says of the array with this index."""
+        """The message for the array with this index."""
         return f"{self.message} ({self.names[index]})" if self.names else self.message
 
     def only(self, indices: Sequence[int]) -> "Refusal":
@@ -277,7 +277,7 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
 
 
 def _guarded(x: Any, guard: Callable[..., Sequence[Any]]) -> Any:
-    """The tree with `guard(arrays, names)` for its arrays."""
+    """The tree, with its arrays replaced by `guard(arrays, names)`."""
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         return x
@@ -357,13 +357,13 @@ def _refuse_batched(
     arrays = list(arrays)
     for i in batched:
         arrays[i] = _element(jnp.moveaxis(arrays[i], axes[i], 0), refusal.of(i))
-    # There may be another batch around this one.
+    # There may be another `jax.vmap` around this one.
     out = nonbatchable_p.bind(*arrays, refusal=refusal, allow_constant=True)
     return out, [None] * len(out)
 
 
 def _element(batch: jax.Array, message: str) -> jax.Array:
-    """The element that is repeated in a batch."""
+    """The element that a constant batch repeats; checks at run time that it does."""
     first = batch[0]
     data = (batch, first)
     if jnp.issubdtype(batch.dtype, jax.dtypes.prng_key):

@@ -1,8 +1,9 @@
-"""Progress meters: showing how far a loop has got, from within a compiled program.
+"""Progress meters: show the progress of a loop from within a compiled program.
 
-Python is called by pure callbacks. Each of them returns the number of the meter, which is
-part of the state, and gets the one that the last of them returned: so they run in the order
-of the loop, on any number of devices, and may be transformed as any other computation.
+Python is called by pure callbacks. Each takes the number of the meter, which is part of
+the state, from the one before, and returns it. This data dependency makes them run in
+the order of the loop, on any number of devices. They can be transformed like any other
+computation.
 """
 
 import abc
@@ -107,7 +108,7 @@ class NoProgressMeter(AbstractProgressMeter[None]):
 
 class _TextState(NamedTuple):
     number: jax.Array
-    # Of each element of a batch, what it was when the last line was printed.
+    # The progress when the last line was printed, for each element of a batch.
     printed: jax.Array
 
 
@@ -183,7 +184,7 @@ def _tqdm() -> Any:
 
 
 class _Lines:
-    """A meter as Python sees it: lines of text."""
+    """The host side of a meter that prints lines of text."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -200,7 +201,7 @@ class _Lines:
 
 
 class _Bar:
-    """A meter as Python sees it: a bar of tqdm."""
+    """The host side of a meter that shows a tqdm bar."""
 
     def __init__(self) -> None:
         form = "{percentage:.2f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}]"
@@ -215,7 +216,7 @@ class _Bar:
         self._bar.close()
 
 
-# The meters that are not closed yet, by their numbers. The lock is held while they print.
+# The open meters, by their numbers. The lock is held while they print.
 _meters: dict[int, Any] = {}
 _numbers = itertools.count()
 _lock = threading.RLock()
@@ -243,7 +244,7 @@ def _show_if(is_due: jax.Array, number: jax.Array, progress: jax.Array) -> jax.A
     def show(number, progress):
         return jax.pure_callback(on_host, _NUMBER, number, progress)
 
-    # Under `vmap` of a `while_loop` each element of the batch has the number.
+    # Under `vmap` of a `while_loop`, the number is batched, with equal elements.
     number, slowest = unvmap_max(number), -unvmap_max(-progress)
     return lax.cond(is_due, show, lambda number, _: number, number, slowest)
 

@@ -152,7 +152,7 @@ class Bucketed(Transformed[_P, _T]):
         return Retrace(retrace.function, map(self._with_fix, retrace.differences))
 
     def _with_fix(self, difference: Difference) -> Difference:
-        """The difference, with advice on buckets if it is the shape of a padded array."""
+        """Adds advice on buckets to the difference, if it is a padded array's shape."""
         name = re.split(r"[.\[]", difference.path, maxsplit=1)[0]
         axes = [str(axis) for padded, axis, _ in self._axes if padded == name]
         if difference.kind != SHAPE or not axes:

@@ -215,7 +215,7 @@ def first_argument(
     kwargs: dict[str, Any],
     wrt: Any = None,
 ) -> tuple[list[Any], Rest, tuple[Any, ...]]:
-    """The first argument's leaves to differentiate, its rest, and the other arguments."""
+    """The leaves of the first argument to differentiate, its rest, other arguments."""
     fun = transformed.__wrapped__
     if not args:
         raise TypeError(
