@@ -1,4 +1,4 @@
-"""A scan as a checkpointed loop, whose inputs and outputs are buffers."""
+"""A scan as a checkpointed loop, with the `xs` and `ys` as buffers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

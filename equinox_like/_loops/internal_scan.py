@@ -1,4 +1,4 @@
-"""`scan` and `scan_trick`, for other libraries."""
+"""`scan` and `scan_trick` of `equinox_like.internal`, for other libraries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar

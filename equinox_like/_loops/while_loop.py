@@ -1,4 +1,4 @@
-"""`while_loop`, for other libraries: with buffers, and numbers that become arrays."""
+"""`while_loop` of `equinox_like.internal`, with buffers, for other libraries."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
