@@ -51,12 +51,12 @@ class Layout:
     ):
         """**Arguments:**
 
-        - `treedef`: that of the call in canonical form, by JAX's registry.
-        - `labels`: for each leaf of it, in order, its group or `STATIC`.
-        - `places`: for each where it is among the leaves of our registry; `None` for a
-            static leaf that is part of the structure there,
-        - `hidden`: which is here, and anything elsewhere.
-        - `arguments`: name and number of leaves of each argument.
+        - `treedef`: JAX's treedef of the call in canonical form.
+        - `labels`: for each of its leaves, in order, its group or `STATIC`.
+        - `places`: for each leaf, its index among the leaves of our registry; `None`
+            for a static leaf that is part of the structure there.
+        - `hidden`: the static leaves whose place is `None`, and anything elsewhere.
+        - `arguments`: the name and the number of leaves of each argument.
         """
         self.treedef = treedef
         self.labels = tuple(labels)

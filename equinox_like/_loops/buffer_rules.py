@@ -107,10 +107,9 @@ read_p: Any = create_vprim(
 )
 """From an array and the arrays of an index to the value there, and the same array."""
 maybe_set_p: Any = create_vprim("maybe_set", _set, _set_types, _set_jvp, _set_transpose)
-"""`maybe_set_p.bind(pred, x, value, *arrays, place=place)` returns `[x]`, with `value` at
-the index that `place` and `arrays` describe. The bool scalar `pred` is assumed to be
-true.
-Under a `jax.vmap` that maps `pred`, only batch elements where it is true are written."""
+"""`maybe_set_p.bind(pred, x, value, *arrays, place=place)` returns `[x]` with `value`
+at the index that `place` and `arrays` describe. The bool `pred` is assumed to be true.
+Under a `jax.vmap` that maps `pred`, only elements where it is true are written."""
 
 register_impl_finalisation(read_p)
 register_impl_finalisation(maybe_set_p)

@@ -35,7 +35,7 @@ def spread_forward(
 def spread_backward(
     step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
 ) -> tuple[Mask, Mask]:
-    """The masks of the consts and the state that may have a cotangent before some steps.
+    """The masks of the consts and the state that may have a cotangent before a step.
 
     **Arguments:**
 
