@@ -1,4 +1,4 @@
-"""`GRUCell` and `LSTMCell`, one step of a recurrent network."""
+"""`GRUCell` and `LSTMCell`: one step of a recurrent network."""
 
 import math
 from collections.abc import Sequence
