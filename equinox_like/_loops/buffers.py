@@ -121,17 +121,17 @@ def buffer_at_set(
 
     **Arguments:**
 
-    - `buffer`: a buffer, as the body of [`equinox_like.internal.while_loop`][] gets it, or
-        a JAX array.
+    - `buffer`: a buffer in the body of [`equinox_like.internal.while_loop`][], or a JAX
+        array.
     - `item`: the index: integers, arrays of them, slices, an ellipsis, or a tuple of
         these.
-    - `x`: what to write, which is broadcast.
-    - `pred`: a bool scalar, whether to write at all.
-    - `**kwargs`: those of `jax.Array.at[...].set`, such as `mode`.
+    - `x`: the value to write, which is broadcast.
+    - `pred`: a bool scalar: whether to write at all.
+    - `**kwargs`: keyword arguments of `jax.Array.at[...].set`, such as `mode`.
 
     **Returns:**
 
-    The buffer or array that was written to.
+    The buffer or array with the value written.
 
     **Raises:**
 

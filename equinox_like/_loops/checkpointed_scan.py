@@ -27,8 +27,8 @@ def checkpointed_scan(
 
     **Arguments:**
 
-    - `f(pred, carry, x)`: returns the arrays of the next carry and of a `y`, given those
-        of a carry and an `x`; `pred` as in `stage`.
+    - `f(pred, carry, x)`: returns the arrays of the next carry and of a `y`, given
+        those of a carry and an `x`; `pred` is as in `stage`.
     - `is_buffer`: for each array of the carry, whether it is a buffer.
     - `checkpoints`: as for `while_loop`.
     """

@@ -168,18 +168,18 @@ def assert_dce(x: _T, msg: str, *, on_error: OnError | str = "default") -> _T:
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
-    - `msg`: what the error says.
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
+    - `msg`: the error message.
     - `on_error`: as for [`equinox_like.error_if`][].
 
     **Returns:**
 
-    `x`, with NumPy arrays as JAX arrays; `x` itself outside of `jax.jit` and the like,
-    where nothing is removed.
+    `x`, with NumPy arrays as JAX arrays. Outside of a trace nothing is removed, so `x`
+    itself is returned.
 
     **Raises:**
 
-    As [`equinox_like.error_if`][], when a compiled program uses an array that is returned.
+    As [`equinox_like.error_if`][], if a compiled program uses a returned array.
 
     !!! example
 

@@ -83,12 +83,12 @@ def filter_primitive_bind(prim: Any, *args: Any) -> Any:
     **Arguments:**
 
     - `prim`: a primitive of JAX with `multiple_results = True`.
-    - `args`: any pytrees. Arrays are operands; all else is static, and a jaxpr among it is
-        in the parameters of the equation, where JAX and others look for it.
+    - `args`: any pytrees. Arrays are operands; all other leaves are static. A static
+        jaxpr is in the parameters of the equation, where JAX finds it.
 
     **Returns:**
 
-    What the rules return: any pytree.
+    The output of the rules, any pytree.
 
     !!! example
 
@@ -124,9 +124,9 @@ def filter_primitive_bind(prim: Any, *args: Any) -> Any:
 def filter_primitive_def(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For `prim.def_impl` and `prim.def_abstract_eval`: `rule(*args) -> out` of pytrees.
 
-    In abstract evaluation arrays are `jax.core.ShapedArray`s, and the rule may return those
-    or `jax.ShapeDtypeStruct`s. See [`equinox_like.internal.filter_primitive_bind`][] for an
-    example.
+    In abstract evaluation, arrays are `jax.core.ShapedArray`s, and the rule may return
+    these or `jax.ShapeDtypeStruct`s. See
+    [`equinox_like.internal.filter_primitive_bind`][] for an example.
     """
 
     def flat_rule(*operands, treedef, static, result):
@@ -141,8 +141,8 @@ def filter_primitive_def(rule: Callable[..., Any]) -> Callable[..., Any]:
 def filter_primitive_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For JAX's table of forward-mode rules: `rule(primals, tangents) -> (out, tangent)`.
 
-    All four are pytrees; a tangent is `None` for a symbolic zero and for what is not an
-    array, in what the rule gets and in what it returns.
+    All four are pytrees. In the tangents that the rule gets and returns, `None` stands
+    for a symbolic zero and for a leaf that is not an array.
 
     !!! example
 
@@ -187,10 +187,11 @@ def filter_primitive_transpose(
 
     **Arguments:**
 
-    - `rule`: gets a tuple of the inputs, with JAX's `UndefinedPrimal` for each array whose
-        cotangent is wanted, and the cotangents of the output, with `None` for symbolic
-        zeros and for what is not an array. It returns a tuple like the inputs, with `None`
-        for zeros and for what is not differentiated. Without it a decorator is returned.
+    - `rule`: gets the tuple of inputs, with JAX's `UndefinedPrimal` for each array
+        whose cotangent is wanted; and the cotangents of the output, with `None` for
+        symbolic zeros and for leaves that are not arrays. It returns a tuple
+        like the inputs, with `None` for zeros and for leaves that are not
+        differentiated. Without a `rule`, a decorator is returned.
     - `materialise_zeros`: whether the rule gets arrays of zeros in place of symbolic ones.
 
     !!! example
@@ -226,8 +227,8 @@ def filter_primitive_transpose(
 def filter_primitive_batching(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For JAX's table of batching rules: `rule(inputs, batch_axes) -> (out, out_axes)`.
 
-    The trees of axes are like the inputs and the output, with `None` for what has no batch
-    axis and for what is not an array.
+    The trees of axes have the structure of the inputs and the output, with `None` for
+    leaves that have no batch axis or are not arrays.
 
     !!! example
 

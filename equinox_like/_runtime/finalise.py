@@ -29,7 +29,7 @@ what `prim.bind(*arrays, **params)` would. You may add primitives of your own.""
 
 
 def register_impl_finalisation(prim: Any) -> None:
-    """Has a primitive replaced by its `impl`, which JAX must be able to trace.
+    """Registers a primitive's `impl` as its replacement. JAX must be able to trace it.
 
     !!! example
 
@@ -47,10 +47,10 @@ def register_impl_finalisation(prim: Any) -> None:
 
 
 def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does the same without any primitive of this library.
+    """A function that computes the same without any primitive of this library.
 
-    Apply it last: to transform what it returns may silently be wrong, because the
-    derivatives of `jax.custom_jvp` functions and `stop_gradient` are gone.
+    Apply it last. Derivatives of the returned function may silently be wrong, because
+    the rules of `jax.custom_jvp` functions and `stop_gradient` are removed.
 
     **Arguments:**
 

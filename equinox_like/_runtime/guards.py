@@ -48,8 +48,8 @@ def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
-    - `name`: what the error calls the operation.
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
+    - `name`: the name of the operation in the error.
 
     **Returns:**
 
@@ -84,9 +84,9 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is. Arrays that are not
-        perturbed, as those under `jax.lax.stop_gradient`, are let through.
-    - `name`: what the error calls the operation; by default "This operation".
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged, and so are
+        arrays without a tangent, such as those under `jax.lax.stop_gradient`.
+    - `name`: the name of the operation in the error; by default "This operation".
     - `msg`: the whole text of the error, in place of one with `name`.
 
     **Returns:**
@@ -95,7 +95,7 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
 
     **Raises:**
 
-    `RuntimeError` if an array of `x` is perturbed. Without `msg` it names the array.
+    `RuntimeError` if an array of `x` has a tangent. Without `msg` it names the array.
 
     !!! example
 
@@ -132,11 +132,11 @@ def nondifferentiable_backward(
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
-    - `name`: what the error calls the operation; by default "This operation".
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
+    - `name`: the name of the operation in the error; by default "This operation".
     - `msg`: the whole text of the error, in place of one with `name`.
-    - `symbolic`: whether any cotangent is refused that is not known to be zero while the
-        program is traced. Otherwise its values are checked when the program runs.
+    - `symbolic`: whether to raise for any cotangent that is not a symbolic zero.
+        Otherwise the values of cotangents are checked when the program runs.
 
     **Returns:**
 
@@ -144,7 +144,7 @@ def nondifferentiable_backward(
 
     **Raises:**
 
-    `RuntimeError` if a cotangent gets to an array of `x`; without `msg` it names the array.
+    `RuntimeError` if an array of `x` has a cotangent; without `msg` it names the array.
     With `symbolic=False` it is raised as by [`equinox_like.error_if`][].
 
     !!! example
@@ -190,13 +190,13 @@ def nonbatchable(
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is, and so is an array without
-        a batch axis.
-    - `name`: what the error calls the operation; by default "This operation".
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged, and so are
+        arrays without a batch axis.
+    - `name`: the name of the operation in the error; by default "This operation".
     - `msg`: the whole text of the error, in place of one with `name`.
-    - `allow_constant_across_batch`: whether an array may be batched if it is the same for
-        all elements of the batch. That is checked when the program runs, and what is
-        returned has no batch axis. Two NaNs count as the same.
+    - `allow_constant_across_batch`: whether an array may be batched if all elements of
+        the batch are equal. This is checked when the program runs, and the returned
+        array has no batch axis. Two NaNs count as equal.
 
     **Returns:**
 
@@ -206,8 +206,8 @@ def nonbatchable(
     **Raises:**
 
     `ValueError` if an array of `x` is batched; without `msg` it names the array. With
-    `allow_constant_across_batch=True` an error by [`equinox_like.error_if`][] if it is not
-    the same for all elements.
+    `allow_constant_across_batch=True`, [`equinox_like.error_if`][] raises instead, if
+    the elements differ.
 
     !!! example
 
@@ -248,7 +248,7 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
 
     **Arguments:**
 
-    - `primal`: what it is the tangent of.
+    - `primal`: the primal value of the tangent.
     - `tangent`: an array, or `None`.
     - `allow_struct`: whether `primal` may be a `jax.ShapeDtypeStruct`.
 

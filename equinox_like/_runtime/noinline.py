@@ -44,20 +44,20 @@ _T = TypeVar("_T")
 def noinline(
     fn: Callable[_P, _T], abstract_fn: Callable[..., Any] | None = None
 ) -> Callable[_P, _T]:
-    """Has a function compiled by itself and called by other programs, for the CPU.
+    """A function that is compiled separately and called by other programs, for the CPU.
 
-    A program that uses a large function many times then compiles it once, instead of once
-    for each use. Each call costs some 50 us, because it passes through Python.
+    A program that uses a large function many times then compiles it only once. Each
+    call costs about 50 us, because it passes through Python.
 
     **Arguments:**
 
-    - `fn`: any callable of pytrees. Its arrays, if it is a Module, are inputs; what is not
-        an array must be hashable. A function may not close over tracers.
-    - `abstract_fn`: `abstract_fn(arrays_of_fn, *args, **kwargs)` returns something of the
-        structure, shapes and dtypes of what `fn` returns, and is traced in its place. The
-        first argument is `fn` with `None` for all that is not an array. Two functions with
-        the same `abstract_fn` may take each other's place as arguments of a compiled
-        function without a retrace. They are kept for as long as the process lives.
+    - `fn`: any callable of pytrees. If it is a Module, its arrays are inputs; all other
+        leaves must be hashable. A function may not close over tracers.
+    - `abstract_fn`: `abstract_fn(arrays_of_fn, *args, **kwargs)` is traced in place of
+        `fn`. It must return the same structure, shapes and dtypes. Its first argument
+        is `fn`, with `None` for all leaves that are not arrays. Functions with the same
+        `abstract_fn` can be exchanged in the arguments of a compiled function without a
+        retrace. They are kept as long as the process lives.
 
     **Returns:**
 
@@ -67,7 +67,7 @@ def noinline(
     **Raises:**
 
     `TypeError` if `fn` cannot be hashed, `ValueError` if it closes over a tracer. When the
-    program runs, an error if the output differs from what `abstract_fn` said.
+    program runs, an error if the output does not match that of `abstract_fn`.
 
     !!! example
 

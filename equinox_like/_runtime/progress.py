@@ -26,11 +26,12 @@ _State = TypeVar("_State")
 
 
 class AbstractProgressMeter(Module, Generic[_State]):
-    """What shows how far a loop has got.
+    """Abstract base class of meters that show the progress of a loop.
 
-    The state that `init` and `step` return is a pytree of arrays, which can be carried by a
-    loop. It has to be passed on to `close`: steps that nothing depends on are removed as
-    dead code. A batch of loops under `jax.vmap` has one meter, which shows the slowest.
+    The state that `init` and `step` return is a pytree of arrays, for the carry of a
+    loop. It must be passed on to `close`, because steps that nothing depends on are
+    removed as dead code. A batch of loops under `jax.vmap` has one meter, which shows
+    the slowest loop.
 
     !!! example
 
@@ -84,8 +85,8 @@ class AbstractProgressMeter(Module, Generic[_State]):
     def close(self, state: _State) -> None:
         """Ends the meter, at 100 %.
 
-        What it does not show any more, such as the steps of a loop that is run again in a
-        backward pass, is ignored.
+        Later steps are ignored, such as those of a loop that is recomputed in a
+        backward pass.
 
         **Arguments:**
 
@@ -117,8 +118,9 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
 
     **Arguments:**
 
-    - `minimum_increase`: by how much the progress must have grown since the last line for
-        another one; in a batch that of each element that has not reached 1.
+    - `minimum_increase`: the least increase of the progress since the last line, for
+        another line to be printed. In a batch, each element that has not reached 1 must
+        have increased by this much.
     """
 
     minimum_increase: float = field(default=0.02, static=True)
@@ -148,7 +150,7 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
 
     **Arguments:**
 
-    - `refresh_steps`: the bar is updated once every so many steps.
+    - `refresh_steps`: the number of steps between updates of the bar.
 
     **Raises:**
 

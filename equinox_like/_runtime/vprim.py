@@ -43,10 +43,10 @@ def create_vprim(
 
     **Arguments:**
 
-    - `name`: of the primitive, as jaxprs show it.
-    - `impl`: `impl(*arrays, **params) -> list of arrays`. JAX must be able to trace it: it
-        is what is compiled, too.
-    - `abstract_eval`: the same of `jax.core.ShapedArray`s.
+    - `name`: the name of the primitive in jaxprs.
+    - `impl`: `impl(*arrays, **params) -> list of arrays`. JAX must be able to trace it,
+        because it is also what is compiled.
+    - `abstract_eval`: the same function of `jax.core.ShapedArray`s.
     - `jvp`: `jvp(primals, tangents, **params) -> (out, out_tangents)`, lists, with JAX's
         symbolic zeros.
     - `transpose`: `transpose(cotangents, *inputs, **params) -> list of cotangents`, with

@@ -62,7 +62,7 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
 @frames_hidden
 def eval_empty(fn: Callable[..., Any], /, *inputs: Any) -> Any:
-    """What a function returns, with arrays of any values; nothing is computed.
+    """The output of a function with uninitialised arrays; nothing is computed.
 
     **Arguments:**
 
@@ -70,7 +70,7 @@ def eval_empty(fn: Callable[..., Any], /, *inputs: Any) -> Any:
 
     **Returns:**
 
-    What `fn` returns, with an array by `jnp.empty` for each array.
+    The output of `fn`, with each array replaced by one of `jnp.empty`.
 
     !!! example
 
@@ -87,7 +87,7 @@ def eval_empty(fn: Callable[..., Any], /, *inputs: Any) -> Any:
 
 @frames_hidden
 def eval_zero(fn: Callable[..., Any], /, *inputs: Any) -> Any:
-    """What a function returns, with arrays of zeros; nothing is computed.
+    """The output of a function with arrays of zeros; nothing is computed.
 
     **Arguments:**
 
@@ -95,7 +95,7 @@ def eval_zero(fn: Callable[..., Any], /, *inputs: Any) -> Any:
 
     **Returns:**
 
-    What `fn` returns, with an array by `jnp.zeros` for each array.
+    The output of `fn`, with each array replaced by one of `jnp.zeros`.
 
     !!! example
 
@@ -226,10 +226,10 @@ def _function_of(skeleton: Skeleton) -> Callable[..., Any]:
 
 
 cached_filter_eval_shape = ShapeCache()
-"""[`equinox_like.filter_eval_shape`][], which remembers what it was asked before.
+"""[`equinox_like.filter_eval_shape`][], with a cache of its results.
 
-It compares functions, static values, structures, shapes and dtypes, and in which context of
-JAX it is asked. Static values must be hashable, else it raises `TypeError`.
-[`equinox_like.clear_caches`][] empties it.
+The cache key holds the function, static values, structures, shapes, dtypes, and JAX's
+context. Static values must be hashable, else it raises `TypeError`.
+[`equinox_like.clear_caches`][] empties the cache.
 """
 on_clear(cached_filter_eval_shape.clear)

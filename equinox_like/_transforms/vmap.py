@@ -25,8 +25,7 @@ from .arguments import argument_name, by_name
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# JAX's error for a batched output where `out_axes` is `None`: the second of `(0,
-# None)`.
+# JAX's error for a batched output whose axis in `out_axes` is `None`.
 _BATCHED_OUTPUT = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 

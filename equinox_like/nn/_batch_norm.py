@@ -237,7 +237,7 @@ class BatchNorm(StatefulLayer):
             layout.spread(used.variance, x) + jnp.asarray(self.eps, work)
         )
         if self.channelwise_affine:
-            # The flag decides, even if the parameters were replaced by `None`.
+            # The flag decides, not whether the parameters are `None`.
             weight, bias = jnp.asarray(self.weight), jnp.asarray(self.bias)
             y = layout.spread(weight.astype(work), y) * y
             y = y + layout.spread(bias.astype(work), y)

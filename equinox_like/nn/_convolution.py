@@ -103,7 +103,7 @@ def convolved(
 
     def apply(x, weight, bias):
         y = convolve(conv, x, weight)
-        # The flag decides, even if the bias was replaced by `None`.
+        # The flag decides, not whether the bias is `None`.
         return y + bias if conv.use_bias else y
 
     if out_sharding is None:

@@ -196,7 +196,7 @@ def _wide(x: Any, dtype: DTypeLike | None) -> Array:
             dtype = jnp.result_type(x.dtype, jnp.float32)
         elif jnp.iscomplexobj(x):
             dtype = jnp.result_type(dtype, jnp.complex64)
-    # Not `astype`, which keeps a weak type: the first update would lose it, and
+    # Not `astype`, which keeps a weak type: losing it at the first update would
     # retrace.
     return jax.lax.convert_element_type(x, dtype)
 

@@ -201,8 +201,7 @@ def _check_index(embedding: Embedding, x: Any) -> None:
             f"{jnp.result_type(x)}. Convert it with `.astype(int)`."
         )
     if rows is not None and not isinstance(x, jax.Array):
-        # The value of a Python or NumPy number can be read without waiting for a
-        # device.
+        # Reading a Python or NumPy number does not wait for a device.
         number: Any = x
         if not -rows[0] <= operator.index(number) < rows[0]:
             raise IndexError(

@@ -209,8 +209,7 @@ def _row(
         token = sample_logits(logits, step_key, seen=seen, **options.sampling)
         is_new = ~ended
         if options.end_token is not None:
-            # A token fed after the end is cut off at once, so that a ring loses no
-            # token.
+            # A token fed after the end is cut off, so that a ring loses no token.
             cache = _each_cache(lambda c: cut(c, c.length - ended), cache)
             token = jnp.where(ended, options.pad_token, token)
             ended = ended | (token == options.end_token)

@@ -242,7 +242,7 @@ def _check_channels(norm: GroupNorm | InstanceNorm, x: Any) -> None:
 def _affine(norm: GroupNorm | InstanceNorm, y: Array) -> Array:
     if not norm.channelwise_affine:
         return y
-    # The flag decides, even if the parameters were replaced by `None`.
+    # The flag decides, not whether the parameters are `None`.
     return _per_channel(norm.weight, y) * y + _per_channel(norm.bias, y)
 
 

@@ -205,7 +205,7 @@ def _normalised(
     x = jnp.asarray(x)
     accumulate = accumulation_dtype(x)
     y = normalise(cast(x, accumulate), norm.eps)
-    # The flags decide, even if the parameters were replaced by `None`.
+    # The flags decide, not whether the parameters are `None`.
     if norm.use_weight:
         y = like(cast(norm.weight, accumulate), y) * y
     if norm.use_bias:
