@@ -111,7 +111,7 @@ class Layout:
         return strict_key(tuple(self._take_statics(leaves)))
 
     def is_outdated(self, leaves: list[Any]) -> bool:
-        """Whether the type of a static leaf has been registered as a pytree node."""
+        """Whether the type of a static leaf was registered as a node meanwhile."""
         return any(
             may_become_node(type(leaves[i])) and not registry.is_still_leaf(leaves[i])
             for i in self._open

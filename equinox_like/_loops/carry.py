@@ -95,7 +95,7 @@ class Carry:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Makes JAX's `TypeError` for an array whose type changed name the array.
+        """Turns JAX's `TypeError` for a changed array type into one with its path.
 
         The check is left to JAX, because it converts arrays of a weak type.
         """

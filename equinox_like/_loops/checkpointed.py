@@ -243,9 +243,9 @@ def _saved_if(
     ]
 
 
-# A `jax.custom_vjp` would give every output of the loop a tangent. Instead, the
-# tangents of the last state are a linear primitive, which only has a transpose: the
-# backward pass.
+# A `jax.custom_vjp` would give every output of the loop a tangent. Instead, a linear
+# primitive stands for the tangents of the last state. It cannot be evaluated; only its
+# transpose is used, which is the backward pass.
 
 
 def _forward_mode(*_, derivative, saved):

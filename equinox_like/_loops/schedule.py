@@ -67,8 +67,8 @@ class Marks(NamedTuple):
         return self._replace(count=self.count - jnp.where(pred, 1, 0))
 
     def next_stop(self, step: Any, target: Any) -> tuple[Any, Any]:
-        """The next step to run to on the way from `step` to `target`; whether to save
-        it. Saves every step if there are enough free slots, else the one midway."""
+        """The next step on the way from `step` to `target`, and whether to save it.
+        Every step is saved if there are enough free slots, else the one midway."""
         free = len(self.steps) - self.count
         between = target - step - 1
         is_saved = (free > 0) & (between > 0)

@@ -23,9 +23,8 @@ from .._compat.rules import (
 from .._runtime.finalise import register_impl_finalisation
 
 select_if_vmap_p: Any = new_primitive("select_if_vmap")
-"""`select_if_vmap_p.bind(pred, x, y)` returns `[x]`. The bool `pred` is assumed to
-be true. Under a `jax.vmap` that maps `pred`, it returns the elements of `x` where
-`pred`
+"""`select_if_vmap_p.bind(pred, x, y)` returns `[x]`. The bool `pred` is assumed to be
+true. Under a `jax.vmap` that maps `pred`, it returns the elements of `x` where `pred`
 is true, and the elements of `y` elsewhere."""
 
 

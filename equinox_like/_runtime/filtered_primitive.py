@@ -189,9 +189,9 @@ def filter_primitive_transpose(
 
     - `rule`: gets the tuple of inputs, with JAX's `UndefinedPrimal` for each array
         whose cotangent is wanted; and the cotangents of the output, with `None` for
-        symbolic zeros and for leaves that are not arrays. It returns a tuple
-        like the inputs, with `None` for zeros and for leaves that are not
-        differentiated. Without a `rule`, a decorator is returned.
+        symbolic zeros and for leaves that are not arrays. It returns a tuple like the
+        inputs, with `None` for zeros and for leaves that are not differentiated.
+        Without a `rule`, a decorator is returned.
     - `materialise_zeros`: whether the rule gets arrays of zeros in place of symbolic ones.
 
     !!! example

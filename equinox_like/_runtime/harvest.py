@@ -66,7 +66,7 @@ def _transpose(cotangents: Tangents, **_: Any) -> Tangents:
 def _batch(
     arrays: Sequence[Any], axes: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Moves the batch axis to the front, so the outermost one of a found value is 0."""
+    """Moves the batch axis to the front; found values have the outermost one first."""
     first = [
         x if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(arrays, axes, strict=True)

@@ -340,7 +340,7 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
                     f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
                     "returned in its place."
                 )
-    # Static leaves come from `x`. `astype` also gives arrays the weak type of `x`.
+    # Static leaves are those of `x`, and arrays are weakly typed if those of `x` are.
     return jtu.tree_map(
         lambda old, new: new.astype(old.dtype) if is_array(old) else old, x, y
     )

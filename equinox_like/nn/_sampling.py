@@ -96,7 +96,7 @@ def sample_logits(
                 "`sample_logits` needs a `key`, unless `temperature` is the number 0."
             )
         temperature = jnp.asarray(temperature, logits.dtype)
-        # The maximum is subtracted, or a low temperature could make several infinite.
+        # Subtract the maximum, or a low temperature could make several logits infinite.
         logits = (logits - logits[best]) / jnp.where(temperature > 0, temperature, 1)
         token = _drawn(logits, key, top_k, top_p)
         return jnp.where(temperature > 0, token, best)
