@@ -122,7 +122,8 @@ class _Derivative:
     def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
         """From the cotangents of the last state to those of the consts and first state.
 
-        They are for the leaves in `moving` and `given`, with `None` for zero.
+        `cotangents` are of the arrays in `moving`; the result is for those in `given`,
+        with `None` for zero.
         """
         cotangents = put([None] * len(self._moving), self._moving, cotangents)
         wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]

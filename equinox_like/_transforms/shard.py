@@ -138,7 +138,7 @@ def filter_device_put(
     out = _placed("device", "tree", tree, device, put)
     if donate:
         # Deleted at the end, because a tree may hold an array twice. JAX's own `donate`
-        # is not used: it leaves most arrays alive, and does more than it may with typed
+        # is not used: it leaves most arrays alive, and deletes too much of typed
         # PRNG keys.
         for x in jtu.tree_leaves(tree):
             if is_concrete(x) and not x.is_deleted():
