@@ -103,7 +103,7 @@ class DonationReport:
             memory.temp_size_in_bytes,
         )
         self.donated_bytes = sum(r.bytes for r in rows if r.outcome != "kept")
-        # XLA's own count includes copies of NumPy arrays, which cannot be aliased.
+        # XLA's own count includes its copies of NumPy arrays, which are not donated.
         self.aliased_bytes = sum(r.bytes for r in rows if r.outcome == "aliased")
         if any(r.outcome == "unknown" for r in rows):
             self.aliased_bytes = min(self.memory.aliased, self.donated_bytes)
