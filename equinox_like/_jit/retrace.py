@@ -35,8 +35,7 @@ class Trace(NamedTuple):
 
     arguments: Arguments
     skeleton: Skeleton
-    # The layout, which computes the arrays' names when needed, and their abstract
-    # values.
+    # The layout computes the arrays' names on demand; `avals` are their types.
     layout: Any
     avals: tuple[Any, ...]
     context: Any
