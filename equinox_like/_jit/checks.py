@@ -1,9 +1,10 @@
-"""The channel for checks of values: programs that hold one are waited for.
+"""Runtime checks of values: a call waits for its program if the program holds a check.
 
-A check is a primitive, which fails while the compiled program runs: long after the call has
-returned, as JAX waits for nothing. So a call whose program holds a check does wait, and its
-caller gets the error. Whether it holds one is read off the trace, since the check may be in
-a function that was traced before and is not run again.
+A check is a primitive that fails while the compiled program runs. JAX runs programs
+asynchronously, so the call may have returned by then. A call whose program holds a
+check therefore waits, so that its caller gets the error. Whether a program holds a
+check is read off its jaxpr, because the check may be in a nested function that JAX has
+already traced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +19,17 @@ from .._core.base import hide_frames
 from .._tree.arrays import is_concrete
 from .donation import explain_failure
 
-# From each primitive to what makes of JAX's error the one to raise, or nothing.
+# For each check primitive, the function that turns JAX's error into the one to raise.
 _checks: dict[Any, Callable[[Exception], Exception | None]] = {}
 
 
 def register_check(
     primitive: Any, explain: Callable[[Exception], Exception | None]
 ) -> None:
-    """Makes a call wait for programs that hold `primitive`.
+    """Makes calls wait for programs that hold `primitive`.
 
-    `explain` gets an error of such a program, and returns what to raise in its place, or
-    `None` if it was not the check that failed.
+    `explain` gets an error that such a program raised. It returns the error to raise
+    instead, or `None` if the check did not cause the error.
     """
     _checks[primitive] = explain
 
@@ -38,7 +39,7 @@ def there_are_checks() -> bool:
 
 
 def holds_check(jaxpr: Any) -> bool:
-    """Whether a check is in a jaxpr, at any depth."""
+    """Whether a jaxpr, or a jaxpr nested in it, holds a check."""
     seen: set[int] = set()
     todo = [getattr(jaxpr, "jaxpr", jaxpr)]
     while todo:
@@ -76,10 +77,11 @@ def explained(
     name_leaves: Callable[[list[Any]], Sequence[tuple[str, Any, bool]]],
     leaves: list[Any],
 ) -> Exception:
-    """What to raise for `error` of a call with these leaves.
+    """The exception to raise in place of `error`, raised by a call with these leaves.
 
-    That of a check, if one is behind it, else itself; with notes on what has become of
-    donated arrays. Raises a `DonationError` if a lost buffer is behind it.
+    This is the check's own error if a check failed, else `error` itself, with notes on
+    which donated arrays were deleted. Raises a `DonationError` if `error` was caused by
+    a deleted or shared donated array.
     """
     found = (explain(error) for explain in _checks.values())
     failed = next((e for e in found if e is not None), None)

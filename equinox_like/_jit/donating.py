@@ -1,9 +1,9 @@
-"""A compiled function that donates: what is inspected before a call, and after it.
+"""A compiled function that donates: what is inspected before and after a call.
 
-JAX warns of an unusable donation while it lowers, and deletes after a call what XLA could
-reuse. So a call for which JAX has no trace is inspected before it runs, and after every
-call the donated arrays must be deleted; those that are not, as NumPy reads their memory,
-are deleted then.
+JAX warns of an unusable donation while it lowers, and after a call it deletes the
+arrays whose buffers XLA could reuse. So a call for which JAX has no trace is inspected
+before it runs. After every call, donated arrays that are still alive because NumPy
+reads their memory are deleted here.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,16 +48,18 @@ class DonatingSpecialization(Specialization):
     def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Any):
         self._donation: Donation = program.donation
         self._record: Record = program.record
-        # The traits of the last call that was inspected, and where its first array was.
+        # The traits of the last inspected call, and the sharding of the first array of
+        # the last call.
         self._traits: Any = None
         self._place: Any = None
-        # For all traits that there were, what becomes of the buffer of each argument.
+        # By the traits of a call: what happens to the buffer of each data leaf.
         self._buffers: dict[Any, Buffers] = {}
-        # Whether to inspect every call, not only one that JAX has no trace for: it may have
-        # traces that were not inspected, or arrays are on several devices.
+        # Whether to inspect every call, and not only those that JAX has no trace for:
+        # JAX may have traces that were not inspected, or arrays may be on several
+        # devices.
         self.is_watched = False
-        # The places that some trace does not use, for which JAX checks nothing there; and
-        # the traits for which they are known.
+        # The indices of data leaves that some trace does not use, so that JAX does not
+        # check them; and the traits of the calls for which they were looked up.
         self._unused: set[int] = set()
         self._lowered: dict[Any, bool] = {}
         self._deletion = Deletion(program.donation, program.record)
@@ -66,9 +68,10 @@ class DonatingSpecialization(Specialization):
     def run(self, layout: Layout, leaves: list[Any]) -> Any:
         groups = (tuple(leaves),) if layout.is_whole else layout.groups(leaves)
         try:
-            # For arrays elsewhere JAX may compile again without a trace. To ask each array
-            # would take half as long as the call; the first one tells, if all are there.
-            # Most often its sharding is the same object; to compare two runs Python.
+            # For arrays with another sharding, JAX may recompile without a retrace. To
+            # check every array would take half as long as the call, so only the first
+            # one is checked. `is` comes first because comparing shardings runs Python
+            # code.
             place = getattr(groups[0][0], "sharding", None)
             if self.is_watched or (place is not self._place and place != self._place):
                 self._before(layout, leaves, groups)
@@ -78,15 +81,15 @@ class DonatingSpecialization(Specialization):
             try:
                 out = self.function(*groups)
             except (UnexpectedTrace, UserWarning) as e:
-                # The warning: this thread lowers what another one has traced, and warnings
-                # are errors.
+                # A `UserWarning` is raised if warnings are errors, and this thread
+                # lowers what another thread has traced.
                 if not isinstance(e, UnexpectedTrace) and not lowering_warnings.is_one(
                     e
                 ):
                     raise
                 out = _NOT_RUN
                 forget_calls(self.function)
-            if out is _NOT_RUN:  # not in the `except`: it would be the error's context
+            if out is _NOT_RUN:  # not in `except`, which would set `__context__`
                 out = self._first_call(layout, leaves, groups)
             if self.may_hold_check:
                 self.wait_for_check(layout, leaves, out)
@@ -108,7 +111,7 @@ class DonatingSpecialization(Specialization):
         return self.outputs.tree(out)
 
     def _before(self, layout: Layout, leaves: list[Any], groups: Sequence[Any]) -> None:
-        """Inspects the arrays of a call, unless they are like the last ones."""
+        """Inspects the arrays of a call, unless their traits equal the last call's."""
         self._refuse_fatal(layout, leaves)
         if traits_of(groups) != self._traits:
             self._before_lowering(layout, leaves, groups)
@@ -116,13 +119,13 @@ class DonatingSpecialization(Specialization):
     def _first_call(
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
     ) -> Any:
-        """A call for which JAX has no trace, or has not lowered it."""
+        """Runs a call that JAX has not traced or not lowered yet."""
         self._before_lowering(layout, leaves, groups)
         with expected.trace_of(self):
             return lowering_warnings.lower(lambda: self.function(*groups))
 
     def _refuse_fatal(self, layout: Layout, leaves: list[Any]) -> None:
-        """Raises for arrays on several devices that would end the process on jax 0.10."""
+        """Raises for arrays on several devices that crash the process on jax 0.10."""
         if not are_any_sharded(leaves):
             return
         if are_any_deleted(leaves):
@@ -134,16 +137,18 @@ class DonatingSpecialization(Specialization):
     def _before_lowering(
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
     ) -> None:
-        """Inspects a call for which JAX may lower the program, as for a new sharding."""
+        """Inspects a call that may make JAX lower, for example for a new sharding."""
         refuse_unused(layout, leaves, range(len(layout.data_places)))
         self.is_watched |= are_any_sharded(leaves)
         if not jit_is_disabled():
             self._find_unused(layout, leaves, groups)
             if self._donation.inspects_first:
                 self._fates(layout, leaves)
-            # Not only in `_first_call`: JAX may lower for this call without a trace.
+            # Also outside `_first_call`, because JAX may lower this call without
+            # tracing.
             lowering_warnings.hide()
-        # Equal ones, too: those of the next call are likely to be the same objects.
+        # Replaced even if equal: the next call is likely to have the same objects,
+        # which compare faster.
         self._traits = traits_of(groups)
 
     def _find_unused(
@@ -151,15 +156,15 @@ class DonatingSpecialization(Specialization):
     ) -> None:
         key = tuple(traits_of(groups))
         if key not in self._lowered:
-            # JAX keeps what it lowers here for the call.
+            # JAX caches the lowered program, so the call does not lower it again.
             self._unused.update(unused_arguments(self._lower(layout, leaves)))
             keep(self._lowered, key, True)
 
     def _fates(self, layout: Layout, leaves: list[Any]) -> Buffers:
-        """For each array what becomes of its buffer; `None` if JAX does not say.
+        """For each data leaf, what happens to its buffer; `None` if JAX does not say.
 
-        The arrays may be deleted by now, but what is known about them is not. JAX keeps
-        what it lowers and compiles here for the call, or has kept it.
+        The arrays may already be deleted: only their shapes, dtypes and shardings are
+        read. JAX caches the program, so nothing is lowered or compiled twice.
         """
         key = tuple(traits_of(layout.groups(leaves)))
         found: Buffers | None = self._buffers.get(key)
@@ -175,7 +180,7 @@ class DonatingSpecialization(Specialization):
                         unusable(layout.named_leaves(leaves), buffers, self._donation)
                     )
                 except (DonationError, DonationWarning):
-                    # There is a trace now, though the call is refused.
+                    # JAX has a trace now, although the call was refused.
                     self.is_watched = True
                     raise
             found = buffers or [None] * len(layout.data_places)
@@ -189,12 +194,16 @@ class DonatingSpecialization(Specialization):
 
 
 class Deletion:
-    """Deletes after a call what was donated, and is still alive. For all kinds of call."""
+    """Deletes, after a call, donated arrays that JAX left alive.
+
+    `DonatingSpecialization` and the stage `Compiled` both use it.
+    """
 
     def __init__(self, donation: Donation, record: Record):
         self._donation = donation
         self._record = record
-        # For the traits of a call the indices of what is right to be alive after it.
+        # The traits of the last call, and the indices of the arrays it rightly left
+        # alive.
         self._settled: tuple[Any, tuple[int, ...]] = None, ()
 
     def finish(
@@ -204,12 +213,13 @@ class Deletion:
         traits: Any,
         fates: Callable[[], Buffers],
     ) -> None:
-        """`fates()` says what became of the buffer of each datum."""
+        """`fates()` returns what happened to the buffer of each data leaf."""
         alive = still_alive(donated)
         if alive and (traits, alive) != self._settled:
             left = alive
             if self._donation.names is None:
-                # JAX leaves alive what it could not overwrite, as somebody reads it.
+                # An aliased array can be alive if NumPy reads its memory: JAX then
+                # copies.
                 found = layout.donated_of_data(fates())
                 left = tuple(i for i in alive if not isinstance(found[i], int))
             else:

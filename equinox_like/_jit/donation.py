@@ -1,8 +1,9 @@
-"""Donation, made visible: which arrays are donated, reused and deleted.
+"""Donation: which arrays are donated, and the errors and warnings about them.
 
-JAX warns of an unusable donated buffer while it lowers, by shape alone, and names neither
-leaf nor function when a donated array is used again. Here its warning is hidden while a
-donating function is compiled, and each message names the leaf.
+While JAX lowers, it warns of an unusable donated buffer by its shape only. When a
+donated array is used again, JAX's error names neither the leaf nor the function. Here
+JAX's warning is hidden while a donating function is compiled, and each message names
+the leaf.
 """
 
 import inspect
@@ -31,7 +32,7 @@ MODES: Final = get_args(Mode)
 
 
 class Donation:
-    """What `donate=` says: which arrays are donated, and what if one cannot be reused."""
+    """A parsed `donate=`: which arrays to donate, and how to report unusable ones."""
 
     def __init__(self, donate: Any):
         check_mode(donate)
@@ -41,7 +42,7 @@ class Donation:
         self.is_strict = donate == "strict"
         self.warns = self.names is not None or str(donate).startswith("warn")
         self.spares_first = str(donate).endswith("-except-first")
-        # Whether it must be known before a call what becomes of each array.
+        # Whether unusable donations are reported before the first call runs.
         self.inspects_first = self.is_any and (self.is_strict or self.warns)
 
     def donates(self, parameter: str, is_first: bool) -> bool:
@@ -60,7 +61,7 @@ class Donation:
                 )
 
     def report_unusable(self, leaves: Sequence[tuple[str, Any]]) -> None:
-        """Raises or warns, as the mode says, for donations that no output can reuse."""
+        """Raises or warns, depending on the mode, for leaves that no output reuses."""
         if not leaves:
             return
         listing = ", ".join(f"`{name}` ({describe_array(x)})" for name, x in leaves)
@@ -98,7 +99,7 @@ _HIDE = (
     None,
     0,
 )
-# A signal's handler may come to it while this thread has it.
+# Reentrant: a signal handler may need the lock while its thread holds it.
 _lock = threading.RLock()
 _users = 0
 _ATTEMPTS = 5
@@ -112,13 +113,14 @@ def _remove_filter() -> None:
 class _LoweringWarnings(threading.local):
     """Hides JAX's warning of unusable donations while this thread lowers.
 
-    `warnings.catch_warnings` would put back the filters that it found, and so lose those
-    that another thread has set meanwhile; here one filter comes, and goes with the last
-    call that needs it. Another thread's `catch_warnings` may lose that one, too; where the
-    warning is an error then, `lower` lowers again.
+    `warnings.catch_warnings` is not used: on exit it restores the filters that it
+    found, and so drops those that another thread has set meanwhile. Here one filter is
+    added, and removed with the last call that needs it. Another thread's
+    `catch_warnings` may drop this filter, too. If the warning is then raised as an
+    error, `lower` lowers again.
     """
 
-    # How often this thread has hidden them.
+    # How many times this thread has called `hide` since `show_again`.
     count = 0
 
     def hide(self) -> None:
@@ -141,7 +143,7 @@ class _LoweringWarnings(threading.local):
         self.count = 0
 
     def lower(self, lower: Callable[[], Any]) -> Any:
-        """Returns `lower()`, which JAX's warning, made an error, does not end."""
+        """Returns `lower()`; retries if JAX's warning was raised as an error."""
         for _ in range(_ATTEMPTS):
             self.hide()
             try:
@@ -152,7 +154,7 @@ class _LoweringWarnings(threading.local):
         return lower()
 
     def is_one(self, error: Exception) -> bool:
-        """Whether it is JAX's warning, made an error, and was not hidden."""
+        """Whether this is JAX's warning of unusable donations, raised as an error."""
         return _HIDE[1].match(str(error)) is not None
 
 
@@ -164,10 +166,11 @@ def explain_failure(
     name_leaves: Callable[[list[Any]], Sequence[tuple[str, Any, bool]]],
     leaves: list[Any],
 ) -> None:
-    """Raises a `DonationError` that names the leaf, if a lost buffer is behind `error`.
+    """Raises a `DonationError` naming the leaf, if a donated array caused `error`.
 
-    A `FloatingPointError`, if JAX has found a NaN, and now lacks the arrays to run the
-    function again. Otherwise notes on `error` what has become of donated arrays.
+    Raises a `FloatingPointError` if JAX has found a NaN, but cannot run the function
+    again because its arguments are deleted. Otherwise adds a note to `error` on which
+    donated arrays were deleted.
     """
     if isinstance(error, RuntimeError | ValueError):
         text = str(error)
@@ -211,7 +214,7 @@ def refuse_deleted(
 
 
 def refuse_to_run_again(error: Exception) -> None:
-    """Raises if JAX runs a function again as it has found a NaN."""
+    """Raises if JAX tried to run the function again because it had found a NaN."""
     before = error.__context__
     while before is not None and type(before).__name__ != _NAN_FOUND:
         before = before.__context__
@@ -238,7 +241,7 @@ def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> No
 
 
 class _Records:
-    """Which function took which arrays: of the last call of each program that donates."""
+    """The arrays that the last call of each donating program has deleted."""
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[Record] = weakref.WeakSet()
@@ -259,15 +262,14 @@ class _Records:
 
 
 class Record:
-    """Which arrays a call was given, and has deleted.
+    """The donated arrays that the last call of one program has deleted.
 
-    By weak references: a deleted array may still hold a copy that NumPy has read. Their
-    addresses alone would not do: freed ones are soon those of other arrays.
+    They are held weakly, because a deleted array may still hold a copy that NumPy made.
+    Their `id`s alone would not do, because Python reuses the `id` of a freed object.
     """
 
     def __init__(self, name: str):
         self.name = name
-        # Of the last call.
         self.references: Sequence[weakref.ref[Any]] = ()
 
     def note(self, arrays: Iterable[Any]) -> None:
@@ -282,7 +284,7 @@ _has_been_deleted = methodcaller("is_deleted")
 
 def are_all_deleted(arrays: Sequence[Any]) -> bool:
     try:
-        # Three times as quick, if all are of one type.
+        # Three times as fast, if all have the same type.
         return all(map(type(arrays[0]).is_deleted, arrays))
     except (AttributeError, IndexError, TypeError):
         pass
@@ -293,10 +295,11 @@ def are_all_deleted(arrays: Sequence[Any]) -> bool:
 
 
 def release(deleted: Iterable[Any]) -> None:
-    """Lets donated arrays on several devices know that they are deleted.
+    """Calls the `delete` method of donated arrays on several devices.
 
-    JAX deletes their buffers. On jax 0.10 a function that donates nothing ends the process
-    for such an array, and raises for one that was deleted by its own method, too.
+    JAX has deleted only their buffers. On jax 0.10, to pass such an array to a function
+    that donates nothing crashes the process. After `delete`, JAX raises an error
+    instead.
     """
     for x in deleted:
         if len(x.sharding.device_set) > 1:
@@ -304,7 +307,7 @@ def release(deleted: Iterable[Any]) -> None:
 
 
 def still_alive(arrays: Sequence[Any]) -> tuple[int, ...]:
-    """The indices of those that are JAX's own and not deleted."""
+    """The indices of JAX arrays that are not deleted."""
     return tuple(
         i for i, x in enumerate(arrays) if is_concrete(x) and not x.is_deleted()
     )
@@ -315,11 +318,11 @@ def are_any_deleted(arrays: Sequence[Any]) -> bool:
 
 
 def are_any_sharded(leaves: Sequence[Any]) -> bool:
-    """Whether one of these is on several devices."""
+    """Whether any of the leaves is an array on several devices."""
     return any(is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves)
 
 
-# JAX's exception, as it finds a NaN or an infinity that it was asked to look for.
+# JAX's exception for `jax_debug_nans` and `jax_debug_infs`.
 _NAN_FOUND = "InternalFloatingPointError"
 # Fragments of JAX's messages.
 _DELETED = ("has been deleted", "Invalid buffer passed")
@@ -331,7 +334,7 @@ _TWICE = (
 
 
 def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]]:
-    """Pairs of names of arrays, one of them donated, that hold the same buffer."""
+    """The names of each two arrays that share a buffer, if one of them is donated."""
     seen: dict[Any, tuple[str, bool]] = {}
     for name, x, donated in filter(lambda leaf: is_concrete(leaf[1]), named):
         for buffer in buffer_pointers(x):
@@ -341,10 +344,11 @@ def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]
 
 
 def refuse_unused(layout: Any, leaves: Sequence[Any], unused: Iterable[int]) -> None:
-    """Raises for a place that the program does not use, and JAX does not look at.
+    """Raises for unused arguments that are deleted, or donated in another place, too.
 
-    Its array may be deleted, or be donated in another place. `layout` is that of the call
-    (`layout.py`), `unused` are the numbers of these places among the data.
+    JAX does not check arguments that the program does not use. `layout` is the layout
+    of the call (`layout.py`); `unused` has the indices of these arguments among the
+    data.
     """
     places = [layout.data_places[i] for i in unused]
     if any(is_deleted(leaves[i]) for i in places):
@@ -360,9 +364,10 @@ def unusable(
     buffers: Sequence[Any] | None,
     donation: Donation,
 ) -> list[tuple[str, Any]]:
-    """The donated leaves that the mode reports, and whose buffer no output reuses.
+    """The donated leaves to report, because no output reuses their buffers.
 
-    Those that the program does not use are deleted only if they were donated by name.
+    Leaves that the program does not use are reported only if donated by name, because
+    only then are they deleted.
     """
     told = {Buffer.DONOR, Buffer.KEPT}
     if donation.names is not None:

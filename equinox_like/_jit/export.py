@@ -1,9 +1,9 @@
-"""`filter_export`: a compiled function as bytes, for another process or another machine.
+"""`filter_export`: a function as bytes, for another process or another machine.
 
-`jax.export` does the work, on a dictionary from the name of each array to the array. Beside
-its program stands a description of the call (`describe.py`): what was static is baked in,
-and so has to be the same again. Nothing in the bytes is ever imported, unpickled or
-executed while they are loaded.
+`jax.export` exports a function of a dictionary from the name of each array to the
+array. The bytes also hold a description of the call (`describe.py`): static leaves are
+baked into the program, so a call must pass equal ones. Loading the bytes never imports,
+unpickles or executes anything in them.
 """
 
 import inspect
@@ -163,7 +163,7 @@ def deserialize_export(
 
 
 class _Call:
-    """The call that was exported, as far as another process can know it."""
+    """A description of the exported call, without objects of the exporting process."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _Call:
     ):
         self.name = name
         self.signature = signature
-        self.arrays = arrays  # their names, in the order of the signature
+        self.arrays = arrays  # the names of the arrays, in the order of the signature
         self.arguments = arguments
         self.out = out
 
@@ -191,7 +191,7 @@ class Exported(Generic[_P, _T]):
     ):
         self.exported = exported
         self._call = call
-        # The output: its structure, its leaves, and where among them the arrays go.
+        # The output's structure, its leaves, and the indices of the arrays among them.
         self._treedef = treedef
         self._leaves = leaves
         self._places = places
@@ -252,7 +252,7 @@ class Exported(Generic[_P, _T]):
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """For which it was exported."""
+        """The platforms that the function was exported for."""
         return tuple(self.exported.platforms)
 
     @property
@@ -270,7 +270,7 @@ class Exported(Generic[_P, _T]):
         return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
 
     def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
-        """Raises for a call of another form, unless its static side is the same."""
+        """Raises unless the structure and static leaves are those exported for."""
         call = self._call
         given = _describe_arguments(layout, leaves)
         for name in [*call.arguments, *(n for n in given if n not in call.arguments)]:
@@ -324,7 +324,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
 
 
 def _rename(error: Exception, names: Iterable[str]) -> None:
-    """Raises JAX's error with the names of the arrays for the places in its dictionary."""
+    """Raises JAX's error with its dictionary lookups replaced by the arrays' names."""
     text = str(error)
     for name in names:
         text = text.replace(f"args[0][{name!r}]", f"`{name}`")
@@ -354,7 +354,7 @@ def _describe_arguments(layout: Layout, leaves: list[Any]) -> dict[str, Descript
 
 
 def _signature_of(parameters: Any) -> inspect.Signature:
-    """A signature to bind to; that there is a default is all that is kept of it."""
+    """A signature to bind arguments to. Of a default, only its existence is kept."""
     return inspect.Signature(
         [
             inspect.Parameter(
@@ -373,7 +373,7 @@ _NOT_OURS: Final = "These bytes are not an exported function, or are truncated"
 
 
 def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the program, whole and unchanged."""
+    """The header and the program; raises if the bytes are truncated or corrupted."""
     start = len(_MAGIC) + _SIZE + 4
     size = int.from_bytes(data[len(_MAGIC) : start - 4], "little")
     text, program = data[start : start + size], data[start + size :]

@@ -1,6 +1,6 @@
-"""`filter_jit`: `jax.jit` for any arguments, at its speed.
+"""`filter_jit`: `jax.jit` for any pytrees, at the speed of `jax.jit`.
 
-This file is what users see. What a call does is in `program.py`.
+This file holds the public interface. How a call works is in `program.py`.
 """
 
 import inspect
@@ -122,11 +122,11 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
 
 
 class JittedMethod(Partial[Any]):
-    """A compiled method, read from an instance; called without a step in between."""
+    """A compiled method of an instance. Calls skip `Partial.__call__`, for speed."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted: Any = self.func
-        if type(jitted) is not Jitted or self.keywords:  # somebody has put it together
+        if type(jitted) is not Jitted or self.keywords:  # not made by attribute access
             return super().__call__(*args, **kwargs)
         try:
             return jitted._program.call((jitted._tree, (*self.args, *args), kwargs))
@@ -147,7 +147,7 @@ class Jitted(Transformed[_P, _T]):
 
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         require_callable(fun, "filter_jit")
-        signature = inspect.signature(fun)  # raises where there is none
+        signature = inspect.signature(fun)  # raises if `fun` has no signature
         super().__init__(fun)
         Donation(donate).check_names(signature, name_of(fun))
         shardings = None
@@ -171,7 +171,7 @@ class Jitted(Transformed[_P, _T]):
         Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         """
         specialization, layout, leaves = self._prepare(args, kwargs)
-        # What is known of the leaves, but not their data: a stage may live long.
+        # Not the leaves themselves: a stage may live long and would keep their memory.
         named = layout.named_leaves(abstract(leaves))
         traced = self._stage("trace", specialization, layout, leaves)
         waits = holds_check(traced.jaxpr)
@@ -226,9 +226,9 @@ class Jitted(Transformed[_P, _T]):
         return report_on(self.lower(*args, **kwargs), repr(self))
 
     def clear_cache(self) -> None:
-        """Forgets what was compiled for this function, also by other wraps of it.
+        """Drops what was compiled for this function, also by other wrappers of it.
 
-        For a callable pytree: what was compiled for those of the same structure.
+        For a callable pytree, drops what was compiled for all pytrees of its structure.
         """
         structure = jtu.tree_structure(self._tree)
         self._program.clear(structure)
@@ -238,7 +238,7 @@ class Jitted(Transformed[_P, _T]):
     def _layout(
         self, args: Any, kwargs: Any, program: Program
     ) -> tuple[Layout, list[Any]]:
-        """For a call with perhaps a `jax.ShapeDtypeStruct` in place of an array."""
+        """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
         call = self._tree, args, kwargs
         layout = program.layouts.make(call, is_data=is_array_or_struct)
         return layout, jtu.tree_leaves(call)
@@ -273,12 +273,12 @@ class Jitted(Transformed[_P, _T]):
         return f"<filter_jit of {name_of(self.__wrapped__)}, donate={donate!r}>"
 
     def __reduce__(self):
-        if is_global(self):  # its name leads to what the function became
+        if is_global(self):  # the function's global name refers to `self`
             return self.__qualname__
         return type(self), self._ingredients(self._program.donate)
 
     def _ingredients(self, donate: Donate) -> tuple[Any, Donate, dict[str, Any]]:
-        """Arguments of `__init__` that make the same function again, with this `donate`."""
+        """Arguments of `__init__` for an equal function, but with this `donate`."""
         fun = self._opaque if self._tree is None else self._tree
         return fun, donate, self._program.jitkwargs
 
@@ -299,4 +299,4 @@ def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
     refuse_deprecated("filter_jit", _DEPRECATED, jitkwargs, "")
     options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
     if options:
-        jax.jit(lambda: None, **options)  # raises for what it does not know
+        jax.jit(lambda: None, **options)  # raises for unknown options

@@ -1,12 +1,12 @@
-"""Where the leaves of a call go: from flattened arguments to groups of arrays.
+"""Layouts: how the leaves of a call are sorted into groups of arrays.
 
-A group is a run of neighbours that are all donated, or all kept. So the groups one after
-the other are the data in canonical order, and JAX donates a group as a whole, or not.
-Canonical order is that of the signature, however the arguments were passed.
+A group is a run of consecutive data leaves that are either all donated or all kept. JAX
+donates a group as a whole or not at all. The groups together hold the data leaves in
+canonical order: the order of the signature, however the arguments were passed.
 
-A layout depends on the structure of the arguments and on the types of their leaves alone,
-so it is made once (`LayoutTable`), and a call looks it up. Which compiled function serves
-a call then depends on its static leaves; a layout remembers those that it has met.
+A layout depends only on the structure of the arguments and on their leaves' types. It
+is made once (`LayoutTable`), and calls look it up. The static leaves of a call then
+select the compiled function, which the layout caches.
 """
 
 import inspect
@@ -51,12 +51,12 @@ class Layout:
     ):
         """**Arguments:**
 
-        - `treedef`: that of the call in canonical form, by JAX's registry.
-        - `labels`: for each leaf of it, in order, its group or `STATIC`.
-        - `places`: for each where it is among the leaves of our registry; `None` for a
-            static leaf that is part of the structure there,
-        - `hidden`: which is here, and anything elsewhere.
-        - `arguments`: name and number of leaves of each argument.
+        - `treedef`: JAX's treedef of the call in canonical form.
+        - `labels`: for each of its leaves, in order, its group or `STATIC`.
+        - `places`: for each leaf, its index among the leaves of our registry; `None`
+            for a static leaf that is part of the structure there.
+        - `hidden`: the static leaves whose place is `None`, and anything elsewhere.
+        - `arguments`: the name and the number of leaves of each argument.
         """
         self.treedef = treedef
         self.labels = tuple(labels)
@@ -67,16 +67,16 @@ class Layout:
         self._count = sum(i is not None for i in places)
         placed = list(zip(labels, places, strict=True))
         runs = [[i for _, i in run] for _, run in groups_of(placed, lambda x: x[0])]
-        # Whether all leaves, as they come, are the sole group.
+        # Whether all leaves, in the order they come, form the only group.
         self.is_whole = [list(range(self._count))] == runs
         self._takes = [_take_run(run) for run in runs]
         self.take_donated = _getter([i for label, i in placed if label == DONATE])
         self.take_kept = _getter([i for label, i in placed if label == KEEP])
-        # The places of the data, and of the static leaves that a call brings.
+        # The indices, among the leaves of a call, of the data and of the static leaves.
         self.data_places = [i for label, i in placed if label is not STATIC]
         self._open = [i for label, i in placed if label is STATIC and i is not None]
         self._take_statics = _getter(self._open)
-        # The compiled function, if no static leaf decides; else by the static leaves.
+        # The compiled function if there are no static leaves; else those by static key.
         self.only: Any = None
         self._known: dict[Any, Any] = {}
 
@@ -89,17 +89,17 @@ class Layout:
         try:
             return self._known.get(self.static_key(leaves))
         except TypeError:
-            return None  # one of them cannot be hashed, which `skeleton` reports
+            return None  # a static leaf is unhashable, which `skeleton` reports
 
     def keep(self, leaves: list[Any], specialization: Any) -> None:
-        """Lets `find` find it."""
+        """Caches the compiled function for the static leaves among `leaves`."""
         if self._open:
             keep(self._known, self.static_key(leaves), specialization)
         else:
             self.only = specialization
 
     def forget(self, specialization: Any) -> None:
-        """Lets `find` no longer find it."""
+        """Removes a compiled function from the cache."""
         if self.only is specialization:
             self.only = None
         for key, kept in list(self._known.items()):
@@ -107,18 +107,18 @@ class Layout:
                 self._known.pop(key, None)
 
     def static_key(self, leaves: list[Any]) -> Any:
-        """Tells apart the static leaves that a call brings, strictly."""
+        """The cache key of the static leaves. Values of different types differ."""
         return strict_key(tuple(self._take_statics(leaves)))
 
     def is_outdated(self, leaves: list[Any]) -> bool:
-        """Whether the type of a static leaf was registered as a node since."""
+        """Whether the type of a static leaf was registered as a node meanwhile."""
         return any(
             may_become_node(type(leaves[i])) and not registry.is_still_leaf(leaves[i])
             for i in self._open
         )
 
     def skeleton(self, leaves: list[Any]) -> Skeleton:
-        """The static side of a call."""
+        """The structure and static leaves of a call."""
         statics = []
         for label, i, value in zip(
             self.labels, self._places, self._hidden, strict=True
@@ -131,29 +131,29 @@ class Layout:
         return make_skeleton(self.treedef, self.labels, statics)
 
     def data(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
-        """Value, and whether it is donated, of each leaf that is data."""
+        """For each data leaf: its value, and whether it is donated."""
         labels = (label for label in self.labels if label is not STATIC)
         placed = zip(self.data_places, labels, strict=True)
         return [(leaves[i], label == DONATE) for i, label in placed]
 
     def donated_of_data(self, values: Sequence[Any]) -> list[Any]:
-        """Those of some values, one for each datum, that belong to donated ones."""
+        """The donated leaves' values, from `values` for all data leaves."""
         labels = (label for label in self.labels if label is not STATIC)
         return [x for x, k in zip(values, labels, strict=True) if k == DONATE]
 
     @property
     def names(self) -> list[str]:
-        """For each leaf, in canonical order, the expression that a user would write."""
+        """For each leaf, in canonical order, an expression like `model.weight`."""
         try:
             paths = leaf_paths(self.treedef)
         except Exception:
-            # A foreign node that does not take placeholders: name the argument only.
+            # A user's node type cannot hold placeholders: name only the argument.
             return [
                 f"{name}.<leaf {i}>"
                 for name, size in self.arguments
                 for i in range(size)
             ]
-        # The first two keys of a path lead to the argument, which has a better name.
+        # The first two keys of a path select the argument, whose name replaces them.
         below = iter(paths)
         names = []
         for index, (name, size) in enumerate(self.arguments):
@@ -163,7 +163,7 @@ class Layout:
 
     @property
     def number_of_own_data(self) -> int:
-        """How many data are in the callable itself. They come first."""
+        """The number of data leaves in the callable itself. They come first."""
         _, size = self.arguments[0]
         return sum(label is not STATIC for label in self.labels[:size])
 
@@ -174,7 +174,7 @@ class Layout:
         return [name for name, label in named if label is not STATIC]
 
     def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
-        """Name, value, and whether it is donated, of each leaf that is data."""
+        """For each data leaf: its name, its value, and whether it is donated."""
         named = zip(self.data_names, self.data(leaves), strict=True)
         return [(name, x, is_donated) for name, (x, is_donated) in named]
 
@@ -182,15 +182,15 @@ class Layout:
 def groups_of(
     leaves: Iterable[_T], label_of: Callable[[_T], Any]
 ) -> Iterator[tuple[Any, Iterator[_T]]]:
-    """The label of each group, and what belongs to it, in canonical order."""
+    """The label and the members of each group, in canonical order."""
     data = (leaf for leaf in leaves if label_of(leaf) is not STATIC)
     return itertools.groupby(data, label_of)
 
 
 class Form(NamedTuple):
-    """Calls of one structure: the layouts, by the types of the leaves that are open.
+    """The layouts of calls of one structure, by the types of their open leaves.
 
-    `take_open` picks these, which are not certain to be arrays.
+    `take_open` picks these leaves, which are not known from the structure to be arrays.
     """
 
     take_open: Callable[[Sequence[Any]], Any]
@@ -206,12 +206,12 @@ class LayoutTable:
         name: str,
         donates: Callable[[str, bool], bool],
     ):
-        """`name` is that of the callable. `donates` says whether arrays in the parameter
-        of this name are donated, given whether it is the first argument."""
+        """`name` is the name of the callable. `donates(parameter, is_first)` returns
+        whether the arrays of a parameter are donated."""
         self._signature = signature
         self._name = name
         self._donates = donates
-        # By the structure of a call.
+        # The forms, by the structure of a call.
         self.forms: dict[Any, Form] = {}
 
     def fit(self, call: Call) -> tuple[Layout, list[Any]]:
@@ -223,7 +223,7 @@ class LayoutTable:
 
     def add(self, call: Call) -> tuple[Layout, list[Any]]:
         leaves, structure = registry.flatten(call)
-        # This builds what is lazy in the call. The next one like it is lazy again.
+        # This builds the lazy instances of the call; the next call has lazy ones again.
         if registry.adopt(call):
             leaves, structure = registry.flatten(call)
         expanded = registry.expand(structure)
@@ -245,8 +245,8 @@ class LayoutTable:
     ) -> Layout:
         """Binds a call to the signature, and labels its leaves.
 
-        `expanded` gives for each leaf of JAX's what it is in our registry, where that
-        is not the same; `is_data` whether a leaf is passed to the compiled function.
+        `expanded` has an entry for each leaf that JAX sees: how our registry flattens
+        it. `is_data` returns whether a leaf is passed to the compiled function.
         """
         leaves, treedef = jtu.tree_flatten(call)
         arguments = _bind(self._signature, self._name, call, treedef, self._donates)
@@ -274,7 +274,7 @@ class LayoutTable:
                 layout.forget(specialization)
 
     def clear(self, tree_structure: Any) -> None:
-        """Forgets the layouts of callables of this structure."""
+        """Drops the layouts of callables of this structure."""
         for structure, form in list(self.forms.items()):
             for types, layout in list(form.layouts.items()):
                 if layout.treedef.children()[0] == tree_structure:
@@ -290,7 +290,7 @@ class _Argument(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """The arguments of a call in canonical order, and the call in canonical form."""
+    """The arguments of a call in canonical order, and the call rebuilt from them."""
 
     each: list[_Argument]
     canonical: Call
@@ -310,7 +310,7 @@ def _bind(
     ]
     ends = list(itertools.accumulate(sizes))
     spans = [range(end - n, end) for end, n in zip(ends, sizes, strict=True)]
-    # Arguments stand for themselves as the numbers of their spans.
+    # Bind the indices of the arguments' spans in place of the arguments.
     by_key = dict(zip(sorted(kwargs), range(len(args) + 1, len(spans)), strict=True))
     try:
         bound = signature.bind(*range(1, len(args) + 1), **by_key)
@@ -335,14 +335,14 @@ def _bind(
     return _Bound(each, canonical)
 
 
-# How many kinds of call, and how many compiled programs, one function may keep.
+# The most structures, layouts and specializations that one function keeps of each.
 MAX_KEPT: Final = 4096
 
 
 def keep(
     table: dict[Any, Any], key: Any, value: Any, most: int | None = None
 ) -> list[Any]:
-    """Adds to a table of bounded size, and returns the oldest values if they had to go."""
+    """Adds to a table of bounded size, and returns the oldest values if dropped."""
     # A copy of the keys, because another thread may add one meanwhile.
     excess = list(table)[: max(0, len(table) - (most or MAX_KEPT) + 1)]
     dropped = [table.pop(oldest, None) for oldest in excess]
@@ -351,12 +351,12 @@ def keep(
 
 
 def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:
-    # A tracer is data whatever it stands for: as a static value it would leak.
+    # A tracer is always data, because it would leak as a static value.
     return is_data(leaf) or isinstance(leaf, Tracer)
 
 
 def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
-    """For each argument how to show it, and its parameter."""
+    """For each argument: its name in messages, and its parameter."""
     names = {}
     for parameter, value in bound.arguments.items():
         kind = bound.signature.parameters[parameter].kind
@@ -374,7 +374,7 @@ def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
 def _first_argument(
     signature: inspect.Signature, bound: inspect.BoundArguments
 ) -> int | None:
-    """Which argument is for the first parameter, however it was passed."""
+    """The argument for the first parameter, however it was passed."""
     for parameter in signature.parameters.values():
         value = bound.arguments.get(parameter.name)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -384,7 +384,7 @@ def _first_argument(
 
 
 def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """Picks the leaves of a group: a tuple."""
+    """A function that picks the leaves of a group, as a tuple."""
     start, end = run[0], run[-1] + 1
     if list(run) == list(range(start, end)):
         return lambda leaves: tuple(leaves[start:end])
@@ -392,7 +392,7 @@ def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
-    """Picks these items of a list, in C: a sequence."""
+    """A function, implemented in C, that picks these items of a list, as a sequence."""
     if len(indices) < 2:
         start = indices[0] if indices else 0
         return operator.itemgetter(slice(start, start + len(indices)))

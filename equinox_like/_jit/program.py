@@ -1,8 +1,9 @@
 """All compiled functions of one callable with one set of options: the hot path of a call.
 
-A call flattens its arguments in C++ (`_tree/cached.py`), looks up the layout for their
-structure (`layout.py`), and the specialization for their static leaves, which calls JAX
-(`specialization.py`, `donating.py`).
+A call flattens its arguments in C++ (`_tree/cached.py`). It looks up the layout for
+their structure (`layout.py`), then the specialization for their static leaves
+(`specialization.py`, `donating.py`). The specialization calls the `jax.jit`-ed
+function.
 """
 
 import inspect
@@ -26,8 +27,9 @@ flatten = registry.flatten
 class Program:
     """The layouts and specializations of a callable.
 
-    An opaque callable is held weakly. For a callable pytree `opaque` returns `None`: it is
-    part of each call.
+    A callable that is not a pytree is opaque: `opaque()` returns it, from a weak
+    reference if possible. A callable pytree is part of each call instead, and
+    `opaque()` is `None`.
     """
 
     def __init__(
@@ -59,23 +61,24 @@ class Program:
     def call(self, call: Call) -> Any:
         """Calls the function with these arguments."""
         if self._donates and not at_top_level():
-            # JAX would donate there too, though the caller may still need the arrays.
+            # JAX would donate under a transformation, too, where a caller may still
+            # need the arrays.
             return self.without_donation.call(call)
-        # As `LayoutTable.fit`, without a step in between.
+        # `LayoutTable.fit`, inlined for speed.
         leaves, structure = flatten(call)
         form = self._forms.get(structure)
         layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))
         if layout is None:
             layout, leaves = self.layouts.add(call)
         specialization = layout.only
-        if specialization is None:  # a static leaf decides
+        if specialization is None:  # static leaves select it
             specialization, layout, leaves = self.specialize(layout, leaves, call)
         return specialization.run(layout, leaves)
 
     def specialize(
         self, layout: Layout, leaves: list[Any], call: Call
     ) -> tuple[Specialization, Layout, list[Any]]:
-        """The compiled function for the static leaves of a call; and how to call it."""
+        """The compiled function for a call, and the layout and leaves to run it on."""
         if layout.is_outdated(leaves):
             layout, leaves = self.layouts.add(call)
         found = layout.find(leaves)
@@ -85,9 +88,9 @@ class Program:
         return found, layout, leaves
 
     def find(self, layout: Layout, leaves: list[Any], call: Call) -> Specialization:
-        """The compiled function for the static side of a call."""
+        """The compiled function for the structure and static leaves of a call."""
         skeleton = layout.skeleton(leaves)
-        # Threads that come first together share one function, and so one compilation.
+        # Concurrent first calls share one function, so that it is compiled once.
         with self._lock:
             found = self._specializations.get(skeleton)
             if found is None:
@@ -98,7 +101,7 @@ class Program:
         return found
 
     def clear(self, structure: Any) -> None:
-        """Forgets all that is kept for callables of this structure."""
+        """Drops all specializations and layouts for callables of this structure."""
         with self._lock:
             keys = [
                 skeleton
@@ -113,7 +116,7 @@ class Program:
             self.layouts.forget(specialization)
             specialization.function.clear_cache()
 
-    def __repr__(self) -> str:  # a mismatch of static fields prints it
+    def __repr__(self) -> str:  # shown in errors about mismatched static fields
         return f"<program of {self.name}, donate={self.donate!r}>"
 
     @property

@@ -1,8 +1,8 @@
-"""Where the programs of a callable are kept: by the callable itself.
+"""Where the programs of a callable are stored: if possible, with the callable itself.
 
-So wrapping it again finds what was compiled, and all goes when the callable goes. A global
-table of weak references would not do: its values may lead to its keys, by a static value
-that holds the function, and the garbage collector would not see that.
+So wrapping the callable again finds what was compiled, and all of it is freed with the
+callable. A global `WeakKeyDictionary` would leak: a static leaf in a value may refer to
+the key, and the garbage collector cannot free such a cycle through a global table.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Programs:
         jitkwargs: dict[str, Any],
         shardings: Shardings | None,
     ) -> Program:
-        """The program with these options: the same one for equal options and keys."""
+        """The program with these options; the same one for equal options and keys."""
 
         def without_donation():
             return self.get(key, opaque, name, signature, "none", jitkwargs, shardings)
@@ -68,7 +68,7 @@ class Programs:
                 if found is None:
                     found = self._all[options] = make()
                 return found
-        except TypeError:  # an option that has no hash
+        except TypeError:  # an option is unhashable
             return make()
 
     def is_of(self, owner: Any) -> bool:
@@ -77,7 +77,7 @@ class Programs:
     def clear(self) -> None:
         self._all.clear()
 
-    def __reduce__(self) -> Any:  # with the function that has it
+    def __reduce__(self) -> Any:  # pickled with the function's attributes, as `None`
         return _nothing, ()
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -89,13 +89,13 @@ def _nothing() -> None:
 
 
 _all_programs: weakref.WeakSet[Programs] = weakref.WeakSet()
-# A finaliser, or a signal's handler, may wrap a function while this thread does.
+# Reentrant: a finaliser or a signal handler may wrap a function while its thread does.
 _lock = threading.RLock()
 
 
 @on_clear
 def _forget_programs() -> None:
-    # Wrappers that exist hold theirs themselves.
+    # Existing wrappers hold their own programs, and keep working.
     for programs in list(_all_programs):
         programs.clear()
     _by_value.clear()
@@ -103,7 +103,7 @@ def _forget_programs() -> None:
 
 
 def program_of(fun: Any, tree: Any, *options: Any) -> Program:
-    """The program of a callable, which is `tree` where it is a pytree.
+    """The program of a callable. `tree` is `fun` if that is a pytree, else `None`.
 
     `options` are the signature, `donate`, the other arguments of `jax.jit`, and shardings.
     """
@@ -136,14 +136,15 @@ _NAME: Final = "__equinox_like_programs__"
 def _of_function(fun: Any) -> Programs:
     with _lock:
         found = fun.__dict__.get(_NAME)
-        # What `functools.wraps` returns has the attributes of what it wraps.
+        # `functools.wraps` copies attributes, so these may be another function's
+        # programs.
         if type(found) is not Programs or not found.is_of(fun):
             found = fun.__dict__[_NAME] = Programs(fun)
         return found
 
 
 class _Identity(weakref.ref[Any]):
-    """A weak reference that equals those to the very same object."""
+    """A weak reference that is compared by the identity of its object."""
 
     __slots__ = ("_id",)
 
@@ -159,7 +160,10 @@ class _Identity(weakref.ref[Any]):
 
 
 def _of_identity(owner: Any) -> Programs:
-    """Those of any other object. Its attributes are the user's, so this is a table."""
+    """The programs of any other object.
+
+    They are in a table, because the object's attributes belong to the user.
+    """
     with _lock:
         found = _by_identity.get(_Identity(owner))
         if found is None or not found.is_of(owner):
@@ -172,9 +176,9 @@ _by_identity: dict[_Identity, Programs] = {}
 
 
 def _of_value(fun: Any) -> Programs:
-    """Those of a callable dataclass, by the values of its fields.
+    """The programs of a callable dataclass, by the values of its fields.
 
-    It is kept alive with the programs, for as long as few others come.
+    They keep the dataclass alive until `_MOST_VALUES` others have been added.
     """
     values = tuple(getattr(fun, f.name) for f in dataclasses.fields(fun))
     try:
@@ -185,7 +189,7 @@ def _of_value(fun: Any) -> Programs:
                 found = Programs(None)
                 keep(_by_value, key, found, most=_MOST_VALUES)
             return found
-    except TypeError:  # a field that has no hash
+    except TypeError:  # a field is unhashable
         return _of_identity(fun)
 
 
@@ -194,7 +198,7 @@ _MOST_VALUES: Final = 64
 
 
 def _of_tree(tree: Any) -> Programs:
-    """Those of all callable pytrees of the same structure."""
+    """The programs of all callable pytrees with the structure of `tree`."""
     owner = registry.structure_of(tree) if type(tree) in cached_types else None
     if owner is None:
         return _of_type(type(tree))

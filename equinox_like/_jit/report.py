@@ -1,4 +1,4 @@
-"""What a call would donate, and the memory that it needs, by XLA's account."""
+"""The donation report: what a call would donate, and the memory it would need."""
 
 import math
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ class DonationReport:
             memory.temp_size_in_bytes,
         )
         self.donated_bytes = sum(r.bytes for r in rows if r.outcome != "kept")
-        # XLA also counts the copies of NumPy arrays, which belong to nobody.
+        # XLA's own count includes its copies of NumPy arrays, which are not donated.
         self.aliased_bytes = sum(r.bytes for r in rows if r.outcome == "aliased")
         if any(r.outcome == "unknown" for r in rows):
             self.aliased_bytes = min(self.memory.aliased, self.donated_bytes)
@@ -128,7 +128,7 @@ class DonationReport:
 
 
 def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
-    """Compiles, but does not run."""
+    """The report for a lowered call. Compiles it, but does not run it."""
     named = lowered._call.named
     compiled = lowered.lowered.compile()
     buffers = buffers_of(lowered.lowered, compiled) or [None] * len(named)
@@ -148,10 +148,10 @@ _OWN = "an array of the callable itself; only arguments can be donated"
 
 
 def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
-    """Of each output its path, in the order of the compiled program."""
+    """A row for each array of the output, in the order of the compiled program."""
     leaves, treedef = jtu.tree_flatten(infos)
     numbers = {_Number(): i for i in range(len(leaves))}
-    # What is not an array is in the structure, and gets its place by filling.
+    # `fill` adds the static leaves of the output, so that the paths are the user's.
     tree = fill(treedef.unflatten(numbers))
     paths = [""] * len(leaves)
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
@@ -166,7 +166,7 @@ def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
 
 
 class _Number:
-    """Stands for an output."""
+    """A placeholder for an array of the output."""
 
 
 def _row(

@@ -1,7 +1,8 @@
-"""Why a function is retraced: what the call differs in from those before it.
+"""Why a function is retraced: how a call differs from the earlier ones.
 
-A trace depends on the static side of the arguments (`difference.py`), on what JAX knows of
-each array while it traces, and on settings of JAX. All three are kept of each trace.
+A trace depends on the structure and static leaves of the arguments (`difference.py`),
+on the abstract value of each array, and on JAX's configuration. All are kept for each
+trace.
 """
 
 import contextvars
@@ -24,28 +25,28 @@ SHARDING: Final = "sharding"
 CONFIGURATION: Final = "JAX configuration"
 CONTEXT: Final = "user context"
 
-# Among how many traces the nearest one is looked for.
+# How many of the latest traces are searched for the most similar one.
 _SEARCHED: Final = 128
 _SHOWN: Final = 5
 
 
 class Trace(NamedTuple):
-    """All that one trace depends on."""
+    """Everything that one trace depends on."""
 
     arguments: Arguments
     skeleton: Skeleton
-    # The name of each array, lazily, and what JAX knows of it.
+    # The layout computes the arrays' names on demand; `avals` are their types.
     layout: Any
     avals: tuple[Any, ...]
     context: Any
     settings: dict[str, Any]
-    # The values of the library's own contexts, but for defaults.
+    # The values of this library's contexts that differ from their defaults.
     user_contexts: dict[Context[Any], Any]
-    # Another object after `jax.clear_caches()`.
+    # An object that changes with `jax.clear_caches()`.
     session: Any
 
     def serves(self, other: "Trace") -> bool:
-        """Whether JAX uses the one for the call that the other is about."""
+        """Whether JAX reuses this trace for the call that `other` describes."""
         return (
             self.skeleton is other.skeleton
             and self.avals == other.avals
@@ -54,7 +55,7 @@ class Trace(NamedTuple):
         )
 
     def is_forgotten(self, other: "Trace") -> bool:
-        """Whether JAX no longer has this trace, at the time of the other one."""
+        """Whether JAX had dropped this trace by the time of `other`."""
         return self.context == other.context and self.session is not other.session
 
 
@@ -71,7 +72,7 @@ def trace_of(layout: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
     )
 
 
-# JAX returns the very trace that it has, as long as it has it.
+# JAX returns the same jaxpr until its caches are cleared.
 _session: Final = jax.jit(lambda: ())
 
 
@@ -120,7 +121,7 @@ class Retrace:
 
 
 def explain(function: str, trace: Trace, before: Sequence[Trace]) -> Retrace:
-    """What keeps all of `before` from serving, by the one which is nearest."""
+    """The differences of `trace` from the most similar trace of `before`."""
     known = [old for old in before if not old.is_forgotten(trace)]
     found = [list(_differences(old, trace)) for old in known[-_SEARCHED:]]
     return Retrace(function, min(reversed(found), key=len, default=[]))
@@ -207,8 +208,6 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
         )
 
 
-# Telling of each retrace
-
 logger: Final = logging.getLogger("equinox_like.retrace")
 _listening: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "listening", default=False
@@ -251,6 +250,6 @@ class explain_retraces(ContextDecorator):
 
 
 def announce(program: Any, trace: Trace) -> None:
-    """Tells of a trace of `program`, which has a `name` and `traces()`."""
+    """Logs the new trace of `program`, if this is enabled and it has earlier traces."""
     if program is not None and _listening.get() and (before := program.traces()):
         logger.warning("%s", explain(program.name, trace, before))

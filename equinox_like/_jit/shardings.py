@@ -1,8 +1,9 @@
-"""`in_shardings` and `out_shardings` of `filter_jit`: prefix trees, down to the arrays.
+"""`in_shardings` and `out_shardings` of `filter_jit`, from prefix trees to arrays.
 
-JAX sees flat lists of arrays, so for the arguments it gets a flat list of shardings.
-Nothing is known about the output before the trace: its arrays are returned in one list
-for each leaf of the prefix tree, and JAX applies one sharding to each of these lists.
+JAX sees flat lists of arrays, so it gets a flat list of shardings for the arguments.
+The structure of the output is not known before the trace. So the traced function
+returns one list of arrays for each leaf of the prefix tree, and JAX applies one
+sharding to each list.
 """
 
 import inspect
@@ -31,10 +32,10 @@ _POSITIONAL = (
 
 
 class Shardings:
-    """What a user said on the shardings of one function; equal if that is the same."""
+    """The `in_shardings` and `out_shardings` of one function. Compared by value."""
 
     def __init__(self, given: dict[str, Any], name: str, signature: inspect.Signature):
-        """The `OPTIONS` among the given arguments, for a function with this signature."""
+        """`given` are keyword arguments of `filter_jit`; only `OPTIONS` are read."""
         given = {key: given[key] for key in OPTIONS if key in given}
         self._of_inputs = given.get("in_shardings")
         self._of_outputs = given.get("out_shardings")
@@ -58,9 +59,9 @@ class Shardings:
         skeleton: Skeleton,
         **options: Any,
     ) -> Any:
-        """`jax.jit` for a function of groups of arrays, that returns what `pack` does."""
+        """`jax.jit` of a function from groups of arrays to `take_apart(...)`."""
         if self._of_outputs is not None:
-            # The others are functions, or face no array.
+            # `take_apart` applies the functions; a `None` leaves the choice to JAX.
             specs = [s if is_sharding(s) else None for s in self._output_leaves()]
             one_for_each = (tuple(specs), None)
             options["out_shardings"] = one_for_each if self.groups_outputs else specs[0]
@@ -71,7 +72,10 @@ class Shardings:
         return _Sharded(traced, options, list(map(tuple, groups)), layout)
 
     def take_apart(self, out: Any, outputs: Any) -> Any:
-        """What to return to JAX for an output: its arrays by sharding, and its number."""
+        """What to return to JAX for an output: its arrays, and its number.
+
+        The arrays are grouped by sharding, if there is more than one sharding.
+        """
         leaves, treedef = jtu.tree_flatten(out)
         named = jtu.tree_leaves_with_path(out)
         numbers = []
@@ -91,7 +95,8 @@ class Shardings:
         arrays, number = outputs.take_apart(out)
         if not self.groups_outputs:
             return arrays, {number: ()}
-        # Neighbours have one sharding: one group after the other, they are in order.
+        # Leaves below one prefix leaf are consecutive, so concatenated groups are in
+        # order.
         groups: list[list[Any]] = [[] for _ in self._output_leaves()]
         chosen = (n for n, x in zip(numbers, leaves, strict=True) if is_array(x))
         for n, x in zip(chosen, arrays, strict=True):
@@ -100,7 +105,7 @@ class Shardings:
 
     @property
     def groups_outputs(self) -> bool:
-        """Whether the arrays of an output come in a group for each sharding."""
+        """Whether the output's arrays are returned in one group for each sharding."""
         return self._of_outputs is not None and not _is_leaf(self._of_outputs)
 
     def _output_leaves(self) -> list[Any]:
@@ -129,7 +134,7 @@ class Shardings:
             )
 
     def _inputs(self, layout: Layout, skeleton: Skeleton) -> Iterator[Any]:
-        """What was said for each leaf of a call, in canonical order."""
+        """The entry of `in_shardings` for each leaf of a call, in canonical order."""
         fun, args, kwargs = skeleton.treedef.children()
         keys = [None, *range(len(args.children())), *kwargs.node_data()[1]]
         treedefs = [fun, *args.children(), *kwargs.children()]
@@ -154,7 +159,7 @@ class Shardings:
                 )
 
     def _for_argument(self, key: int | str) -> Any:
-        """The part for an argument, by its position or its keyword."""
+        """The entry for an argument, given its position or its keyword."""
         given, size = self._of_inputs, len(self._positional)
         if isinstance(given, tuple | list):
             if isinstance(key, str):
@@ -169,7 +174,7 @@ class Shardings:
         return self._rest(_VAR_POSITIONAL, key - size)
 
     def _rest(self, kind: Any, key: Any) -> Any:
-        """The part for one of `*args` or `**kwargs`."""
+        """The entry for one of `*args` or `**kwargs`."""
         given: Any = self._of_inputs
         said = given.get(self._by_kind.get(kind))
         if isinstance(said, dict):
@@ -185,9 +190,9 @@ _VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
 class _Sharded:
-    """A compiled function with a sharding, or a function that gives one, for each array.
+    """A compiled function with a sharding, or a function returning one, for each array.
 
-    It is one `jax.jit`-ed function for each choice of shardings.
+    It holds one `jax.jit`-ed function for each choice of shardings.
     """
 
     def __init__(
@@ -254,7 +259,7 @@ class _Sharded:
         ]
 
     def _explain(self, error: Exception, specs: Any, groups: Any) -> None:
-        """Raises an error that names the argument, where JAX's may not."""
+        """Raises an error that names the argument, because JAX's may not."""
         mismatch = "does not match the sharding" in str(error)
         without_mesh = "non-empty mesh" in str(error)
         if not isinstance(error, ValueError) and not without_mesh:
@@ -296,14 +301,14 @@ def _is_function(spec: Any) -> bool:
 
 
 def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
-    """What was said of an array; a function is asked."""
+    """The sharding for the array `x`: `spec`, or `spec(x)` if it is a function."""
     chosen = spec(x) if _is_function(spec) else spec
     refuse_other(option, name, chosen)
     return chosen
 
 
 def _with_mesh(spec: Any) -> Any:
-    """A `NamedSharding` of the mesh in use for a `PartitionSpec`."""
+    """`spec` as a `Sharding`; a `PartitionSpec` is used with the current mesh."""
     if isinstance(spec, PartitionSpec):
         return NamedSharding(jax.sharding.get_mesh(), spec)
     return spec if isinstance(spec, Sharding) else None

@@ -1,8 +1,9 @@
-"""One compiled function: `filter_jit` of a function for one static side of its arguments.
+"""A specialization: the compiled function for one structure with its static leaves.
 
-It is a `jax.jit`-ed function of groups of arrays. What it returns to JAX are the arrays of
-the output, beside a number; the output with that number, without its arrays, is kept here.
-So JAX holds nothing of the user's, and everything goes when the specialization goes.
+It is a `jax.jit`-ed function of groups of arrays. It returns to JAX the arrays of the
+output and a number; the output's structure and static leaves are kept here under that
+number. So JAX's caches hold no object of the user, and all is freed with the
+specialization.
 """
 
 import collections
@@ -30,13 +31,14 @@ from .retrace import Trace, announce, trace_of
 
 
 class Outputs:
-    """The outputs that a function has returned, without their arrays, by number."""
+    """The structures and static leaves of the outputs of a function, by number."""
 
     def __init__(self, are_grouped: bool) -> None:
-        """`are_grouped` says whether the arrays come in a group for each sharding."""
+        """`are_grouped`: whether the arrays come in one group for each sharding."""
         self._are_grouped = are_grouped
         self._known: list[tuple[Any, Rest]] = []
-        # From the arrays to the output. Without JIT, it is the output already.
+        # By number: rebuilds the output from its arrays. With JIT disabled, the number
+        # is `None`, and the output comes as it is.
         self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
         self._lock = threading.RLock()
 
@@ -60,7 +62,7 @@ class Outputs:
         return self.build[number](data)
 
     def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
-        """The output with anything in place of its arrays; and `static(leaf)` elsewhere."""
+        """The output, with the values of `out` for arrays, `static(leaf)` elsewhere."""
         data, (number,) = out
         if number is None:
             return data
@@ -84,8 +86,8 @@ class Specialization:
         shardings = program.shardings
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
-        # Whether there is a new trace, or one that holds a runtime check; and for what a
-        # trace depends on, whether it holds one.
+        # Whether there is a new trace, or one that holds a runtime check; and by
+        # context and traits, whether the trace holds one.
         self.may_hold_check = False
         self._holds_check: dict[Any, bool] = {}
         self.function = self._jit(program, fun, layout)
@@ -119,7 +121,7 @@ class Specialization:
         known = self._holds_check
         key = trace_context(), *traits_of(layout.groups(leaves))
         if key not in known:
-            # JAX has it already.
+            # JAX has this trace in its cache.
             traced = self.stage("trace", layout, abstract(leaves))
             keep(known, key, holds_check(traced.jaxpr))
         self.may_hold_check = any(known.values())
@@ -132,12 +134,12 @@ class Specialization:
         labels = [label for label, _ in groups_of(skeleton.labels, lambda x: x)]
         donates = DONATE in labels
         shardings = program.shardings
-        # It must not keep alive what keeps it.
+        # `self` holds `traced`, so weak references avoid a cycle through JAX's caches.
         program_reference, self_reference = weakref.ref(program), weakref.ref(self)
         layout_reference = weakref.ref(layout)
 
         def traced(*groups):
-            # At top level JAX runs it, to tell where a NaN comes from.
+            # At top level, JAX does not trace: it runs the function to locate a NaN.
             if not jit_is_disabled() and not at_top_level():
                 own: Any = self_reference()
                 if donates and expected.specialization is not own:
@@ -169,9 +171,9 @@ class Specialization:
 
 
 class UnexpectedTrace(Exception):
-    """For a donating function that is about to be traced unexpectedly.
+    """Raised when JAX is about to trace a donating function that was not inspected.
 
-    So nothing is compared before each call to learn whether it must be inspected.
+    With this signal, a call needs no comparison to learn whether it must be inspected.
     """
 
 
@@ -195,7 +197,7 @@ expected = _Expected()
 def raise_explained(
     error: BaseException, layout: Layout, leaves: list[Any]
 ) -> NoReturn:
-    """Raises an error of a call: in words of the arguments, where there are any."""
+    """Raises `error`, or the error that explains it by the names of the arguments."""
     if not isinstance(error, Exception):
         raise error
     other = explained(error, layout.named_leaves, leaves)
@@ -204,15 +206,15 @@ def raise_explained(
     raise other from None
 
 
-# What a trace depends on, as far as it is about one array.
+# What the compiled program depends on for one array.
 _traits = operator.attrgetter("aval", "sharding")
 
 
 def traits_of(groups: Sequence[Any]) -> list[Any]:
-    """Equal for calls for which JAX runs the same program. Quick for arrays of JAX."""
+    """Equal for calls that JAX runs by the same program. Fast if all are JAX arrays."""
     try:
         return [tuple(map(_traits, group)) for group in groups]
-    except AttributeError:  # an array of NumPy
+    except AttributeError:  # a NumPy array
         return [tuple(map(_traits_of_any, group)) for group in groups]
 
 
@@ -221,7 +223,7 @@ def _traits_of_any(x: Any) -> Any:
 
 
 def abstract(leaves: list[Any]) -> list[Any]:
-    """A `jax.ShapeDtypeStruct` in place of each array of JAX."""
+    """The leaves, with a `jax.ShapeDtypeStruct` in place of each JAX array."""
     return [_struct_of(x) if isinstance(x, jax.Array) else x for x in leaves]
 
 
@@ -235,9 +237,9 @@ def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 class _Names(inspect.Signature):
-    """Tells JAX the names of flat arguments: `model.layers[0].weight`.
+    """A signature that gives flat arguments names like `model.layers[0].weight` in JAX.
 
-    JAX keeps it for as long as the process lives, so it must hold nothing.
+    JAX keeps it as long as the process lives, so it holds the layout weakly.
     """
 
     def __init__(self, layout: Layout):
@@ -267,6 +269,7 @@ def _describe_to_jax(traced: Any, fun: Any, layout: Layout) -> None:
         type(source).__call__, "__code__", None
     )
     if code is not None:
-        # It shares the code, and so file and line, but does not keep `fun` alive.
+        # Has the code of `fun`, and so its file and line, but does not keep `fun`
+        # alive.
         cells = tuple(types.CellType() for _ in code.co_freevars)
         traced.__wrapped__ = types.FunctionType(code, {}, traced.__name__, None, cells)

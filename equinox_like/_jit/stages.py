@@ -1,8 +1,8 @@
 """Ahead of time: `filter_jit(f).trace(...)`, `.lower(...)` and `.compile()`.
 
-JAX's own stages, and beside them the call they were made for: its arguments give what
-JAX says about flat arrays the user's structure again, and a compiled program, which has
-the static ones baked in, is called with the same ones or not at all.
+Each stage wraps JAX's own stage and the call it was made for. The call restores the
+user's structure in what JAX reports about flat arrays. Static leaves are baked into a
+compiled program, so it raises if it is called with other static leaves.
 """
 
 import dataclasses
@@ -46,16 +46,16 @@ class AheadOfTime:
     # The `Jitted`, and the compiled function that serves the call.
     jitted: Any
     specialization: Specialization
-    # How the arguments were given, and the leaves: see `Layout.named_leaves`.
+    # How the arguments were passed, and the leaves: see `Layout.named_leaves`.
     layout: Layout
     named: Sequence[tuple[str, Any, bool]]
-    # Of the first argument that is bound to a device, else of JAX's default.
+    # The platform of the first array committed to a device, else JAX's default.
     platform: str
-    # Whether a call waits, as the program holds a check.
+    # Whether a call waits for the program, because it holds a check.
     waits: bool
 
     def arguments(self, info: Trees, static: Callable[[Any], Any]) -> Trees:
-        """`args` and `kwargs` with what JAX says about each array in its place."""
+        """`args` and `kwargs`, with JAX's `info` about each array in its place."""
         groups, _ = info
         skeleton = self.specialization.skeleton
         data = itertools.chain.from_iterable(groups)
@@ -105,8 +105,8 @@ class Traced(_Stage[_P, _T]):
     ) -> "Lowered[_P, _T]":
         """Lowers to StableHLO: for this host, or for the platforms that are named.
 
-        Those may be others than the host has, `("tpu",)` for example. What was lowered for
-        others can be looked at, but not compiled.
+        These may be platforms that this host lacks, `("tpu",)` for example. What was
+        lowered for them can be inspected, but not compiled here.
         """
         # JAX warns of donated buffers while it lowers, see `donation.py`.
         try:
@@ -200,12 +200,12 @@ class Compiled(_Stage[_P, _T]):
         self._call = call
         self._program = program = call.jitted._program
         self._tree = call.jitted._tree
-        # The last call that was found to fit: its layout, and what was static in it.
+        # The layout and the static key of the last call that was validated.
         self._fitting: tuple[Layout | None, Any] = None, None
-        # Where it donates: what becomes of the buffer of each datum, `None` if JAX does not
-        # tell; and whether the arrays are on several devices.
+        # For each data leaf: what happens to its buffer, `None` if JAX does not say.
         self._fates = buffers or [None] * len(call.named)
-        # Where it donates: the places that it does not use, for which JAX checks nothing.
+        # If it donates: the indices of data leaves that it does not use, which JAX does
+        # not check.
         fates = enumerate(self._fates if call.layout.donates else ())
         self._unused = [i for i, fate in fates if fate is Buffer.PRUNED]
         self._deletion = Deletion(program.donation, program.record)
@@ -252,7 +252,7 @@ class Compiled(_Stage[_P, _T]):
         return self._call.specialization.outputs.tree(out)
 
     def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
-        """Raises for a call of another form, unless its static side is the same."""
+        """Raises unless the structure and static leaves are those compiled for."""
         call = self._call
         skeleton = layout.skeleton(leaves)
         if skeleton is not call.specialization.skeleton:
@@ -280,7 +280,7 @@ class Compiled(_Stage[_P, _T]):
 
     @property
     def input_shardings(self) -> Trees:
-        """`(args, kwargs)` with a sharding in place of each array, else `None`.
+        """`(args, kwargs)` with a sharding in place of each array, `None` elsewhere.
 
         Arrays that the program does not use have `None`, too.
         """
@@ -288,7 +288,7 @@ class Compiled(_Stage[_P, _T]):
 
     @property
     def output_shardings(self) -> Any:
-        """The output, with a sharding in place of each array, else `None`."""
+        """The output, with a sharding in place of each array, `None` elsewhere."""
         outputs = self._call.specialization.outputs
         return outputs.fill(self.compiled.output_shardings, _nothing)
 
@@ -309,7 +309,7 @@ class Compiled(_Stage[_P, _T]):
 
 
 def platform_of(leaves: Sequence[Any]) -> str:
-    """The platform that a call with these leaves is compiled for, as lowering names it."""
+    """The platform that a call with these leaves is compiled for, as JAX names it."""
     for x in leaves:
         sharding = getattr(x, "sharding", None)
         # Tracers and abstract meshes have no devices.

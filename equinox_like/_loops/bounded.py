@@ -1,4 +1,4 @@
-"""The bounded loop: scans within scans, which JAX can differentiate in each direction."""
+"""The bounded loop: nested scans, which JAX can differentiate in both modes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ from .staging import Loop, goes_on
 
 
 def run_bounded(loop: Loop, max_steps: int, base: int) -> list[Any]:
-    """The last state.
+    """Runs the loop, and returns the last state.
 
-    A scan of `base` steps, or of as many such scans, and so on until there are enough.
-    For an inner scan only its input is saved. What is left once the loop has ended, is
-    left out.
+    It is a scan of `base` steps, or of `base` such scans, and so on until `max_steps`
+    are reached. For an inner scan only its input is saved. Steps and scans that come
+    after the loop has ended are skipped.
     """
 
     def is_on(counted):

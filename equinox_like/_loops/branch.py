@@ -116,7 +116,7 @@ class _Branches:
         self._functions = functions
         self._data, self._rest = take_apart(args)
         self._outputs: dict[str, Any] = {}
-        # Which leaves of the output are numbers that must become arrays.
+        # The indices of output leaves that are numbers and must become arrays.
         self._numbers: list[int] = []
 
     def run(self, choose: Callable[[list[Any], list[Any]], Any]) -> Any:
@@ -146,8 +146,8 @@ class _Branches:
         return flat
 
     def _differing_numbers(self) -> list[int]:
-        """The leaves that are a number by one function, and something else by another
-        that may stand beside it in an array."""
+        """The indices of leaves that are a number in one branch's output, and an array
+        or another number in another branch's output."""
         outputs = [jtu.tree_flatten(out) for out in self._outputs.values()]
         if len({treedef for _, treedef in outputs}) != 1 or not self._is_traced():
             return []
@@ -158,7 +158,7 @@ class _Branches:
         return len(self._outputs) == len(self._functions)
 
     def _explain(self) -> None:
-        """Raises a `TypeError` that names the place, if it is the outputs that differ."""
+        """Raises a `TypeError` that names the leaf, if the branches' outputs differ."""
         if not self._is_traced():
             return
         (name, first), *others = self._outputs.items()

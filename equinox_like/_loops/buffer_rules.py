@@ -1,7 +1,7 @@
-"""The primitives by which buffers are read and written, in place in every direction.
+"""The primitives that read and write buffers in place, also in derivatives.
 
-Their derivatives touch no more of an array than they do themselves. JAX's own would do with
-an array of zeros as large as the buffer for each read.
+Their derivatives touch only the elements that are read or written. JAX's own rules
+would create an array of zeros as large as the buffer for each read.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ from .select import select_if_vmap
 
 
 def read(x: Any, place: Any, arrays: Any) -> tuple[Any, Any]:
-    """What is at a place, and `x` again, for whatever is done with it next.
+    """The value at a place, and `x` again, to be used in place of `x` from now on.
 
-    Going on with that one has the cotangent of `x` go through all reads, one by one, each
-    of which adds to it in place.
+    In the backward pass, the cotangent of `x` then passes through all reads one by one,
+    and each read adds to it in place.
     """
     value, x = read_p.bind(x, *arrays, place=place)
     return value, x
@@ -32,9 +32,9 @@ def write(pred: Any, x: Any, value: Any, place: Any, arrays: Any) -> Any:
 
 
 def _then(value: Any, x: Any) -> Any:
-    """`value`, which was read from `x`, and `x` for whatever is done after that.
+    """`value`, which was read from `x`, and `x`, available only after the read.
 
-    XLA copies an array that is written to unless it knows that nobody reads it any more.
+    XLA copies an array before a write unless it knows that all reads come earlier.
     """
     return lax.optimization_barrier((value, x))
 
@@ -105,11 +105,11 @@ def _set_transpose(cotangents, pred, x, value, *arrays, place):
 read_p: Any = create_vprim(
     "read_buffer", _read, _read_types, _read_jvp, _read_transpose
 )
-"""From an array and the arrays of an index to what is there, and the same array."""
+"""From an array and the arrays of an index to the value there, and the same array."""
 maybe_set_p: Any = create_vprim("maybe_set", _set, _set_types, _set_jvp, _set_transpose)
 """`maybe_set_p.bind(pred, x, value, *arrays, place=place)` returns `[x]` with `value`
-at the place that `arrays` and `place` tell, assuming that the bool scalar `pred` is true;
-under a `jax.vmap` that maps `pred`, in the elements of the batch where it is."""
+at the index that `place` and `arrays` describe. The bool `pred` is assumed to be true.
+Under a `jax.vmap` that maps `pred`, only elements where it is true are written."""
 
 register_impl_finalisation(read_p)
 register_impl_finalisation(maybe_set_p)

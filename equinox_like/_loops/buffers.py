@@ -1,8 +1,8 @@
-"""Buffers: arrays of a loop's carry that are written place by place.
+"""Buffers: arrays of a loop's carry that are read and written index by index.
 
-A loop does more with an array of its carry than its body does: it saves it, selects between
-the former and the next one, and adds up its cotangents. With a buffer none of this touches
-more than the body reads and writes. For that a buffer does nothing else.
+A loop saves each array of its carry, selects between the old and the new array, and
+adds up its cotangents. For a buffer, all of these touch only the elements that the body
+reads and writes. This is why a buffer has no other operations.
 """
 
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ class Buffer:
     def __init__(self, array: Any, pred: Any):
         # An array, or the buffer of an outer loop.
         self._array = array
-        # Whether writing counts. See `Loop`.
+        # Writes have an effect only where this is true. See `stage`.
         self._pred = pred
         self._trace = current_trace()
 
@@ -53,7 +53,8 @@ class Buffer:
         if isinstance(self._array, Buffer):
             return self._array._read(place, arrays)
         if self._trace is not current_trace():
-            # Within a branch, say, whose values cannot be kept here.
+            # In an inner trace, such as a branch, whose tracers must not be stored
+            # here.
             return place.read(self._array, *arrays)
         value, self._array = read(self._array, place, arrays)
         return value
@@ -120,17 +121,17 @@ def buffer_at_set(
 
     **Arguments:**
 
-    - `buffer`: a buffer, as the body of [`equinox_like.internal.while_loop`][] gets it, or
-        a JAX array.
+    - `buffer`: a buffer in the body of [`equinox_like.internal.while_loop`][], or a JAX
+        array.
     - `item`: the index: integers, arrays of them, slices, an ellipsis, or a tuple of
         these.
-    - `x`: what to write, which is broadcast.
-    - `pred`: a bool scalar, whether to write at all.
-    - `**kwargs`: those of `jax.Array.at[...].set`, such as `mode`.
+    - `x`: the value to write, which is broadcast.
+    - `pred`: a bool scalar: whether to write at all.
+    - `**kwargs`: keyword arguments of `jax.Array.at[...].set`, such as `mode`.
 
     **Returns:**
 
-    The buffer or array that was written to.
+    The buffer or array with the value written.
 
     **Raises:**
 
@@ -160,7 +161,7 @@ def buffer_at_set(
 def _as_written(
     array: Any, place: Place, arrays: list[Any], value: Any, chosen: Any
 ) -> Any:
-    """The value in shape and dtype of what it replaces; if not `chosen`, what is there."""
+    """The value, in the shape and dtype at `place`; the old value if not `chosen`."""
     there = jax.eval_shape(place.written, array, *arrays)
     if jnp.result_type(value, there.dtype) != there.dtype:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""The carry of a loop, whatever it is: its arrays change from step to step, the rest stays.
+"""The carry of a loop, any pytree: its arrays may change, and static leaves may not.
 
-JAX gets a flat list of arrays. It names leaves by number; here they are named by path.
-A Python number that a step changes is an array from the start, as it is to JAX.
+JAX gets a flat list of arrays. Its errors name leaves by number; errors here name their
+paths. A Python number that a step changes becomes an array from the start, as in JAX.
 """
 
 import contextlib
@@ -21,15 +21,16 @@ from .._tree.strict import strictly_same
 
 
 def with_carry(loop: str, fun: Any, init: Any, run: Callable[["Carry"], Any]) -> Any:
-    """`run(carry)`, again with arrays for the numbers that a step has changed."""
+    """`run(carry)`; runs again with arrays for the numbers that a step changes."""
     while True:
         carry = Carry(init, loop, fun)
         try:
             with carry.explained():
                 return run(carry)
         except _NumbersChange as e:
-            # Not within the trace of a step: JAX may keep what it makes there as an
-            # argument of the compiled program, which the second call then lacks.
+            # The arrays are made outside the trace of a step. An array made within it
+            # may become an argument of the compiled program, which the second call
+            # lacks.
             init = e.with_arrays()
 
 
@@ -48,7 +49,7 @@ class _NumbersChange(Exception):
 
 
 class Carry:
-    """The carry that a loop begins with, taken apart."""
+    """The initial carry of a loop, split into arrays and the rest."""
 
     def __init__(self, init: Any, loop: str, fun: Any):
         self._init = init
@@ -57,16 +58,16 @@ class Carry:
         self.data, self._rest = take_apart(init)
 
     def fill(self, data: Sequence[Any]) -> Any:
-        # Whatever is known of the step before is known no longer.
+        # A new step is traced, so drop what the last one has changed.
         self._changed = None
         return self._rest.fill(data)
 
     def step(self, before: Sequence[Any], carry: Any) -> list[Any]:
-        """The arrays of what a step returned, given those that it began with.
+        """The arrays of the carry that a step returned; `before` are its input arrays.
 
         **Raises:**
 
-        `TypeError` if something else than the arrays is no longer what it was.
+        `TypeError` if the structure or a static leaf has changed.
         """
         data, rest = take_apart_like(carry, self._rest)
         if rest != self._rest:
@@ -94,9 +95,9 @@ class Carry:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Raises a `TypeError` that names the array, where JAX finds that its type changed.
+        """Turns JAX's `TypeError` for a changed array type into one with its path.
 
-        It is JAX that decides, since it converts numbers of a weak type.
+        The check is left to JAX, because it converts arrays of a weak type.
         """
         try:
             yield
@@ -123,5 +124,5 @@ class Carry:
 
 
 def type_of(x: Any) -> str:
-    """Dtype and shape, and what more JAX counts as the type of an array."""
-    return str(jax.typeof(x)).lstrip("~")  # the sign of a weak type, which may change
+    """JAX's type of an array as text, without `~` for a weak type, which may change."""
+    return str(jax.typeof(x)).lstrip("~")

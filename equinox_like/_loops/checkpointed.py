@@ -1,11 +1,11 @@
-"""The checkpointed loop: reverse mode for a number of steps not known before.
+"""The checkpointed loop: reverse mode when the number of steps is not known in advance.
 
-On the way forward some of the states are saved (`schedule.py`). On the way back a step is
-differentiated at a time, from the last to the first, at a state that is saved, or is
-computed again from the last one that is.
+The forward pass saves some of the states (`schedule.py`). The backward pass
+differentiates one step at a time, from the last to the first. The state before a step
+is either saved, or recomputed from the last saved state before it.
 
-A buffer is not saved. Each of its places is written once, so its last contents serve for
-every step, and to do a step again writes what is there already.
+Buffers are not saved. Each element is written at most once, so the final contents serve
+for every step, and recomputing a step writes the values that are already there.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from .staging import Loop, goes_on
 
 
 def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> list[Any]:
-    """The last state."""
-    # What JAX keeps of this must not refer to the arrays of the loop.
+    """Runs the loop, and returns the last state."""
+    # JAX caches the functions below, so they must not refer to the loop's arrays.
     step, is_buffer = loop.step, loop.is_buffer
 
     @jax.custom_jvp
@@ -63,7 +63,7 @@ def _zero_tangent(x: Any) -> Any:
 
 
 class _Saved(NamedTuple):
-    """What the way back starts from."""
+    """What the backward pass needs from the forward pass."""
 
     consts: list[Any]
     stacks: list[Any]
@@ -73,8 +73,8 @@ class _Saved(NamedTuple):
 
 
 class _Derivative:
-    """The derivative of a loop, where `given` of its consts and of its first state have
-    tangents, and `moving` of its last state."""
+    """The derivative of a loop. `given` are masks of the consts and the first state
+    that have a tangent; `moving` is the mask of the last state that has one."""
 
     def __init__(
         self,
@@ -120,7 +120,11 @@ class _Derivative:
         return state, _Saved(consts, stacks, marks, count, buffers)
 
     def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
-        """From the cotangents of what moves to those of what was given; `None` for zero."""
+        """From the cotangents of the last state to those of the consts and first state.
+
+        `cotangents` are of the arrays in `moving`; the result is for those in `given`,
+        with `None` for zero.
+        """
         cotangents = put([None] * len(self._moving), self._moving, cotangents)
         wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]
         of_consts = self._given[0]
@@ -150,7 +154,7 @@ class _Derivative:
         ct_consts: Any,
         ct_state: Any,
     ) -> tuple[list[Any], list[Any]]:
-        """From the last step to the first."""
+        """Differentiates the steps from the last to the first."""
 
         def body(carry):
             target, marks, stacks, buffers, ct_consts, ct_state = carry
@@ -181,7 +185,10 @@ class _Derivative:
     def _replay(
         self, consts: Any, target: Any, marks: Marks, stacks: Any, buffers: Any
     ) -> tuple[Marks, list[Any], list[Any]]:
-        """The state before a step, from the last that is saved; others are on the way."""
+        """The state before step `target`, recomputed from the last saved state.
+
+        Saves states on the way, if there are free slots.
+        """
 
         def advance(carry):
             step, state = carry
@@ -209,7 +216,7 @@ class _Derivative:
     def _pull_back(
         self, consts: Any, state: Any, of_consts: Mask, of_state: Mask, cotangents: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """The buffers after a step, and the cotangents before it."""
+        """The buffers after a step, and the cotangents of its consts and its input."""
 
         def step(moving_consts, moving_state):
             out = self._step(
@@ -237,8 +244,9 @@ def _saved_if(
     ]
 
 
-# A `jax.custom_vjp` would give a tangent to every output of the loop. The way back is the
-# transpose of this primitive, which is a linear function that nobody can evaluate.
+# A `jax.custom_vjp` would give every output of the loop a tangent. Instead, a linear
+# primitive stands for the tangents of the last state. It cannot be evaluated; only its
+# transpose is used, which is the backward pass.
 
 
 def _forward_mode(*_, derivative, saved):
@@ -258,7 +266,7 @@ def _forward_mode_again(primals, tangents, **params):
 
 def _way_back(cotangents, *inputs, derivative, saved):
     count = saved.num_leaves
-    # JAX hands over a scalar constant as a Python number.
+    # JAX passes scalar constants as Python numbers.
     leaves = list(map(jnp.asarray, inputs[:count]))
     found = derivative.backward(saved.unflatten(leaves), cotangents)
     return [*([None] * count), *found]
@@ -271,5 +279,5 @@ reverse_p: Any = create_vprim(
     _forward_mode_again,
     _way_back,
 )
-"""From what a checkpointed loop saved, and the tangents that it was given, to those of its
-last state."""
+"""From the saved leaves of a checkpointed loop, and the tangents of its consts and
+first state, to the tangents of its last state."""

@@ -1,4 +1,4 @@
-"""A scan as a checkpointed loop, whose inputs and outputs are buffers."""
+"""A scan as a checkpointed loop, with the `xs` and `ys` as buffers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,9 +27,9 @@ def checkpointed_scan(
 
     **Arguments:**
 
-    - `f`: from whether the step counts, the arrays of a carry and those of an `x`, to those
-        of the next carry, and of a `y`.
-    - `is_buffer`: for each array of the carry.
+    - `f(pred, carry, x)`: returns the arrays of the next carry and of a `y`, given
+        those of a carry and an `x`; `pred` is as in `stage`.
+    - `is_buffer`: for each array of the carry, whether it is a buffer.
     - `checkpoints`: as for `while_loop`.
     """
     xs = list(map(jnp.asarray, xs))

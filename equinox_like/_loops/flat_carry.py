@@ -1,4 +1,4 @@
-"""The carry of a loop for other libraries: arrays only, some of which may be buffers."""
+"""The carry of the internal loops: arrays only, some of which may be buffers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ from .carry import type_of
 
 
 def arrays_of(tree: Any, name: str) -> Any:
-    """The tree with JAX's arrays in place of numbers and NumPy's.
+    """The tree, with numbers and NumPy arrays converted to JAX arrays.
 
     **Raises:**
 
-    `TypeError` for anything else, by its path from `name`.
+    `TypeError` for any other leaf, naming its path, which starts with `name`.
     """
     return jtu.tree_map_with_path(
         lambda path, x: _as_array(x, path_str(path, name)), tree
@@ -37,10 +37,10 @@ def _as_array(x: Any, path: str) -> Any:
 
 
 class FlatCarry:
-    """A tree of arrays, taken apart for a loop.
+    """A tree of arrays, flattened for a loop.
 
-    To the loop each leaf is its arrays: more than one for the buffer of an outer loop,
-    which goes round this one together with its bools.
+    The loop sees the arrays of each leaf. A leaf that is a buffer of an outer loop has
+    more than one: its array and its bools.
     """
 
     def __init__(self, carry: Any, buffers: Callable[[Any], Any] | None, where: str):
@@ -56,7 +56,7 @@ class FlatCarry:
             self.is_buffer += [i in self._named, *([False] * (len(arrays) - 1))]
 
     def _find(self, buffers: Callable[[Any], Any] | None) -> set[int]:
-        """The leaves below the nodes that the user names."""
+        """The indices of the leaves that `buffers` selects."""
         if buffers is None:
             return set()
         marks = [_Mark(i) for i in range(len(self._leaves))]
@@ -69,7 +69,7 @@ class FlatCarry:
         return {mark.place for mark in named}
 
     def fill(self, pred: Any, data: Sequence[Any]) -> Any:
-        """The carry that the user's functions get."""
+        """The carry for the user's functions, with buffers."""
         leaves = [
             Buffer(x, pred) if i in self._named else x
             for i, x in enumerate(self._leaves_of(data))
@@ -77,7 +77,7 @@ class FlatCarry:
         return self._treedef.unflatten(leaves)
 
     def refill(self, data: Sequence[Any]) -> Any:
-        """The carry without buffers of this loop."""
+        """The carry with arrays in place of this loop's buffers."""
         return self._treedef.unflatten(self._leaves_of(data))
 
     def _leaves_of(self, data: Sequence[Any]) -> list[Any]:
@@ -91,11 +91,11 @@ class FlatCarry:
         return leaves
 
     def flatten(self, out: Any) -> list[Any]:
-        """The arrays of what a step returned.
+        """The arrays of the carry that a step returned.
 
         **Raises:**
 
-        `ValueError` if its structure or the type of an array is another one.
+        `ValueError` if the structure or the type of an array has changed.
         """
         leaves, treedef = jtu.tree_flatten(out, is_buffer)
         leaves = [jnp.asarray(x) if is_number(x) else x for x in leaves]
@@ -119,7 +119,7 @@ class FlatCarry:
 
 
 class _Mark:
-    """Stands for a leaf while `buffers` looks at the structure."""
+    """A placeholder for a leaf, for `buffers` to select."""
 
     def __init__(self, place: int):
         self.place = place

@@ -1,4 +1,4 @@
-"""`scan` and `scan_trick`, for other libraries."""
+"""`scan` and `scan_trick` of `equinox_like.internal`, for other libraries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -28,22 +28,22 @@ def scan(
     kind: Literal["lax", "checkpointed"] | str,
     checkpoints: int | Literal["all"] | None = None,
 ) -> tuple[_C, Any]:
-    """`jax.lax.scan`, whose backward pass does with a few checkpoints.
+    """`jax.lax.scan`, whose backward pass needs only a few checkpoints.
 
-    [`equinox_like.filter_scan`][] does without buffers, and takes any pytree.
+    [`equinox_like.filter_scan`][] has no buffers, and takes any pytrees.
 
     **Arguments:**
 
     - `f`, `init`, `xs`, `length`: as for `jax.lax.scan`.
-    - `buffers`: of the carry, as for [`equinox_like.internal.while_loop`][].
+    - `buffers`: as for [`equinox_like.internal.while_loop`][].
     - `kind`: `"lax"`, which is `jax.lax.scan` and ignores `buffers` and `checkpoints`, or
         `"checkpointed"`, which has a derivative in reverse mode only.
-    - `checkpoints`: of how many steps the carry is saved for the backward pass; `"all"` for
-        every one. By default as for `while_loop`.
+    - `checkpoints`: the number of steps whose carry is saved for the backward pass, or
+        `"all"`. By default as for `while_loop`.
 
     **Returns:**
 
-    The last carry, and what `f` returned at each step along axis 0.
+    The last carry, and the `y` of all steps, stacked along axis 0.
 
     **Raises:**
 
@@ -92,14 +92,14 @@ def scan(
 def scan_trick(
     fn: Callable[[_C], _C], intermediates: Sequence[Callable[[_C], _C]], init: _C
 ) -> _C:
-    """`fn`, then `intermediates[0]`, then `fn`, `intermediates[1]`, ..., and `fn` at last.
+    """Calls `fn`, `intermediates[0]`, `fn`, `intermediates[1]`, ..., and finally `fn`.
 
     `fn` is traced once, and so compiled once, as the step of a scan.
 
     **Arguments:**
 
     - `fn`, `intermediates`: functions from a carry to a carry of the same structure.
-    - `init`: the carry to begin with.
+    - `init`: the initial carry.
 
     **Returns:**
 

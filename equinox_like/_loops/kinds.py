@@ -19,11 +19,11 @@ def runner(
     checkpoints: int | None,
     base: int = 16,
 ) -> Callable[[Loop], Sequence[Any]]:
-    """What runs a loop of this kind, up to its last state.
+    """A function that runs a loop of this kind, and returns its last state.
 
     **Raises:**
 
-    `ValueError`, naming the `loop`, if it lacks something that the kind needs.
+    `ValueError`, naming the `loop`, if an option is invalid or missing.
     """
     if max_steps is not None and max_steps < 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`filter_while_loop` and `filter_fori_loop`: a step again and again."""
+"""`filter_while_loop` and `filter_fori_loop`: JAX's loops for any pytrees."""
 
 import operator
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""What of a loop must be differentiated at all.
+"""Which arrays of a loop have tangents, and which have cotangents.
 
-Which outputs of a step have a tangent, given which inputs have one, is for JAX to tell:
-the step is traced with marks on its inputs, which JAX's rules propagate.
+The step is traced under JAX's own differentiation, with symbolic zeros. Identities with
+custom rules record which values have a tangent or a cotangent that is not zero.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ Mask = list[bool]
 def spread_forward(
     step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
 ) -> Mask:
-    """Which of the state have a tangent after any number of steps, given those before."""
+    """The mask of the state that may have a tangent after some number of steps.
+
+    `of_consts` and `of_state` are the masks of those that have one before.
+    """
     can_be = [_is_inexact(x) for x in state]
     moving = list(of_state)
     while moving != can_be:
@@ -32,12 +35,12 @@ def spread_forward(
 def spread_backward(
     step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
 ) -> tuple[Mask, Mask]:
-    """Which of the consts and of the state have a cotangent before any number of steps.
+    """The masks of the consts and the state that may have a cotangent before a step.
 
     **Arguments:**
 
-    - `of_consts`, `of_state`: those that have a tangent.
-    - `wanted`: those of the state that have a cotangent after the last step.
+    - `of_consts`, `of_state`: the masks of those that have a tangent.
+    - `wanted`: the mask of the state that has a cotangent after the last step.
     """
     while True:
         consts_hit, state_hit = _cotangents_of_step(
@@ -119,12 +122,12 @@ def _cotangents_of_step(
 
 
 def take(values: Sequence[Any], mask: Mask) -> list[Any]:
-    """Those at `True`."""
+    """The values where the mask is `True`."""
     return [x for x, chosen in zip(values, mask, strict=True) if chosen]
 
 
 def put(values: Sequence[Any], mask: Mask, new: Sequence[Any]) -> list[Any]:
-    """The values, with new ones at `True`."""
+    """The values, with new ones where the mask is `True`."""
     remaining = iter(new)
     return [
         next(remaining) if chosen else x for x, chosen in zip(values, mask, strict=True)

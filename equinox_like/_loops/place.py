@@ -1,4 +1,4 @@
-"""A place in an array: an index whose arrays are known only at run time."""
+"""`Place`: an index of an array, of which some items are known only at run time."""
 
 import dataclasses
 from typing import Any
@@ -8,9 +8,9 @@ from .._tree.filters import is_array
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What of an index is known when the program is traced; it can be hashed.
+    """The static part of an index, which is hashable.
 
-    The arrays of the index are passed to each method, in their order.
+    The arrays of the index are passed to each method, in order.
     """
 
     items: tuple[Any, ...]
@@ -27,7 +27,7 @@ class Place:
         return x.at[self._index(arrays)].get(**dict(self.options))
 
     def add_read(self, x: Any, value: Any, *arrays: Any) -> Any:
-        """Adds to `x`, the cotangent of what was read from, that of what was read."""
+        """The transpose of `read`: adds the cotangent `value` where `read` reads."""
         options = {"mode": "clip"} | self._without("fill_value")
         return x.at[self._index(arrays)].add(value, **options)
 
@@ -35,7 +35,7 @@ class Place:
         return x.at[self._index(arrays)].set(value, **dict(self.options))
 
     def written(self, x: Any, *arrays: Any) -> Any:
-        """What there is where `write` writes: zeros outside of `x`."""
+        """The old values where `write` writes, with zeros for indices out of bounds."""
         options = {"mode": "fill", "fill_value": 0} | self._without()
         return x.at[self._index(arrays)].get(**options)
 
@@ -49,7 +49,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class _Slice:
-    """A slice, which Python 3.11 cannot hash."""
+    """A hashable slice. Python 3.11 cannot hash `slice`."""
 
     start: Any
     stop: Any
@@ -57,7 +57,7 @@ class _Slice:
 
 
 class _Array:
-    """Stands for an array of the index."""
+    """A placeholder for an array of the index."""
 
 
 def _hashable(item: Any) -> Any:

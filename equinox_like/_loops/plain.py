@@ -1,4 +1,4 @@
-"""A loop as `jax.lax.while_loop` runs it."""
+"""The plain loop: `jax.lax.while_loop`, which has no reverse mode."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def run_plain(
     state: Sequence[Any],
     max_steps: int | None,
 ) -> list[Any]:
-    """The last state."""
+    """Runs the loop, and returns the last state."""
     if max_steps is None:
         return lax.while_loop(goes_on, lambda state: step(consts, state), list(state))
 

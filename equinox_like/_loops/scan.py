@@ -1,4 +1,4 @@
-"""`filter_scan` and `filter_map`: the arrays of a tree, one step after the other."""
+"""`filter_scan` and `filter_map`: iterate over axis 0 of the arrays of a pytree."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -107,7 +107,7 @@ def filter_scan(
 
 
 def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | None:
-    """That number if `checkpoint` is one."""
+    """The number of checkpoints, or `None` if `checkpoint` does not give one."""
     if checkpoint is None or isinstance(checkpoint, bool) or callable(checkpoint):
         return None
     if unroll != 1:
@@ -185,7 +185,7 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
 
 
 def check_lengths(where: str, xs: Any, length: int | None) -> int:
-    """The length; raises what JAX would raise, with the paths of the arrays."""
+    """The common length of `xs`; raises where JAX would, and names the paths."""
     named = [
         (path_str(path, "xs"), x)
         for path, x in jtu.tree_leaves_with_path(xs)

@@ -1,19 +1,20 @@
-"""Which steps of a loop have their carry saved, and which of these make way for others.
+"""The checkpoint schedule: which states are saved, and which of them overwritten.
 
-In the forward pass the number of steps is not known. Up to `(c + 1)(c + 2) / 2 - 1` of
-them, for `c` checkpoints, no step is done more than twice, by Algorithm 1 of
+The number of steps is not known in the forward pass. With `c` checkpoints, and up to
+`(c + 1)(c + 2) / 2 - 1` steps, each step is run at most twice, by Algorithm 1 of
 
     Stumm and Walther, New Algorithms for Optimal Online Checkpointing, SIAM Journal on
     Scientific Computing 32, 2010.
 
-It goes in rounds. Each begins at an anchor, and saves one step after the other in place of
-those of the round before, whose anchor stays for good. After the last round, levels decide
-as in
+The algorithm works in rounds. Each round begins at a step called the anchor, and saves
+one state after the other in place of those of the previous round. Only the anchor of
+that round is kept for good. After the last round, each saved state has a level, as in
 
     Wang, Moin and Iaccarino, Minimal Repetition Dynamic Checkpointing Algorithm for
     Unsteady Adjoint Calculation, SIAM Journal on Scientific Computing 31, 2009.
 
-Everything here is about numbers of steps. What is saved lies in stacks of `c` slots.
+This file deals with step numbers only. The states themselves are in stacks of `c`
+slots.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from jax import lax
 
 
 def default_checkpoints(max_steps: int) -> int:
-    """The fewest checkpoints with which no step is done more than twice."""
+    """The fewest checkpoints with which no step is run more than twice."""
     c = 1
     while (c + 1) * (c + 2) <= 2 * max_steps:
         c += 1
@@ -32,7 +33,7 @@ def default_checkpoints(max_steps: int) -> int:
 
 
 def number_of_checkpoints(max_steps: int, checkpoints: int | None) -> int:
-    """How many there are, of as many as are wanted: `None` for the default."""
+    """The wanted number, or the default for `None`, limited to 1 to `max_steps`."""
     wanted = default_checkpoints(max_steps) if checkpoints is None else checkpoints
     return max(1, min(wanted, max_steps))
 
@@ -49,9 +50,9 @@ def check_checkpoints(loop: str, checkpoints: Any) -> int | None:
 
 
 class Marks(NamedTuple):
-    """Which step is saved in which slot, in the order of time.
+    """The saved steps and their slots, in the order of time.
 
-    `slots` is a permutation, so those after the first `count` are free.
+    `slots` is a permutation of all slots. Those after the first `count` are free.
     """
 
     steps: Any
@@ -59,15 +60,15 @@ class Marks(NamedTuple):
     count: Any
 
     def last(self) -> tuple[Any, Any]:
-        """The number of the last step that is saved, and its slot."""
+        """The last saved step, and its slot."""
         return self.steps[self.count - 1], self.slots[self.count - 1]
 
     def pop_if(self, pred: Any) -> "Marks":
         return self._replace(count=self.count - jnp.where(pred, 1, 0))
 
     def next_stop(self, step: Any, target: Any) -> tuple[Any, Any]:
-        """Where to go from `step`, which is saved, on the way to `target`, and whether to
-        save that: each step if there is room for all, or else the one midway."""
+        """The next step on the way from `step` to `target`, and whether to save it.
+        Every step is saved if there are enough free slots, else the one midway."""
         free = len(self.steps) - self.count
         between = target - step - 1
         is_saved = (free > 0) & (between > 0)
@@ -75,7 +76,7 @@ class Marks(NamedTuple):
         return jnp.where(is_saved, stop, target), is_saved
 
     def free_slot(self) -> Any:
-        """One that is free, if any is."""
+        """A free slot, if there is one."""
         return self.slots[jnp.minimum(self.count, len(self.slots) - 1)]
 
     def push_if(self, pred: Any, step: Any) -> "Marks":
@@ -85,14 +86,11 @@ class Marks(NamedTuple):
 
 
 class Online:
-    """Where to save on the way forward, with `c` checkpoints.
-
-    Its state is a `Progress`, one for each step.
-    """
+    """Decides in the forward pass which steps to save. Its state is a `Progress`."""
 
     def __init__(self, checkpoints: int, max_steps: int | None):
         self._c = checkpoints
-        # The step from which on levels decide.
+        # The first step that is placed by levels instead of rounds.
         self._rounds_end = (checkpoints + 1) * (checkpoints + 2) // 2 - 1
         self._has_levels = max_steps is None or max_steps > self._rounds_end
 
@@ -105,7 +103,7 @@ class Online:
         )
 
     def save(self, progress: "Progress", step: Any) -> tuple["Progress", Any, Any]:
-        """The progress with this step, which slot it goes to, and whether it is saved."""
+        """The new progress, the slot for this step, and whether the step is saved."""
         c = self._c
         is_anchor = step == progress.anchor
         rounds = progress.round + jnp.where(is_anchor, 1, 0)
@@ -119,7 +117,7 @@ class Online:
             position = jnp.where(late, by_level, position)
             is_saved |= late
             level = jnp.where(late, level, 0)
-        # The first step stays, and only then is there a place for it.
+        # Position 0 holds the first step, which is never overwritten.
         is_saved &= (position > 0) | (step < c)
         early = step < c
         steps, slots = progress.steps, progress.slots
@@ -135,27 +133,28 @@ class Online:
         return progress, slot, is_saved
 
     def marks(self, progress: "Progress", steps: Any) -> Marks:
-        """What is saved after so many steps."""
+        """The marks after this number of steps."""
         return Marks(progress.steps, progress.slots, jnp.minimum(steps, self._c))
 
 
 class Progress(NamedTuple):
-    """What is saved so far, in the order of time, and where the rounds are."""
+    """The steps saved so far, in the order of time, and the state of the rounds."""
 
     steps: Any
     slots: Any
-    levels: Any  # `None` if they never decide
+    levels: Any  # `None` if they are never needed
     round: Any
     anchor: Any  # the step at which the next round begins
 
 
 def _by_level(levels: Any) -> tuple[Any, Any]:
-    """Which one makes way, by its position in time, and the level of what comes instead.
+    """The position in time of the step to drop, and the level of the step to save.
 
-    That is the latest one that is two levels below a later one; or the last, whose
-    successor is one level higher.
+    The latest step whose level is at least two below that of a later step is dropped,
+    and the new level is 0. If there is none, the last step is dropped, and the new
+    level is one above the dropped one.
     """
-    later = lax.cummax(levels, reverse=True)  # includes the position itself: no matter
+    later = lax.cummax(levels, reverse=True)  # including a step's own level is harmless
     numbers = _numbers(len(levels))
     makes_way = (levels + 2 <= later) & (numbers > 0)
     position = jnp.max(jnp.where(makes_way, numbers, 0))
@@ -167,7 +166,7 @@ def _by_level(levels: Any) -> tuple[Any, Any]:
 
 
 def _moved_up(values: Any, position: Any) -> Any:
-    """Without the value at this position, and with room for one at the end."""
+    """Removes the value at this position, and moves those after it up by one."""
     return jnp.where(_numbers(len(values)) >= position, jnp.roll(values, -1), values)
 
 

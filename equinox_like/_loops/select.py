@@ -1,7 +1,7 @@
-"""`select_if_vmap_p`: the next value of a loop's carry, or the former one.
+"""`select_if_vmap_p`: selects between the new and the old value of a loop's carry.
 
-Where `jax.vmap` runs a loop for a batch, elements that are done keep their values while
-the others go on. Without a batch the loop itself ends, and nothing needs to be selected.
+Under `jax.vmap`, batch elements that have finished keep their values while the others
+continue. Without a batch, the loop itself ends, so no selection is needed.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ from .._compat.rules import (
 from .._runtime.finalise import register_impl_finalisation
 
 select_if_vmap_p: Any = new_primitive("select_if_vmap")
-"""`select_if_vmap_p.bind(pred, x, y)` returns `[x]`, assuming that the bool scalar `pred`
-is true; under a `jax.vmap` that maps `pred`, the elements of `x` where it is true, and
-those of `y` elsewhere."""
+"""`select_if_vmap_p.bind(pred, x, y)` returns `[x]`. The bool `pred` is assumed to be
+true. Under a `jax.vmap` that maps `pred`, it returns the elements of `x` where `pred`
+is true, and the elements of `y` elsewhere."""
 
 
 def select_if_vmap(pred: Any, x: Any, y: Any) -> Any:

@@ -1,9 +1,9 @@
-"""A loop as flat arrays: what each kind of loop runs.
+"""`Loop`: a loop over flat arrays, in the form that all kinds of loop run.
 
-Whatever condition and step close over is an explicit input here, so that JAX's custom
-rules can be about it. The first array of the state says whether the loop continues.
-Under `jax.vmap` it has an element for each of the batch: those that are done keep their
-state until the last one is.
+Arrays that the condition and the body close over become explicit inputs, so that custom
+rules can differentiate them. The first array of the state says whether the loop
+continues. Under `jax.vmap` it is batched: elements that have finished keep their state
+until all have.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from .select import select_if_vmap
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """One step of a loop, and from where it starts.
+    """One step of a loop, and its initial state.
 
-    What the step leaves as it is counts among `consts`, not in the state.
+    Arrays that the step never changes are in `consts`, not in `state`.
     """
 
     consts: list[Any]
@@ -38,7 +38,7 @@ class Loop:
 
 
 def goes_on(state: Sequence[Any]) -> Any:
-    """Whether any element of a batch does; one bool for all of it."""
+    """Whether the loop continues: one bool, true if any element of the batch does."""
     return unvmap_any_p.bind(state[0])
 
 
@@ -48,14 +48,15 @@ def stage(
     carry: Sequence[Any],
     is_buffer: Sequence[bool],
 ) -> Loop:
-    """Traces both.
+    """Traces the condition and the body of a loop.
 
     **Arguments:**
 
     - `cond`: from the arrays of a carry to a bool.
-    - `body`: from whether the step counts, and the arrays of a carry, to those of the next
-        one. Writing to a buffer must depend on the former by `maybe_set_p`.
-    - `carry`: the arrays to begin with.
+    - `body(pred, carry)`: from the arrays of a carry to those of the next one. Where
+        `pred` is false, the loop has finished: `body` must pass it to `maybe_set_p` for
+        each write to a buffer.
+    - `carry`: the initial arrays.
     - `is_buffer`: which of them are buffers.
     """
     carry = list(map(jnp.asarray, carry))
@@ -74,7 +75,7 @@ def stage(
 def _traced_condition(
     cond: Callable[[Any], Any], carry: list[Any]
 ) -> Callable[[Any], Any]:
-    """The condition, through which no derivative goes."""
+    """The traced condition, which stops gradients."""
     jaxpr = jax.make_jaxpr(lambda carry: _as_condition(cond(carry)))(carry)
     consts = list(map(lax.stop_gradient, jaxpr.consts))
 
@@ -97,7 +98,7 @@ def _as_condition(out: Any) -> Any:
 
 
 class _Step:
-    """A step of the whole state; `kept` says which of it stays as it is."""
+    """A step of the whole state. `kept` is the mask of arrays it returns unchanged."""
 
     def __init__(self, goes_on_after: Any, body: Any, is_buffer: Sequence[bool]):
         self._goes_on_after = goes_on_after
@@ -138,8 +139,8 @@ def _may_become(x: Any, dtype: Any) -> bool:
 
 
 def _without_weak_types(carry: list[Any], types: Sequence[Any]) -> list[Any] | None:
-    """The carry with the dtypes that its numbers have after a step; `None` if they have
-    them already."""
+    """The carry, with weakly typed arrays in the dtypes they have after a step; `None`
+    if none of them change."""
     differs = [
         getattr(x, "weak_type", False) and not out.weak_type
         for x, out in zip(carry, types, strict=True)
@@ -157,7 +158,8 @@ def _without_invariants(
 ) -> Loop:
     varying = [i for i, is_kept in enumerate(kept) if not is_kept]
     fixed = [i for i, is_kept in enumerate(kept) if is_kept]
-    # The constants belong to a trace that the step may outlive.
+    # The step may outlive the trace that its constants belong to, so it takes them as
+    # inputs.
     program, count = without_constants(jaxpr), len(jaxpr.consts)
 
     def whole(fixed_values, values):

@@ -1,4 +1,4 @@
-"""`while_loop`, for other libraries: with buffers, and numbers that become arrays."""
+"""`while_loop` of `equinox_like.internal`, with buffers, for other libraries."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,35 +25,36 @@ def while_loop(
 ) -> _C:
     """`jax.lax.while_loop`, differentiable in reverse mode, and with buffers.
 
-    [`equinox_like.filter_while_loop`][] does without buffers, and takes any pytree.
+    [`equinox_like.filter_while_loop`][] has no buffers, and takes any pytree.
 
     **Arguments:**
 
     - `cond_fun`: from the carry to a bool or a boolean scalar: whether to do another step.
-        No derivative goes through it.
+        It is not differentiated.
     - `body_fun`: a function from the carry to the next carry: one step.
-    - `init_val`: the carry to begin with: any pytree of arrays and numbers, which become
+    - `init_val`: the initial carry: any pytree of arrays and numbers. Numbers become
         arrays.
-    - `max_steps`: how many steps to do at most: an `int`, or `None` for no limit.
+    - `max_steps`: the maximum number of steps: an `int`, or `None` for no limit.
     - `buffers`: a function from the carry to a node of it, or a sequence of nodes, whose
-        arrays are written place by place. In `cond_fun` and `body_fun` each of them is a
-        buffer, which can do nothing but `buf[index]`, `shape`, `dtype`, `size` and
-        `buf.at[index].set(value, *, pred=True, **kwargs)`. Each place may be written once,
-        at most, and must be written before it is read; else gradients may be wrong.
+        arrays become buffers in `cond_fun` and `body_fun`. A buffer has nothing but
+        `buf[index]`, `shape`, `dtype`, `size` and
+        `buf.at[index].set(value, *, pred=True, **kwargs)`. Each element may be written
+        once at most, and only be read after it was written; else gradients may be
+        wrong.
     - `kind`: one of
         - `"lax"`: as JAX does it: differentiable in forward mode.
         - `"checkpointed"`: differentiable in reverse mode, with a few checkpoints. Needs
             `max_steps` or `checkpoints`.
         - `"bounded"`: differentiable in both modes, to any order. Needs `max_steps`;
             memory and time grow with it.
-    - `checkpoints`: of how many steps the carry, but for its buffers, is saved for the
-        backward pass. By default the smallest `c` for which
-        `(c + 1)(c + 2) > 2 * max_steps`, with which no step is done more than twice.
-    - `base`: how many steps a scan has in the kind `"bounded"`.
+    - `checkpoints`: the number of steps whose carry, except for its buffers, is saved
+        for the backward pass. By default the smallest `c` for which
+        `(c + 1)(c + 2) > 2 * max_steps`, with which no step is run more than twice.
+    - `base`: the number of steps of each scan for the kind `"bounded"`.
 
     **Returns:**
 
-    The last carry. [Loops](../loops.md) tells what each kind costs.
+    The last carry. [Loops](../loops.md) describes the cost of each kind.
 
     **Raises:**
 

@@ -1,1 +1,1 @@
-"""Layer 4: what acts while a program runs."""
+"""Layer 4: features that act while a compiled program runs."""

@@ -1,10 +1,10 @@
-"""`capture`, `tag` and `intervene`: what a model computes on its way, read or replaced.
+"""`capture`, `tag` and `intervene`: read or replace intermediate values of a model.
 
-The chosen Modules are swapped for watched ones (`watched.py`), which mark a value for
-`harvest.py`, or pass it to a function of the user's. The user's model is left as it is.
+The chosen Modules are replaced by watched copies (`watched.py`), which mark a value for
+`harvest.py`, or pass it to a function of the user. The user's model is not changed.
 
-Whether a value with a name is marked, or replaced, is said by a `Context`: so it is part of
-JAX's cache key, and functions that were compiled before are traced again.
+A `Context` holds whether `tag` marks or replaces a value. So this is part of JAX's
+cache key, and functions that were compiled before are retraced.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ from .watched import Around, Replace, See, map_modules, replacement, with_step
 _T = TypeVar("_T")
 _Functions = tuple[tuple[str, Callable[[Any], Any]], ...]
 
-# How many `capture` are around.
+# The number of enclosing calls of `capture`.
 _depth: Final[Context[int]] = Context(0, name="capture")
-# From patterns for the names of values to functions.
+# Pairs of a pattern for names of values, and the function that replaces these values.
 _replaced: Final[Context[_Functions]] = Context((), name="intervene")
 _SHOWN: Final = 8
 
@@ -271,7 +271,7 @@ class Intervened(Around):
         left = [p for p in patterns if not any(matches(p, path) for path in paths)]
         if not left:
             return
-        # They can only be names, which are known once the model is traced.
+        # These patterns can only match names of `tag`s, which are known after a trace.
         with _depth(_depth.value + 1):
             names = [mark.path for mark in marks_of(_call, model, args, kwargs)]
         for pattern in left:

@@ -1,10 +1,10 @@
-"""The primitive of `error_if`, what a failed check says, and how that gets to the user.
+"""The primitive of `error_if`, its message, and how that gets to the user.
 
-A check is a primitive from what failed, and which message that has, to one bool, on which
-the returned arrays then depend. Where it fails, the program calls Python, which raises. All
-that is known of the failure travels in the text of that error, through JAX's, to the call
-of `filter_jit` that waits for the program (`_jit/checks.py`): nothing is kept beside
-it, so failures in other threads cannot be confused with it.
+A check is a primitive that maps the failed elements, and the indices of their messages,
+to one bool, on which the returned arrays depend. If it fails, the program calls Python,
+which raises. The text of this error holds all that is known of the failure. JAX passes
+it on to the call of `filter_jit` that waits for the program (`_jit/checks.py`). There
+is no global state, so failures in other threads cannot be confused.
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ from .._jit.checks import register_check
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What a check says, and where it stands."""
+    """The messages of a check, and its place in the user's code."""
 
     messages: tuple[str, ...]
-    # Of the user's functions that lead to it, within the innermost that JAX traces whole.
+    # The user's stack frames, within the innermost function that JAX traces as a whole.
     frames: tuple[Frame, ...]
     goes_on: bool
-    # Whether the compiler may drop it where it finds its result unused. Other checks it may
-    # not even move: out of a loop, say, that takes no step.
+    # Whether the compiler may drop the check if its result is unused. Other checks may
+    # not even be moved, for example out of a loop that takes no step.
     is_removable: bool = False
 
     def fail(self, pred: np.ndarray, index: np.ndarray) -> None:
-        """Called by a compiled program."""
+        """Reports a failure; called by a compiled program."""
         text = self._describe(pred, index)
         if self.goes_on:
             print(text, file=sys.stderr)
@@ -50,7 +50,7 @@ class Check:
             input("Press enter to go on with NaN in place of the values checked.")
 
     def fail_eagerly_if(self, pred: Any, index: Any) -> np.ndarray:
-        """Called with known values, not by a compiled program."""
+        """The check outside of compiled programs, where the values are known."""
         pred = np.asarray(pred)
         if pred.any():
             text = self._describe(pred, np.asarray(index))
@@ -65,7 +65,8 @@ class Check:
         )
         name = EquinoxRuntimeError.__name__
         text = "".join(lines) + f"\n{name}: " + "\n".join(self._failures(pred, index))
-        # On its way through C++ a NUL would end it, and a lone surrogate the process.
+        # The text passes through C++, where a NUL would cut it off, and a lone
+        # surrogate would crash the process.
         return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
     def _failures(self, pred: np.ndarray, index: np.ndarray) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`ContainerMeta`: the old form of enumerations, kept for code that uses it."""
+"""`ContainerMeta`: the old form of enumerations, kept for backward compatibility."""
 
 from typing import Any
 

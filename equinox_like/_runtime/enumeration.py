@@ -1,8 +1,8 @@
-"""Enumerations whose items are arrays to JAX, and messages to people.
+"""Enumerations whose items are arrays for JAX, and messages for users.
 
-The metaclass turns the strings of a class body into items. An item is a Module that holds
-its index as a leaf and its class as structure, so which item it is may depend on traced
-values, but never which enumeration it is of.
+The metaclass turns the strings of a class body into items. An item is a Module with its
+index as an array leaf and its enumeration as a static field. So the choice of the item
+may depend on traced values, but the choice of the enumeration may not.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,13 @@ from .._tree.nodes import describe_node
 from .._warn import warn
 from .error_if import branched_error_if
 
-# The enumeration. (beartype would check `Self` and a bound by another `isinstance`.)
+# The enumeration. Not `Self`, and without a bound: beartype would check that items are
+# instances of `Enumeration`, which they are not.
 _E = TypeVar("_E")
 
 
 class EnumerationItem(Module):
-    """One item of an enumeration. Made by the class only."""
+    """One item of an enumeration. Only the enumeration creates items."""
 
     _index: Any
     _enumeration: Any = field(static=True)
@@ -69,7 +70,7 @@ class EnumerationItem(Module):
 class EnumerationMeta(type):
     """Turns the strings of a class body into items."""
 
-    # For each name its message, in the order of the indices, which is that of the items.
+    # From names to messages, in the order of the indices.
     __messages__: dict[str, str]
 
     def __new__(
@@ -188,7 +189,7 @@ class Enumeration(metaclass=EnumerationMeta):
     __messages__: ClassVar[dict[str, str]]
 
     if TYPE_CHECKING:
-        # An item poses as an instance of its class.
+        # For type checkers, an item is an instance of its enumeration.
         def is_traced(self) -> bool: ...
         def error_if(self, token: Any, pred: Any) -> Any: ...
 

@@ -1,6 +1,6 @@
 """`error_if`: errors that depend on values, from within compiled programs.
 
-`check.py` has the check and its message, `spoil.py` what becomes of the arrays.
+`check.py` has the check and its message; `spoil.py` fills the checked arrays with NaN.
 """
 
 import os
@@ -168,18 +168,18 @@ def assert_dce(x: _T, msg: str, *, on_error: OnError | str = "default") -> _T:
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
-    - `msg`: what the error says.
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
+    - `msg`: the error message.
     - `on_error`: as for [`equinox_like.error_if`][].
 
     **Returns:**
 
-    `x`, with NumPy arrays as JAX arrays; `x` itself outside of `jax.jit` and the like,
-    where nothing is removed.
+    `x`, with NumPy arrays as JAX arrays. Outside of a trace nothing is removed, so `x`
+    itself is returned.
 
     **Raises:**
 
-    As [`equinox_like.error_if`][], when a compiled program uses an array that is returned.
+    As [`equinox_like.error_if`][], if a compiled program uses a returned array.
 
     !!! example
 
@@ -240,9 +240,9 @@ def _is_plainly_false(pred: Any) -> bool:
 
 
 def _is_known_false(pred: Any) -> bool:
-    """Whether it is known to be false.
+    """Whether the predicate is known to be false.
 
-    What is known may still be computed just now: within a trace it is not waited for.
+    JAX may still be computing an array; within a trace this does not wait for it.
     """
     if isinstance(pred, Tracer) or hasattr(pred, "__jax_array__"):
         return False
@@ -263,7 +263,7 @@ def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> Non
 
 
 def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
-    """Two arrays of one shape, which is `()` if there is only one index."""
+    """Both as arrays of one shape, which is `()` if the index is a scalar."""
     pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
     if not jnp.issubdtype(index.dtype, np.integer):
         raise TypeError(
@@ -283,7 +283,7 @@ def _failed(
     mode: str,
     is_removable: bool = False,
 ) -> Any:
-    """One bool for all: whether an element of the batch has failed."""
+    """One bool for the whole batch: whether any element has failed."""
     if mode == "nan":
         return unvmap_any_p.bind(pred)
     frames, in_shard_map = traced_frames(_PASSED_OVER)
@@ -295,13 +295,13 @@ def _failed(
 
 
 def _of_all_devices(pred: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Makes all devices of a `shard_map` fail with one of them.
+    """Makes all devices of a `shard_map` fail if one of them fails.
 
-    Else they would wait for it for ever at their next `psum`.
+    Otherwise the others would wait forever for the failed device at their next `psum`.
     """
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if varying_axes(jax.typeof(lax.axis_index(axes))):
-        # Types tell along which axes it differs. (With `check_vma=False` they do not.)
+        # Types have the axes along which values differ, unless `check_vma=False`.
         axes = tuple(varying_axes(jax.typeof(pred)) | varying_axes(jax.typeof(index)))
     if not axes:
         return pred, index

@@ -1,8 +1,8 @@
-"""Primitives of JAX that take and return any pytree.
+"""Primitives of JAX that take and return any pytrees.
 
 The arrays are the operands of the primitive. Everything else is in its parameters: the
-structure, the static leaves in a flat tuple, where JAX finds a jaxpr among them, and a
-`Result`, which learns what the output is like when the primitive is first evaluated.
+structure; the static leaves, in a flat tuple so that JAX finds jaxprs among them; and a
+`Result`, which records the structure of the output at the first evaluation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from .._tree import is_array
 
 
 class _Data:
-    """Stands for an array among the static leaves."""
+    """A placeholder for an array among the static leaves."""
 
     def __repr__(self) -> str:
         return "*"
@@ -37,7 +37,7 @@ _DATA = _Data()
 
 
 class Result:
-    """What a primitive returns beside its arrays, once that is known."""
+    """The structure and static leaves of a primitive's output, once they are known."""
 
     def __init__(self) -> None:
         self._rest: Rest | None = None
@@ -45,7 +45,7 @@ class Result:
     def take_apart(
         self, out: Any, is_data: Callable[[Any], bool] = is_array
     ) -> list[Any]:
-        """The arrays of an output; the rest must be what it was before."""
+        """The arrays of an output. Everything else must equal the earlier outputs."""
         arrays, rest = take_apart(out, is_data)
         if self._rest is None:
             self._rest = rest
@@ -69,7 +69,10 @@ class Result:
         return self._rest.alone(arrays)
 
     def take_like(self, tree: Any) -> list[Any]:
-        """What a tree like the output has at its arrays; `None` where it has nothing."""
+        """The values of `tree` at the places of the output's arrays.
+
+        `None` in `tree` may stand for a subtree of the output.
+        """
         assert self._rest is not None
         return _take(tree, self._rest.treedef, self._rest.places)
 
@@ -80,12 +83,12 @@ def filter_primitive_bind(prim: Any, *args: Any) -> Any:
     **Arguments:**
 
     - `prim`: a primitive of JAX with `multiple_results = True`.
-    - `args`: any pytrees. Arrays are operands; all else is static, and a jaxpr among it is
-        in the parameters of the equation, where JAX and others look for it.
+    - `args`: any pytrees. Arrays are operands; all other leaves are static. A static
+        jaxpr is in the parameters of the equation, where JAX finds it.
 
     **Returns:**
 
-    What the rules return: any pytree.
+    The output of the rules, any pytree.
 
     !!! example
 
@@ -121,9 +124,9 @@ def filter_primitive_bind(prim: Any, *args: Any) -> Any:
 def filter_primitive_def(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For `prim.def_impl` and `prim.def_abstract_eval`: `rule(*args) -> out` of pytrees.
 
-    In abstract evaluation arrays are `jax.core.ShapedArray`s, and the rule may return those
-    or `jax.ShapeDtypeStruct`s. See [`equinox_like.internal.filter_primitive_bind`][] for an
-    example.
+    In abstract evaluation, arrays are `jax.core.ShapedArray`s, and the rule may return
+    these or `jax.ShapeDtypeStruct`s. See
+    [`equinox_like.internal.filter_primitive_bind`][] for an example.
     """
 
     def flat_rule(*operands, treedef, static, result):
@@ -138,8 +141,8 @@ def filter_primitive_def(rule: Callable[..., Any]) -> Callable[..., Any]:
 def filter_primitive_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For JAX's table of forward-mode rules: `rule(primals, tangents) -> (out, tangent)`.
 
-    All four are pytrees; a tangent is `None` for a symbolic zero and for what is not an
-    array, in what the rule gets and in what it returns.
+    All four are pytrees. In the tangents that the rule gets and returns, `None` stands
+    for a symbolic zero and for a leaf that is not an array.
 
     !!! example
 
@@ -184,10 +187,11 @@ def filter_primitive_transpose(
 
     **Arguments:**
 
-    - `rule`: gets a tuple of the inputs, with JAX's `UndefinedPrimal` for each array whose
-        cotangent is wanted, and the cotangents of the output, with `None` for symbolic
-        zeros and for what is not an array. It returns a tuple like the inputs, with `None`
-        for zeros and for what is not differentiated. Without it a decorator is returned.
+    - `rule`: gets the tuple of inputs, with JAX's `UndefinedPrimal` for each array
+        whose cotangent is wanted; and the cotangents of the output, with `None` for
+        symbolic zeros and for leaves that are not arrays. It returns a tuple like the
+        inputs, with `None` for zeros and for leaves that are not differentiated.
+        Without a `rule`, a decorator is returned.
     - `materialise_zeros`: whether the rule gets arrays of zeros in place of symbolic ones.
 
     !!! example
@@ -223,8 +227,8 @@ def filter_primitive_transpose(
 def filter_primitive_batching(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For JAX's table of batching rules: `rule(inputs, batch_axes) -> (out, out_axes)`.
 
-    The trees of axes are like the inputs and the output, with `None` for what has no batch
-    axis and for what is not an array.
+    The trees of axes have the structure of the inputs and the output, with `None` for
+    leaves that have no batch axis or are not arrays.
 
     !!! example
 
@@ -239,7 +243,7 @@ def filter_primitive_batching(rule: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def flat_rule(operands, axes, *, treedef, static, result):
-        # Of the batch; what the equation returns has other shapes.
+        # The output's structure for this batch, to match `out_axes` with.
         own = Result()
         given = _fill(axes, treedef, (_DATA if x is _DATA else None for x in static))
         out, out_axes = rule(_fill(map(_as_array, operands), treedef, static), given)
@@ -257,14 +261,14 @@ def _fill(operands: Iterable[Any], treedef: Any, static: Iterable[Any]) -> Any:
 
 
 def _as_array(x: Any) -> Any:
-    """A literal of a jaxpr, which is not an array, as one; anything else as it is."""
+    """Converts a Python scalar, which may be a literal of a jaxpr, to an array."""
     if isinstance(x, bool | int | float | complex):
         return jnp.asarray(x, jax.typeof(x).dtype)
     return x
 
 
 def _take(tree: Any, treedef: Any, places: Sequence[int]) -> list[Any]:
-    """What is at these leaves of `treedef`, where `None` may stand for a subtree."""
+    """The values of `tree` at these leaves of `treedef`; `None` may be a subtree."""
     whole = treedef.unflatten(range(treedef.num_leaves))
     spread = jax.tree.broadcast(tree, whole, is_leaf=_is_none)
     found = jtu.tree_leaves(spread, is_leaf=_is_none)

@@ -1,7 +1,8 @@
-"""The library's own primitives, replaced by what they do: for export and inspection.
+"""Replaces the library's own primitives by JAX's, for export and inspection.
 
-A program is run equation by equation. An equation of a primitive that is to be replaced is
-run as its replacement; one with programs in its parameters gets those finalised.
+A jaxpr is run equation by equation. If the primitive of an equation has a replacement,
+the replacement is run instead. Jaxprs in the parameters of an equation are finalised,
+too.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +24,12 @@ from .._compat.rules import as_struct
 from .._core.parts import take_apart
 
 primitive_finalisations: Final[dict[Any, Callable[..., Any]]] = finalisations
-"""From primitives to what replaces them: `replacement(*arrays, **params)` returns what
-`prim.bind(*arrays, **params)` would. Open for primitives of your own."""
+"""From primitives to their replacements. `replacement(*arrays, **params)` must return
+what `prim.bind(*arrays, **params)` would. You may add primitives of your own."""
 
 
 def register_impl_finalisation(prim: Any) -> None:
-    """Has a primitive replaced by its `impl`, which JAX must be able to trace.
+    """Registers a primitive's `impl` as its replacement. JAX must be able to trace it.
 
     !!! example
 
@@ -46,10 +47,10 @@ def register_impl_finalisation(prim: Any) -> None:
 
 
 def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does the same without any primitive of this library.
+    """A function that computes the same without any primitive of this library.
 
-    Apply it last: to transform what it returns may silently be wrong, because the
-    derivatives of `jax.custom_jvp` functions and `stop_gradient` are gone.
+    Apply it last. Derivatives of the returned function may silently be wrong, because
+    the rules of `jax.custom_jvp` functions and `stop_gradient` are removed.
 
     **Arguments:**
 
@@ -116,7 +117,10 @@ def finalise_jaxpr(closed_jaxpr: Any) -> Any:
 
 
 def finalise_jaxpr_as_fn(closed_jaxpr: Any) -> Callable[..., list[Any]]:
-    """A function that runs it so: of arrays, to a list of arrays."""
+    """A function that runs the jaxpr without any primitive of this library.
+
+    It takes arrays, and returns a list of arrays.
+    """
     jaxpr, consts = opened(closed_jaxpr)
     return lambda *args: finalise_eval_jaxpr(jaxpr, consts, *args)
 
@@ -149,7 +153,8 @@ def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
     if not programs:
         return run_equation(jaxpr, equation, args)
     if name == "remat2" and not is_closed(programs["jaxpr"]):
-        # An open jaxpr has no room for constants; nothing is differentiated any more.
+        # An open jaxpr cannot hold new constants, so the checkpoint is inlined. It is
+        # not needed, because a finalised program is not differentiated.
         return finalise_eval_jaxpr(programs["jaxpr"], (), *args)
     changed = {k: _finalised(v) for k, v in programs.items()}
     new = equation.replace(params={**equation.params, **changed})
@@ -159,7 +164,7 @@ def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
 def _run_replacement(
     equation: Any, replacement: Callable[..., Any], args: list[Any]
 ) -> list[Any]:
-    """It may use primitives that are to be replaced in turn."""
+    """Runs a replacement, and finalises the primitives that it uses."""
 
     def flat(*args):
         out = replacement(*args, **equation.params)

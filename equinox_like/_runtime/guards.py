@@ -1,7 +1,7 @@
-"""Identities that refuse a transformation of JAX: `nontraceable`, `nondifferentiable`, ...
+"""Identities that raise under a transformation of JAX: `nontraceable` and others.
 
-A guard is a primitive of all arrays of a tree at once, so it is in the program until that
-is compiled, and meets whichever transformation gets there. It compiles to nothing.
+A guard is one primitive applied to all arrays of a tree. It stays in the jaxpr until
+that is compiled, so any transformation before then reaches it. It compiles to nothing.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """What a guard says, and the names of its arrays if there is more than one."""
+    """The message of a guard, and the names of its arrays if there are several."""
 
     message: str
     names: tuple[str, ...] = ()
 
     def of(self, index: int) -> str:
-        """What it says of the array with this index."""
+        """The message for the array with this index."""
         return f"{self.message} ({self.names[index]})" if self.names else self.message
 
     def only(self, indices: Sequence[int]) -> "Refusal":
@@ -48,8 +48,8 @@ def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
-    - `name`: what the error calls the operation.
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
+    - `name`: the name of the operation in the error.
 
     **Returns:**
 
@@ -84,9 +84,9 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is. Arrays that are not
-        perturbed, as those under `jax.lax.stop_gradient`, are let through.
-    - `name`: what the error calls the operation; by default "This operation".
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged, and so are
+        arrays without a tangent, such as those under `jax.lax.stop_gradient`.
+    - `name`: the name of the operation in the error; by default "This operation".
     - `msg`: the whole text of the error, in place of one with `name`.
 
     **Returns:**
@@ -95,7 +95,7 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
 
     **Raises:**
 
-    `RuntimeError` if an array of `x` is perturbed. Without `msg` it names the array.
+    `RuntimeError` if an array of `x` has a tangent. Without `msg` it names the array.
 
     !!! example
 
@@ -132,11 +132,11 @@ def nondifferentiable_backward(
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is.
-    - `name`: what the error calls the operation; by default "This operation".
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged.
+    - `name`: the name of the operation in the error; by default "This operation".
     - `msg`: the whole text of the error, in place of one with `name`.
-    - `symbolic`: whether any cotangent is refused that is not known to be zero while the
-        program is traced. Otherwise its values are checked when the program runs.
+    - `symbolic`: whether to raise for any cotangent that is not a symbolic zero.
+        Otherwise the values of cotangents are checked when the program runs.
 
     **Returns:**
 
@@ -144,7 +144,7 @@ def nondifferentiable_backward(
 
     **Raises:**
 
-    `RuntimeError` if a cotangent gets to an array of `x`; without `msg` it names the array.
+    `RuntimeError` if an array of `x` has a cotangent; without `msg` it names the array.
     With `symbolic=False` it is raised as by [`equinox_like.error_if`][].
 
     !!! example
@@ -190,13 +190,13 @@ def nonbatchable(
 
     **Arguments:**
 
-    - `x`: any pytree. What is not an array is returned as it is, and so is an array without
-        a batch axis.
-    - `name`: what the error calls the operation; by default "This operation".
+    - `x`: any pytree. Leaves that are not arrays are returned unchanged, and so are
+        arrays without a batch axis.
+    - `name`: the name of the operation in the error; by default "This operation".
     - `msg`: the whole text of the error, in place of one with `name`.
-    - `allow_constant_across_batch`: whether an array may be batched if it is the same for
-        all elements of the batch. That is checked when the program runs, and what is
-        returned has no batch axis. Two NaNs count as the same.
+    - `allow_constant_across_batch`: whether an array may be batched if all elements of
+        the batch are equal. This is checked when the program runs, and the returned
+        array has no batch axis. Two NaNs count as equal.
 
     **Returns:**
 
@@ -206,8 +206,8 @@ def nonbatchable(
     **Raises:**
 
     `ValueError` if an array of `x` is batched; without `msg` it names the array. With
-    `allow_constant_across_batch=True` an error by [`equinox_like.error_if`][] if it is not
-    the same for all elements.
+    `allow_constant_across_batch=True`, [`equinox_like.error_if`][] raises instead, if
+    the elements differ.
 
     !!! example
 
@@ -248,7 +248,7 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
 
     **Arguments:**
 
-    - `primal`: what it is the tangent of.
+    - `primal`: the primal value of the tangent.
     - `tangent`: an array, or `None`.
     - `allow_struct`: whether `primal` may be a `jax.ShapeDtypeStruct`.
 
@@ -277,7 +277,7 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
 
 
 def _guarded(x: Any, guard: Callable[..., Sequence[Any]]) -> Any:
-    """The tree with `guard(arrays, names)` for its arrays."""
+    """The tree, with its arrays replaced by `guard(arrays, names)`."""
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         return x
@@ -357,13 +357,13 @@ def _refuse_batched(
     arrays = list(arrays)
     for i in batched:
         arrays[i] = _element(jnp.moveaxis(arrays[i], axes[i], 0), refusal.of(i))
-    # There may be another batch around this one.
+    # There may be another `jax.vmap` around this one.
     out = nonbatchable_p.bind(*arrays, refusal=refusal, allow_constant=True)
     return out, [None] * len(out)
 
 
 def _element(batch: jax.Array, message: str) -> jax.Array:
-    """The element that is repeated in a batch."""
+    """The element that a constant batch repeats; checks at run time that it does."""
     first = batch[0]
     data = (batch, first)
     if jnp.issubdtype(batch.dtype, jax.dtypes.prng_key):

@@ -1,13 +1,13 @@
-"""Values that a function computes on its way, read off its jaxpr.
+"""Collects intermediate values of a function from its jaxpr.
 
-A value is marked by a primitive that does nothing, whose static parameters say whose value
-it is. The function is traced, and its jaxpr run equation by equation: one of that primitive
-gives a value, one with marks in a program of its own is run with further outputs, and any
-other as it is.
+A value is marked by an identity primitive, whose static parameters name the value. The
+function is traced, and its jaxpr is run equation by equation. A mark yields a value. An
+equation whose inner jaxpr has marks is run with additional outputs. All other equations
+are run unchanged.
 
-A function with rules of its own (`jax.custom_vjp`) is run as it is, and once more without
-the rules for its marked values, whose derivatives are then those of what computes them. The
-compiler finds that both compute the same.
+A function with custom rules, such as `jax.custom_vjp`, is run unchanged, and a second
+time without its rules to get its marked values. Their derivatives are then those of the
+plain computation. The compiler merges the two equal computations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,15 +31,15 @@ from .._core.parts import Rest, take_apart
 
 
 class Mark(NamedTuple):
-    """Whose value is marked: a Module's, by its path, or what the user gave a name."""
+    """Names a marked value: by a Module's path, or by the name given to `tag`."""
 
     path: str
-    # Which `capture` asks for it, by how many are around it; `None` if it has a name.
+    # The nesting depth of the `capture` that marked the Module; `None` for a `tag`.
     depth: int | None
 
 
 class Found(NamedTuple):
-    """A marked value: its arrays, and all else of it."""
+    """A marked value: its arrays, and its structure with static leaves."""
 
     mark: Mark
     rest: Rest
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 def marked(value: Any, mark: Mark) -> Any:
-    """`value`, an equal tree, which `harvest` finds."""
+    """An equal tree, which `harvest` finds under `mark`."""
     arrays, rest = take_apart(value)
     return rest.fill(_mark_p.bind(*arrays, mark=mark, rest=rest))
 
@@ -66,7 +66,7 @@ def _transpose(cotangents: Tangents, **_: Any) -> Tangents:
 def _batch(
     arrays: Sequence[Any], axes: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The axes of batches come first, outermost first, in the value that is found."""
+    """Moves the batch axis to the front; found values have the outermost one first."""
     first = [
         x if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(arrays, axes, strict=True)
@@ -83,7 +83,7 @@ _mark_p: Final[Any] = identity(
 def harvest(
     fun: Callable[..., Any], is_wanted: Callable[[Mark], bool], *args: Any
 ) -> tuple[Any, list[Found]]:
-    """What `fun(*args)` returns, and the values with a wanted mark, in their order."""
+    """The output of `fun(*args)`, and the values with a wanted mark, in order."""
     out_rest: Any = None
 
     def flat():
@@ -91,21 +91,22 @@ def harvest(
         out, out_rest = take_apart(fun(*args))
         return out
 
-    # The arguments are constants of the jaxpr: rules of derivatives that close over one of
-    # them, as over the weights of a layer, are called after this trace has ended.
+    # The arguments are constants of the jaxpr. If they were its inputs, custom
+    # derivative rules that close over them, as over the weights of a layer, would hold
+    # their tracers and be called after this trace has ended.
     jaxpr, consts = opened(jax.make_jaxpr(flat)())
     out, found = _Harvest(is_wanted).run(jaxpr, consts, ())
     return out_rest.fill(out), found
 
 
 def marks_of(fun: Callable[..., Any], *args: Any) -> list[Mark]:
-    """All marks within `fun(*args)`, which is traced."""
+    """All marks within `fun(*args)`, which is only traced."""
     jaxpr, _ = opened(jax.make_jaxpr(lambda: take_apart(fun(*args))[0])())
     return list(_marks(jaxpr))
 
 
 class UnreachableError(Exception):
-    """There is a marked value in a program that cannot return it."""
+    """A wanted value is within a primitive that cannot return it."""
 
     def __init__(self, mark: Mark, primitive: str):
         super().__init__(mark, primitive)
@@ -120,7 +121,7 @@ class _Harvest:
     def run(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
     ) -> tuple[list[Any], list[Found]]:
-        """The outputs of an open jaxpr, and what is found."""
+        """The outputs of an open jaxpr, and the values found."""
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
         found: list[Found] = []
@@ -153,8 +154,8 @@ class _Harvest:
         return rule(self, params, inputs)
 
     def body(self, program: Any) -> tuple[Callable[..., Any], list[Found]]:
-        """A program as a function of `*inputs` to the pair of its outputs and the arrays
-        found; and, once that was traced, what was found, with tracers for arrays."""
+        """A jaxpr as a function from `*inputs` to its outputs and the arrays found, and
+        a list that holds the found values, with tracers, once it is traced."""
         found: list[Found] = []
 
         def run(*inputs):
@@ -207,7 +208,7 @@ _RULES: Final[dict[str, Any]] = {
     "remat2": _Harvest.checkpoint,
     "scan": _Harvest.scan,
 }
-# Functions with rules of their own: under which name they have their program.
+# For primitives with custom rules: the name of the parameter that holds their jaxpr.
 _WITH_RULES: Final = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -220,7 +221,7 @@ def _filled(found: list[Found], arrays: Sequence[list[Any]]) -> list[Found]:
 
 
 def _placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """The arrays in the shardings that a user gave to `jax.jit`."""
+    """The arrays, constrained to the shardings that the user gave to `jax.jit`."""
     return [
         jax.lax.with_sharding_constraint(x, s) if isinstance(s, Sharding) else x
         for x, s in zip(arrays, shardings, strict=True)
@@ -237,7 +238,7 @@ def _marks(jaxpr: Any) -> Iterator[Mark]:
 def _marks_within(equation: Any) -> Iterator[Mark]:
     _, params = name_and_params(equation)
     if params.get("differentiated"):
-        return  # what a backward pass computes again, `jax.checkpoint` has computed before
+        return  # recomputed in a backward pass; the forward pass has these marks
     for program in jtu.tree_leaves(params, is_leaf=is_program):
         if is_program(program):
             yield from _marks(opened(program)[0])

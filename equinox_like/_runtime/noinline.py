@@ -1,8 +1,8 @@
-"""`noinline`: a computation that is compiled by itself, and called from other programs.
+"""`noinline`: a computation that is compiled separately and called by other programs.
 
-The surrounding program calls Python, which calls a compiled function. What is called is a
-hashable value, a `_Call`, so that all uses of a function share what is compiled for it.
-Each transformation by JAX makes another one of it.
+The surrounding program calls Python, which calls a compiled function. The callee is a
+hashable value, a `_Call`, so that all uses of a function share one compiled program.
+Each JAX transformation wraps it in a `_Variant`.
 """
 
 import functools
@@ -44,20 +44,20 @@ _T = TypeVar("_T")
 def noinline(
     fn: Callable[_P, _T], abstract_fn: Callable[..., Any] | None = None
 ) -> Callable[_P, _T]:
-    """Has a function compiled by itself and called by other programs, for the CPU.
+    """A function that is compiled separately and called by other programs, for the CPU.
 
-    A program that uses a large function many times then compiles it once, instead of once
-    for each use. Each call costs some 50 us, because it passes through Python.
+    A program that uses a large function many times then compiles it only once. Each
+    call costs about 50 us, because it passes through Python.
 
     **Arguments:**
 
-    - `fn`: any callable of pytrees. Its arrays, if it is a Module, are inputs; what is not
-        an array must be hashable. A function may not close over tracers.
-    - `abstract_fn`: `abstract_fn(arrays_of_fn, *args, **kwargs)` returns something of the
-        structure, shapes and dtypes of what `fn` returns, and is traced in its place. The
-        first argument is `fn` with `None` for all that is not an array. Two functions with
-        the same `abstract_fn` may take each other's place as arguments of a compiled
-        function without a retrace. They are kept for as long as the process lives.
+    - `fn`: any callable of pytrees. If it is a Module, its arrays are inputs; all other
+        leaves must be hashable. A function may not close over tracers.
+    - `abstract_fn`: `abstract_fn(arrays_of_fn, *args, **kwargs)` is traced in place of
+        `fn`. It must return the same structure, shapes and dtypes. Its first argument
+        is `fn`, with `None` for all leaves that are not arrays. Functions with the same
+        `abstract_fn` can be exchanged in the arguments of a compiled function without a
+        retrace. They are kept as long as the process lives.
 
     **Returns:**
 
@@ -67,7 +67,7 @@ def noinline(
     **Raises:**
 
     `TypeError` if `fn` cannot be hashed, `ValueError` if it closes over a tracer. When the
-    program runs, an error if the output differs from what `abstract_fn` said.
+    program runs, an error if the output does not match that of `abstract_fn`.
 
     !!! example
 
@@ -99,7 +99,7 @@ def noinline(
 class NotInlined(Transformed[_P, _T]):
     """What [`equinox_like.internal.noinline`][] returns."""
 
-    # Where `fn` is in `_functions`, if it may be replaced by another one.
+    # The index of `fn` in `_functions`, if there is an `abstract_fn`, else `None`.
     _index: Any
     _abstract_fn: Any = field(static=True)
 
@@ -141,7 +141,7 @@ class NotInlined(Transformed[_P, _T]):
 
 
 _DATA: Final = "data"
-# The functions that may replace each other, without their arrays.
+# The functions that have an `abstract_fn`, without their arrays.
 _functions: Final[list[Rest]] = []
 
 
@@ -159,11 +159,11 @@ def _index_of(rest: Rest) -> int:
 
 @dataclass(frozen=True)
 class _Call:
-    """What the user calls: of arrays, to a list of arrays."""
+    """The user's function, as a function from arrays to a list of arrays."""
 
     skeleton: Skeleton
     abstract_fn: Callable[..., Any] | None
-    # Which of the functions it is, as soon as that is known.
+    # The entry of `_functions`, once the index is known at run time.
     rest: Rest | None = None
 
     def __call__(self, *data: Any) -> list[Any]:
@@ -178,14 +178,14 @@ class _Call:
         return fun(*args, **kwargs)
 
     def found(self, data: Sequence[Any]) -> "_Call":
-        """The same with the function that the first of the arrays determines."""
+        """This call, with the function that the first array is the index of."""
         if self.abstract_fn is None:
             return self
         return replace(self, rest=_functions[int(data[0])])
 
 
 class _Variant:
-    """Of a call that JAX transforms. The index of its function stays the first array."""
+    """A transformed call. The index of its function remains the first array."""
 
     call: Any
 
@@ -195,7 +195,7 @@ class _Variant:
 
 @dataclass(frozen=True)
 class _Tangent(_Variant):
-    """The tangents of the inexact outputs; of all inputs, and tangents of some."""
+    """From all inputs, and the tangents of some, to the tangents of inexact outputs."""
 
     call: Any
     perturbed: tuple[int, ...]
@@ -215,13 +215,13 @@ class _Tangent(_Variant):
 
 @dataclass(frozen=True)
 class _Transpose(_Variant):
-    """The cotangents of some inputs, in which the call is linear; of the other inputs, and
-    the cotangents of the outputs."""
+    """From the known inputs, and the cotangents of the outputs, to the cotangents of
+    the wanted inputs, in which the call is linear."""
 
     call: Any
     wanted: tuple[int, ...]
-    types: tuple[Any, ...]  # of those
-    known: int  # the number of the others
+    types: tuple[Any, ...]  # of the wanted inputs
+    known: int  # the number of known inputs
 
     def __call__(self, *data: Any) -> list[Any]:
         total = self.known + len(self.wanted)
@@ -239,7 +239,7 @@ class _Transpose(_Variant):
 
 @dataclass(frozen=True)
 class _Map(_Variant):
-    """The call for each element of a batch."""
+    """The call under `jax.vmap`."""
 
     call: Any
     axes: tuple[int | None, ...]
@@ -255,7 +255,7 @@ def _is_inexact(x: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-    """The types of what a call returns; and of a `_Call` its output without arrays."""
+    """The types of a call's outputs; and the rest of the output if it is a `_Call`."""
     rest: Any = None
 
     def flat(*data):

@@ -1,8 +1,9 @@
-"""Progress meters: showing how far a loop has got, from within a compiled program.
+"""Progress meters: show the progress of a loop from within a compiled program.
 
-Python is called by pure callbacks. Each of them returns the number of the meter, which is
-part of the state, and gets the one that the last of them returned: so they run in the order
-of the loop, on any number of devices, and may be transformed as any other computation.
+Python is called by pure callbacks. Each takes the number of the meter, which is part of
+the state, from the one before, and returns it. This data dependency makes them run in
+the order of the loop, on any number of devices. They can be transformed like any other
+computation.
 """
 
 import abc
@@ -25,11 +26,12 @@ _State = TypeVar("_State")
 
 
 class AbstractProgressMeter(Module, Generic[_State]):
-    """What shows how far a loop has got.
+    """Abstract base class of meters that show the progress of a loop.
 
-    The state that `init` and `step` return is a pytree of arrays, which can be carried by a
-    loop. It has to be passed on to `close`: steps that nothing depends on are removed as
-    dead code. A batch of loops under `jax.vmap` has one meter, which shows the slowest.
+    The state that `init` and `step` return is a pytree of arrays, for the carry of a
+    loop. It must be passed on to `close`, because steps that nothing depends on are
+    removed as dead code. A batch of loops under `jax.vmap` has one meter, which shows
+    the slowest loop.
 
     !!! example
 
@@ -83,8 +85,8 @@ class AbstractProgressMeter(Module, Generic[_State]):
     def close(self, state: _State) -> None:
         """Ends the meter, at 100 %.
 
-        What it does not show any more, such as the steps of a loop that is run again in a
-        backward pass, is ignored.
+        Later steps are ignored, such as those of a loop that is recomputed in a
+        backward pass.
 
         **Arguments:**
 
@@ -107,7 +109,7 @@ class NoProgressMeter(AbstractProgressMeter[None]):
 
 class _TextState(NamedTuple):
     number: jax.Array
-    # Of each element of a batch, what it was when the last line was printed.
+    # The progress when the last line was printed, for each element of a batch.
     printed: jax.Array
 
 
@@ -116,8 +118,9 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
 
     **Arguments:**
 
-    - `minimum_increase`: by how much the progress must have grown since the last line for
-        another one; in a batch that of each element that has not reached 1.
+    - `minimum_increase`: the least increase of the progress since the last line, for
+        another line to be printed. In a batch, each element that has not reached 1 must
+        have increased by this much.
     """
 
     minimum_increase: float = field(default=0.02, static=True)
@@ -147,7 +150,7 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
 
     **Arguments:**
 
-    - `refresh_steps`: the bar is updated once every so many steps.
+    - `refresh_steps`: the number of steps between updates of the bar.
 
     **Raises:**
 
@@ -183,7 +186,7 @@ def _tqdm() -> Any:
 
 
 class _Lines:
-    """A meter as Python sees it: lines of text."""
+    """The host side of a meter that prints lines of text."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -200,7 +203,7 @@ class _Lines:
 
 
 class _Bar:
-    """A meter as Python sees it: a bar of tqdm."""
+    """The host side of a meter that shows a tqdm bar."""
 
     def __init__(self) -> None:
         form = "{percentage:.2f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}]"
@@ -215,7 +218,7 @@ class _Bar:
         self._bar.close()
 
 
-# The meters that are not closed yet, by their numbers. The lock is held while they print.
+# The open meters, by their numbers. The lock is held while they print.
 _meters: dict[int, Any] = {}
 _numbers = itertools.count()
 _lock = threading.RLock()
@@ -243,7 +246,7 @@ def _show_if(is_due: jax.Array, number: jax.Array, progress: jax.Array) -> jax.A
     def show(number, progress):
         return jax.pure_callback(on_host, _NUMBER, number, progress)
 
-    # Under `vmap` of a `while_loop` each element of the batch has the number.
+    # Under `vmap` of a `while_loop`, the number is batched, with equal elements.
     number, slowest = unvmap_max(number), -unvmap_max(-progress)
     return lax.cond(is_due, show, lambda number, _: number, number, slowest)
 

@@ -1,4 +1,4 @@
-"""Arrays that go on with NaN, or the like, once a check has failed."""
+"""Fills arrays with NaN, or another conspicuous value, once a check has failed."""
 
 import functools
 from typing import Any
@@ -12,22 +12,22 @@ from .._tree.filters import is_array
 
 
 def may_depend(x: Any) -> bool:
-    """Whether a leaf is an array that a program can compute."""
+    """Whether a leaf is an array that a program can compute, and so not a float0."""
     return is_array(x) and x.dtype != jax.dtypes.float0
 
 
 def spoilt_if(failed: Any, arrays: list[Any], mode: str) -> list[Any]:
-    """The arrays, but NaN or the like if `failed`; in derivatives they are as they were.
+    """The arrays, filled with NaN or the like if `failed`. Derivatives are unchanged.
 
-    A `select` would do, but XLA merges it with what comes before and after, and computes
-    all of that again for the next check: 40 of them took 16 times as long.
+    A `select` would also work, but XLA fuses it with the operations before and after,
+    and recomputes these for the next check: 40 checks took 16 times as long.
     """
     spoil = functools.partial(spoilt, mode=mode)
     return lax.cond(failed, lambda xs: list(map(spoil, xs)), lambda xs: xs, arrays)
 
 
 def spoilt(x: Any, mode: str = "raise") -> Any:
-    """An array of NaN, or the like, that depends on `x`."""
+    """An array of NaN, of the largest integer or of `True`, in the dtype of `x`."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         if mode == "nan":
             return x

@@ -1,4 +1,4 @@
-"""`unvmap_all`, `unvmap_any`, `unvmap_max`: one value for the whole of a batch."""
+"""`unvmap_all`, `unvmap_any`, `unvmap_max`: one value for a whole batch."""
 
 from typing import Any
 

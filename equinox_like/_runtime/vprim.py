@@ -1,7 +1,7 @@
-"""`create_vprim`: a primitive that gets its batching rule from its other rules.
+"""`create_vprim`: a primitive whose batching rule is derived from its other rules.
 
-A batch of it is one more primitive, whose parameters hold the axes of each `jax.vmap`,
-outermost first. Its rules are those of the first one, under as many `jax.vmap`s.
+Batching yields a second primitive, whose parameters hold the axes of each `jax.vmap`,
+outermost first. Its rules apply these `jax.vmap`s to the rules of the first primitive.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,10 +43,10 @@ def create_vprim(
 
     **Arguments:**
 
-    - `name`: of the primitive, as jaxprs show it.
-    - `impl`: `impl(*arrays, **params) -> list of arrays`. JAX must be able to trace it: it
-        is what is compiled, too.
-    - `abstract_eval`: the same of `jax.core.ShapedArray`s.
+    - `name`: the name of the primitive in jaxprs.
+    - `impl`: `impl(*arrays, **params) -> list of arrays`. JAX must be able to trace it,
+        because it is also what is compiled.
+    - `abstract_eval`: the same function of `jax.core.ShapedArray`s.
     - `jvp`: `jvp(primals, tangents, **params) -> (out, out_tangents)`, lists, with JAX's
         symbolic zeros.
     - `transpose`: `transpose(cotangents, *inputs, **params) -> list of cotangents`, with
@@ -123,7 +123,7 @@ def create_vprim(
 
 
 def _mapped(function: Callable[..., Any], batches: Sequence[_Batch]) -> Any:
-    """`function` of arrays under these `jax.vmap`s."""
+    """`function` under these `jax.vmap`s."""
     for batch in reversed(batches):
         function = jax.vmap(function, in_axes=batch.axes, axis_size=batch.size)
     return function
@@ -230,7 +230,7 @@ def _unbatched_like(cotangent: Any, i: int, batches: Sequence[_Batch]) -> Any:
     """A cotangent of the input `i`, whose batch axes come first, with its own axes."""
     for depth in reversed(range(len(batches))):
         axis = batches[depth].axes[i]
-        if axis is None:  # the same input for all elements
+        if axis is None:  # all elements share this input
             cotangent = cotangent.sum(depth)
         else:
             cotangent = jax.numpy.moveaxis(cotangent, depth, depth + axis)

@@ -1,7 +1,7 @@
-"""Modules whose call does something more: marks a value, or replaces it.
+"""Watched Modules, whose call also marks or replaces a value.
 
-Such a Module is an instance of a subclass, with all fields and methods of the class. So
-others that read its attributes, or ask for its class, notice nothing.
+A watched Module is an instance of a subclass of its class, with the same fields and
+methods. So code that reads its attributes, or checks its class, works as before.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
 
 
 class Around(Module):
-    """A callable around another one, to which paths lead as if it were not there."""
+    """A callable that wraps another one. Paths of Modules leave out the wrapper."""
 
     model: Any
 
@@ -52,7 +52,7 @@ class Replace(NamedTuple):
 
 
 def map_modules(node: Any, function: Callable[[str, Any], Any]) -> Any:
-    """`node` with `function(path, module)` for each Module in it that can be called."""
+    """`node`, with each callable Module replaced by `function(path, module)`."""
     return _map_below(node, (), function)
 
 
@@ -71,14 +71,14 @@ def _map_below(node: Any, path: tuple[Any, ...], function: Any) -> Any:
         node = treedef.unflatten(new)
     if not isinstance(node, Module) or not callable(node):
         return node
-    # A bound method, and what is frozen: theirs is the call of what they hold.
+    # Calls of these wrappers call the Module that they hold, which is replaced itself.
     if isinstance(node, Around | BoundMethod | Frozen):
         return node
     return function(plain_path(path) if path else "", node)
 
 
 def with_step(node: Any, step: See | Replace) -> Any:
-    """`node`, an instance of a subclass, whose call does something more."""
+    """A watched copy of `node`, whose call also runs `step`."""
     cls = type(node)
     steps = getattr(node, "_steps_", ())
     new: Any = object.__new__(cls if steps else _watched(cls))
@@ -90,7 +90,7 @@ def with_step(node: Any, step: See | Replace) -> Any:
 
 @functools.cache
 def _watched(cls: type) -> type:
-    """A subclass with a field for the steps. JAX keeps all classes of nodes, for good."""
+    """A subclass with a field for steps. Cached, as JAX never drops node classes."""
 
     @functools.wraps(cls.__call__)
     def call(self, /, *args, **kwargs):
@@ -98,7 +98,7 @@ def _watched(cls: type) -> type:
             if isinstance(step, See) and step.of == "inputs":
                 args, kwargs = marked(Inputs(args, kwargs), step.mark)
         out = super(subclass, self).__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        # The `intervene` that is called last is the innermost one.
+        # The innermost `intervene` adds its step last, and runs first.
         for step in reversed(self._steps_):
             if isinstance(step, Replace):
                 out = replacement(step.function, out, step.path)

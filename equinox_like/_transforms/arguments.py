@@ -1,4 +1,4 @@
-"""The arguments of a call by the names of their parameters: options for each, and paths."""
+"""Arguments by the names of their parameters: options by name, and paths of leaves."""
 
 import inspect
 from collections.abc import Callable
@@ -17,10 +17,10 @@ def by_name(
     kwargs: dict[str, Any],
     default: Any,
 ) -> list[tuple[Any, Any, str, str]]:
-    """For each argument: what an option gives for it by name, its value, and the names
-    of both, in the order of the leaves of `(args, kwargs)`."""
+    """For each argument: its entry in the option `given`, its value, and the names of
+    both in messages. They are in the order of the leaves of `(args, kwargs)`."""
     names = _names(fun, args, kwargs)
-    # What is one of `*args` has no name of its own.
+    # An element of `*args` has no name of its own.
     shown = [name if name == parameter else None for name, parameter in names]
     known = [name for name in [*shown, *kwargs] if name is not None]
     unknown = [name for name in given if name not in known]
@@ -41,17 +41,18 @@ def by_name(
 def _names(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, str]]:
-    """How to show each positional argument, and its parameter.
+    """For each positional argument: its name in messages, and its parameter.
 
     **Raises:**
 
-    `TypeError` if the function cannot be called so.
+    `TypeError` if the arguments do not fit the function's signature.
     """
     call = range(len(args)), {k: k for k in kwargs}
     try:
         bound = inspect.signature(fun).bind(*call[0], **call[1])
     except TypeError:
-        # What `functools.wraps` returns shows another signature than it has.
+        # `functools.wraps` shows the signature of the wrapped function, not the actual
+        # one.
         signature = inspect.signature(fun, follow_wrapped=False)
         bound = signature.bind(*call[0], **call[1])
     names = argument_names(bound)
@@ -61,7 +62,7 @@ def _names(
 def argument_name(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: Any
 ) -> str:
-    """The path of a leaf of `(args, kwargs)`, as the function names its arguments."""
+    """The path of a leaf of `(args, kwargs)`, starting with its parameter's name."""
     kind, place, *path = path
     if kind.idx == 1:
         return path_str(path, place.key)

@@ -94,7 +94,7 @@ def bucketed(
 class Bucketed(Transformed[_P, _T]):
     """What [`equinox_like.bucketed`][] returns."""
 
-    # Which axis of which parameter, and the function from its length to its bucket.
+    # Parameter, axis, and the function from the length of that axis to its bucket.
     _axes: tuple[tuple[str, int, Any], ...] = field(static=True)
     _fill: Any = field(static=True)
     _crop: Any = field(static=True)
@@ -152,7 +152,7 @@ class Bucketed(Transformed[_P, _T]):
         return Retrace(retrace.function, map(self._with_fix, retrace.differences))
 
     def _with_fix(self, difference: Difference) -> Difference:
-        """What `explain` says about a padded array whose shape is new."""
+        """Adds advice on buckets to the difference, if it is a padded array's shape."""
         name = re.split(r"[.\[]", difference.path, maxsplit=1)[0]
         axes = [str(axis) for padded, axis, _ in self._axes if padded == name]
         if difference.kind != SHAPE or not axes:
@@ -177,7 +177,7 @@ class Bucketed(Transformed[_P, _T]):
             bound.arguments[name] = _pad(value, axis, size - length, self._fill)
             lengths.setdefault(name, {})[axis] = length
         traced = jax.tree.map(np.int32, lengths)
-        # `lengths` may stand anywhere among the parameters.
+        # `lengths` may be at any position among the parameters.
         full = inspect.BoundArguments(
             signature, OrderedDict({**bound.arguments, "lengths": traced})
         )
@@ -191,7 +191,7 @@ def _without_lengths(signature: inspect.Signature) -> inspect.Signature:
 
 @dataclasses.dataclass(frozen=True)
 class _Next:
-    """The next of some sizes, which are in order; `None` beyond the last one."""
+    """The smallest of the sorted `sizes` that fits a length, or `None`."""
 
     sizes: tuple[int, ...]
 
@@ -204,7 +204,7 @@ def _next_power_of_two(length: int) -> int:
 
 
 def _checked(sizes: Any, name: str, axis: int) -> Any:
-    """A function from a length to the size of its bucket, `None` if there is none."""
+    """A function from a length to the size of its bucket, or `None` if none fits."""
     if callable(sizes):
         return sizes
     if isinstance(sizes, str):
@@ -225,7 +225,7 @@ def _arrays(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _length(value: Any, name: str, axis: int) -> int:
-    """The one length of all arrays of an argument along an axis."""
+    """The length of the arrays of an argument along an axis, which must be equal."""
     arrays = _arrays(value, name)
     if not arrays:
         raise ValueError(f"`{name}` is to be padded, but holds no array.")
@@ -257,7 +257,7 @@ def _too_long(value: Any, name: str, axis: int, length: int, size_of: Any) -> st
 
 
 def _pad(value: Any, axis: int, number: int, fill: Any) -> Any:
-    """A tree with its arrays longer by so many elements."""
+    """The tree, with `number` elements added to each array along `axis`."""
     return jax.tree.map(
         lambda x: _pad_array(x, axis, number, fill) if is_array(x) else x, value
     )

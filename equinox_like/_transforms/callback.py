@@ -135,15 +135,15 @@ def filter_io_callback(
 
 
 def _bound(bind: Callable[..., Any], call: "_Call", options: dict[str, Any]) -> Any:
-    """The arrays that the callback returns, once JAX has made it part of the program."""
-    data, call.data = call.data, []  # what JAX keeps must not keep the arguments
+    """The arrays that the callback returns."""
+    data, call.data = call.data, []  # JAX keeps `call`; do not keep the arguments too
     bound = functools.partial(bind, call, call.structs, **options)
-    # Outside of a program, JAX keeps the callback, and what it refers to, for good.
+    # Outside `jax.jit`, JAX would keep the callback, and what it refers to, forever.
     return (jax.jit(bound) if at_top_level() else bound)(data)
 
 
 class _Call:
-    """The callback as JAX calls it: from a list of arrays to a list of arrays."""
+    """The callback as JAX calls it: it takes and returns a list of arrays."""
 
     data: list[Any]
     structs: list[jax.ShapeDtypeStruct]

@@ -1,4 +1,4 @@
-"""`filter_checkpoint`: recompute in the backward pass instead of remembering."""
+"""`filter_checkpoint`: the backward pass recomputes values instead of storing them."""
 
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload

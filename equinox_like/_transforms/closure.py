@@ -1,4 +1,4 @@
-"""`filter_closure_convert`: what a function closes over, made visible."""
+"""`filter_closure_convert`: arrays that a function closes over become pytree leaves."""
 
 import types
 from collections.abc import Callable
@@ -91,7 +91,7 @@ class ClosureConverted(Module, Generic[_P, _T]):
     consts: list[Any]
     _name: str = field(static=True)
     _fun: Any = field(static=True)  # called if there is no jaxpr
-    # A leaf, as in Equinox: libraries tell such leaves from others.
+    # A leaf, as in Equinox, because libraries look for such leaves.
     _jaxpr: Any
     _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
     _rest: Rest = field(static=True)

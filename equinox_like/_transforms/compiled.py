@@ -1,4 +1,4 @@
-"""What `filter_pmap` and `filter_shard_map` return: a transformed function, compiled."""
+"""The class that `filter_pmap` and `filter_shard_map` return."""
 
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class Compiled(Jitted[_P, _T]):
-    """`filter_jit` of another transformed function, that shows what that one wraps."""
+    """`filter_jit` of a transformed function. `__wrapped__` is the user's function."""
 
     def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
         check_mode(donate)

@@ -83,7 +83,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
         self._rules.jvp = rule
 
     def defjvp(self, rule: Callable[..., Any]) -> None:
-        """The old form of `def_jvp`: tangents of inexact arrays are never `None`."""
+        """Deprecated: the rule gets zeros for the `None` tangents of inexact arrays."""
         warn("`defjvp` is deprecated: use `def_jvp`, where `None` is a zero tangent.")
         self._rules.jvp = _with_zeros(rule)
 
@@ -121,7 +121,8 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             check_output(out, flat, (data, held), rule_name, type_of)
             return out, _output_tangent(out, tangent_out, name)
 
-        # The rule knows `flat` without it: with it, it would keep itself alive.
+        # `flat_rule` refers to the plain `flat`. If it referred to `flat_with_rule`,
+        # the two would form a reference cycle.
         flat_with_rule = jax.custom_jvp(flat)
         flat_with_rule.defjvp(in_context_of_now(flat_rule), symbolic_zeros=True)
         message = _KEYWORD_TANGENT.format(name=name)

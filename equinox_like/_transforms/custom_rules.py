@@ -1,8 +1,8 @@
-"""What `custom_jvp.py`, `custom_vjp.py` and `custom_vmap.py` share.
+"""Helpers shared by `custom_jvp.py`, `custom_vjp.py` and `custom_vmap.py`.
 
-JAX gets the arrays as inputs, never by closure, since it may run a rule long after the
-call. What the user may perturb comes first; all other arrays are *held*: passed to JAX
-too, and it is an error if they are perturbed anyway.
+All arrays are passed to JAX as inputs and never closed over, because JAX may run a rule
+long after the call. The differentiable arrays come first. All other arrays are *held*:
+they are inputs too, but it is an error if they have a tangent.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,23 +20,20 @@ from .tangents import is_zero, shape_and_dtype
 
 
 class Rules:
-    """The rules of one function; attached after it was wrapped. Equal to itself alone."""
+    """The rules of one function, attached after wrapping it. Compared by identity."""
 
     jvp: Callable[..., Any] | None = None
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
     vmap: Callable[..., Any] | None = None
-    # The old form of the backward rule knows no symbolic zeros.
+    # Whether zero cotangents are passed as arrays, as the old `defvjp` does.
     materialises: bool = False
-    # Whether `fwd` may return something else than the function, and is checked.
+    # Whether `fwd` may return a different output than the function, and so is checked.
     may_change_output: bool = True
 
 
 def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
-    """`values`, none of which may have a tangent.
-
-    If one has, `error(index)` of the first of these is raised.
-    """
+    """Returns `values`, and raises `error(index)` for the first one with a tangent."""
 
     @jax.custom_jvp
     def identity(values):
@@ -69,13 +66,13 @@ def check_output(
     rule: str,
     type_of: Callable[[Any], str],
 ) -> None:
-    """Raises if the output of a rule is not of the form of the function's own output.
+    """Raises if a rule's output differs from the function's in more than array values.
 
-    JAX takes the one or the other, depending on whether the function is differentiated.
+    JAX uses one or the other, depending on whether the function is differentiated.
     """
     try:
-        # JAX remembers the trace, with what the function captures, until the function that
-        # it was given dies: not `flat`, which lives on in traces.
+        # JAX caches the trace, and what the function captures, as long as the function
+        # lives. So it gets a new function: `flat` itself lives on in other traces.
         own = unpack(jax.eval_shape(lambda *args: flat(*args), *args))
     except Exception:
         return  # a function that does not run without values

@@ -116,7 +116,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
         self._rules.bwd = bwd
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """The old form: the rules get no `perturbed`, and zeros for `None`."""
+        """Deprecated: the rules do not get `perturbed`, and get zeros for `None`."""
         warn("`defvjp` is deprecated: use `def_fwd` and `def_bwd`.")
         rules = self._rules
         rules.fwd = lambda perturbed, *args, **kwargs: fwd(*args, **kwargs)
@@ -168,7 +168,8 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             gradient = bwd(residuals, cotangent, perturbed, *args, **kwargs)
             return _input_cotangents(gradient, call.treedef, data, name), None
 
-        # The rules know `flat` without them: with these it would keep itself alive.
+        # The rules refer to the plain `flat`. If they referred to `flat_with_rules`,
+        # they would form a reference cycle.
         flat_with_rules = jax.custom_vjp(flat)
         flat_with_rules.defvjp(
             in_context_of_now(flat_fwd),
@@ -204,10 +205,11 @@ class _Call:
 
     def __init__(self, opaque: Any, treedef: Any, not_perturbed: Any, rest: Rest):
         self._opaque = opaque
-        # Of the inexact arrays of the first argument; and `False` for its other leaves.
+        # The treedef of the first argument's inexact arrays, and the flag `False` for
+        # its other leaves.
         self.treedef = treedef
         self._not_perturbed = not_perturbed
-        # Of everything but these inexact arrays.
+        # The call without `data`, with places for `held`.
         self._rest = rest
 
     @classmethod
@@ -221,7 +223,7 @@ class _Call:
         return cls(fun._opaque, treedef, not_perturbed, rest), data, held
 
     def fill(self, data: Any, held: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The callable, and what it is called with."""
+        """The callable, and its arguments `(args, kwargs)`."""
         tree, others, args, kwargs = self._rest.fill(held)
         vjp_arg = combine(self.treedef.unflatten(data), others)
         return self._opaque if tree is None else tree, (vjp_arg, *args), kwargs
@@ -248,7 +250,7 @@ def _type_or_number(x: Any) -> str:
 
 
 def _cotangent(cotangent: Any, materialise: bool) -> Any:
-    """What the user's backward rule gets for one leaf."""
+    """The cotangent of one leaf that the user's backward rule gets."""
     if not is_zero(cotangent):
         return cotangent
     if materialise and cotangent.dtype != jax.dtypes.float0:
@@ -259,7 +261,7 @@ def _cotangent(cotangent: Any, materialise: bool) -> Any:
 def _input_cotangents(
     gradient: Any, treedef: Any, data: list[Any], name: str
 ) -> list[Any]:
-    """What the user's backward rule returned, checked, for each inexact array."""
+    """The validated gradient of the user's backward rule, for each inexact array."""
     message = (
         f"The gradient that `def_bwd` of `{name}` returned must have the same structure "
         "as `filter(vjp_arg, is_inexact_array)`, with `None` for zero."

@@ -1,8 +1,8 @@
-"""`filter_custom_vmap`: how a function is batched, given by the user.
+"""`filter_custom_vmap`: a function with a batching rule given by the user.
 
-JAX gets a function of flat arrays, traced before, so that what it closes over is an
-input like any other. The user's rule does not see these inputs: if one of them has the
-batch, the function is batched as JAX would do it.
+The function is traced first, so that the arrays it closes over become inputs of the
+flat function that JAX gets. The user's rule does not see these inputs. If one of them
+is batched, the function is batched by `jax.vmap` instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,7 +117,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
             args, _ = rest.fill(data)
             return expected.check(axis_size, rule(axis_size, flags, *args, **named))
 
-        # In itself JAX's has no reverse mode.
+        # JAX's `custom_vmap` has no reverse mode; the custom jvp adds it.
         batching = custom_vmap(plain)
         batching.def_vmap(flat_rule)
         flat = jax.custom_jvp(batching)
@@ -129,7 +129,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
 
 
 class _Expected:
-    """What a rule must return, which is what the function returns, and the batch."""
+    """What a rule must return: the function's output, batched or not."""
 
     def __init__(self, name: str, rest: Rest, structs: Sequence[jax.ShapeDtypeStruct]):
         self._where = f"The rule of `filter_custom_vmap` of `{name}`"
@@ -141,7 +141,7 @@ class _Expected:
 
         **Raises:**
 
-        `ValueError` if something else was expected.
+        `ValueError` if the rule's output does not match the function's output.
         """
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise ValueError(
@@ -175,7 +175,7 @@ class _Expected:
         return data, flags
 
     def _spread(self, out_batched: Any, out: Any) -> list[bool]:
-        """`out_batched` for each leaf of `out`."""
+        """The flag of `out_batched` for each leaf of `out`."""
         try:
             flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
         except ValueError as e:

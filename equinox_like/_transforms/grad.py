@@ -1,8 +1,8 @@
 """`filter_grad` and `filter_value_and_grad`: gradients of functions of any pytrees.
 
-The inexact arrays of the first argument are what JAX differentiates, or those of them that
-`wrt` chooses; everything else is closed over. Whatever else the function returns travels
-by `pack.py`.
+JAX differentiates with respect to the inexact arrays of the first argument, or those of
+them that `wrt` chooses. Everything else is closed over. Auxiliary outputs that are not
+arrays pass through JAX with `pack.py`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .._tree.paths import path_str
 from .._tree.splitting import leaf_paths
 
 _P = ParamSpec("_P")
-# To the parameter of a lambda, which has no type, the bound is given.
+# With a bound, pyright gives the untyped parameter of a lambda the type `Any`.
 _X = TypeVar("_X", bound=Any)
 _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
@@ -216,7 +216,7 @@ def first_argument(
     kwargs: dict[str, Any],
     wrt: Any = None,
 ) -> tuple[list[Any], Rest, tuple[Any, ...]]:
-    """What to differentiate in the first argument, the rest of it, the other arguments."""
+    """The leaves of the first argument to differentiate, its rest, other arguments."""
     fun = transformed.__wrapped__
     if not args:
         raise TypeError(
@@ -245,7 +245,7 @@ def first_argument(
 
 
 def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any]) -> None:
-    """What is written to a `jax.Ref` has no gradient: it would be `None` in silence."""
+    """Raises for a `jax.Ref`, which has no gradient: the gradient would be `None`."""
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Ref):
             raise TypeError(
@@ -296,4 +296,4 @@ def _check(gradkwargs: dict[str, Any]) -> None:
         ": use `partition` and `combine` to choose what to differentiate",
     )
     gradkwargs.pop("argnums", None)
-    jax.value_and_grad(lambda x: x, **gradkwargs)  # raises for what it does not know
+    jax.value_and_grad(lambda x: x, **gradkwargs)  # raises for unknown options

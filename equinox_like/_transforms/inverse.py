@@ -1,7 +1,8 @@
-"""The inverse of a function, found in its jaxpr.
+"""The inverse of a function, derived from its jaxpr.
 
-What is known spreads: forward through every equation whose inputs are known, and backward
-through those with a rule below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
+The outputs are known and the inputs wanted. Known values are propagated forward through
+equations with known inputs, and backward through equations whose primitive has a rule
+below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
 """
 
 import math
@@ -19,7 +20,7 @@ from .._errors import NotInvertibleError
 
 
 def derived_inverse(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """`inverse(block, y) -> x` of `fun(block, x) -> y`, where `x` is of the form of `y`."""
+    """`inverse(block, y) -> x` of `fun(block, x) -> y`; `x` and `y` are of one form."""
 
     def inverse(block, y):
         held, block_rest = take_apart(block)
@@ -35,7 +36,7 @@ def derived_inverse(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _solve(closed: Any, held: list[Any], outs: list[Any], name: str) -> list[Any]:
-    """The last inputs of a jaxpr, given the first ones and its outputs."""
+    """The last inputs of a jaxpr, given its first inputs and its outputs."""
     equations, inputs, outputs = _inlined(closed)
     known: dict[int, Any] = dict(zip(inputs, [*closed.consts, *held], strict=False))
     wanted = inputs[len(known) :]
@@ -52,7 +53,7 @@ def _solve(closed: Any, held: list[Any], outs: list[Any], name: str) -> list[Any
 
 
 class _Equation:
-    """An equation, with numbers instead of variables, or the values of literals."""
+    """An equation of a jaxpr, with numbers for its variables."""
 
     def __init__(self, jaxpr: Any, equation: Any, ins: list[Any], outs: list[int]):
         self.jaxpr = jaxpr
@@ -62,7 +63,7 @@ class _Equation:
         self.primitive, self.params = name_and_params(equation)
 
     def spread(self, known: dict[int, Any]) -> bool:
-        """Makes more known, if this can; whether it has nothing more to give."""
+        """Adds to `known` what this equation yields. Returns whether it is done."""
         values = [known.get(i) if isinstance(i, int) else i.value for i in self.ins]
         unknown = [n for n, value in enumerate(values) if value is None]
         if not unknown:
@@ -81,7 +82,7 @@ class _Equation:
         return True
 
     def _invert(self, outs: list[Any], values: list[Any], unknown: list[int]) -> Any:
-        """The unknown inputs by their positions, or `None` if they cannot be found."""
+        """The unknown inputs by position, or `None` if there is no rule for them."""
         if self.primitive in _OF_PARTS:
             return dict(enumerate(_OF_PARTS[self.primitive](self, outs)))
         rule = _OF_ONE.get(self.primitive)
@@ -101,10 +102,10 @@ class _Literal:
 
 
 def _inlined(closed: Any) -> tuple[list[_Equation], list[int], list[Any]]:
-    """The equations of a jaxpr and of those within it; the numbers of its constants and
-    inputs; the numbers of its outputs."""
+    """The equations of a jaxpr and of jaxprs nested in it; the numbers of its constants
+    and inputs; the numbers of its outputs."""
     equations: list[_Equation] = []
-    # The same part of an array may be taken again and again, and is known once it is.
+    # Equal slices of an array share their numbers, so that all are known when one is.
     slices: dict[Any, list[Any]] = {}
     count = 0
 
@@ -148,7 +149,7 @@ def _slice_key(equation: Any, ins: list[Any]) -> Any:
 
 
 def _called(equation: Any) -> Any:
-    """The jaxpr that an equation calls once, with its own inputs."""
+    """The jaxpr that an equation calls once on the equation's inputs, or `None`."""
     name, params = name_and_params(equation)
     if name in _CALLS:
         for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
@@ -168,7 +169,7 @@ _CALLS: Final = (
     "custom_jvp_call",
     "custom_vjp_call",
     "custom_vjp_call_jaxpr",
-    # The same under `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3`.
+    # Their names under `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3`.
     "RematTraced",
     "CustomJVPTraced",
     "CustomVJPTraced",
@@ -176,7 +177,7 @@ _CALLS: Final = (
 
 
 def _fill_from_slices(equations: list[_Equation], known: dict[int, Any]) -> bool:
-    """Puts an array together of slices of it that cover it."""
+    """Rebuilds arrays from their known slices, if these cover the whole array."""
     parts: dict[int, list[_Equation]] = {}
     for e in equations:
         if e.primitive == "slice" and e.outs[0] in known and e.ins[0] not in known:
@@ -220,8 +221,8 @@ def _stopped(
     )
 
 
-# Rules. Those of one unknown input get the equation, its output, the position of the
-# unknown, and the other input if there are two.
+# The rules for one unknown input. Each gets the equation, its output, the position of
+# the unknown input, and the other input if there are two.
 
 _Rule = Callable[[_Equation, Any, int, Any], Any]
 
@@ -237,7 +238,7 @@ def _reshaped(e: _Equation, y: Any, n: int, other: Any) -> Any:
 
 def _convert(e: _Equation, y: Any, n: int, other: Any) -> Any:
     dtype = e.aval(n).dtype
-    # Where nothing was lost.
+    # Only a conversion that loses no values can be inverted.
     is_kept = jnp.promote_types(dtype, y.dtype) == y.dtype
     return y.astype(dtype) if is_kept else None
 
@@ -290,7 +291,7 @@ def _of_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
     return jnp.split(outs[0], np.cumsum(sizes)[:-1].tolist(), axis)
 
 
-# Those that give all inputs of all outputs.
+# The rules that compute all inputs from all outputs.
 _OF_PARTS: Final[dict[str, Callable[[_Equation, list[Any]], Sequence[Any]]]] = {
     "concatenate": _of_concatenate,
     "stack": lambda e, outs: jnp.unstack(outs[0], axis=e.params["axis"]),

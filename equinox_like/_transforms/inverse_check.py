@@ -1,7 +1,7 @@
-"""What `filter_invertible(check=True)` raises, also from a compiled program.
+"""The check of `filter_invertible(check=True)`, which also works in compiled programs.
 
-A primitive, as that of `error_if`, so that `filter_jit` waits for programs that hold one,
-and raises its error.
+Like `error_if`, it is a primitive that is registered as a check: `filter_jit` waits for
+programs that hold it, and raises its error.
 """
 
 import functools
@@ -19,14 +19,15 @@ from .._tree.filters import is_inexact_array
 
 
 def refuse_large(errors: jax.Array, x: Any, name: str) -> Any:
-    """`x`, unless the inverse of the function with this name is wrong.
+    """Returns `x`; raises if the inverse of the function named `name` is wrong.
 
-    `errors` are the largest one in units of what rounding may do, and the largest one.
+    `errors` has the largest relative error, in units of the error that rounding may
+    cause, and the largest absolute error.
     """
     failed = _inverse_check.bind(errors, name=name)
 
     def depend(leaf):
-        # Else nothing would use the check, and JAX would drop it.
+        # An unused check would be dropped by JAX as dead code.
         return jnp.where(failed, jnp.nan, leaf).astype(leaf.dtype)
 
     return jtu.tree_map(lambda a: depend(a) if is_inexact_array(a) else a, x)
@@ -38,14 +39,14 @@ def _fail(errors: Any, name: str) -> None:
 
 
 def _fail_if(errors: Any, name: str) -> np.ndarray:
-    """Called with known values, not by a compiled program."""
+    """The check outside of compiled programs, where the values are known."""
     if not np.all(np.asarray(errors)[..., 0] <= 1):
         raise NotInvertibleError(_text(errors, name))
     return np.asarray(False)
 
 
 def _text(errors: Any, name: str) -> str:
-    # Of NaN the largest is NaN.
+    # `max` propagates NaN.
     relative, absolute = np.asarray(errors).reshape(-1, 2).max(0)
     return (
         f"The inverse of `{name}` is wrong: its result differs from the input by up to "
@@ -55,7 +56,7 @@ def _text(errors: Any, name: str) -> str:
 
 
 def _is_large(errors: jax.Array) -> jax.Array:
-    # A comparison that NaN does not pass.
+    # Negated, so that NaN counts as large.
     return ~jnp.all(errors[..., 0] <= 1)
 
 

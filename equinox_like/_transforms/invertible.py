@@ -1,5 +1,5 @@
-"""`filter_invertible`: a chain of invertible blocks whose gradient stores no values between
-them. The reverse pass rebuilds each one from the next.
+"""`filter_invertible`: a chain of invertible blocks, differentiated without storing the
+values between them. The backward pass recomputes each value from the next one.
 
 Gomez et al., "The Reversible Residual Network", 2017, https://arxiv.org/abs/1707.04585
 """
@@ -67,9 +67,9 @@ def filter_invertible(
     - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`,
         if that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums,
         products, many functions of one number, reshaping, splitting and joining can be
-        undone. - `check`: whether to compare `inverse(block, fun(block, x))` with `x`
-        in each block,
-        in every call; for tests.
+        undone.
+    - `check`: whether to compare `inverse(block, fun(block, x))` with `x` in each
+        block, in every call; for tests.
 
     **Returns:**
 
@@ -146,10 +146,10 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
 
 
 def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
-    """The chain; that of a batch where `vmap` is around it.
+    """Applies the chain; under `vmap`, as one chain of batched steps.
 
-    JAX would compute gradients of the blocks for each element of the batch, and keep those
-    of all stacked blocks until it adds them up.
+    Otherwise JAX would compute the gradients of the blocks for each batch element, and
+    keep the gradients of all stacked blocks until it sums them.
     """
     data, rest = take_apart((blocks, x))
 
@@ -162,7 +162,7 @@ def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
 
     @custom_vmap
     def flat(data):
-        # All that is asked of it is the form of the result, which is that of `x`.
+        # Only traced for its output type, which is the type of `x`.
         return take_apart(rest.fill(data)[1])[0]
 
     @flat.def_vmap
@@ -177,7 +177,7 @@ def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
 
 
 def _run_batch(fun: Any, inverse: Any, size: int, arguments: Any, batched: Any) -> Any:
-    """The chain with steps for a batch, which is axis 0 of what is `batched`."""
+    """Applies the chain with batched steps; axis 0 of `batched` arrays is the batch."""
     blocks, x = arguments
     of_blocks, of_x = batched
 
@@ -211,7 +211,7 @@ def _run_batch(fun: Any, inverse: Any, size: int, arguments: Any, batched: Any) 
 
 
 def _has_arrays(fun: Any, inverse: Any, traced: Any, data: Any) -> bool:
-    """Whether the functions hold arrays, or close over traced ones: JAX must map those."""
+    """Whether the functions hold arrays or close over tracers, which JAX must map."""
     if any(map(is_array, jtu.tree_leaves((fun, inverse)))):
         return True
     return any(isinstance(c, Tracer) for c in jax.make_jaxpr(traced)(data).consts)
@@ -233,7 +233,7 @@ def _forward(perturbed: Any, arguments: Any, fun: Any, inverse: Any) -> Any:
     return y, y
 
 
-# It returns what `_chain` does, which need not be traced once more to know.
+# `_forward` returns the output of `_chain`, so it need not be traced again to check it.
 _chain._rules.may_change_output = False
 
 
@@ -259,7 +259,7 @@ def _backward(
 
 
 def _scan(step: Any, carry: Any, blocks: Any, reverse: bool = False) -> tuple[Any, Any]:
-    """`jax.lax.scan` of any trees, over a sequence of blocks or stacked ones."""
+    """`jax.lax.scan` for any pytrees, over a sequence of blocks or stacked blocks."""
     if isinstance(blocks, list | tuple):
         outs: list[Any] = [None] * len(blocks)
         for i in reversed(range(len(blocks))) if reverse else range(len(blocks)):
@@ -282,16 +282,16 @@ def _scan(step: Any, carry: Any, blocks: Any, reverse: bool = False) -> tuple[An
 
 
 def _after(x: Any, done: Any) -> Any:
-    """The same, but not to be had before `done` is computed.
+    """`x`, with a data dependency on `done`, so that XLA computes `done` first.
 
-    XLA may otherwise leave gradients for later, and keep all that they are computed of.
-    `jax.lax.optimization_barrier` does not prevent it: on the CPU of jax 0.10 it is gone
-    before the order is chosen. So what comes next depends on a zero.
+    XLA may otherwise postpone gradients, and keep all values they are computed from.
+    `jax.lax.optimization_barrier` does not prevent this: on CPU, jax 0.10 removes it
+    before it schedules. So a zero computed from `done` is added to `x`.
     """
     zero = jnp.zeros(())
     for a in jtu.tree_leaves(filter(done, is_inexact_array)):
         if a.size:
-            # Of what explicit axes split there is no first element to be had.
+            # An array sharded over explicit axes cannot be indexed here.
             is_split = any(jax.typeof(a).sharding.spec)
             first = jnp.sum(a) if is_split else a[(0,) * a.ndim]
             first = jnp.real(first).astype(zero.dtype)
@@ -326,7 +326,7 @@ def _require_stacked(arrays: Any) -> None:
 
 
 def _like(y: Any, x: Any, fun: Any) -> Any:
-    """`y`, which must be of the form of `x`."""
+    """Returns `y`; raises unless its structure, shapes and dtypes are those of `x`."""
     message = (
         f"`{name_of(fun)}` must return a tree with the structure of its second "
         "argument."
@@ -340,14 +340,14 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
                     f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
                     "returned in its place."
                 )
-    # What is no array is that of `x`; so is whether an array is weakly typed.
+    # Static leaves are those of `x`, and arrays are weakly typed if those of `x` are.
     return jtu.tree_map(
         lambda old, new: new.astype(old.dtype) if is_array(old) else old, x, y
     )
 
 
 def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
-    """`x`, unless a check of the inverse fails."""
+    """Returns `x`, with a runtime check of the inverse."""
     undo = inverse or derived_inverse(fun)
     held, start = jtu.tree_map(
         lambda leaf: jax.lax.stop_gradient(leaf) if is_array(leaf) else leaf,
@@ -361,7 +361,8 @@ def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
         for old, new in zip(
             jtu.tree_leaves(filter(x, is_inexact_array)), rebuilt, strict=True
         ):
-            # In units of what may be lost to rounding, and as it is.
+            # The relative error, in units of the error that rounding may cause, and
+            # the absolute error.
             unit = np.sqrt(jnp.finfo(old.dtype).eps) * (1 + jnp.abs(old))
             error = jnp.abs(old - new)
             largest = [jnp.max(e, initial=0.0) for e in (error / unit, error)]

@@ -1,6 +1,6 @@
-"""`filter_jacfwd`, `filter_jacrev` and `filter_hessian`: Jacobians as trees of trees.
+"""`filter_jacfwd`, `filter_jacrev` and `filter_hessian`: Jacobians as nested pytrees.
 
-The structure of the output is outside, that of the first argument inside.
+The outer structure is that of the output, the inner one that of the first argument.
 """
 
 from collections.abc import Callable
@@ -157,7 +157,7 @@ def _jacobian(
             f"first argument. Put several into a tuple, as in "
             f"`{name}(lambda xy: fun(*xy))((x, y))`."
         )
-    # It raises for an option that it does not know.
+    # Raises for unknown options.
     _TRANSFORMATIONS[transformation](lambda x: x, **options)
     if fun is MISSING:
         return lambda fun: Jacobian(fun, transformation, name, has_aux, options)
@@ -200,7 +200,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             leaves, treedef = jtu.tree_flatten(out)
             return leaves, pack((treedef, aux))
 
-        # Without data there is a Jacobian, of no columns, that JAX cannot make.
+        # JAX's functions fail for an empty list of inputs.
         transformation = _TRANSFORMATIONS[self._transformation] if data else _no_columns
         rows, packed = transformation(flat, has_aux=True, **dict(self._jackwargs))(data)
         treedef, aux = unpack(packed)

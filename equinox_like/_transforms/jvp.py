@@ -95,10 +95,11 @@ def filter_jvp(
 
 
 def _watch(depends: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
-    """An identity that notes which of its values have a tangent.
+    """An identity that records in `depends` which of its values have a tangent.
 
-    `jax.jvp` fills in zeros; a rule with symbolic zeros sees where. The token is always
-    perturbed, so that this jvp runs the rule, and not an outer one.
+    `jax.jvp` returns arrays of zeros for zero tangents; a rule with symbolic zeros can
+    tell them apart. The token always has a tangent, so that the rule runs in this
+    `jax.jvp`, not in an outer one.
     """
 
     @jax.custom_jvp
@@ -155,7 +156,7 @@ def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linear
 
 
 class Linearized(Module):
-    """The linear function of [`equinox_like.filter_linearize`][]."""
+    """The linear function that [`equinox_like.filter_linearize`][] returns."""
 
     _name: str = field(static=True)
     _linear: Any

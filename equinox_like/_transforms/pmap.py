@@ -1,4 +1,4 @@
-"""`filter_pmap`: `filter_vmap` with a device for each row; on `jax.shard_map`."""
+"""`filter_pmap`: `filter_vmap` with one device for each row, by `jax.shard_map`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
@@ -129,7 +129,7 @@ def filter_pmap(
 
 
 class _Devices(tuple[Any, ...]):
-    """Devices that can be pickled and copied: by their platform and number."""
+    """Devices that can be pickled and copied, by their platforms and ids."""
 
     def __reduce__(self):
         return _find_devices, ([(d.platform, d.id) for d in self],)
@@ -151,14 +151,14 @@ def _find_devices(wanted: list[tuple[str, int]]) -> _Devices:
 
 
 class Pmapped(Transformed[..., Any]):
-    """What is compiled: a function with a device for each row."""
+    """The function that `filter_pmap` compiles: it runs each row on its own device."""
 
     _in_axes: Any = field(static=True)
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
     _axis_size: int | None = field(static=True)
     _devices: tuple[Any, ...] = field(static=True)
-    # Whether all of the devices must have a row.
+    # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, devices, exact):
@@ -203,8 +203,8 @@ class Pmapped(Transformed[..., Any]):
                 ],
             ),
             out_specs=(PartitionSpec(axis_name), PartitionSpec()),
-            # It takes `jax.lax.pcast` in some functions that need none under `jax.pmap`,
-            # so it is asked for only where something may be wrong.
+            # Under this check, some functions need a `jax.lax.pcast` that they do not
+            # need under `jax.pmap`. So it is on only if an output may be unmapped.
             check_vma=_may_return_once(out_axes),
         )(held, data)
         return outputs.join(with_rows, without)
@@ -247,7 +247,10 @@ def _refuse_other_meshes(
     axes: Sequence[int | None],
     mesh: Mesh,
 ) -> None:
-    """A mesh in use is that of everything, and explicit axes do not leave theirs."""
+    """Raises if another mesh is in use, or an argument has explicit axes of one.
+
+    JAX allows only one mesh at a time, and does not move explicit axes to another mesh.
+    """
     here = jax.sharding.get_abstract_mesh()
     if not here.empty and here != mesh.abstract_mesh:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`filter_shard` and `filter_device_put`: where the arrays of a tree are."""
+"""`filter_shard` and `filter_device_put`: place the arrays of a pytree on devices."""
 
 from typing import Any, TypeVar
 
@@ -137,8 +137,9 @@ def filter_device_put(
 
     out = _placed("device", "tree", tree, device, put)
     if donate:
-        # At the end, since one array may stand at two places. Never by JAX's own `donate`,
-        # which leaves most of them alive, and of typed keys more than it may.
+        # Deleted at the end, because a tree may hold an array twice. JAX's own `donate`
+        # is not used: it leaves most arrays alive, and deletes too much of typed
+        # PRNG keys.
         for x in jtu.tree_leaves(tree):
             if is_concrete(x) and not x.is_deleted():
                 x.delete()
@@ -157,7 +158,7 @@ def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
 
 
 def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
-    """What JAX takes for this array; raises if there is none."""
+    """The sharding to give JAX for the array `x`; raises if `spec` does not fit it."""
     if isinstance(spec, jax.Device):
         return SingleDeviceSharding(spec)
     if not is_sharding(spec):

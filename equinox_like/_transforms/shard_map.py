@@ -1,8 +1,8 @@
-"""`filter_shard_map`: each device computes with its part of the arrays.
+"""`filter_shard_map`: each device computes on its shard of the arrays.
 
-Specs are given to JAX for flat lists of arrays. Nothing is known about the output
-before the trace: its arrays are returned in one list for each leaf of `out_specs`, as
-for shardings.
+JAX gets a flat list of specs for a flat list of arrays. The structure of the output is
+not known before the trace. So its arrays are returned in one list for each leaf of
+`out_specs`, as in `_jit/shardings.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -115,12 +115,12 @@ def filter_shard_map(
 
 
 class ShardMapped(Transformed[..., Any]):
-    """What is compiled: `jax.shard_map` of a function."""
+    """The function that `filter_shard_map` compiles: `jax.shard_map` of a function."""
 
     _mesh: Any = field(static=True)
     _in_specs: Any = field(static=True)
     _out_specs: Any = field(static=True)
-    _axis_names: frozenset[Any] = field(static=True)  # none for all
+    _axis_names: frozenset[Any] = field(static=True)  # empty for all axes
     _check_vma: bool = field(static=True)
 
     def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
@@ -187,7 +187,7 @@ class ShardMapped(Transformed[..., Any]):
                     "have no position: make it a dictionary from names to specs."
                 )
             more = args[len(given) :]
-            if not _has_arrays(more):  # static ones, which need no spec
+            if not _has_arrays(more):  # static arguments do not need a spec
                 given = (*given, *[None] * len(more))
             parts = [(given, args, "in_specs", "the arguments")]
             parts += [(None, kwargs[k], "in_specs", k) for k in sorted(kwargs)]
@@ -242,7 +242,7 @@ class ShardMapped(Transformed[..., Any]):
 
 
 def _explain_explicit(names, data, specs, error: ValueError) -> None:
-    """Names the argument: of explicit axes specs are assertions."""
+    """Raises an error naming the argument whose explicit sharding is not its spec."""
     for name, x, spec in zip(names, data, specs, strict=True):
         has = jax.typeof(x).sharding.spec
         if _padded(has, x.ndim) != _padded(spec, x.ndim):

@@ -1,8 +1,8 @@
 """`shardings` by rules, and `make_sharded`, which builds a tree directly in its shards.
 
-A model that is built first and sharded then is whole on one device for a moment. Under
-`jax.jit` with the shardings of its output it never is: the compiler splits the computation,
-random numbers included, and each device computes its own part.
+A model that is built first and sharded afterwards must fit on one device. Under
+`jax.jit` with `out_shardings` it need not: the compiler partitions the computation,
+random numbers included, and each device computes its own shard.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,7 +136,7 @@ def make_sharded(
     """
     shapes = filter_eval_shape(make, *args, **kwargs)
     out_shardings = shardings(shapes, mesh, rules)
-    # Within a trace the compiler's options are those of the outermost function.
+    # Within a trace, the outermost `jit` decides the compiler options.
     platform = mesh.devices.flat[0].platform
     options = least_memory(platform) if at_top_level() else {}
     jitted = filter_jit(make, out_shardings=out_shardings, compiler_options=options)

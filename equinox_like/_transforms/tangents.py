@@ -1,7 +1,8 @@
-"""Tangents and cotangents of any pytrees: a tree like the primal one, with `None` in it.
+"""Tangents and cotangents of any pytrees: trees like the primal, with `None` leaves.
 
-`None` is the tangent of what is not differentiated; JAX's own name for it, float0, is taken
-in and never given out. Shared by `jvp.py`, `vjp.py`, `jacobian.py` and the custom rules.
+`None` is the tangent of a leaf that is not differentiated. JAX's float0 arrays are
+accepted in its place, but never returned. Shared by `jvp.py`, `vjp.py`, `jacobian.py`
+and the custom rules.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,10 @@ from .._tree.paths import path_str
 
 
 def by_parts(fun: Any, rest: Rest, has_aux: bool = False) -> Callable[..., Any]:
-    """`fun` as JAX differentiates it, with `has_aux=True`.
+    """`fun` as a function for JAX to differentiate with `has_aux=True`.
 
-    From the data that `rest` lacks to the inexact arrays of the output, and `None` for
-    everything else there. That is auxiliary: `rejoin` puts it back.
+    It maps the arrays that `rest` lacks to the output, with `None` for all leaves that
+    are not inexact arrays. These leaves are auxiliary, and `rejoin` puts them back.
     """
 
     def flat(data):
@@ -39,7 +40,7 @@ def by_parts(fun: Any, rest: Rest, has_aux: bool = False) -> Callable[..., Any]:
 
 
 def rejoin(inexact: Any, packed: Any) -> tuple[Any, Any]:
-    """The output and the auxiliary output of a function called `by_parts`."""
+    """The output and the auxiliary output, from what a `by_parts` function returned."""
     others, aux = unpack(packed)
     return combine(inexact, others), aux
 
@@ -51,12 +52,12 @@ def structs_of(data: list[Any]) -> list[jax.ShapeDtypeStruct]:
 def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[Any]:
     """The tangent of each leaf of `primals`, where `None` counts as a leaf.
 
-    Only shape and dtype of the primals are used, which may be `jax.ShapeDtypeStruct`s.
+    Primals may be `jax.ShapeDtypeStruct`s, as only their shapes and dtypes are used.
 
     **Raises:**
 
-    `ValueError` if structures or shapes differ; `TypeError` if dtypes do, or there is a
-    tangent of what has none.
+    `ValueError` if structures or shapes differ; `TypeError` if dtypes differ, or a leaf
+    that is not differentiated has a tangent.
     """
     message = (
         f"`{name}` must have the structure of the tree that they belong to, with "
@@ -112,7 +113,7 @@ def is_float0(x: Any) -> bool:
 
 
 def is_zero(tangent: Any) -> bool:
-    """Whether JAX's rules were given this for a tangent that is zero without looking."""
+    """Whether a tangent is symbolically zero, so that its values need not be read."""
     return type(tangent) is SymbolicZero or is_float0(tangent)
 
 

@@ -1,7 +1,7 @@
-"""What a function does, without doing it: `filter_eval_shape`, `filter_make_jaxpr`, ...
+"""Tracing without execution: `filter_eval_shape`, `filter_make_jaxpr` and others.
 
-Arrays, and `jax.ShapeDtypeStruct`s in their stead, are what JAX traces with; everything
-else reaches the function as it is.
+JAX traces arrays, and `jax.ShapeDtypeStruct`s in their place. All other leaves are
+passed to the function unchanged.
 """
 
 import threading
@@ -62,7 +62,7 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
 @frames_hidden
 def eval_empty(fn: Callable[..., Any], /, *inputs: Any) -> Any:
-    """What a function returns, with arrays of any values; nothing is computed.
+    """The output of a function with uninitialised arrays; nothing is computed.
 
     **Arguments:**
 
@@ -70,7 +70,7 @@ def eval_empty(fn: Callable[..., Any], /, *inputs: Any) -> Any:
 
     **Returns:**
 
-    What `fn` returns, with an array by `jnp.empty` for each array.
+    The output of `fn`, with each array replaced by one of `jnp.empty`.
 
     !!! example
 
@@ -87,7 +87,7 @@ def eval_empty(fn: Callable[..., Any], /, *inputs: Any) -> Any:
 
 @frames_hidden
 def eval_zero(fn: Callable[..., Any], /, *inputs: Any) -> Any:
-    """What a function returns, with arrays of zeros; nothing is computed.
+    """The output of a function with arrays of zeros; nothing is computed.
 
     **Arguments:**
 
@@ -95,7 +95,7 @@ def eval_zero(fn: Callable[..., Any], /, *inputs: Any) -> Any:
 
     **Returns:**
 
-    What `fn` returns, with an array by `jnp.zeros` for each array.
+    The output of `fn`, with each array replaced by one of `jnp.zeros`.
 
     !!! example
 
@@ -167,7 +167,7 @@ class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
 def trace(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[jax.ShapeDtypeStruct], Rest, Rest]:
-    """The jaxpr, the shapes of its outputs; the rest of the arguments and of the output."""
+    """The jaxpr, its output structs, and the rests of the arguments and the output."""
     data, rest = take_apart((args, kwargs), is_array_or_struct)
     out_rest: Any = None
 
@@ -184,8 +184,8 @@ def trace(
 class ShapeCache:
     """`filter_eval_shape` with a cache of its results.
 
-    There is one function for each structure with its static leaves. JAX remembers what it
-    traced of that for which shapes and dtypes, in which context.
+    It keeps one function for each structure with its static leaves. For this function,
+    JAX caches the traces by shapes, dtypes and context.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class ShapeCache:
             groups, skeleton = split((fn, args, kwargs), _label)
         except ValueError as e:
             raise TypeError(str(e)) from None
-        # Neither weak types nor shardings count.
+        # Weak types and shardings are not part of the cache key.
         data = [*map(struct_of, groups.get(_DATA, ()))]
         with self._lock:
             flat = self._functions.setdefault(skeleton, _function_of(skeleton))
@@ -226,10 +226,10 @@ def _function_of(skeleton: Skeleton) -> Callable[..., Any]:
 
 
 cached_filter_eval_shape = ShapeCache()
-"""[`equinox_like.filter_eval_shape`][], which remembers what it was asked before.
+"""[`equinox_like.filter_eval_shape`][], with a cache of its results.
 
-It compares functions, static values, structures, shapes and dtypes, and in which context of
-JAX it is asked. Static values must be hashable, else it raises `TypeError`.
-[`equinox_like.clear_caches`][] empties it.
+The cache key holds the function, static values, structures, shapes, dtypes, and JAX's
+context. Static values must be hashable, else it raises `TypeError`.
+[`equinox_like.clear_caches`][] empties the cache.
 """
 on_clear(cached_filter_eval_shape.clear)

@@ -74,7 +74,7 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
 
 
 class Pullback(Module):
-    """The second thing that [`equinox_like.filter_vjp`][] returns."""
+    """The function from cotangents that [`equinox_like.filter_vjp`][] returns."""
 
     _name: str = field(static=True)
     _pull: Any

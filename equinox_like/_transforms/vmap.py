@@ -1,8 +1,8 @@
 """`filter_vmap`: `jax.vmap` with axes given as prefix trees of ints, `None` and callables.
 
-Each array leaf gets an axis; the mapped ones are what JAX maps over, as a flat list, and
-everything else is closed over. Outputs that are mapped leave along axis 0 and are moved;
-all others travel by the structure, as in `pack.py`.
+Each leaf gets an axis or `None`. JAX maps over a flat list of the leaves with an axis;
+all others are closed over. Mapped outputs have their batch axis at 0 first, and it is
+moved afterwards. Outputs that are not arrays bypass JAX (`Unmapped`).
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from .arguments import argument_name, by_name
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# What JAX says of the second of `out_axes=(0, None)`.
+# JAX's error for a batched output whose axis in `out_axes` is `None`.
 _BATCHED_OUTPUT = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
@@ -169,7 +169,7 @@ class Vmapped(Transformed[..., Any]):
             return unmapped_outputs.split(out, output_axes(out_axes, out))
 
         if not mapped and self._axis_size is None:
-            # There is no batch: legal if nothing asks for one in the output.
+            # There is no batch axis, which is legal unless `out_axes` asks for one.
             out = fun(*args, **kwargs)
             if any(axis is not None for axis in output_axes(out_axes, out)):
                 raise ValueError(
@@ -183,7 +183,7 @@ class Vmapped(Transformed[..., Any]):
         of_mapped = [axes[i] for i in mapped]
         batched = jax.vmap(
             flat,
-            # One for all where they are the same: JAX is quicker with that.
+            # A single int if all axes are equal, because JAX handles it faster.
             in_axes=(of_mapped[0] if len(set(of_mapped)) == 1 else of_mapped,),
             out_axes=(0, None),
             axis_name=self._axis_name,
@@ -211,7 +211,7 @@ class Vmapped(Transformed[..., Any]):
 def axes_of_call(
     where: str, fun: Any, in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[int | None]:
-    """For each leaf of `(args, kwargs)` its axis."""
+    """The axis of each leaf of `(args, kwargs)`."""
     if isinstance(in_axes, dict):
         parts = by_name("in_axes", fun, in_axes, args, kwargs, if_array(0))
         return [axis for part in parts for axis in resolve_axes(*part)]
@@ -225,7 +225,10 @@ def axes_of_call(
 
 
 class Unmapped:
-    """Keeps what the mapped function returned besides arrays with a batch axis."""
+    """Splits an output into mapped arrays and unmapped ones, and joins them again.
+
+    It keeps the structure and the leaves that are not arrays.
+    """
 
     leaves: list[Any] | None = None
 
@@ -247,7 +250,7 @@ class Unmapped:
         return self.treedef.unflatten(leaves)
 
     def refused(self, error: ValueError) -> str | None:
-        """The path of the output without an axis that JAX finds batched, if that is it."""
+        """The path of the batched output that lacks an axis, if that caused `error`."""
         found = _BATCHED_OUTPUT.search(str(error))
         if found is None or self.leaves is None:
             return None
@@ -264,7 +267,7 @@ def output_axes(out_axes: Any, out: Any) -> list[int | None]:
 
 
 def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | None]:
-    """For each leaf of `tree` its axis, from the prefix tree `axes`."""
+    """The axis of each leaf of `tree`, from the prefix tree `axes`."""
     if isinstance(axes, if_array):
         axis = axes.axis
         return [axis if is_array(x) else None for x in jtu.tree_leaves(tree)]
@@ -298,7 +301,7 @@ def check_sizes(
     axes: Sequence[int | None],
     axis_size: int | None,
 ) -> None:
-    """Raises what `jax.vmap` would raise, with the arguments' names."""
+    """Raises where `jax.vmap` would, with errors that name the arguments."""
     sizes = set() if axis_size is None else {axis_size}
     pairs = zip(jtu.tree_leaves((args, kwargs)), axes, strict=True)
     try:
@@ -338,7 +341,7 @@ def _check_splits(
     kwargs: dict[str, Any],
     axes: Sequence[int | None],
 ) -> None:
-    """Raises what `jax.vmap` would raise under explicit axes, with the arguments' names."""
+    """Raises where `jax.vmap` would under explicit axes, and names the arguments."""
     if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
         return
     splits = []

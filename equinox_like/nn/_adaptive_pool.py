@@ -1,4 +1,4 @@
-"""`AdaptivePool`: pooling to a given shape, whatever the size of the input."""
+"""`AdaptivePool`: pooling to a given output shape, for inputs of any size."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""`MultiheadAttention`: attention with a projection of each input and of the result.
+"""`MultiheadAttention`: attention with projections of its inputs and its output.
 
-The layer works out which query attends to which key. The projections before and after are
-in `_heads.py`; what happens between is `attend` of `_dot_product_attention.py`.
+The layer determines which query attends to which key. The projections are in
+`_heads.py`, and the attention itself is `attend` in `_dot_product_attention.py`.
 """
 
 from typing import Any, Literal
@@ -244,7 +244,7 @@ class MultiheadAttention(Module):
         call.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
-        # Not around the whole call, so that a warning points at the caller.
+        # The scope starts after the warning above, so that this points at the caller.
         with jax.named_scope("eqx.nn.MultiheadAttention"):
             self, query, key_, value, bias = cast_to_precision(
                 (self, query, key_, value, bias)
@@ -266,7 +266,7 @@ class MultiheadAttention(Module):
             keys = None if key is None else jax.random.split(key, self.num_heads)
             heads, weights = attend(
                 q,
-                # A query attends to keys of all devices.
+                # Gathered, because a query attends to the keys of all devices.
                 whole_along(k, 0),
                 whole_along(v, 0),
                 visible,
@@ -324,6 +324,7 @@ def _window(window: int | None, cache: KVCache | None) -> int | None:
     check_window(_NAME, window)
     if cache is None or cache.overflow == "error":
         return window
-    # In a ring, a query must not attend to what a call with fewer tokens would have lost.
+    # With a ring, a query must not attend to tokens that would already be overwritten
+    # if the tokens were passed one by one.
     slots = len(cache.key)
     return slots if window is None else min(window, slots)

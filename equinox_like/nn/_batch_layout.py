@@ -1,4 +1,4 @@
-"""Where the batch and the channels are in what a `BatchNorm` is given."""
+"""The batch axis and the channel axis of the input of a `BatchNorm`."""
 
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ from ._sharding import like
 
 
 class Layout(NamedTuple):
-    """Where the channels of an input are, and which of its examples count."""
+    """The channel axis of an input, and a mask of the examples that count."""
 
     ndim: int
     channel_axis: int
-    # Broadcasts with the input; `None` if all count.
+    # It can be broadcast against the input; `None` if all examples count.
     mask: Array | None
 
     @property
@@ -68,7 +68,7 @@ def _is_one_example(norm: Any, x: Any, mask: Any, channels: int) -> bool:
     if len(shape) < 2:
         return True
     if batch_axis is None or batch_axis % len(shape) != 0:
-        # The channels come first in both.
+        # The channels come first in a batch and in one example, so they cannot decide.
         return False
     if shape[:2] == (channels, channels) and channels > 1:
         raise ShapeError(

@@ -216,7 +216,7 @@ class BatchNorm(StatefulLayer):
         x, layout = laid_out(self, x, mask, at_rest)
         running = _running(self, state)
         stored = running.mean.dtype
-        # Under a policy the parameters are cast, and the state is not.
+        # Under a `Policy` the parameters are cast, but the state is not.
         own = stored if self.weight is None else self.weight.dtype
         with jax.numpy_dtype_promotion("standard"):
             work = jnp.result_type(x.dtype, stored, jnp.float32)
@@ -229,7 +229,7 @@ class BatchNorm(StatefulLayer):
             batch = _batch_moments(self, x, layout)
             used, new = _blend(self, running, batch)
             if mask is not None:
-                # Where nothing counts, there is nothing to learn.
+                # If no example counts, the running averages are used and kept.
                 used = _where(batch.count > 0, used, _for_inference(self, running))
                 new = _where(batch.count > 0, new, running)
             state = _stored(self, state, new, stored)
@@ -237,7 +237,7 @@ class BatchNorm(StatefulLayer):
             layout.spread(used.variance, x) + jnp.asarray(self.eps, work)
         )
         if self.channelwise_affine:
-            # The flag decides, and not whether there are parameters.
+            # The flag decides, not whether the parameters are `None`.
             weight, bias = jnp.asarray(self.weight), jnp.asarray(self.bias)
             y = layout.spread(weight.astype(work), y) * y
             y = y + layout.spread(bias.astype(work), y)
@@ -245,7 +245,8 @@ class BatchNorm(StatefulLayer):
 
 
 class _Running(NamedTuple):
-    """What the state holds. `steps` is a count, or whether this is the first step."""
+    """The values in the state. `steps` is the number of steps in mode "batch", and
+    whether this is the first step in mode "ema"."""
 
     steps: Array
     mean: Array
@@ -260,7 +261,7 @@ class _Running(NamedTuple):
 class _Moments(NamedTuple):
     mean: Array
     variance: Array
-    # How many numbers of each channel went into them.
+    # The number of elements of each channel that they were computed from.
     count: Any = None
 
 
@@ -291,7 +292,7 @@ def _stored(norm: BatchNorm, state: State, new: _Running, dtype: Any) -> State:
 
 
 def _there(index: StateIndex[Any] | None) -> StateIndex[Any]:
-    assert index is not None  # as the mode says
+    assert index is not None  # the mode guarantees it
     return index
 
 
@@ -299,7 +300,7 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
     if norm.mode == "ema":
         return _Moments(running.mean, running.variance)
     left = norm.momentum ** running.steps.astype(running.mean.real.dtype)
-    # Before the first step, and with a momentum of 1, nothing was averaged yet.
+    # Before the first step, and with a momentum of 1, there is no average yet.
     started = left < 1
     divisor = jnp.where(started, 1 - left, 1)
     variance = running.variance
@@ -309,7 +310,7 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
 
 
 def _batch_moments(norm: BatchNorm, x: Array, layout: Layout) -> _Moments:
-    """Of the whole batch, over all axes that it has."""
+    """The mean and variance of each channel, over the whole batch."""
 
     def mean(values: Array) -> Array:
         if layout.mask is None:
@@ -339,7 +340,8 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
     try:
         if explicit_mesh(x) is None:
             return reduce(x, names)
-        # JAX itself gives the result the layout of a whole batch, and finds it too long.
+        # By itself JAX would give the result the sharding of the batch, whose spec has
+        # too many entries for it.
         return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
     except NameError as error:
         raise NameError(
@@ -353,7 +355,7 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
 def _blend(
     norm: BatchNorm, running: _Running, batch: _Moments
 ) -> tuple[_Moments, _Running]:
-    """What normalises the batch, and the next running averages."""
+    """The moments that normalise the batch, and the next running averages."""
     is_ema = norm.mode == "ema"
     to_store = batch.variance
     if norm.unbiased:
@@ -362,7 +364,7 @@ def _blend(
 
     def average(old: Array, new: Array) -> Array:
         blended = norm.momentum * old + (1 - norm.momentum) * new
-        # In mode "ema" the first batch is all there is.
+        # In mode "ema" the average starts from the first batch.
         return jnp.where(running.steps, new, blended) if is_ema else blended
 
     mean = average(running.mean, batch.mean)

@@ -382,7 +382,7 @@ def _convolve(conv: ConvTranspose, x: Array, weight: Array) -> Array:
 
 
 def _added(conv: ConvTranspose, kernel: Sequence[int]) -> list[tuple[int, int]]:
-    """How much to pad each axis of the spread-out input."""
+    """The padding of each axis of the input, after it is dilated by the stride."""
     reach = [d * (k - 1) for k, d in zip(kernel, conv.dilation, strict=True)]
     if isinstance(conv.padding, str):
         axes = zip(reach, conv.stride, conv.output_padding, strict=True)
@@ -396,11 +396,11 @@ def _added(conv: ConvTranspose, kernel: Sequence[int]) -> list[tuple[int, int]]:
 def _undone_by_word(
     word: str, reach: int, stride: int, output_padding: int
 ) -> tuple[int, int]:
-    """What of the full padding of one axis a word takes away."""
+    """How much of the full padding of one axis the padding `word` removes."""
     if word == "VALID":
         return 0, -output_padding
     total = reach - stride + output_padding + 1
-    if total < 0:  # there is more to add than the kernel reaches
+    if total < 0:  # more must be added than the full padding
         return 0, total
     low = (total + 1) // 2 if word == "SAME_LOWER" else total // 2
     return low, total - low

@@ -1,5 +1,5 @@
-"""What `Conv` and `ConvTranspose` share: reading their arguments, their parameters, and
-what a call does beside the convolution itself.
+"""Helpers shared by `Conv` and `ConvTranspose`: they validate arguments, initialise
+parameters, and do everything in a call except the convolution itself.
 """
 
 import math
@@ -75,7 +75,7 @@ def conv_parameters(
     weight_init: Init | None,
     bias_init: Init | None,
 ) -> tuple[Array, Array | None]:
-    """Weight and bias of a layer whose sizes are set already."""
+    """The weight and bias of a layer, whose size fields must be set before."""
     per_group = conv.in_channels // conv.groups
     limit = 1 / math.sqrt(per_group * math.prod(conv.kernel_size))
     weight_key, bias_key = split_key(key, 2, conv)
@@ -97,13 +97,13 @@ def convolved(
     convolve: Callable[[Any, Array, Array], Array],
     out_sharding: PartitionSpec | None,
 ) -> Array:
-    """What the call of a layer returns that does `convolve` with input and weight."""
+    """Calls a layer: `convolve(conv, x, weight)`, with checks, bias and sharding."""
     _check_channels(conv, x)
     x, weight = jnp.asarray(x), jnp.asarray(conv.weight)
 
     def apply(x, weight, bias):
         y = convolve(conv, x, weight)
-        # The flag decides, and not whether there is a bias.
+        # The flag decides, not whether the bias is `None`.
         return y + bias if conv.use_bias else y
 
     if out_sharding is None:
@@ -112,7 +112,7 @@ def convolved(
 
 
 def _split_channels(x: Array, weight: Array) -> PartitionSpec | None:
-    """How the result is split, if that is for us to say: where channels are."""
+    """The output's sharding if JAX cannot derive it: channels or weights are split."""
     channels, *space = parts(x)
     of_weight = parts(weight)
     if channels is None and not any(of_weight):

@@ -1,7 +1,7 @@
-"""`dot_product_attention`: attention of queries, keys and values that are projected.
+"""`dot_product_attention`: attention of queries, keys and values without projections.
 
-`attend` is what the function and `MultiheadAttention` share. It hands the arrays to one of
-three kernels: the formula, the same for a single query of a cache, or
+The function and `MultiheadAttention` both call `attend`. It calls one of three kernels:
+the formula, the formula for a single query with a cache, or
 `jax.nn.dot_product_attention`.
 """
 
@@ -133,7 +133,7 @@ def dot_product_attention_weights(
 
 
 class Drop(NamedTuple):
-    """The dropout of the weights, with a key for each head."""
+    """The dropout of the attention weights, with a PRNG key for each head."""
 
     dropout: Dropout | None
     keys: Any
@@ -162,9 +162,9 @@ def attend(
     return_weights: bool = False,
     cached: bool = False,
 ) -> tuple[Array, Array | None]:
-    """The heads' results `(q, heads, size)`, and weights `(heads, q, kv)` if wanted.
+    """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`.
 
-    `cached` says that the keys are those of a cache: longer than what is computed of them.
+    `cached`: whether the keys come from a cache, which is usually long.
     """
     name = _chosen(implementation, q, k, v, drop, return_weights)
     if name is not None:
@@ -174,7 +174,7 @@ def attend(
     return _formula_kernel(q, k, v, visible, bias, scale, drop)
 
 
-# What fits together
+# Validation
 
 
 def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
@@ -208,7 +208,7 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
 def checked_mask(
     layer: str, name: str, mask: Any, heads: int, lengths: tuple[int, int]
 ) -> Array | None:
-    """A mask or a bias as an array of one of the shapes that it may have."""
+    """A mask or a bias as a JAX array, after validating its type and shape."""
     if mask is None:
         return None
     if not is_array(mask):
@@ -244,7 +244,7 @@ def _scaled(query: Array, scale: ArrayLike | None) -> Array:
 def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
     least = jnp.finfo(logits.dtype).min
     if bias is not None:
-        # A row of nothing but -inf would be NaN.
+        # The softmax of a row of -inf would be NaN.
         logits = jnp.maximum(logits + bias.astype(logits.dtype), least)
     if mask is not None:
         logits = jnp.where(mask, logits, least)
@@ -277,7 +277,7 @@ def _formula_kernel(
     if shared == number:
         all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
         return all_heads(q, k, v, visible, bias, drop.keys)
-    # Those of one group share keys and values, which are not repeated for it.
+    # The heads of a group share keys and values; nested `vmap`s do not repeat these.
     group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
     groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
     rest = [
@@ -290,7 +290,7 @@ def _formula_kernel(
 
 
 def _in_groups(x: Any, axis: int, number: int) -> Any:
-    """The axis of the heads as two: one of groups, and one within a group."""
+    """Splits the axis of heads into two: the groups, and the heads of each group."""
     return x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :])
 
 
@@ -303,9 +303,9 @@ def _one_query_kernel(
     scale: ArrayLike | None,
     drop: Drop,
 ) -> tuple[Array, Array]:
-    """The formula as sums of products, which read each key and value once.
+    """The formula for one query, by elementwise products and sums.
 
-    A product of matrices would first copy all of the cache, to have the heads in front.
+    A matrix product would first copy the whole cache, to move the heads to the front.
     """
     number, shared = q.shape[1], k.shape[1]
     accumulate = accumulation_dtype(q)
@@ -339,9 +339,9 @@ def _jax_kernel(
     def with_batch(x: Any) -> Any:
         return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
-    if scale is not None:  # JAX takes a Python number, and this may be traced
+    if scale is not None:  # JAX only takes a Python number, but this may be traced
         q = _scaled(q, scale)
-    # JAX mixes dtypes within, which would fail where promotion is "strict".
+    # JAX's function mixes dtypes, which would fail under "strict" dtype promotion.
     with jax.numpy_dtype_promotion("standard"):
         out = jax.nn.dot_product_attention(
             *(with_batch(x) for x in (q, k, v)),
@@ -357,7 +357,7 @@ def _jax_kernel(
 
 
 def checked_implementation(layer: str, implementation: Any) -> Implementation:
-    """What was given as `implementation`, after checking that it is one."""
+    """Returns `implementation` after validating it."""
     if implementation not in (None, "xla", "cudnn", "auto"):
         raise ValueError(
             f"{layer} takes None, 'xla', 'cudnn' or 'auto' as `implementation`; got "
@@ -369,7 +369,7 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
 def _chosen(
     name: Implementation, q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
 ) -> Literal["xla", "cudnn"] | None:
-    """The implementation for a call, or an error that says why it cannot be used."""
+    """The JAX kernel for a call, or `None`; raises if the given one cannot be used."""
     if checked_implementation("Attention", name) is None:
         return None
     found = _obstacle(q, v, drop, return_weights)

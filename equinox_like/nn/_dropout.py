@@ -1,4 +1,4 @@
-"""`Dropout`."""
+"""`Dropout`: sets elements to zero at random, for regularisation."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -75,7 +75,7 @@ class Dropout(Module):
 
     @property
     def deterministic(self) -> Any:
-        # As `inference`, but within `tree_at` a field may hold anything.
+        # The type is `Any`, because within `tree_at` a field may hold anything.
         return self.inference
 
     def __call__(
@@ -113,7 +113,7 @@ class Dropout(Module):
                 "Dropout needs a `key` outside of inference: pass `layer(x, "
                 "key=key)`, or `inference=True`."
             )
-        # Not around the whole call, so that a warning points at the caller.
+        # The scope starts after the warning above, so that this points at the caller.
         with jax.named_scope("eqx.nn.Dropout"):
             return _drop(jnp.asarray(x), self, key)
 
@@ -133,7 +133,7 @@ def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
         mask = jax.random.bernoulli(key, keep, shape)
     except (TypeError, ValueError) as error:
         raise refused_key(error, key, dropout) from error
-    # Where nothing is kept, `x / 0` would be masked out, but not from the gradient.
+    # If nothing is kept, the mask would hide `x / 0`, but its gradient would be NaN.
     if isinstance(keep, float):
         divisor = keep if keep > 0 else 1.0
     else:
@@ -173,7 +173,7 @@ def _mask_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...
 
 
 def resolve_inference(name: str, inference: Any, deterministic: bool | None) -> Any:
-    """`inference`, or what was given for it under its old name."""
+    """`inference`, or the value of `deterministic`, its deprecated name."""
     if deterministic is None:
         return inference
     warn(f"{name}'s `deterministic` was renamed: pass `inference` instead.")

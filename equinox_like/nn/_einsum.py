@@ -1,4 +1,4 @@
-"""`Einsum`: a linear map of some axes of an array to others, by the names of the axes."""
+"""`Einsum`: a linear map between axes of an array, given by an einsum equation."""
 
 import dataclasses
 import math
@@ -181,7 +181,7 @@ class _Axes:
 
 @dataclasses.dataclass(frozen=True)
 class EinsumLayout:
-    """For the weight of an `Einsum`, where JAX means `(in, out)`."""
+    """The layout of an `Einsum`'s weight: JAX's initialisers get `(in, out)`."""
 
     axes: _Axes
 
@@ -283,7 +283,7 @@ def _check_axes(layer: Einsum, axes: _Axes, x: Any) -> None:
 
 
 def _expanded(names: tuple[str, ...], ndim: int) -> list[str]:
-    """A name for each axis of an array: `...0`, `...1` for those of the `...`."""
+    """A name for each axis of an array. The axes of `...` are `...0`, `...1`, etc."""
     number = max(ndim - len(names) + 1, 0)
     found: list[str] = []
     for name in names:
@@ -304,7 +304,7 @@ def _contracted(
 def _split_alike(
     axes: _Axes, x: Array, weight: Any
 ) -> tuple[Array, Any, PartitionSpec | None]:
-    """Both, with the axes that both have split alike, and how the result is to be split."""
+    """`x` and `weight`, with common axes split alike, and the output's sharding."""
     names = _expanded(axes.x, x.ndim)
     of_x = dict(zip(names, parts(x), strict=True))
     of_weight = dict(zip(axes.weight, parts(weight), strict=True))
@@ -313,7 +313,7 @@ def _split_alike(
     x = _split_by(x, names, of_x | summed | shared)
     weight = _split_by(weight, axes.weight, of_weight | shared)
     if not summed and not any(shared.values()):
-        return x, weight, None  # JAX knows
+        return x, weight, None  # JAX derives the sharding of the output
     out = _expanded(axes.out, x.ndim + len(axes.out) - len(axes.x))
     split = of_weight | of_x | shared
     return x, weight, PartitionSpec(*_each_once(split[n] for n in out))
@@ -325,7 +325,7 @@ def _split_by(x: Any, names: Sequence[str], split: dict[str, Any]) -> Any:
 
 
 def _each_once(split: Iterable[Any]) -> tuple[Any, ...]:
-    """The parts of a spec, without those whose axis of the mesh was used before."""
+    """The parts of a spec; `None` for a part whose mesh axis was used before."""
     used: set[str] = set()
     found = []
     for part in split:

@@ -1,4 +1,4 @@
-"""`EMA`: an average of a model over the steps of its training."""
+"""`EMA`: an exponential moving average of a model over its training steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -177,7 +177,7 @@ class EMA(Module):
 
 
 def _skeleton(model: Any) -> Skeleton:
-    """What is static in a model; the label of an array is its dtype if it is averaged."""
+    """The skeleton of a model. An averaged array is labelled with its dtype."""
     leaves, treedef = jtu.tree_flatten(model)
     labels = [
         str(leaf.dtype) if is_parameter else _COPIED if is_array(leaf) else STATIC
@@ -196,20 +196,21 @@ def _wide(x: Any, dtype: DTypeLike | None) -> Array:
             dtype = jnp.result_type(x.dtype, jnp.float32)
         elif jnp.iscomplexobj(x):
             dtype = jnp.result_type(dtype, jnp.complex64)
-    # Not `astype`, which leaves a weak type: the average would lose it at the first update.
+    # Not `astype`, which keeps a weak type: losing it at the first update would
+    # retrace.
     return jax.lax.convert_element_type(x, dtype)
 
 
 def _rate(ema: EMA) -> tuple[Array, Array]:
-    """How far the average moves to the model, and the sum of weights after that."""
+    """The step size of the average towards the model, and the new sum of weights."""
     if callable(ema.decay):
         rate = 1 - jnp.asarray(ema.decay(ema.steps)).astype(ema.weight.dtype)
     else:
-        # In double precision: 1 - 0.9999 has four digits in float32.
+        # Subtracted in double precision: in float32, 1 - 0.9999 has only four digits.
         rate = jnp.asarray(1 - ema.decay, ema.weight.dtype)
     weight = ema.weight + rate * (1 - ema.weight)
     if ema.debias:
-        # With a decay of 1 nothing was averaged yet.
+        # With a decay of 1, the sum of weights is 0.
         rate = jnp.where(weight > 0, rate / jnp.where(weight > 0, weight, 1), 0)
     return rate, weight
 
@@ -217,7 +218,7 @@ def _rate(ema: EMA) -> tuple[Array, Array]:
 def _moved(old: Array, new: Any, rate: Array) -> Array:
     new = jnp.asarray(new).astype(old.dtype)
     moved = old + rate.astype(old.dtype) * (new - old)
-    # All of it: what the average started from may be anything, or not even finite.
+    # Replaced, not moved, because the old average may not be finite.
     return jnp.where(rate == 1, new, moved)
 
 

@@ -111,12 +111,12 @@ class Embedding(Module):
         _check_index(self, x)
         if self.check_bounds:
             x = _within_bounds(self, jnp.asarray(x))
-        # An object that stands for the table need not be more than can be indexed, but a
-        # NumPy array cannot be, by a tracer.
+        # A NumPy array cannot be indexed by a tracer. An object in place of an array,
+        # such as that of `LoRA`, only needs to support indexing.
         table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
         x = jnp.asarray(x)
         if out_sharding is None and is_array(table) and explicit_mesh(table, x):
-            # Also where nothing is split: a batch of indices may be.
+            # Also if the table is not split, because a batch of indices may be.
             out_sharding = PartitionSpec(parts(table)[1])
         if out_sharding is None:
             return table[x]
@@ -183,7 +183,7 @@ def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
 
 
 def _row(table: Any, index: Array) -> Array:
-    # By a single index XLA would slice, and gather the table whole for it.
+    # For a scalar index, XLA would use a slice, and gather the whole table first.
     return table[index[None]][0]
 
 
@@ -201,7 +201,7 @@ def _check_index(embedding: Embedding, x: Any) -> None:
             f"{jnp.result_type(x)}. Convert it with `.astype(int)`."
         )
     if rows is not None and not isinstance(x, jax.Array):
-        # A Python or NumPy number: its value is known at no cost.
+        # Reading a Python or NumPy number does not wait for a device.
         number: Any = x
         if not -rows[0] <= operator.index(number) < rows[0]:
             raise IndexError(
@@ -210,10 +210,10 @@ def _check_index(embedding: Embedding, x: Any) -> None:
 
 
 def _within_bounds(embedding: Embedding, x: Array) -> Array:
-    """`x`, with an error at run time if there is no such row."""
+    """`x`, with an error at run time if it is out of bounds."""
     shape = parameter_shape(embedding, "weight", 2)
     rows = embedding.num_embeddings if shape is None else shape[0]
-    # As numbers that its dtype has.
+    # Limited to the range of the index's dtype.
     info = jnp.iinfo(x.dtype)
     lowest, highest = max(-rows, info.min), min(rows - 1, info.max)
     return error_if(

@@ -1,8 +1,9 @@
-"""`generate`: tokens that a model draws one after another, in one compiled scan.
+"""`generate`: samples tokens from a model one by one, in one compiled scan.
 
-The prompt fills the cache, except for its last token, from which the scan starts: each
-step feeds one token and draws the next. So the logits of the prompt are never computed,
-and prompts of different lengths differ only in how much padding is truncated.
+The prompt, except for its last token, fills the cache. The scan starts from the last
+token: each step feeds one token to the model and samples the next. So the logits of the
+prompt are not needed, and prompts of different lengths differ only in how much padding
+is truncated.
 """
 
 import functools
@@ -159,7 +160,7 @@ def generate(
             "`generate` needs a `key`, unless `temperature` is the number 0."
         )
     _check_cache(cache, prompt.shape, steps)
-    # As arrays, so that another value is not another program.
+    # As arrays, so that another value does not cause a retrace.
     sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
     sampling |= {"top_k": top_k, "top_p": _float(top_p)}
     sampling["repetition_penalty"] = _float(repetition_penalty)
@@ -208,7 +209,7 @@ def _row(
         token = sample_logits(logits, step_key, seen=seen, **options.sampling)
         is_new = ~ended
         if options.end_token is not None:
-            # What was fed after the end is forgotten at once, so a ring loses no token.
+            # A token fed after the end is cut off, so that a ring loses no token.
             cache = _each_cache(lambda c: cut(c, c.length - ended), cache)
             token = jnp.where(ended, options.pad_token, token)
             ended = ended | (token == options.end_token)
@@ -224,7 +225,7 @@ def _row(
 
 
 def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
-    """The cache with the prompt, except for its last token."""
+    """The cache after the prompt, except for its last token."""
     if len(prompt) == 1:
         return cache
     _, filled = model(prompt[:-1], cache)
@@ -253,7 +254,7 @@ def _next_logits(model: Any, token: Array, cache: Any) -> tuple[Array, Any]:
 def _seen_in_prompt(
     model: Any, prompt: Array, length: Any, cache: Any, options: _Options
 ) -> Array | None:
-    """Which tokens are in the prompt, if there is a penalty for them."""
+    """The mask of tokens that are in the prompt; `None` if there is no penalty."""
     if options.sampling["repetition_penalty"] is None:
         return None
     logits, _ = filter_eval_shape(_next_logits, model, prompt[0], cache)
@@ -313,7 +314,7 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
 
 
 def _is_unknown(length: Array) -> bool:
-    # A deleted array is refused by the compiled function, which knows where it went.
+    # For a deleted array the compiled function raises an error with the reason.
     return isinstance(length, Tracer) or length.is_deleted()
 
 

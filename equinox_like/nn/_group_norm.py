@@ -1,4 +1,4 @@
-"""`GroupNorm` and `InstanceNorm`: statistics of channels, within one example."""
+"""`GroupNorm` and `InstanceNorm`: normalise channels within one example."""
 
 import math
 from typing import Any, overload
@@ -242,7 +242,7 @@ def _check_channels(norm: GroupNorm | InstanceNorm, x: Any) -> None:
 def _affine(norm: GroupNorm | InstanceNorm, y: Array) -> Array:
     if not norm.channelwise_affine:
         return y
-    # The flag decides, and not whether there are parameters.
+    # The flag decides, not whether the parameters are `None`.
     return _per_channel(norm.weight, y) * y + _per_channel(norm.bias, y)
 
 

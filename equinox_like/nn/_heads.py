@@ -1,4 +1,4 @@
-"""The heads of `MultiheadAttention`: projections of its inputs, and back to its output."""
+"""The projections of `MultiheadAttention`, from inputs to heads and heads to output."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def projected(
     cache: Any,
     process_heads: HeadsFunction | None,
 ) -> tuple[Any, ...]:
-    """Queries, keys and values, of shape `(length, heads, size)` each."""
+    """The projected queries, keys and values, each `(length, heads, size)`."""
     query, key, value = _checked_inputs(attention, query, key, value, cache)
     q = _project(attention, "query_proj", query, attention.num_heads)
     k = _project(attention, "key_proj", key, attention.num_kv_heads)
@@ -77,7 +77,7 @@ def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
 
 
 def joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
-    """The output, of shape `(length, output_size)`."""
+    """The output projection of the joined heads, of shape `(length, output_size)`."""
     projection = attention.output_proj
     heads = heads.reshape(len(heads), heads.shape[1] * heads.shape[2])
     with within("output_proj"):
@@ -99,7 +99,7 @@ def empty_token(
     size: int,
     dtype: DTypeLike | None,
 ) -> Array:
-    """Zeros, `(1, heads, size)`, of the dtype and on the devices of projected tokens."""
+    """Zeros of shape `(1, heads, size)`, with the dtype and sharding of projections."""
     projection = getattr(attention, name)
     arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
     if dtype is None:
@@ -112,7 +112,7 @@ def empty_token(
     heads = attention.num_kv_heads
     if not any(any(parts(x)) for x in arrays):
         return jnp.zeros((1, heads, size), dtype)
-    # Split as the projection splits its results. A function that is compiled must use the
-    # arrays, or it would not know their devices; XLA then leaves out the product.
+    # A projection of zeros has the right sharding. Within `jit` the arrays must be
+    # used, or the program would not know their devices. XLA removes the product itself.
     token = _project(attention, name, jnp.zeros((1, in_size), arrays[0].dtype), heads)
     return jnp.where(jnp.zeros((), bool), token, 0).astype(dtype)

@@ -1,4 +1,4 @@
-"""Whether a layer is at inference: by the call, by its own flag, or by the context."""
+"""Whether a layer is at inference: set by the call, its own flag, or the context."""
 
 from typing import Any
 
@@ -7,9 +7,12 @@ from .._warn import warn
 
 
 def at_inference(layer: Any, inference: Any) -> Any:
-    """What decides of a layer with a field `inference` that was called with `inference`."""
+    """Whether a layer called with `inference` is at inference.
+
+    The result may be an array, if the layer's own field `inference` is one.
+    """
     flag = layer.inference
-    # Identity: of an array the value is not asked.
+    # `is False`, because the flag may be an array, whose value may be traced.
     if inference is None and flag is False and is_inference():
         name = type(layer).__name__
         warn(

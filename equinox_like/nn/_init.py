@@ -1,5 +1,5 @@
-"""How parameters get their first values. All layers draw them here, so that one key gives
-the same model everywhere, and an initialiser sees shapes in JAX's own layout."""
+"""Initial values of parameters. All layers draw them here, so that a PRNG key always
+gives the same model, and an initialiser gets shapes in JAX's own layout."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,23 +10,23 @@ from jaxtyping import Array, Inexact
 
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 
-# A function as in `jax.nn.initializers`, the name of one of its factories, or the values.
+# An initialiser as in `jax.nn.initializers`, the name of one there, or the values.
 Init = Callable[..., Any] | str | ArrayLike
-# How to call an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
+# Calls an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
 Layout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
-# What the weights of layers are called.
+# The field names of layers' weights.
 WEIGHTS = ("weight", "weight_ih", "weight_hh")
 
 
 def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
-    """`dtype`, or else JAX's default: float64 where `jax_enable_x64` is on by now."""
+    """`dtype`, or JAX's current default for `None`: float64 under `jax_enable_x64`."""
     return jnp.result_type(float) if dtype is None else dtype
 
 
 def uniform(
     key: PRNGKeyArray, shape: Sequence[int], limit: float, dtype: DTypeLike
 ) -> Inexact[Array, "..."]:
-    r"""A uniform draw from $[-\mathrm{limit}, \mathrm{limit})$, in each complex part."""
+    r"""Uniform in $[-\mathrm{limit}, \mathrm{limit})$; also both parts if complex."""
     shape = tuple(shape)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.random.uniform(key, shape, dtype, minval=-limit, maxval=limit)
@@ -47,7 +47,7 @@ def first_values(
     limit: float,
     dtype: DTypeLike,
 ) -> Array:
-    """What the parameter `name` of `layer` starts as: a uniform draw, or as `init` says."""
+    """The initial value of the parameter `name`: by `init`, or uniform for `None`."""
     if init is None:
         return uniform(key, shape, limit, dtype)
     layout = layout_of(layer, name)
@@ -63,7 +63,7 @@ def initialised(
     layout: Layout,
     at: str,
 ) -> Array:
-    """What `init` gives for a parameter of this stored shape, which `at` names."""
+    """The value by `init` for a parameter of this stored shape; errors name it `at`."""
     if isinstance(init, str):
         init = _factory(init, at)()
     values = layout(init, key, shape, dtype) if callable(init) else jnp.asarray(init)
@@ -79,13 +79,13 @@ def initialised(
 
 
 def layout_of(layer: Any, name: str) -> Layout:
-    """How a layer lays out a parameter: as its `_layouts` say, or as JAX does."""
+    """The layout of a parameter: from the layer's `_layouts`, by default as stored."""
     return getattr(layer, "_layouts", {}).get(name, as_stored)
 
 
 def leading_axes(layer: Any, name: str, ndim: int, default: int) -> int:
-    """How many of the `ndim` axes of a parameter are in front of those of one layer: it
-    is stacked, or an ensemble. `default` if the class does not say."""
+    """How many of the `ndim` axes of a parameter come before those of one layer: it is
+    stacked or an ensemble. `default` if the class has no layout for the parameter."""
     layout = layout_of(layer, name)
     if layout is as_stored:
         return default
@@ -100,19 +100,19 @@ def as_stored(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def output_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """For `(out, in)`, where JAX means `(in, out)`."""
+    """The layout `(out, in)`: JAX's initialisers get `(in, out)`."""
     return jnp.asarray(init(key, shape[::-1], dtype)).T
 
 
 def channels_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """For `(out, in, *kernel)`, where JAX means `(*kernel, in, out)`."""
+    """The layout `(out, in, *kernel)`: JAX's initialisers get `(*kernel, in, out)`."""
     out_channels, in_channels, *kernel = shape
     values = jnp.asarray(init(key, (*kernel, in_channels, out_channels), dtype))
     return jnp.moveaxis(values, (-1, -2), (0, 1))
 
 
 def gates(number: int) -> Layout:
-    """For the `(out, in)` of several gates, one below the other: a draw for each."""
+    """The layout of gates, stacked along `out` of `(out, in)`: each is drawn alone."""
 
     def layout(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         if len(shape) == 1:
@@ -125,7 +125,7 @@ def gates(number: int) -> Layout:
 
 
 def _factory(name: str, at: str) -> Callable[[], Any]:
-    # The constant ones are initialisers themselves.
+    # In `jax.nn.initializers` these two are initialisers, not factories of one.
     if name in ("zeros", "ones"):
         return lambda: getattr(jax.nn.initializers, name)
     factory = getattr(jax.nn.initializers, name, None)

@@ -17,7 +17,7 @@ def split_key(key: Any, number: int, layer: Any) -> jax.Array:
 
 
 def refused_key(error: TypeError | ValueError, key: Any, layer: Any) -> Exception:
-    """The error to raise in place of JAX's own, if it is not one PRNG key."""
+    """The error to raise in place of JAX's own, if `key` is not a single PRNG key."""
     given = describe_array(key) if is_array(key) else repr(key)
     return type(error)(
         f"`key` of {type(layer).__name__} must be one PRNG key, such as "

@@ -1,8 +1,9 @@
 """`KVCache`: the keys and values of the tokens that attention has seen so far.
 
-A call writes its tokens to their slots first, and then attends to the slots: so a compiled
-loop updates the cache in place. Only where a call of several tokens overwrites some of a
-ring that its first queries still attend to, are old and new tokens joined to one array.
+A call first writes its tokens to their slots, and then attends to the slots, so that a
+compiled loop updates the cache in place. The exception is a call with several tokens
+and a ring: it may overwrite tokens that its first queries still attend to. Then old and
+new tokens are concatenated.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -119,7 +120,7 @@ class KVCache(Module):
             "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache: it "
             "can only remove tokens.",
         )
-        # The query after them attends to the last `slots` tokens, itself among them.
+        # The next query attends to the last `slots` tokens, including its own.
         needed, kept = jnp.maximum(n + 1 - slots, 0), jnp.maximum(length - slots, 0)
         n = error_if(
             jnp.minimum(n, length),
@@ -134,7 +135,7 @@ class KVCache(Module):
 def empty_cache(
     max_length: int, key: Array, value: Array, overflow: Literal["error", "ring"]
 ) -> KVCache:
-    """`key` and `value`, `(1, heads, size)`, are what the slots hold until filled."""
+    """An empty cache. `key` and `value`, `(1, heads, size)`, fill its empty slots."""
     if overflow not in ("error", "ring"):
         raise ValueError(f"`overflow` must be 'error' or 'ring'; got {overflow!r}.")
     if max_length < 1:
@@ -149,17 +150,20 @@ def empty_cache(
 
 
 class Seen(NamedTuple):
-    """What the queries of a call attend to, in the order of the arrays."""
+    """The keys and values that the queries of a call attend to.
+
+    They are the slots of the cache; or the slots, followed by the new tokens.
+    """
 
     key: Array
     value: Array
     position: Array
-    # Where among them the new tokens start: with the cache updated in place, at their slot.
+    # The index of the first new token in these arrays.
     start: Array | int
     next_cache: KVCache
 
     def in_this_order(self, mask: Array | None, new: int) -> Array | None:
-        """A mask or bias of all slots and then the `new` tokens, of what is here."""
+        """Reorders a mask or bias for slots and `new` tokens to the order of `key`."""
         extra = 0 if mask is None else mask.shape[-1] - len(self.key)
         if mask is None or extra <= 0:
             return mask
@@ -167,7 +171,7 @@ class Seen(NamedTuple):
         return lax.dynamic_update_slice_in_dim(slots, tokens, self.start, -1)
 
     def slots_first(self, weights: Any, new: int) -> Array:
-        """Weights of all slots and then the `new` tokens, from those of what is here."""
+        """Reorders weights from the order of `key` to all slots, then `new` tokens."""
         if len(self.key) > len(self.next_cache.key):
             return weights
         tokens = lax.dynamic_slice_in_dim(weights, self.start, new, -1)
@@ -178,7 +182,7 @@ class Seen(NamedTuple):
 
 
 def extended(cache: KVCache, key: Array, value: Array) -> Seen:
-    """The tokens of the cache and new ones. Each array keeps its dtype."""
+    """The cached tokens with the new ones, in the dtypes of `key` and `value`."""
     _check_new(cache, key, value)
     dtypes = key.dtype, value.dtype
     key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
@@ -194,7 +198,7 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
         ]
         seen = updated
     else:
-        # Of more tokens than there are slots, only the last stay.
+        # If there are more tokens than slots, only the last ones are kept.
         kept = slice(max(new - slots, 0), None)
         start, indices = slots, position[kept] % slots
         updated = [a.at[indices].set(b[kept]) for a, b in zip(old, added, strict=True)]
@@ -220,7 +224,7 @@ def cut(cache: KVCache, n: Array) -> KVCache:
 
 
 def new_positions(cache: KVCache, number: int) -> Array:
-    """The positions in the sequence of the next tokens."""
+    """The positions of the next `number` tokens in the sequence."""
     return cache.length + jnp.arange(number, dtype=jnp.int32)
 
 
@@ -249,10 +253,10 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
 
 
 def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:
-    """Both, with an error at run time if tokens were lost that were not to be.
+    """`cache` and `out`, with an error at run time if there were too many tokens.
 
-    The check belongs to the output and to the length, so that it is not left out of a
-    program that uses one of them only.
+    Both the output and the length depend on the check, so that JAX keeps it in a
+    program that uses only one of them.
     """
     slots = len(cache.key)
     length, out = error_if(

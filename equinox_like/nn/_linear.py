@@ -1,4 +1,4 @@
-"""`Linear` and `Identity`: the affine map of a vector, and the map that does nothing."""
+"""`Linear` and `Identity`: an affine map of a vector, and the identity."""
 
 import math
 from types import MappingProxyType
@@ -158,7 +158,7 @@ class Identity(Module):
 
 
 def mapped(layer: Any, x: Array) -> Array:
-    """`jax.vmap(layer)(x)`: if it is a `Linear`, by one product, with no map to trace."""
+    """`jax.vmap(layer)(x)`; for a `Linear` by one product, which is faster to trace."""
     if (
         type(layer) is not Linear
         or not (is_array(layer.weight) and (layer.bias is None or is_array(layer.bias)))
@@ -173,7 +173,7 @@ def mapped(layer: Any, x: Array) -> Array:
 
 
 def _product(x: Array, weight: Any) -> Array:
-    # With `x` first: under `vmap` that is the batch, and nothing is to be transposed.
+    # `x` comes first, so that under `vmap` the batch axis needs no transpose.
     return jnp.inner(x, weight) if is_array(weight) else weight @ x
 
 

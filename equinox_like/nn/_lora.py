@@ -1,7 +1,7 @@
-"""`LoRA`: trains a low-rank update of a layer's weight in place of the weight.
+"""`LoRA`: trains a low-rank update of a layer's weight instead of the weight.
 
-Like the other layers that compute the weight of a layer (`_reparam.py`), it puts another
-weight into a copy of the layer, and calls that.
+Like the other layers that compute the weight of a layer (`_reparam.py`), it calls a
+copy of the layer with another weight.
 """
 
 import dataclasses
@@ -174,7 +174,7 @@ class LoRA(StatefulLayer):
         found = getattr(self.layer, name)
         if name in vars(self.layer) and name not in self._names():
             return found
-        # What is computed of the weight, by a method or a property, is of the new one.
+        # Methods and properties of the layer must see the updated weight.
         return getattr(self._updated_layer(), name)
 
     def _names(self) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ class LoRA(StatefulLayer):
         return self._with_weights(lambda weight, b, a: weight + _product(b, a, weight))
 
     def _with_weights(self, make: Callable[[Any, Any, Any], Any]) -> Any:
-        """The layer with `make(weight, b, a)` for each weight, where `b` is scaled."""
+        """The layer with `make(weight, b, a)` for each weight; `b` is scaled."""
         layer, scale = self.layer, self.alpha / self.rank
         one = isinstance(self.weight_name, str)
         matrices = [(self.b, self.a)] if one else zip(self.b, self.a, strict=True)
@@ -195,8 +195,9 @@ class LoRA(StatefulLayer):
             weight = getattr(layer, name)
             # Within `tree_at` a field may hold anything.
             if is_array(weight) or hasattr(weight, "__jax_array__"):
-                # Scaled before the product. If it was scaled after it, XLA might scale and
-                # add in one operation, and `unmerge` would subtract another number.
+                # Scaled before the product. After it, XLA might fuse scaling and
+                # adding, and then `unmerge` would not subtract the number that was
+                # added.
                 new = make(jnp.asarray(weight), jnp.asarray(b) * scale, jnp.asarray(a))
                 layer = with_weight(layer, name, new)
         return layer
@@ -257,7 +258,7 @@ def add_lora(
             "Correct `where`; a layer whose weight has another name can be wrapped by "
             "`LoRA`."
         )
-    # Those within others first, while their paths are what they were.
+    # Inner layers first: wrapping a layer changes the paths of those within it.
     for path, names in sorted(chosen.items(), key=lambda item: -len(item[0])):
         layer_key = jax.random.fold_in(key, zlib.crc32(plain_path(path).encode()))
         model = tree_at(
@@ -294,7 +295,7 @@ def merge_lora(model: _Tree) -> _Tree:
 
 
 class _Updated(Module):
-    """Stands for a weight and its update where that is only indexed or multiplied."""
+    """Replaces an updated weight in layers that only index or multiply by it."""
 
     weight: Array
     b: Array
@@ -305,7 +306,7 @@ class _Updated(Module):
         return self.weight.shape
 
     def __matmul__(self, x: Array) -> Array:
-        # With `x` first: under `vmap` that is the batch, and nothing is to be transposed.
+        # `x` comes first, so that under `vmap` the batch axis needs no transpose.
         update = jnp.inner(jnp.inner(x, self.a), self.b)
         return jnp.inner(x, self.weight) + update
 
@@ -361,8 +362,8 @@ def _changed(lora: LoRA, **fields: Any) -> LoRA:
 
 
 def _weights_under(model: Any, where: Any) -> dict[Any, dict[str, int]]:
-    """The weights that `where` chooses: for the path of each layer the names of its
-    weights, and how many axes in front of them are not of one layer."""
+    """The weights that `where` chooses: by the path of each layer, the names of its
+    weights, and how many leading axes they have for stacking or an ensemble."""
     selectors = where if isinstance(where, list) else [where]
     flags = zip(*(leaves_under(model, each) for each in selectors), strict=True)
     found: dict[Any, dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""Loss scales: gradients of half precision, kept away from zero."""
+"""Loss scales, which keep gradients in half precision from underflow."""
 
 from typing import Any, TypeVar
 
@@ -234,7 +234,8 @@ def _times(x: Array, factor: Array) -> Array:
 
 
 def _unscaled(grads: _Tree, scale: Array) -> _Tree:
-    # Exact for powers of two, and a float16 may not hold the scale, but its inverse.
+    # A product with the inverse is exact for powers of two. Unlike the scale, the
+    # inverse does not overflow in float16.
     inverse = 1 / scale
     return jax.tree.map(
         lambda g: _times(g, inverse) if is_inexact_array(g) else g, grads

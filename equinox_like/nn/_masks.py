@@ -1,6 +1,6 @@
-"""Which query attends to which key: masks, and how they combine.
+"""Attention masks, and functions that combine them.
 
-A mask is a boolean array of shape `(queries, keys)`, or `(heads, queries, keys)`, that is
+A mask is a boolean array of shape `(queries, keys)` or `(heads, queries, keys)`. It is
 `True` where the query attends to the key.
 """
 
@@ -156,7 +156,7 @@ def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:
             "`combine_masks` takes masks whose shapes can be broadcast against each other, "
             f"such as (queries, keys) and (heads, queries, keys); got {shapes}."
         ) from None
-    # Broadcast first, so that JAX need not promote ranks, which can be made an error.
+    # Broadcast explicitly, because `jax_numpy_rank_promotion` may be "raise".
     spread = (jnp.broadcast_to(mask.astype(bool), shape) for mask in given)
     return functools.reduce(jnp.logical_and, spread)
 
@@ -168,10 +168,11 @@ def visible_keys(
     window: int | None,
     only_filled: bool,
 ) -> Array | None:
-    """Which keys each query attends to: `(q, kv)` or `(heads, q, kv)`; `None` is all.
+    """The combined mask, `(q, kv)` or `(heads, q, kv)`; `None` if it is all true.
 
-    `positions` are those of queries and keys in the sequence. With `only_filled`, a
-    negative one is that of an empty slot of a cache.
+    `positions` are the positions of queries and keys in the sequence. With
+    `only_filled`, keys with a negative position are masked: they are empty slots of a
+    cache.
     """
     queries, keys = positions[0][:, None], positions[1][None, :]
     conditions = [mask]

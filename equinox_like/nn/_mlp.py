@@ -159,14 +159,14 @@ def _build_layers(
     return first, *middle, last
 
 
-# Compiled, so that building a second one of the same kind takes no time.
+# Compiled, so that another `MLP` with the same arguments is built quickly.
 @filter_jit
 def _stacked(build: Callable[..., Any], keys: Array) -> Any:
     return build_stacked(lambda key: build(key=key), keys)
 
 
 def _copied(activation: Any, shape: tuple[int, ...]) -> Any:
-    """`activation` with arrays for each neuron; other leaves are shared."""
+    """`activation`, with each array broadcast to one copy for each neuron."""
     arrays, rest = partition(activation, is_array)
     arrays = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), arrays)
     return combine(arrays, rest)
@@ -184,7 +184,7 @@ def _each_neuron(activation: Any, x: Any) -> Any:
 
 @contextmanager
 def _of_scalars(name: str) -> Iterator[None]:
-    """Says of an error what the function was given, which a user may not know."""
+    """Adds a note to errors: the function is applied to a scalar, not a vector."""
     try:
         yield
     except Exception as error:
@@ -214,7 +214,7 @@ def _scan_hidden(mlp: MLP, x: Any) -> Any:
     with within("layers[0]"):
         x = first(x)
     x = _hidden_activation(mlp, 0, x)
-    if mlp.depth == 1:  # again an empty loop
+    if mlp.depth == 1:  # an empty scan, which `jax.disable_jit` refuses
         return x
     inputs = stacked, _slice(mlp.activation, slice(1, None))
     arrays, rest = partition(inputs, is_array)

@@ -1,7 +1,7 @@
-"""`LayerNorm` and `RMSNorm`: statistics of a whole array.
+"""`LayerNorm` and `RMSNorm`: normalise a whole array.
 
-What all norms of one example compute is done in float32 at least, whatever the dtype of the
-input.
+These norms, `GroupNorm` and `InstanceNorm` compute in at least float32 for any input
+dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -205,7 +205,7 @@ def _normalised(
     x = jnp.asarray(x)
     accumulate = accumulation_dtype(x)
     y = normalise(cast(x, accumulate), norm.eps)
-    # The flags decide, and not whether there are parameters.
+    # The flags decide, not whether the parameters are `None`.
     if norm.use_weight:
         y = like(cast(norm.weight, accumulate), y) * y
     if norm.use_bias:
@@ -219,7 +219,7 @@ def accumulation_dtype(x: Array) -> Any:
 
 
 def standardise(x: Array, eps: float) -> Array:
-    # `jnp.var` would make programs of many layers take thrice as long to compile.
+    # With `jnp.var`, programs of many layers take three times as long to compile.
     centred = x - jnp.mean(x)
     return centred * jax.lax.rsqrt(jnp.mean(_squared(centred)) + eps)
 
@@ -233,6 +233,6 @@ def _squared(x: Array) -> Array:
 
 
 def cast(x: Any, dtype: DTypeLike) -> Any:
-    # Asked first: also a cast that changes nothing takes time while it is traced. What
-    # only stands for an array, as `Frozen` does, becomes one by it.
+    # A cast that changes nothing is skipped, because it takes time to trace. An object
+    # in place of an array, such as `Frozen`, is always cast, which makes it an array.
     return x if is_array(x) and x.dtype == dtype else x.astype(dtype)

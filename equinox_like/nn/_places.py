@@ -12,16 +12,16 @@ from ._state import State
 
 
 class Place(NamedTuple):
-    """A leaf, and where it is."""
+    """A leaf, its path, and the nodes around it."""
 
     path: tuple[Any, ...]
     leaf: Any
-    # The innermost Module or State around it, and the name of the field there.
+    # The innermost Module or State that contains the leaf, and the Module's field.
     owner: Any
     name: str | None
-    # The depths of the `Stacked` around it: leading axes of each array.
+    # The depths of all `Stacked` around it, which are leading axes of its array.
     rows: tuple[int, ...]
-    # The class of each node above, from the root on.
+    # The classes of all nodes on the path, from the root on.
     classes: tuple[type, ...]
 
 
@@ -35,7 +35,7 @@ def _below(node: Any, here: Place) -> Iterator[Place]:
         yield here._replace(leaf=node)
         return
     if isinstance(node, Frozen):
-        # What is frozen belongs to the layer that it is a part of.
+        # `Frozen` is skipped: its content belongs to the layer around it.
         yield from _below(node.value, here)
         return
     classes = (*here.classes, type(node))

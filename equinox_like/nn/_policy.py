@@ -1,4 +1,4 @@
-"""`Policy`, `mixed`, `precision`: the dtypes in which a layer keeps and computes."""
+"""`Policy`, `mixed`, `precision`: dtypes of parameters, computation and outputs."""
 
 import abc
 import inspect
@@ -13,13 +13,13 @@ from ._precision import cast, compute_dtype, floating, is_real
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
 _Tree = TypeVar("_Tree")
-# Methods that compute nothing: what they return are the parameters, which stay as they are.
+# Methods that compute nothing: they return parameters, which are not cast.
 _OF_STRUCTURE = ("unstack",)
 _SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
 _SHORT |= {"f32": "float32", "f64": "float64"}
 _ROLES = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
 
-# Methods that make what the first call of a layer starts from, of the dtype of its arrays.
+# Methods that return an initial state or cache, which must have the compute dtype.
 _STARTS = "init_cache", "init_state"
 
 
@@ -99,7 +99,7 @@ class Policy(Module):
 
 
 class _Casting(StatefulLayer):
-    """A layer around another one, whose attributes it shows as its own."""
+    """A layer that wraps another one, and has the attributes of the wrapped layer."""
 
     layer: AbstractVar[Any]
 
@@ -116,7 +116,7 @@ class _Casting(StatefulLayer):
         return self._run(None, args, kwargs)
 
     def is_stateful(self) -> bool:
-        """Whether the layer is."""
+        """Whether the wrapped layer is stateful."""
         return is_stateful(self.layer)
 
     def __getattr__(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class _Casting(StatefulLayer):
 
 
 class _Method(Module):
-    """A method of a layer, called as the layer itself would be."""
+    """A method of a wrapped layer, called with the same casts as the layer."""
 
     owner: _Casting
     name: str = field(static=True)
@@ -140,7 +140,7 @@ class _Method(Module):
 
 
 def _is_method(layer: Any, name: str) -> bool:
-    """Whether it is a method that has the instance, and so its parameters."""
+    """Whether `name` is a method that is bound to the instance and its parameters."""
     while isinstance(layer, _Casting | Frozen):
         layer = layer.value if isinstance(layer, Frozen) else layer.layer
     if name in getattr(layer, "__dict__", ()) or name in _OF_STRUCTURE:
@@ -178,7 +178,7 @@ class Mixed(_Casting):
 
 
 class _Kept(_Casting):
-    """A layer among others that compute in another dtype."""
+    """A layer that keeps its own dtype, within layers that compute in another one."""
 
     layer: Any
     own_dtype: Any = field(static=True)
@@ -281,7 +281,7 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
 
 
 def _with_kept(layer: Any, dtype: Any, keep: tuple[type, ...]) -> Any:
-    """`layer`, in which what is kept takes and returns what the others compute with."""
+    """`layer`, with its kept layers wrapped: they take and return arrays of `dtype`."""
 
     def each(node: Any) -> Any:
         if not (isinstance(node, keep) and callable(node)):

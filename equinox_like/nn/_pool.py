@@ -1,4 +1,4 @@
-"""`Pool`, and the maximum and the average over windows of one to three spatial axes."""
+"""`Pool`, and maximum and average pooling over one to three spatial axes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -311,20 +311,20 @@ def _resolved_padding(pool: Pool, sizes: Sequence[int]) -> list[tuple[int, int]]
 def _up_to_last_window(
     size: int, kernel: int, stride: int, padding: tuple[int, int]
 ) -> tuple[int, int]:
-    """The padding of one axis, such that a last window covers what would be left over."""
+    """The padding of one axis, such that a last window covers remaining elements."""
     low, high = padding
     last_start = -(-(low + size + high - kernel) // stride) * stride
-    # A window that starts past the input would hold nothing but padding.
+    # A window that starts after the input would hold only padding.
     if 0 <= last_start < low + size:
         high = last_start + kernel - low - size
     return low, high
 
 
 def _as_dtype(init: Any, dtype: Any) -> Any:
-    """`init` in the dtype of the input, where infinity is the last of the integers.
+    """`init` in the dtype of the input. Infinity becomes the largest or least integer.
 
-    It stays a NumPy array, so that JAX can see which number it is: that tells it whether
-    there is a gradient.
+    It stays a NumPy array, so that JAX knows its value: JAX differentiates
+    `reduce_window` only for known operations with their own initial value.
     """
     if isinstance(init, jax.Array):
         return init.astype(dtype)

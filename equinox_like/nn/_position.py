@@ -1,4 +1,4 @@
-"""Embeddings of positions that are added: a learned table, and sines and cosines."""
+"""Positional embeddings that are added: a learned table, or sines and cosines."""
 
 from typing import Any
 
@@ -234,7 +234,7 @@ def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
 
 def _rows(table: Array, positions: Array) -> Array:
     def gather(table: Array, positions: Array) -> Array:
-        # JAX would take negative ones to count from the end.
+        # Clipped, because JAX would count negative positions from the end.
         return table[jnp.clip(positions, 0, len(table) - 1)]
 
     if explicit_mesh(table, positions) is None:

@@ -1,6 +1,6 @@
-"""`precision`: the dtype in which layers compute, as a context. And casting trees.
+"""The context behind `precision`, the dtype in which layers compute; casts of trees.
 
-A layer of this library obeys it by the decorator `computes`, which stands around its call.
+The decorator `computes` on the call of a layer applies the context to it.
 """
 
 import functools
@@ -24,7 +24,7 @@ compute_dtype: Final[Context[Any]] = Context(None, name="precision")
 
 
 def computes(name: str) -> Callable[[_T], _T]:
-    """Decorator for the call of a layer: a scope of this name, in the context's dtype."""
+    """Decorates the call of a layer: a scope of this name, in the context's dtype."""
 
     def decorate(call):
         scoped = jax.named_scope(name)(call)
@@ -93,7 +93,7 @@ def is_real(node: Any) -> bool:
 
 
 def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
-    """`dtype` as a NumPy dtype, after checking that it is real floating or `None`."""
+    """`dtype` as a NumPy dtype, after validating that it is real floating or `None`."""
     if dtype is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`PReLU`: a rectifier with a slope that is learnt."""
+"""`PReLU`: a rectifier with a learned slope."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class PReLU(Module):
         """
         self.negative_slope = jnp.asarray(init_alpha, dtype)
 
-    # Around the whole call, as this is no matter of how the user writes programs.
+    # The user's promotion settings must not make the layer's own arithmetic fail.
     @computes("eqx.nn.PReLU")
     @jax.numpy_rank_promotion("allow")
     @jax.numpy_dtype_promotion("standard")

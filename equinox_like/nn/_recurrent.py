@@ -1,7 +1,7 @@
-"""`RNN` and `Bidirectional`: cells run over a sequence, layer by layer.
+"""`RNN` and `Bidirectional`: run recurrent cells over a sequence, layer by layer.
 
-A cell is called as `cell(x, state)`, returns the next state, and has an `init_state()`. How
-one is run over a sequence is in `_scan_cell.py`.
+`cell(x, state)` returns the next state, and `cell.init_state()` the initial one. The
+scan over the sequence is in `_scan_cell.py`.
 """
 
 import operator
@@ -287,7 +287,7 @@ class RNN(Module):
 
 
 def _there(layer: Any, xs: Any, length: Any) -> Array | None:
-    """Which elements of a sequence there are; `None` if all."""
+    """The mask of the elements of a sequence that are not padding; `None` if all."""
     name = type(layer).__name__
     sizes = [x.shape[0] for x in jax.tree.leaves(xs) if is_array(x) and x.ndim > 0]
     if not sizes:

@@ -1,4 +1,4 @@
-"""`reinit`: other first values for the parameters of a model that is built."""
+"""`reinit`: initialises parameters of an existing model again."""
 
 import math
 import zlib

@@ -203,14 +203,14 @@ class WeightNorm(Module, Generic[_Layer]):
         v = jnp.asarray(getattr(self.layer, self.weight_name))
         square = _square_sum(v, self.axis)
         is_zero = square == 0
-        # The root of zero would make NaN of the gradient, though masked out.
+        # The gradient of the root of 0 would be NaN, although its value is masked.
         norm = jnp.sqrt(jnp.where(is_zero, 1, square))
         weight = jnp.where(is_zero, 0, v * self.g / norm)
         return with_weight(self.layer, self.weight_name, weight)(x)
 
 
 def with_weight(layer: Any, name: str, weight: Any) -> Any:
-    """The layer with another weight."""
+    """A copy of the layer with another weight."""
     return tree_at(lambda layer: getattr(layer, name), layer, weight)
 
 

@@ -1,4 +1,4 @@
-"""`resize` and `Upsample`: another number of points along the spatial axes."""
+"""`resize` and `Upsample`: resize the spatial axes of an array."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from .._typing import ArrayLike, PRNGKeyArray
 from ._norm import accumulation_dtype
 from ._sharding import explicit_mesh, parts, placed
 
-# An int is not a float to a checker of annotations at run time.
+# `int` is listed because beartype does not accept an int as a float.
 _Scale = float | int | Sequence[float | int]
 ResizeMethod = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 
@@ -152,7 +152,7 @@ def _resized(
     dtype = x.dtype if keeps else work
 
     def run(x: Array) -> Array:
-        # Weights in half precision would be off by a percent.
+        # In half precision, the interpolation weights would be off by one percent.
         wide = x if method == "nearest" else x.astype(work)
         return jax.image.resize(wide, shape, method, antialias).astype(dtype)
 
@@ -179,7 +179,7 @@ def _new_sizes(name: str, x: Array, size: Any, scale: Any) -> tuple[int, ...]:
         )
     if size is not None:
         return each
-    # 100 * 0.29 is to be 29.
+    # Rounded first, because 100 * 0.29 is a little less than 29.
     new = tuple(math.floor(round(n * s, 6)) for n, s in zip(old, each, strict=True))
     if 0 in new:
         raise ShapeError(

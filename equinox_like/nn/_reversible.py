@@ -1,5 +1,5 @@
-"""`ReversibleBlock` and `ReversibleSequential`: layers whose inputs are computed from their
-outputs, so that the backward pass has no need to store them."""
+"""`ReversibleBlock` and `ReversibleSequential`: layers whose inputs can be computed
+from their outputs, so that they need not be stored for the backward pass."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -130,7 +130,7 @@ class ReversibleBlock(Module):
         layer = getattr(self, name)
         with within(name):
             out = _call(layer, x, key)
-        # A sum that broadcasts or promotes could not be undone.
+        # A sum that broadcasts or promotes cannot be inverted.
         if shape_and_dtype(out) != shape_and_dtype(like):
             raise ShapeError(
                 f"`{name}` of ReversibleBlock must return an array like the half of the "
@@ -251,7 +251,7 @@ class ReversibleSequential(Module):
             ]
             return self._through(calls[::-1] if reverse else calls, x, reverse)
         ((name, layers),) = self._named()
-        # The numbers are there for layers without arrays.
+        # `number` gives the scan a length if the layers have no arrays.
         stacked = _Call(name, layers, key if key is None else keys, jnp.arange(number))
         if self.memory_efficient:
             if reverse:
@@ -278,7 +278,7 @@ class ReversibleSequential(Module):
 
 
 class _Call(Module):
-    """A block, and all that is needed to call it; or those of many, stacked."""
+    """A block, with its PRNG key and its name in errors; or many of them, stacked."""
 
     name: str = field(static=True)
     block: Any

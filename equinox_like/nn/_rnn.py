@@ -1,4 +1,4 @@
-"""`GRUCell` and `LSTMCell`, one step of a recurrent network."""
+"""`GRUCell` and `LSTMCell`: one step of a recurrent network."""
 
 import math
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ class GRUCell(Module):
         _check_hidden(self, hidden, "hidden")
         hidden = jnp.asarray(hidden)
         from_input = matvec(self.weight_ih, jnp.asarray(input))
-        # The flag decides, and not whether there is a bias.
+        # The flag decides, not whether the bias is `None`.
         if self.use_bias:
             from_input = from_input + self.bias  # pyright: ignore[reportOperatorIssue]
         reset_i, update_i, new_i = jnp.split(from_input, 3)
@@ -251,7 +251,7 @@ class LSTMCell(Module):
         total = matvec(self.weight_ih, jnp.asarray(input)) + matvec(
             self.weight_hh, jnp.asarray(h)
         )
-        # The flag decides, and not whether there is a bias.
+        # The flag decides, not whether the bias is `None`.
         if self.use_bias:
             total = total + self.bias  # pyright: ignore[reportOperatorIssue]
         i, f, g, o = jnp.split(total, 4)

@@ -1,4 +1,4 @@
-"""`RotaryPositionalEmbedding`: positions as rotations."""
+"""`RotaryPositionalEmbedding`: rotates features by angles that encode positions."""
 
 from typing import Any
 
@@ -147,7 +147,7 @@ class RotaryPositionalEmbedding(Module):
 def cos_and_sin(
     size: int, positions: Array, theta: float, dtype: DTypeLike
 ) -> tuple[Array, Array]:
-    # Angles of far positions would be nothing but noise in half precision.
+    # In half precision, the angles of large positions would have no correct digits.
     positions = positions.astype(jnp.result_type(float))
     frequencies = 1.0 / theta ** (jnp.arange(0, size, 2, dtype=float) / max(size, 1))
     angles = positions[:, None] * frequencies[None, :]
@@ -158,7 +158,7 @@ def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array
     """The position of each row, from the arguments of a call."""
     if positions is None:
         offset = jnp.asarray(offset)
-        # Not in the dtype of the offset, which may be too small for the sum.
+        # The dtype of the offset may be too small for the sum.
         is_integer = jnp.issubdtype(offset.dtype, jnp.integer)
         dtype = jnp.result_type(int if is_integer else float)
         return jnp.arange(length, dtype=dtype) + offset.astype(dtype)

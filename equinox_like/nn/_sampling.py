@@ -96,7 +96,7 @@ def sample_logits(
                 "`sample_logits` needs a `key`, unless `temperature` is the number 0."
             )
         temperature = jnp.asarray(temperature, logits.dtype)
-        # Less the greatest, or a low temperature would make several of them infinite.
+        # Subtract the maximum, or a low temperature could make several logits infinite.
         logits = (logits - logits[best]) / jnp.where(temperature > 0, temperature, 1)
         token = _drawn(logits, key, top_k, top_p)
         return jnp.where(temperature > 0, token, best)
@@ -106,13 +106,13 @@ def _drawn(logits: Array, key: Any, top_k: int | None, top_p: Any) -> Array:
     if top_k is None and top_p is None:
         return jax.random.categorical(key, logits).astype(jnp.int32)
     number = len(logits) if top_k is None else min(operator.index(top_k), len(logits))
-    # From the most likely one on, and so of equals the first.
+    # Sorted by likelihood; of equally likely tokens, the first ones come first.
     logits, tokens = jax.lax.top_k(logits, number)
     if top_p is not None:
         probabilities = jax.nn.softmax(logits)
         before = jnp.cumsum(probabilities) - probabilities
         kept = before < jnp.asarray(top_p, logits.dtype)
-        # The most likely one is kept in any case.
+        # The most likely token is always kept.
         logits = jnp.where(kept.at[0].set(True), logits, -jnp.inf)
     return tokens[jax.random.categorical(key, logits)].astype(jnp.int32)
 
@@ -126,14 +126,14 @@ def _penalised(logits: Array, penalty: ArrayLike) -> Array:
 
 
 def is_greedy(temperature: Any) -> bool:
-    """Whether it is the number 0, for which nothing is drawn."""
+    """Whether the temperature is the Python number 0: take the most likely token."""
     return not is_array(temperature) and temperature == 0
 
 
 def check_sampling(
     function: str, temperature: Any, top_k: Any, top_p: Any, repetition_penalty: Any
 ) -> None:
-    """Raises an error unless these are scalars that can be sampled with."""
+    """Validates the options of `sample_logits`."""
     ranges: tuple[tuple[str, Any, str, Callable[[Any], bool]], ...] = (
         (
             "temperature",

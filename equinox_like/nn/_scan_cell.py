@@ -1,4 +1,4 @@
-"""Running recurrent cells over a sequence: `scan_cell`, and `scanned` for `RNN`."""
+"""Runs recurrent cells over a sequence: `scan_cell`, and `scanned` for `RNN`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,8 +83,8 @@ def scanned(
     there: Array | None,
     unroll: int | bool,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The outputs and the last state of each cell: the first one runs forward over the
-    sequence, the second one backward. Where `there` is false is padding."""
+    """The outputs and the last state of each cell. The first cell runs forward over the
+    sequence, the second one backward. Elements where `there` is false are padding."""
     if there is not None:
         xs = _without_padding(xs, there)
     states = tuple(
@@ -120,13 +120,14 @@ def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
 
 
 def _first_state(cell: Any, name: str, xs: Any) -> Any:
-    """The cell's own first state, in the dtypes that it has after a step.
+    """The cell's initial state, in the dtypes that the state has after a step.
 
-    Those of parameters and inputs may differ, and a `mixed` cell computes in its own.
+    These may differ if the inputs have other dtypes than the parameters, or in a
+    `mixed` cell.
     """
     state = jax.tree.map(jnp.asarray, cell.init_state())
     x = jax.tree.map(_type_of_row, xs)
-    # Twice, as the state of the first step may change the dtypes of the second.
+    # Twice, because the dtypes after the first step may change those after the second.
     for _ in range(2):
         after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
         state = jax.tree.map(_of_dtype, state, after)
@@ -145,8 +146,8 @@ def _of_dtype(x: Any, like: Any) -> Any:
 
 
 def _varying_as(tree: Any, states: Any) -> Any:
-    """`states`, differing between the devices of a `shard_map` where an array of `tree`
-    does: a scan asks for it."""
+    """`states`, marked as varying over the `shard_map` axes that any array of `tree`
+    varies over. A scan requires this of its carry."""
     arrays = [x for x in jax.tree.leaves(tree) if is_array(x)]
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in arrays))
     if not axes:
@@ -164,8 +165,8 @@ def _flipped(tree: Any) -> Any:
 
 
 def _without_padding(xs: Any, there: Array) -> Any:
-    """`xs` with zeros where `there` is false: a gradient of zero times NaN is NaN, so a
-    cell must not see what the padding holds."""
+    """`xs`, with zeros where `there` is false. A cell must not see a NaN in padding,
+    because a zero gradient times NaN is NaN."""
 
     def each(x):
         if not jnp.issubdtype(x.dtype, jnp.inexact):

@@ -1,4 +1,4 @@
-"""`Sequential` and `Lambda`: layers one after the other, and a function as a layer."""
+"""`Sequential` and `Lambda`: a chain of layers, and a function as a layer."""
 
 import inspect
 import operator
@@ -145,7 +145,7 @@ class Lambda(Module):
 
 
 def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:
-    """A copy with other members, of the same class if that can be built again."""
+    """A copy with other members; of the same class if its constructor can be called."""
     cls = type(sequential)
     parameters = inspect.signature(cls).parameters
     kwargs = {

@@ -1,8 +1,8 @@
-"""What the layers say about shapes, so that they all say it alike.
+"""Validation of shapes and sizes, with the same messages for all layers.
 
-First the checks of the arrays that a layer is called with, and the path that a container
-puts before their messages; then the checks of the sizes that a layer is built with.
-Shapes are known while tracing, so none of this is in the compiled program.
+First come checks of the arrays that a layer is called with, and the paths that
+containers add to their messages; then checks of the sizes that a layer is built with.
+Shapes are known during a trace, so compiled programs hold none of these checks.
 """
 
 import operator
@@ -46,11 +46,11 @@ def check_input(
 def check_channels_first(
     layer: Any, x: Any, channels: int | None, name: str = "x"
 ) -> None:
-    """As `check_input` with `channels` and then any number of axes of any size."""
+    """`check_input` for `channels`, followed by any number of axes of any size."""
     shape = _shape_of(x)
     extra = 0
     if shape and channels is not None and shape[0] != channels and channels in shape:
-        extra = shape.index(channels)  # what stands before are batches
+        extra = shape.index(channels)  # the axes before are batch axes
     number = max(len(shape or ()) - extra, 1)
     check_input(layer, x, (channels,) + (None,) * (number - 1), name)
 
@@ -58,9 +58,9 @@ def check_channels_first(
 def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     """The shape of a parameter that should have `ndim` axes.
 
-    It decides what the layer takes, whatever sizes the layer was built with. `None` if
-    that is not known: an object that stands for an array need not have a shape. More
-    axes are those of an ensemble: `ShapeError`.
+    Inputs are checked against this shape, and not against the sizes that the layer was
+    built with. `None` if it is not known: an object in place of an array may lack a
+    shape. Raises `ShapeError` for more axes: the layer is an ensemble.
     """
     shape = _shape_of(getattr(layer, name))
     if shape is None or len(shape) < ndim:
@@ -82,7 +82,7 @@ class MissingKeyError(RuntimeError):
 
 @contextmanager
 def within(path: str) -> Iterator[None]:
-    """Puts `path` before the message if a shape is wrong or a key is missing inside."""
+    """Adds `path` to the message of a `ShapeError` or `MissingKeyError` from inside."""
     try:
         yield
     except (ShapeError, MissingKeyError) as error:
@@ -130,9 +130,9 @@ def _axes(number: int) -> str:
 
 
 def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
-    """`value` as an int, after checking that it is one and large enough.
+    """`value` as an int, after validating that it is an int of at least `minimum`.
 
-    A static method that builds a layer passes the class.
+    `layer` may also be the class, for a static method that builds a layer.
     """
     try:
         if operator.index(value) >= minimum:
@@ -155,7 +155,7 @@ def as_even_size(layer: Any, name: str, value: Any) -> int:
 
 
 def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scalar"]:
-    """As `as_size`, and the word "scalar" passes."""
+    """`as_size`, which also accepts the word "scalar"."""
     if not isinstance(value, str):
         return as_size(layer, name, value)
     if value == "scalar":
@@ -168,7 +168,7 @@ def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scala
 def per_axis(
     layer: Any, name: str, value: Any, length: int, minimum: int = 1
 ) -> tuple[int, ...]:
-    """A large enough int for each axis: `length` times the same, or a sequence's."""
+    """An int for each axis, from an int or a sequence; all are at least `minimum`."""
     if isinstance(value, SupportsIndex):
         return (as_size(layer, name, value, minimum),) * length
     if isinstance(value, Sequence):
@@ -189,7 +189,7 @@ def check_length(layer: Any, name: str, value: Sequence[Any], length: int) -> No
 
 
 def as_padding(layer: Any, value: Any, length: int) -> tuple[tuple[int, int], ...]:
-    """How much to add (before, after) each axis, from an int, ints or pairs."""
+    """The padding `(before, after)` of each axis, from an int, ints or pairs."""
     each: Any = (value,) * length if isinstance(value, SupportsIndex) else value
     try:
         each = tuple(each)

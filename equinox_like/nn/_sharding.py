@@ -1,9 +1,9 @@
-"""Where results go on a mesh with explicit axes, where JAX asks and does not guess.
+"""The shardings of layers' results on a mesh with explicit axes.
 
-There the type of an array says how it is split, and what JAX cannot derive for a result
-(a sum over what is split, a convolution of split channels, a gather) the layers say
-here. Without explicit axes nothing of this is in the program, and a call costs a look
-at types.
+There, the type of an array includes its sharding. JAX raises if it cannot derive the
+sharding of a result: of a sum over a split axis, a convolution of split channels, or a
+gather. The layers state it with the functions below. Without explicit axes these add
+nothing to the program, and only inspect types.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
 
 
 def parts(x: Any) -> tuple[Any, ...]:
-    """By which explicit axes of a mesh each axis of an array is split."""
+    """For each axis of an array, the explicit mesh axes that split it, or `None`."""
     return tuple(jax.typeof(x).sharding.spec)
 
 
 def like(x: Any, y: Any) -> Any:
-    """`x`, split as `y` is with which it is about to be broadcast."""
+    """`x`, resharded like the `y` that it will be broadcast against."""
     before = parts(x)
     if not any(before):
         return x
@@ -45,7 +45,7 @@ def like(x: Any, y: Any) -> Any:
 
 
 def whole_along(x: Array, axis: int) -> Array:
-    """`x`, not split along this axis."""
+    """`x`, resharded so that this axis is not split."""
     before = parts(x)
     if before[axis] is None:
         return x
@@ -53,7 +53,7 @@ def whole_along(x: Array, axis: int) -> Array:
 
 
 def matvec(weight: Any, x: Any) -> Array:
-    """`weight @ x`. Where both are split along what is summed, no device has the sum."""
+    """`weight @ x`, also if both are split along the axis that is summed over."""
     return product(_weight_first, x, weight)
 
 
@@ -63,7 +63,7 @@ def product(
     weight: Any,
     out_sharding: PartitionSpec | None = None,
 ) -> Array:
-    """`plain(x, weight)`, which is `weight @ x`, split by `out_sharding`."""
+    """`plain(x, weight)`, which must be `weight @ x`, split by `out_sharding`."""
     if not is_array(weight) or weight.ndim != 2:
         return placed(plain, out_sharding, x, weight)
     (features,) = parts(x)
@@ -81,14 +81,14 @@ def product(
 def placed(
     f: Callable[..., Array], out_sharding: PartitionSpec | None, *args: Any
 ) -> Array:
-    """`f(*args)`, split by `out_sharding`. Within `f` the compiler decides on all else."""
+    """`f(*args)`, split by `out_sharding`. Within `f`, the compiler decides."""
     if out_sharding is None:
         return f(*args)
     mesh = explicit_mesh(*args)
     if mesh is None:
-        return jax.sharding.reshard(f(*args), out_sharding)  # says what is wrong
+        return jax.sharding.reshard(f(*args), out_sharding)  # raises if invalid
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    # By default it would take the manual axes of a `shard_map`, too, and fail.
+    # By default `auto_axes` would include the manual axes of a `shard_map`, and fail.
     axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
     where = NamedSharding(mesh, out_sharding)
     decided: Any = jax.sharding.auto_axes(f, axes=axes, out_sharding=where)
@@ -104,6 +104,6 @@ def resharded(x: Any, to: tuple[Any, ...]) -> Any:
 
 
 def on_mesh(spec: PartitionSpec, *arrays: Any) -> PartitionSpec | NamedSharding:
-    """The spec for the mesh of the arrays, which need not be the one in use."""
+    """The spec on the mesh of the arrays, which need not be the current mesh."""
     mesh = explicit_mesh(*arrays)
     return spec if mesh is None else NamedSharding(mesh, spec)

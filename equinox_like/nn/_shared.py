@@ -1,4 +1,4 @@
-"""`Shared`: one node of a model at several places."""
+"""`Shared`: one node at several places of a model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -107,7 +107,7 @@ class Shared(Module, Generic[_Tree]):
 
 
 def _is_one(answer: Any, nodes: Sequence[Any]) -> bool:
-    """Whether `where` returned a node, and not a sequence of nodes."""
+    """Whether `where` returned a single node, not a sequence of nodes."""
     if not isinstance(answer, list | tuple) or len(answer) != len(nodes):
         return True
     return any(a is not b for a, b in zip(answer, nodes, strict=True))

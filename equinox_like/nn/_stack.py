@@ -1,4 +1,4 @@
-"""Layers of equal structure as one layer, whose arrays have a leading axis."""
+"""Builds layers of equal structure as one layer, with a leading axis on its arrays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from .._tree import combine, is_array, partition
 
 def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
     """The layers `build(key)` for each key, stacked into one."""
-    if len(keys) == 0:  # an empty loop, which `jax.disable_jit` would refuse
+    if len(keys) == 0:  # `jax.disable_jit` refuses an empty loop
         one = filter_eval_shape(build, jax.eval_shape(lambda k: k[0], _one_row(keys)))
         return jax.tree.map(_without_rows, one)
     rests: list[Any] = []
@@ -23,8 +23,8 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
         rests.append(rest)
         return arrays
 
-    # Not by `vmap`: with some generators (`rbg`) a batch of keys draws other numbers than
-    # its keys do one by one.
+    # Not by `vmap`: with some PRNGs (`rbg`), a batch of keys draws other numbers than
+    # the single keys.
     arrays = jax.lax.map(step, keys)
     return combine(arrays, rests[-1])
 

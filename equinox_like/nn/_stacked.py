@@ -1,4 +1,4 @@
-"""`Stacked`: many layers of equal structure, compiled once."""
+"""`Stacked`: many layers of equal structure, compiled once and run by a scan."""
 
 import inspect
 import operator
@@ -203,7 +203,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         return out, state.update(new_state) if stateful else state
 
     def is_stateful(self) -> bool:
-        """Whether the layers are."""
+        """Whether the layers are stateful."""
         return is_stateful(self.layers)
 
     def unstack(self) -> tuple[_L, ...]:
@@ -234,7 +234,7 @@ class Stacked(StatefulLayer, Generic[_L]):
 
 
 def filled(cls: type, fields: dict[str, Any]) -> Any:
-    """An instance of these fields, made without drawing anything."""
+    """An instance with these fields, made without calling `__init__`."""
     new: Any = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(new, name, value)
@@ -259,18 +259,18 @@ def _checked_policy(checkpoint: Any) -> Any:
 
 
 def _makes_policies(policy: Callable[..., Any]) -> bool:
-    """Whether it is one of JAX's functions that return a policy."""
+    """Whether `policy` is one of JAX's functions that return a policy."""
     if policy is not getattr(
         jax.checkpoint_policies, getattr(policy, "__name__", ""), None
     ):
         return False
-    # A policy is called with the parameters of any primitive.
+    # A policy is called with the parameters of any primitive, so it takes `**kwargs`.
     kinds = {p.kind for p in inspect.signature(policy).parameters.values()}
     return inspect.Parameter.VAR_KEYWORD not in kinds
 
 
 def policy_of(checkpoint: Any) -> Any:
-    """What `checkpoint` stands for: `None`, `True`, or a policy."""
+    """The meaning of `checkpoint`: `None`, `True`, or a policy."""
     if checkpoint is False or checkpoint == "full":
         return checkpoint == "full" or None
     if isinstance(checkpoint, str):
@@ -282,7 +282,7 @@ def _checkpointed(step: Callable[..., Any], checkpoint: Any) -> Callable[..., An
     policy = policy_of(checkpoint)
     if policy is None:
         return step
-    # A scan keeps the compiler from merging the two computations anyhow.
+    # `prevent_cse` is not needed in a scan, which already prevents merging.
     return jax.checkpoint(
         step, policy=None if policy is True else policy, prevent_cse=False
     )
@@ -298,7 +298,7 @@ def _check_rows(stacked: Stacked[Any], xs: Any) -> None:
 
 
 def check_kept(what: str, before: Any, after: Any) -> None:
-    """Raises `ShapeError` unless `after` is a tree like `before`, by shapes and dtypes."""
+    """Raises `ShapeError` unless both trees have equal structure, shapes and dtypes."""
     one, other = (jtu.tree_map(shape_and_dtype, tree) for tree in (before, after))
     if one != other:
         raise ShapeError(
@@ -308,7 +308,7 @@ def check_kept(what: str, before: Any, after: Any) -> None:
 
 
 class _Leaf(tuple):
-    """Shape and dtype of a leaf: a leaf itself."""
+    """The shape and dtype of a leaf. As a subclass of `tuple`, it is a leaf itself."""
 
 
 def shape_and_dtype(leaf: Any) -> _Leaf:
@@ -321,7 +321,7 @@ def strongly_typed(x: Any) -> Any:
 
 
 def _like_first(first: Any, layer: Any) -> Any:
-    """`layer` with its states under the names of those of the first one."""
+    """`layer`, with the state markers of the layer `first`."""
     names = iter(
         [x.marker for x in jax.tree.leaves(first, is_leaf=_is_index) if _is_index(x)]
     )

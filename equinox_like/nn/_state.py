@@ -1,8 +1,8 @@
-"""`State`: what layers remember between calls, beside the model and not inside it.
+"""`State`: values that layers carry between calls, kept outside of the model.
 
-A layer holds a `StateIndex`, which is a name, and the value that the state starts with. The
-`State` maps names to values. Setting a value makes a new state and kills the old one, so
-that a state which was not passed on is noticed.
+A layer holds a `StateIndex`: a marker, and the initial value of the state. The `State`
+maps markers to values. Setting a value returns a new state and invalidates the old one,
+so that using an old state raises an error.
 """
 
 import functools
@@ -29,14 +29,14 @@ _Tree = TypeVar("_Tree")
 
 
 class _Marker:
-    """The name of an index that was given none: itself."""
+    """The marker of an index without a name. Compared by identity."""
 
     def __repr__(self) -> str:
         return "<unnamed>"
 
 
 class _Deleted(Module):
-    """Stands for an initial value that was deleted."""
+    """A placeholder for an initial value that was deleted."""
 
     def __repr__(self) -> str:
         return "<deleted>"
@@ -324,7 +324,7 @@ def _indices(tree: Any) -> list[tuple[Any, StateIndex[Any]]]:
 
 
 def with_marker(index: StateIndex[Any], marker: Any) -> StateIndex[Any]:
-    """The same initial value under another name."""
+    """The index, with another marker."""
     return _with(index, marker=marker)
 
 
@@ -342,7 +342,7 @@ def _state(values: dict[Any, Any]) -> State:
 
 
 def _like(value: Any, old: Any, name: str) -> Any:
-    """`value` as arrays, or an error if it is not like `old`."""
+    """`value` as arrays; raises unless structure, shapes and dtypes equal `old`'s."""
     value = jax.tree.map(jnp.asarray, value)
     new_structure, old_structure = jax.tree.structure(value), jax.tree.structure(old)
     if new_structure != old_structure:
@@ -361,7 +361,7 @@ def _like(value: Any, old: Any, name: str) -> Any:
 
 
 def _as_strong(new: Array, old: Array) -> Array:
-    """`new` without a weak type if `old` has none: what uses the state is not retraced."""
+    """`new`, without a weak type if `old` has none, to avoid retraces of its users."""
     is_weak, was_weak = (getattr(x, "weak_type", False) for x in (new, old))
     return jnp.asarray(new, new.dtype) if is_weak and not was_weak else new
 
@@ -393,5 +393,5 @@ def _unflatten(markers: tuple[Any, ...], values: Iterable[Any]) -> State:
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
-# An old one raises, so what holds it must ask.
+# A State is not frozen: once it is old, flattening must raise, not use cached values.
 register_cached(State, _flatten, _unflatten, lambda _: ("_values", "_markers"), False)

@@ -1,6 +1,6 @@
-"""`StatefulLayer`: how a container learns that a layer takes a state and returns one.
+"""`StatefulLayer`, the base class of layers that take and return a state.
 
-And the two questions that containers ask of what they call.
+`is_stateful` and `takes_key` tell containers how to call a layer.
 """
 
 import abc
@@ -47,7 +47,7 @@ class StatefulLayer(Module):
 
 
 class _Absent:
-    """Stands for a `state` that was not passed, which `None` would be."""
+    """The default of a `state` argument. `None` would count as a state."""
 
     def __repr__(self) -> str:
         return "<absent>"
@@ -68,7 +68,7 @@ def takes_key(layer: Any) -> bool:
     if isinstance(layer, Frozen):
         return takes_key(layer.value)
     if isinstance(layer, Vmapped):
-        # Only a dictionary lets it be called by keyword, and the key is one for all.
+        # Keywords need a dictionary, and by default it would map over the single key.
         axes = layer._in_axes
         return isinstance(axes, dict) and "key" in axes and takes_key(layer.__wrapped__)
     if isinstance(layer, Transformed):
@@ -77,7 +77,7 @@ def takes_key(layer: Any) -> bool:
         return False
     try:
         parameters = inspect.signature(layer).parameters.values()
-    except (TypeError, ValueError):  # a function in C may not tell
+    except (TypeError, ValueError):  # a function in C may have no signature
         return False
     return any(
         p.kind is p.VAR_KEYWORD or (p.name == "key" and p.kind is not p.POSITIONAL_ONLY)

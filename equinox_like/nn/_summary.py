@@ -1,4 +1,4 @@
-"""`summary`: what is in a model, as a table."""
+"""`summary`: a table of the arrays in a model."""
 
 import math
 from collections import Counter
@@ -146,7 +146,7 @@ def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
     if is_state:
         status = "state"
     first = path
-    if is_array(leaf):  # structs may be shared without being one array
+    if is_array(leaf):  # a struct may occur twice without being one shared array
         first = firsts.setdefault(id(leaf), path)
     number, size = _measure(leaf)
     return SummaryRow(
@@ -162,7 +162,7 @@ def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
 
 
 def _measure(leaf: Any) -> tuple[int, int]:
-    """How many elements an array has, and how many bytes."""
+    """The number of elements of an array, and its size in bytes."""
     dtype, number = leaf.dtype, math.prod(leaf.shape)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         struct = jax.ShapeDtypeStruct(leaf.shape, dtype)
