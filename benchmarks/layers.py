@@ -264,7 +264,7 @@ def run_depth(rounds: int) -> None:
             for name, times, goal in (
                 ("lowering", lowering, "1.02x"),
                 ("compiling", compiling, ""),
-                ("both, by the clock", waiting, "0.35x"),
+                ("both, wall time", waiting, "0.35x"),
             )
         ],
     )
