@@ -91,7 +91,7 @@ class DonatingSpecialization(Specialization):
                 forget_calls(self.function)
             if out is _NOT_RUN:  # not in `except`, which would set `__context__`
                 out = self._first_call(layout, leaves, groups)
-            if self.holds_check is not False:
+            if self.must_wait is not False:
                 self.wait_for_check(layout, leaves, out)
         except BaseException as e:
             lowering_warnings.show_again()

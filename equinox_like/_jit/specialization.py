@@ -86,9 +86,9 @@ class Specialization:
         shardings = program.shardings
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
-        # Whether all traces hold a runtime check, or none does; `None` where some do, or
-        # after a new trace. And for each trace, by context and traits.
-        self.holds_check: bool | None = False
+        # Whether each call must wait for a runtime check; `None` if that depends on the
+        # trace, or after a new trace. Below: which traces hold one, by context and traits.
+        self.must_wait: bool | None = False
         self._holds_check: dict[Any, bool] = {}
         self.function = self._jit(program, fun, layout)
 
@@ -98,7 +98,7 @@ class Specialization:
                 out = self.function(tuple(leaves))
             else:
                 out = self.function(*layout.groups(leaves))
-            if self.holds_check is not False:
+            if self.must_wait is not False:
                 self.wait_for_check(layout, leaves, out)
         except BaseException as e:
             forget_calls(self.function)
@@ -116,9 +116,9 @@ class Specialization:
         if jit_is_disabled() or not at_top_level():
             return
         if not there_are_checks():
-            self.holds_check = False
+            self.must_wait = False
             return
-        must_wait = self.holds_check
+        must_wait = self.must_wait
         if must_wait is None:
             known = self._holds_check
             key = trace_context(), *traits_of(layout.groups(leaves))
@@ -128,7 +128,7 @@ class Specialization:
                 keep(known, key, holds_check(traced.jaxpr))
             must_wait = known[key]
             if all(holds is must_wait for holds in known.values()):
-                self.holds_check = must_wait
+                self.must_wait = must_wait
         if must_wait:
             wait_for(out)
 
@@ -152,7 +152,7 @@ class Specialization:
                 trace = trace_of(layout_reference(), skeleton, avals)
                 announce(program_reference(), trace)
                 own.traces.append(trace)
-                own.holds_check = None
+                own.must_wait = None
             parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
             for label, group in zip(labels, groups, strict=True):
                 parts[label] += group
