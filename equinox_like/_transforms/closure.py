@@ -68,7 +68,7 @@ def filter_closure_convert(
     require_callable(fn, "filter_closure_convert")
     if _captures_nothing(fn):
         data, rest = take_apart((args, kwargs), is_array_or_struct)
-        return ClosureConverted([], fn, None, map(struct_of, data), rest, None)
+        return ClosureConverted([], fn, None, map(_struct, data), rest, None)
     jaxpr, out_structs, rest, out_rest = trace(fn, args, kwargs)
     structs = map(struct_of, jaxpr.in_avals)
     out = out_structs, out_rest
@@ -83,6 +83,11 @@ def _captures_nothing(fn: Any) -> bool:
             map(is_array, jtu.tree_leaves((fn.__defaults__, fn.__kwdefaults__)))
         )
     )
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    # JAX's type, since the dtype of a NumPy array may be one that JAX does not use.
+    return struct_of(jax.typeof(x) if is_array(x) else x)
 
 
 class ClosureConverted(Module, Generic[_P, _T]):
@@ -108,7 +113,7 @@ class ClosureConverted(Module, Generic[_P, _T]):
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         data, rest = take_apart((args, kwargs))
-        given = tuple(map(struct_of, data))
+        given = tuple(map(_struct, data))
         if not rest.has_places_of(self._rest) or given != self._structs:
             raise self._mismatch(
                 "arrays", rest.alone(given), self._rest.alone(self._structs)

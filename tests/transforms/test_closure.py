@@ -120,6 +120,8 @@ def test_weak_types_and_numpy_arrays_match():
     f = eqx.filter_closure_convert(Scale(Y), jnp.ones(()))
     assert f(jnp.asarray(2.0)).tolist() == [0, 2, 4]
     assert f(np.float32(2.0)).tolist() == [0, 2, 4]
+    plain = eqx.filter_closure_convert(lambda x: x * 2, np.ones(2))  # float64
+    assert plain(jnp.ones(2)).tolist() == plain(np.ones(2)).tolist() == [2, 2]
 
 
 def test_converted_functions_can_be_transformed():
