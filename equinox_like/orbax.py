@@ -50,8 +50,8 @@ _FILLER: Final = "<no arrays>"
 
 
 class TreeHandler(_ocp.AsyncCheckpointHandler):
-    """What Orbax calls for [`equinox_like.orbax.Save`][] and
-    [`equinox_like.orbax.Restore`][]. It finds this class by theirs.
+    """Orbax's handler for [`equinox_like.orbax.Save`][] and
+    [`equinox_like.orbax.Restore`][]. Orbax finds it by the class of these arguments.
 
     !!! example
 

@@ -61,12 +61,12 @@ def training() -> Entering:
 
 
 def is_inference(*flags: Any) -> Any:
-    """Whether a layer is at inference: for layers of your own.
+    """Whether a layer should run in inference mode. Call it in layers that you write.
 
     **Arguments:**
 
-    - `*flags`: what is obeyed before the context unless it is `None`, in this order:
-        usually the argument of the call, and then the field of the layer.
+    - `*flags`: flags that take precedence over the context if they are not `None`, the
+        first one first. Usually the argument of the call, and then the layer's field.
 
     **Returns:**
 

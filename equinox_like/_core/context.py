@@ -43,14 +43,15 @@ _contexts: Final[list["Context[Any]"]] = []
 
 
 class Context(Generic[_V]):
-    """A value that functions read wherever they are, and that compiled functions obey.
+    """A value that any function can read, and that a `with` statement changes.
 
-    Entering it with another value retraces what is called within, filtered or not, once for
-    each value. So a function may read it while it is traced, and decide by it.
+    The value is part of the cache key of every compiled function, filtered or not: a
+    function is traced once for each value with which it is called. So it may read the
+    value while it is traced, and branch on it.
 
     Each thread has its own value, and starts with the default. Make a context once, at the
-    top level of a module: JAX keeps it for ever, and making one invalidates what was
-    compiled before.
+    top level of a module: JAX never frees it, and a new context makes JAX compile
+    everything again.
 
     !!! example
 

@@ -139,7 +139,7 @@ show_partial(JittedMethod)
 
 
 class Jitted(Transformed[_P, _T]):
-    """What [`equinox_like.filter_jit`][] returns: a compiled function that is a pytree."""
+    """The result of [`equinox_like.filter_jit`][]: a compiled function that is a pytree."""
 
     _binds_as_ = JittedMethod
 

@@ -17,7 +17,7 @@ Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
 
 
 class DonationRow(NamedTuple):
-    """What becomes of one array of the arguments."""
+    """What happens to one array of the arguments."""
 
     path: str
     shape: tuple[int, ...]
@@ -62,6 +62,7 @@ class MemoryTotals(NamedTuple):
 
     @property
     def peak(self) -> int:
+        """Arguments, outputs and temporary values, less what is aliased."""
         return self.arguments + self.outputs - self.aliased + self.temporary
 
 

@@ -109,7 +109,7 @@ class _Nothing:
 
 
 class Frozen(Module):
-    """What [`equinox_like.frozen`][] returns: a `value` through which no gradient flows."""
+    """The result of [`equinox_like.frozen`][]. No gradient flows through its `value`."""
 
     value: Any = field(trainable=False)
 

@@ -170,7 +170,7 @@ def intervene(
 
 
 class Captured(Around):
-    """What [`equinox_like.capture`][] returns."""
+    """The result of [`equinox_like.capture`][]."""
 
     where: tuple[Any, ...] = field(static=True)
     of: Literal["outputs", "inputs"] = field(static=True)
@@ -232,7 +232,7 @@ class Captured(Around):
 
 
 class Intervened(Around):
-    """What [`equinox_like.intervene`][] returns."""
+    """The result of [`equinox_like.intervene`][]."""
 
     replacements: _Functions = field(static=True)
 

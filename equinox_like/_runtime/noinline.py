@@ -97,7 +97,7 @@ def noinline(
 
 
 class NotInlined(Transformed[_P, _T]):
-    """What [`equinox_like.internal.noinline`][] returns."""
+    """The result of [`equinox_like.internal.noinline`][]."""
 
     # The index of `fn` in `_functions`, if there is an `abstract_fn`, else `None`.
     _index: Any

@@ -92,7 +92,7 @@ def bucketed(
 
 
 class Bucketed(Transformed[_P, _T]):
-    """What [`equinox_like.bucketed`][] returns."""
+    """The result of [`equinox_like.bucketed`][]."""
 
     # Parameter, axis, and the function from the length of that axis to its bucket.
     _axes: tuple[tuple[str, int, Any], ...] = field(static=True)

@@ -70,7 +70,7 @@ def filter_checkpoint(
 
 
 class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
-    """What [`equinox_like.filter_checkpoint`][] returns."""
+    """The result of [`equinox_like.filter_checkpoint`][]."""
 
     _prevent_cse: bool = field(static=True)
     _policy: Any = field(static=True)

@@ -91,7 +91,7 @@ def _struct(x: Any) -> jax.ShapeDtypeStruct:
 
 
 class ClosureConverted(Module, Generic[_P, _T]):
-    """What [`equinox_like.filter_closure_convert`][] returns."""
+    """The result of [`equinox_like.filter_closure_convert`][]."""
 
     consts: list[Any]
     _name: str = field(static=True)

@@ -70,7 +70,7 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
 
 
 class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
-    """What [`equinox_like.filter_custom_jvp`][] returns."""
+    """The result of [`equinox_like.filter_custom_jvp`][]."""
 
     _rules: Rules = field(static=True)
 

@@ -97,7 +97,7 @@ def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any
 
 
 class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
-    """What [`equinox_like.filter_custom_vjp`][] returns."""
+    """The result of [`equinox_like.filter_custom_vjp`][]."""
 
     _rules: Rules = field(static=True)
     _optimize_remat: bool = field(static=True)

@@ -79,7 +79,7 @@ def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
 
 
 class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
-    """What [`equinox_like.filter_custom_vmap`][] returns."""
+    """The result of [`equinox_like.filter_custom_vmap`][]."""
 
     _rules: Rules = field(static=True)
 

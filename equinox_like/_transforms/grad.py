@@ -163,7 +163,7 @@ def filter_grad(
 
 
 class Differentiated(Transformed[..., Any]):
-    """What [`equinox_like.filter_grad`][] and its relative return."""
+    """The result of [`equinox_like.filter_grad`][] or `filter_value_and_grad`."""
 
     _with_value: bool = field(static=True)
     _has_aux: bool = field(static=True)

@@ -112,7 +112,7 @@ def filter_invertible(
 
 
 class Invertible(Transformed[..., _X], Generic[_B, _X]):
-    """What [`equinox_like.filter_invertible`][] returns."""
+    """The result of [`equinox_like.filter_invertible`][]."""
 
     _inverse: Callable[[Any, Any], Any] | None = field(static=True)
     _check: bool = field(static=True)

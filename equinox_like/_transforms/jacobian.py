@@ -171,7 +171,7 @@ _TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
 
 
 class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
-    """What [`equinox_like.filter_jacfwd`][] and its relatives return."""
+    """The result of [`equinox_like.filter_jacfwd`][] and its relatives."""
 
     _transformation: str = field(static=True)
     _shown: str = field(static=True)

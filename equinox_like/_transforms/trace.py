@@ -150,7 +150,7 @@ def filter_make_jaxpr(fun: Callable[_P, Any]) -> "JaxprMaker[_P]":
 
 
 class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
-    """What [`equinox_like.filter_make_jaxpr`][] returns."""
+    """The result of [`equinox_like.filter_make_jaxpr`][]."""
 
     def __init__(self, fun: Any):
         super().__init__(fun)

@@ -136,7 +136,7 @@ def filter_vmap(
 
 
 class Vmapped(Transformed[..., Any]):
-    """What [`equinox_like.filter_vmap`][] returns."""
+    """The result of [`equinox_like.filter_vmap`][]."""
 
     _in_axes: Any = field(static=True)
     _out_axes: Any = field(static=True)

@@ -93,7 +93,7 @@ class Selection(Generic[_Tree]):
         self._steps = steps
 
     def of(self, *classes: Any) -> "Selection[_Tree]":
-        """Those that are instances of one of these classes.
+        """Keeps the chosen nodes that are instances of one of these classes.
 
         **Arguments:**
 
@@ -116,7 +116,7 @@ class Selection(Generic[_Tree]):
         )
 
     def at(self, *patterns: str) -> "Selection[_Tree]":
-        """Those whose whole path one of these patterns matches.
+        """Keeps the chosen nodes whose whole path matches one of these patterns.
 
         **Arguments:**
 
@@ -133,7 +133,7 @@ class Selection(Generic[_Tree]):
         return self._narrowed(f".at({', '.join(map(repr, patterns))})", is_at)
 
     def where(self, predicate: Callable[..., Any]) -> "Selection[_Tree]":
-        """Those for which a function returns true.
+        """Keeps the chosen nodes for which a function returns true.
 
         **Arguments:**
 
@@ -148,7 +148,9 @@ class Selection(Generic[_Tree]):
         )
 
     def within(self, other: Any) -> "Selection[_Tree]":
-        """Those that lie below a node of another selection; that node itself does not.
+        """Keeps the chosen nodes that lie below a node of another selection.
+
+        The nodes of the other selection do not lie below themselves.
 
         **Arguments:**
 
@@ -180,13 +182,14 @@ class Selection(Generic[_Tree]):
         return self._narrowed(f".within({conditions})", below.__contains__)
 
     def get(self) -> tuple[Any, ...]:
-        """**Returns:** a tuple of the chosen nodes, in JAX's order: a node before those
-        within it. It is a tuple also if there is but one.
+        """The chosen nodes, as a tuple, even if there is only one.
+
+        They are in JAX's order: a node comes before the nodes within it.
         """
         return tuple(self._nodes.all[place] for place in self._chosen())
 
     def count(self, n: int) -> "Selection[_Tree]":
-        """Asserts how many nodes are chosen.
+        """Asserts that exactly `n` nodes are chosen.
 
         **Arguments:**
 

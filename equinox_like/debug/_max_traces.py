@@ -74,16 +74,17 @@ def assert_max_traces(fn: Any = MISSING, *, max_traces: int | None) -> Any:
 
 
 def get_num_traces(fn: Any) -> int:
-    """How often a function of [`equinox_like.debug.assert_max_traces`][] was called.
+    """How often a function has been traced, if it is wrapped in
+    [`equinox_like.debug.assert_max_traces`][].
 
     **Arguments:**
 
-    - `fn`: what that returned, or something that wraps it and says so by `__wrapped__`, as
-        `filter_jit` and `jax.jit` do.
+    - `fn`: what `assert_max_traces` returned, or a function whose `__wrapped__` leads to
+        it, as `filter_jit` and `jax.jit` return.
 
     **Raises:**
 
-    `ValueError` if it does not wrap such a function.
+    `ValueError` if `fn` does not wrap such a function.
     """
     seen = set()
     inner = fn
@@ -99,7 +100,7 @@ def get_num_traces(fn: Any) -> int:
 
 
 class Counted(Transformed[_P, _T]):
-    """What [`equinox_like.debug.assert_max_traces`][] returns."""
+    """The result of [`equinox_like.debug.assert_max_traces`][]."""
 
     _max_traces: int | None = field(static=True)
     _counter: "_Counter" = field(static=True)

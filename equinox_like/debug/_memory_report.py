@@ -118,7 +118,7 @@ class MemoryReport:
 def memory_report(
     fun: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> MemoryReport:
-    """What one call of a compiled function needs, leaf by leaf, with and without donation.
+    """Reports the memory that one call of a function needs, with and without donation.
 
     Compiles twice for these arguments, but runs and deletes nothing.
 

@@ -75,6 +75,7 @@ class Dropout(Module):
 
     @property
     def deterministic(self) -> Any:
+        """The same as `inference`, by its older name."""
         # The type is `Any`, because within `tree_at` a field may hold anything.
         return self.inference
 

@@ -32,7 +32,7 @@ from ._sampling import check_sampling, is_greedy, sample_logits
 
 
 class Generation(NamedTuple):
-    """What [`equinox_like.nn.generate`][] returns.
+    """The result of [`equinox_like.nn.generate`][].
 
     - `tokens`: int32, shape `(max_new_tokens,)`. The new tokens, and `pad_token` after the
         end token.

@@ -163,7 +163,7 @@ class LoRA(StatefulLayer):
         return _changed(self, layer=layer, a=a, b=b, is_merged=False)
 
     def is_stateful(self) -> bool:
-        """Whether the layer is."""
+        """Whether the wrapped layer is stateful."""
         return is_stateful(self.layer)
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from .._module import Module, field
-from .._tree import is_array, is_inexact_array
+from .._tree import is_array, is_inexact_array, tree_at
 from .._typing import ArrayLike
 
 _Tree = TypeVar("_Tree")
@@ -27,15 +27,15 @@ class NoLossScale(Module):
     """
 
     def scale(self, loss: Any) -> Any:
-        """**Returns:** `loss`."""
+        """Multiplies the loss by the scale, which is 1: returns `loss`."""
         return loss
 
     def unscale(self, grads: _Tree) -> _Tree:
-        """**Returns:** `grads`."""
+        """Divides gradients by the scale, which is 1: returns `grads`."""
         return grads
 
     def adjust(self, finite: Any) -> "NoLossScale":
-        """**Returns:** itself."""
+        """The loss scale for the next step: returns itself."""
         return self
 
 
@@ -63,15 +63,15 @@ class StaticLossScale(Module):
         self.loss_scale = jnp.asarray(scale, jnp.float32)
 
     def scale(self, loss: ArrayLike) -> Array:
-        """**Returns:** the loss times the scale, in the loss's dtype."""
+        """Multiplies the loss by the scale, in the loss's dtype."""
         return _times(jnp.asarray(loss), self.loss_scale)
 
     def unscale(self, grads: _Tree) -> _Tree:
-        """**Returns:** the gradients divided by the scale, each in its own dtype."""
+        """Divides the gradients by the scale, each in its own dtype."""
         return _unscaled(grads, self.loss_scale)
 
     def adjust(self, finite: Any) -> "StaticLossScale":
-        """**Returns:** itself."""
+        """The loss scale for the next step: returns itself."""
         return self
 
 
@@ -152,21 +152,20 @@ class DynamicLossScale(Module):
         self.max_scale = max_scale
 
     def scale(self, loss: ArrayLike) -> Array:
-        """**Returns:** the loss times the scale, in the loss's dtype."""
+        """Multiplies the loss by the scale, in the loss's dtype."""
         return _times(jnp.asarray(loss), self.loss_scale)
 
     def unscale(self, grads: _Tree) -> _Tree:
-        """**Returns:** the gradients divided by the scale, each in its own dtype."""
+        """Divides the gradients by the scale, each in its own dtype."""
         return _unscaled(grads, self.loss_scale)
 
     def adjust(self, finite: ArrayLike) -> "DynamicLossScale":
-        """**Arguments:**
+        """The loss scale for the next step: larger, smaller or the same.
 
-        - `finite`: whether all gradients were, see [`equinox_like.nn.all_finite`][].
+        **Arguments:**
 
-        **Returns:**
-
-        The scale for the next step.
+        - `finite`: whether all gradients of this step are finite, from
+            [`equinox_like.nn.all_finite`][].
         """
         steps = jnp.where(finite, self.good_steps + 1, 0)
         is_due = steps >= self.period
@@ -174,12 +173,11 @@ class DynamicLossScale(Module):
         shrunk = jnp.maximum(self.loss_scale / self.factor, self.min_scale)
         kept = jnp.where(is_due, grown, self.loss_scale)
         scale = jnp.where(finite, kept, shrunk)
-        new: Any = object.__new__(DynamicLossScale)
-        for name in ("period", "factor", "min_scale", "max_scale"):
-            object.__setattr__(new, name, getattr(self, name))
-        object.__setattr__(new, "loss_scale", scale)
-        object.__setattr__(new, "good_steps", jnp.where(is_due, 0, steps))
-        return new
+        return tree_at(
+            lambda s: (s.loss_scale, s.good_steps),
+            self,
+            (scale, jnp.where(is_due, 0, steps)),
+        )
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:

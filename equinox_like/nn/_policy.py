@@ -152,7 +152,7 @@ def _is_method(layer: Any, name: str) -> bool:
 
 
 class Mixed(_Casting):
-    """What [`equinox_like.nn.mixed`][] returns: a layer that is called by a policy.
+    """The result of [`equinox_like.nn.mixed`][]: a layer that is called by a policy.
 
     Its attributes are those of the layer. Its methods are called by the policy, too:
     `mixed(model, ...).encode(x)` casts as `mixed(model, ...)(x)` does. What `init_cache`

@@ -101,7 +101,7 @@ class ReversibleBlock(Module):
 
     @computes("eqx.nn.ReversibleBlock.inverse")
     def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
-        """**Returns:** the `x` of which the call with the same `key` makes `y`."""
+        """The input `x` for which a call with the same `key` returns `y`."""
         y1, y2 = self._halves("y", y)
         f_key, g_key = _split(key, 2)
         x2 = y2 - self._residual("g", y1, y2, g_key)
@@ -228,7 +228,7 @@ class ReversibleSequential(Module):
 
     @computes("eqx.nn.ReversibleSequential.inverse")
     def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
-        """**Returns:** the `x` of which the call with the same `key` makes `y`."""
+        """The input `x` for which a call with the same `key` returns `y`."""
         return self._run(y, key, reverse=True)
 
     def _named(self) -> list[tuple[str, Any]]:

@@ -90,7 +90,7 @@ class Sequential(StatefulLayer):
         return x if state is ABSENT else (x, state)
 
     def is_stateful(self) -> bool:
-        """Whether any member is."""
+        """Whether any member is stateful."""
         return any(map(is_stateful, self.layers))
 
     @overload

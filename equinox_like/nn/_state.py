@@ -140,18 +140,18 @@ class State(Cached):
 
         **Raises:**
 
-        `KeyError` if there is none; `ValueError` if this state is an old one, or
+        `KeyError` if there is none; `ValueError` if this state was invalidated by `set`, or
         `index` is not a [`equinox_like.nn.StateIndex`][].
         """
         return self._alive()[self._marker(index)]
 
     def set(self, index: StateIndex[_T], value: _T) -> "State":
-        """A new state with another value at an index. This one is then an old one.
+        """Returns a new state with another value at an index, and invalidates this one.
 
         **Raises:**
 
         As `get`; and `ValueError` if the value has another structure, or some leaf
-        another shape or dtype than before: this state then still is the current one.
+        another shape or dtype than before. This state then stays valid.
         """
         values = self._alive()
         marker = self._marker(index)
@@ -169,7 +169,7 @@ class State(Cached):
         return _state({marker: values[marker] for marker in markers})
 
     def update(self, substate: "State") -> "State":
-        """A new state with all values of another one. This one is then an old one.
+        """Returns a new state with the values of a substate, and invalidates this one.
 
         **Raises:**
 

@@ -38,7 +38,7 @@ class SummaryRow(NamedTuple):
 
 
 class Summary:
-    """What [`equinox_like.nn.summary`][] returns: `print` it, or read its attributes.
+    """The result of [`equinox_like.nn.summary`][]: `print` it, or read its attributes.
 
     **Attributes:**
 
