@@ -25,9 +25,12 @@ from ._compat.tracer import Tracer as _Tracer
 from ._errors import LeafError as _LeafError
 from ._io.faults import Faults as _Faults
 from ._io.placement import shardings_for as _shardings_for
-from ._io.records import is_typed_key as _is_typed_key
 from ._io.tensors import is_savable as _is_savable
-from ._tree.arrays import describe_array as _describe_array, is_deleted as _is_deleted
+from ._tree.arrays import (
+    describe_array as _describe_array,
+    is_deleted as _is_deleted,
+    is_typed_key as _is_typed_key,
+)
 from ._tree.filters import is_array as _is_array
 from ._tree.glob import matches_above as _matches_above
 from ._tree.paths import plain_path as _plain_path

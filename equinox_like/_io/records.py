@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat.put import Put, putter
+from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array
 from .._tree.nodes import with_article
 
@@ -157,17 +158,6 @@ def key_impl_of(dtype: np.dtype) -> str | None:
     """The PRNG implementation whose keys are stored under `dtype`."""
     name = stored_name(dtype)
     return name[len(_KEY_PREFIX) : -1] if name.startswith(_KEY_PREFIX) else None
-
-
-def is_typed_key(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return (
-        dtype is not None
-        # Tested first, since `issubdtype` is slower.
-        and not isinstance(dtype, np.dtype)
-        and isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
-        and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    )
 
 
 def _is_extension(dtype: np.dtype) -> bool:

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._tree.arrays import describe_array, describe_type
+from .._tree.arrays import describe_array, describe_type, is_typed_key
 from .._tree.paths import path_str
 from .faults import Faults
-from .records import is_typed_key
 from .tensors import is_savable
 
 _Tree = TypeVar("_Tree")

@@ -15,9 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from .._compat.tracer import Tracer
-from .._tree.arrays import describe_array, describe_type
+from .._tree.arrays import describe_array, describe_type, is_typed_key
 from .._tree.filters import is_array
-from .records import is_typed_key
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {

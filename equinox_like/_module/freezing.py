@@ -25,6 +25,7 @@ from .._tree.registry import register_cached
 from .fields import field
 from .flatten import Node
 from .module import Module
+from .wrapper import check_forwards
 
 _Tree = TypeVar("_Tree")
 
@@ -121,10 +122,7 @@ class Frozen(Module):
         return self._stopped()(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "value" not in self.__dict__:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
+        check_forwards(self, name, "value")
         return getattr(self._stopped(), name)
 
     def _stopped(self) -> Any:

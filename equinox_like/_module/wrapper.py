@@ -1,4 +1,4 @@
-"""`module_update_wrapper`: `functools.update_wrapper` for Modules."""
+"""`module_update_wrapper`, and attributes that a wrapper takes from what it wraps."""
 
 import inspect
 from typing import Any, TypeVar
@@ -67,3 +67,15 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         except AttributeError:
             pass
     return copy
+
+
+def check_forwards(wrapper: Module, name: str, field: str) -> None:
+    """Raises `AttributeError` unless `__getattr__` may look for `name` in `field`.
+
+    Special methods are not looked for there. Nor is anything while `field` has no value,
+    because `copy` and `pickle` ask an object that has no attributes yet.
+    """
+    if name.startswith("__") or field not in wrapper.__dict__:
+        raise AttributeError(
+            f"{type(wrapper).__name__!r} object has no attribute {name!r}"
+        )

@@ -16,6 +16,7 @@ from jax.custom_derivatives import zero_from_primal
 from .._compat.identity import Tangents, identity
 from .._core.parts import take_apart
 from .._transforms.custom_rules import hold
+from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like
 from .._tree.paths import path_str
 from .error_if import error_if
@@ -366,7 +367,7 @@ def _element(batch: jax.Array, message: str) -> jax.Array:
     """The element that a constant batch repeats; checks at run time that it does."""
     first = batch[0]
     data = (batch, first)
-    if jnp.issubdtype(batch.dtype, jax.dtypes.prng_key):
+    if is_typed_key(batch):
         data = jax.tree.map(jax.random.key_data, data)
     all_data, first_data = data
     differs = all_data != first_data

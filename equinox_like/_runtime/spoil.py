@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array
 
 
@@ -28,7 +29,7 @@ def spoilt_if(failed: Any, arrays: list[Any], mode: str) -> list[Any]:
 
 def spoilt(x: Any, mode: str = "raise") -> Any:
     """An array of NaN, of the largest integer or of `True`, in the dtype of `x`."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_typed_key(x):
         if mode == "nan":
             return x
         data = spoilt(jax.random.key_data(x), mode)

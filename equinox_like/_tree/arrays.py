@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compat.tracer import Tracer
 
@@ -39,9 +40,21 @@ def is_deleted(x: Any) -> bool:
     return is_concrete(x) and x.is_deleted()
 
 
+def is_typed_key(x: Any) -> bool:
+    """Whether `x` is an array of typed PRNG keys, or a struct of one."""
+    dtype = getattr(x, "dtype", None)
+    return (
+        dtype is not None
+        # Tested first, since `issubdtype` is slower.
+        and not isinstance(dtype, np.dtype)
+        and isinstance(x, (jax.Array, jax.ShapeDtypeStruct))
+        and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    )
+
+
 def buffer_pointers(x: jax.Array) -> list[Any]:
     """Hashable values. Two arrays that share memory have at least one in common."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_typed_key(x):
         x = jax.random.key_data(x)
     try:
         return [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]

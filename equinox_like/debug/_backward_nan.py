@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from .._runtime.error_if import error_if
 from .._transforms.callback import filter_pure_callback
 from .._transforms.custom_vjp import filter_custom_vjp
+from .._tree.arrays import is_typed_key
 from .._tree.format import tree_pformat
 
 _T = TypeVar("_T")
@@ -95,8 +96,7 @@ def _(
 
 def _without_keys(x: Any) -> Any:
     # Callbacks do not accept typed PRNG keys.
-    is_key = jnp.issubdtype(getattr(x, "dtype", bool), jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
+    return jax.random.key_data(x) if is_typed_key(x) else x
 
 
 def _print(name: str | None, x: Any, cotangent: Any) -> Any:

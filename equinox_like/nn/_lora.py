@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from .._module import Module, field, frozen, trainable, unfrozen
 from .._module.freezing import leaves_under
+from .._module.wrapper import check_forwards
 from .._tree import is_array, is_inexact_array, tree_at
 from .._tree.paths import plain_path
 from .._typing import ArrayLike, PRNGKeyArray
@@ -167,12 +168,10 @@ class LoRA(StatefulLayer):
         return is_stateful(self.layer)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "layer" not in self.__dict__:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
-        found = getattr(self.layer, name)
-        if name in vars(self.layer) and name not in self._names():
+        check_forwards(self, name, "layer")
+        layer = self.layer
+        found = getattr(layer, name)
+        if name in vars(layer) and name not in self._names():
             return found
         # Methods and properties of the layer must see the updated weight.
         return getattr(self._updated_layer(), name)

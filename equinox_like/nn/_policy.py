@@ -8,6 +8,7 @@ import jax
 
 from .._core.context import Entering
 from .._module import AbstractVar, Frozen, Module, field
+from .._module.wrapper import check_forwards
 from .._typing import DTypeLike
 from ._precision import cast, compute_dtype, floating, is_real
 from ._stateful import StatefulLayer, is_stateful, takes_key
@@ -120,13 +121,9 @@ class _Casting(StatefulLayer):
         return is_stateful(self.layer)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "layer" not in self.__dict__:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
-        if _is_method(self.layer, name):
-            return _Method(self, name)
-        return getattr(self.layer, name)
+        check_forwards(self, name, "layer")
+        layer = self.layer
+        return _Method(self, name) if _is_method(layer, name) else getattr(layer, name)
 
 
 class _Method(Module):

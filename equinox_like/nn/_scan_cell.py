@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool
 from .._compat.varying import varying_axes
 from .._errors import ShapeError
 from .._tree import is_array
+from .._tree.arrays import is_typed_key
 from ._precision import cast_to_precision
 from ._shape import within
 
@@ -141,8 +142,7 @@ def _type_of_row(xs: Any) -> jax.ShapeDtypeStruct:
 
 def _of_dtype(x: Any, like: Any) -> Any:
     # A PRNG key has no `astype`.
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return x if is_key else x.astype(like.dtype)
+    return x if is_typed_key(x) else x.astype(like.dtype)
 
 
 def _varying_as(tree: Any, states: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from .._module.freezing import leaves_under, trainable_leaves
 from .._tree import is_array
+from .._tree.arrays import is_typed_key
 from .._tree.paths import plain_path
 from .._tree.table import table_lines
 from ._places import Place, places
@@ -164,7 +165,7 @@ def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
 def _measure(leaf: Any) -> tuple[int, int]:
     """The number of elements of an array, and its size in bytes."""
     dtype, number = leaf.dtype, math.prod(leaf.shape)
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    if is_typed_key(leaf):
         struct = jax.ShapeDtypeStruct(leaf.shape, dtype)
         data = jax.eval_shape(jax.random.key_data, struct)
         dtype, number = data.dtype, math.prod(data.shape)
