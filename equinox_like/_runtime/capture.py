@@ -58,7 +58,8 @@ def capture(
     order of the calls, if there was more than one. The model itself has the path `""`.
 
     Within `jax.vmap`, `jax.lax.scan` and so in [`equinox_like.nn.Stacked`][], the arrays
-    have the axes of the batch, or of the steps, in front. The values have derivatives.
+    have the axes of the batch, or of the steps, in front. Within `jax.shard_map` they have
+    one row for each device along its mesh axes, in front. The values have derivatives.
     Nothing is captured of a Module whose attributes are read, but which is not called.
 
     **Raises:**
@@ -312,10 +313,16 @@ def _by_path(found: Iterable[Found]) -> dict[str, Any]:
 
 def _unreachable(error: UnreachableError) -> RuntimeError:
     path = error.mark.path or "<root>"
+    place = (
+        f"`capture` cannot return `{path}`: it is computed within `{error.primitive}`"
+    )
+    if error.primitive not in ("cond", "while"):
+        return RuntimeError(
+            f"{place}, which `capture` does not support. Leave it out of `where`."
+        )
     return RuntimeError(
-        f"`capture` cannot return `{path}`: it is computed within `{error.primitive}`, "
-        "where only running the program shows whether, and how often, a value is "
-        "computed. Leave it out of `where`; or use `jax.numpy.where` in place of "
+        f"{place}, where only running the program shows whether, and how often, a value "
+        "is computed. Leave it out of `where`; or use `jax.numpy.where` in place of "
         "`jax.lax.cond`, and `jax.lax.scan` in place of `jax.lax.while_loop`."
     )
 

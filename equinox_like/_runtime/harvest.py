@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 from .._compat.identity import Tangents, identity
 from .._compat.jaxpr import (
@@ -181,6 +181,26 @@ class _Harvest:
         out, arrays = jax.checkpoint(run, **options)(*inputs)
         return out, _filled(found, arrays)
 
+    def shard_map(self, params: dict[str, Any], inputs: list[Any]) -> Any:
+        """Values found have a row for each device along the mesh axes of this map."""
+        run, found = self.body(params["jaxpr"])
+        axes = params["newly_manual_axes"]
+        rows = PartitionSpec(tuple(x for x in params["mesh"].axis_names if x in axes))
+
+        def shard(*inputs):
+            out, arrays = run(*inputs)
+            return out, jax.tree.map(lambda x: x[None], arrays)
+
+        out, arrays = jax.shard_map(
+            shard,
+            mesh=params["mesh"],
+            in_specs=params["in_specs"],
+            out_specs=([*params["out_specs"]], rows),
+            axis_names=axes,
+            check_vma=params["check_vma"],
+        )(*inputs)
+        return out, _filled(found, arrays)
+
     def scan(self, params: dict[str, Any], inputs: list[Any]) -> Any:
         run, found = self.body(params["jaxpr"])
         number, carried = scan_sizes(params)
@@ -202,6 +222,7 @@ class _Harvest:
 
 
 _RULES: Final[dict[str, Any]] = {
+    "shard_map": _Harvest.shard_map,
     "jit": _Harvest.jit,
     "closed_call": _Harvest.call,
     "core_call": _Harvest.call,

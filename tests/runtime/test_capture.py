@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.sharding import AxisType, PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -255,6 +256,33 @@ def test_maps_within_the_model_put_their_axes_first() -> None:
     same(values["layer"], jnp.moveaxis(out, 1, 0))
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_shard_map_gives_a_row_for_each_of_its_devices(kind, is_checked) -> None:
+    def call(layer, xs):
+        ys = jax.vmap(layer)(xs)
+        return ys * eqx.tag(lax.psum(ys.sum(), "a"), "sum")
+
+    def mapped(layer, xs):
+        specs = {
+            "in_specs": (P(), P("a")),
+            "out_specs": P("a"),
+            "check_vma": is_checked,
+        }
+        return jax.shard_map(call, mesh=mesh, axis_names={"a"}, **specs)(layer, xs)
+
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind,) * 2)
+    with jax.set_mesh(mesh):
+        xs = jax.device_put(jnp.arange(12.0).reshape(4, 3), P("a"))
+        model = wrap(mapped)
+        out, values = eqx.filter_jit(eqx.capture(model, ("layer", "sum")))(xs)
+        same(out, eqx.filter_jit(model)(xs))
+        ys = jax.vmap(LINEAR)(np.asarray(xs))
+    assert values["layer"].shape == (2, 2, 3)
+    np.testing.assert_allclose(values["layer"].reshape(4, 3), ys, rtol=1e-6)
+    np.testing.assert_allclose(values["sum"], [ys.sum()] * 2, rtol=1e-6)
+
+
 def test_named_axes_and_state_pass_through() -> None:
     norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch")
     model = nn.Sequential([LINEAR, norm])
@@ -423,6 +451,15 @@ def test_value_in_a_branch_or_a_while_loop_is_refused_by_path(how, place) -> Non
     with pytest.raises(RuntimeError, match=match):
         eqx.capture(model, "layer")(X)
     eqx.capture(model, "")(X)  # another one can be chosen
+
+
+def test_value_in_an_unknown_primitive_is_refused_by_path() -> None:
+    def solve(layer, x):
+        return lax.custom_linear_solve(layer, x, lambda matvec, b: matvec(b))
+
+    match = "cannot return `layer`.*linear_solve`, which `capture` does not support"
+    with pytest.raises(RuntimeError, match=match):
+        eqx.capture(wrap(solve), "layer")(X)
 
 
 def test_pattern_that_chooses_nothing_names_what_there_is() -> None:
