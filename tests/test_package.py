@@ -1,5 +1,6 @@
 """The package as a whole: its names, and what importing it does and does not do."""
 
+import importlib.metadata
 import inspect
 import pickle
 import pydoc
@@ -51,6 +52,13 @@ assert filter_vjp is eqx.filter_vjp and "save" in vars(eqx)
 assert "load" in dir(eqx)
 """
     assert run(code) == ""
+
+
+def test_description_for_a_package_index_has_no_links_to_files():
+    description = importlib.metadata.metadata("equinox_like")["Description"]
+    assert "# equinox_like" in description and "`docs/getting-started.md`" in description
+    links = re.findall(r"\]\(([^)]*)\)", description)
+    assert links and all(link.startswith("https://") for link in links)
 
 
 def test_orbax_loads_when_it_is_asked_for_and_is_not_listed():
