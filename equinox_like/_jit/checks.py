@@ -16,7 +16,6 @@ import jax.tree_util as jtu
 from .._compat.jaxpr import name_and_params
 from .._compat.tokens import forget_failed, runtime_tokens
 from .._core.base import hide_frames
-from .._tree.arrays import is_concrete
 from .donation import explain_failure
 
 # For each check primitive, the function that turns JAX's error into the one to raise.
@@ -65,9 +64,9 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 def wait_for(out: Any) -> None:
-    arrays = [x for x in jtu.tree_leaves(out) if is_concrete(x)]
-    if arrays:
-        jax.block_until_ready(arrays)
+    """Waits for a program, from its output: a tree of arrays."""
+    if jtu.tree_leaves(out):
+        jax.block_until_ready(out)
     else:
         jax.effects_barrier()
 
