@@ -56,7 +56,9 @@ assert "load" in dir(eqx)
 
 def test_description_for_a_package_index_has_no_links_to_files():
     description = importlib.metadata.metadata("equinox_like")["Description"]
-    assert "# equinox_like" in description and "`docs/getting-started.md`" in description
+    assert (
+        "# equinox_like" in description and "`docs/getting-started.md`" in description
+    )
     links = re.findall(r"\]\(([^)]*)\)", description)
     assert links and all(link.startswith("https://") for link in links)
 

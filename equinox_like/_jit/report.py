@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.tree_util as jtu
 import numpy as np
 
@@ -159,7 +160,9 @@ def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
         if isinstance(leaf, _Number):
             paths[numbers[leaf]] = path_str(path, "output")
     return [
-        OutputRow(path, x.shape, x.dtype, _bytes_on_a_device(x, sharding))
+        OutputRow(
+            path, x.shape, x.dtype, _bytes_on_a_device(x.shape, x.dtype, sharding)
+        )
         for path, x, sharding in zip(
             paths, leaves, jtu.tree_leaves(shardings), strict=True
         )
@@ -173,17 +176,20 @@ class _Number:
 def _row(
     name: str, x: Any, outputs: list[OutputRow], is_donated: bool, fate: Any
 ) -> DonationRow:
+    is_numpy = isinstance(x, np.ndarray | np.generic)
+    # JAX may pass a NumPy array in a narrower dtype, int32 for int64.
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype) if is_numpy else x.dtype
     row = DonationRow(
         name,
         x.shape,
-        x.dtype,
-        _bytes_on_a_device(x),
+        dtype,
+        _bytes_on_a_device(x.shape, dtype, getattr(x, "sharding", None)),
         "kept",
         is_used=fate is not Buffer.PRUNED,
     )
     if not is_donated:
         return row
-    if isinstance(x, np.ndarray | np.generic):
+    if is_numpy:
         return row._replace(reason="a NumPy array is copied for the call")
     if isinstance(fate, int):
         return row._replace(outcome="aliased", output=outputs[fate].path)
@@ -201,7 +207,6 @@ def _why_unusable(row: DonationRow, outputs: list[OutputRow]) -> str:
     return "no output of that size and dtype is left"
 
 
-def _bytes_on_a_device(x: Any, sharding: Any = None) -> int:
-    sharding = sharding or getattr(x, "sharding", None)
-    shape = sharding.shard_shape(x.shape) if sharding is not None else x.shape
-    return math.prod(shape) * x.dtype.itemsize
+def _bytes_on_a_device(shape: Any, dtype: Any, sharding: Any) -> int:
+    part = sharding.shard_shape(shape) if sharding is not None else shape
+    return math.prod(part) * dtype.itemsize

@@ -173,6 +173,13 @@ def test_copies_of_numpy_arrays_are_not_counted():
     assert [row.outcome for row in report.rows] == ["aliased", "kept"]
 
 
+def test_numpy_array_has_the_dtype_in_which_it_is_passed():
+    report = eqx.filter_jit(jnp.sum).donation_report(np.arange(5))
+    (row,) = report.rows
+    assert (row.dtype, row.bytes) == (np.int32, 20)
+    assert report.memory.arguments == 20
+
+
 def test_arrays_of_the_callable_are_kept_and_it_says_how_to_donate_them():
     module = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     report = eqx.filter_jit(module, donate="all").donation_report(jnp.ones(2))
