@@ -340,7 +340,7 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
                     f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
                     "returned in its place."
                 )
-    # Static leaves are those of `x`, and arrays are weakly typed if those of `x` are.
+    # Static leaves are those of `x`. `astype` drops a weak type, which `x` may not have.
     return jtu.tree_map(
         lambda old, new: new.astype(old.dtype) if is_array(old) else old, x, y
     )

@@ -196,8 +196,8 @@ def _wide(x: Any, dtype: DTypeLike | None) -> Array:
             dtype = jnp.result_type(x.dtype, jnp.float32)
         elif jnp.iscomplexobj(x):
             dtype = jnp.result_type(dtype, jnp.complex64)
-    # Not `astype`, which keeps a weak type: losing it at the first update would
-    # retrace.
+    # A JAX array also for one of NumPy, and without a weak type: losing that at the first
+    # update would retrace.
     return jax.lax.convert_element_type(x, dtype)
 
 
