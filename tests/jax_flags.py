@@ -93,8 +93,6 @@ FAULTS: dict[str, list[Fault]] = {
                 "::test_batches_write_where_they_still_go_on[bounded]",
                 "loops/test_buffers.py"
                 "::test_inner_loop_takes_buffers_of_the_outer[bounded-one]",
-                "loops/test_internal_scan.py::test_gradient_is_that_of_lax_scan",
-                "loops/test_internal_scan.py::test_public_scan_has_the_same_gradient",
                 "loops/test_internal_scan.py::test_batches_and_keys",
                 "loops/test_internal_scan.py::TestScanTrick::test_gradient",
                 "loops/test_perturbed.py"
@@ -104,7 +102,7 @@ FAULTS: dict[str, list[Fault]] = {
                 "loops/test_while_loop.py"
                 "::test_elements_of_a_batch_stop_when_they_are_done[3-bounded]",
                 "loops/test_while_loop.py"
-                "::test_gradient_is_that_of_the_unrolled_program",
+                "::test_gradient_is_that_of_the_unrolled_program[bounded]",
                 "loops/test_while_loop.py::test_loops_within_loops[bounded]",
                 "loops/test_while_loop.py"
                 "::test_public_loop_has_the_same_gradient[bounded]",
