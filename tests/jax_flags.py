@@ -1,10 +1,10 @@
 """Flags by which JAX takes new implementations of its own, and what fails under them by no
 fault of this library.
 
-Each fault has a reproduction in plain JAX. `test_jax_flags.py` runs it: it must fail under
-the flag, so that a fault which JAX has repaired is noticed, and must pass without it.
-`conftest.py` marks the tests that a fault makes fail; they must fail, too. What no
-reproduction explains is a fault of ours. The flags are those of jax 0.12.
+Each fault has a reproduction in plain JAX, in `jax_faults.py`. `test_jax_flags.py` runs
+it: it must fail under the flag, so that a fault which JAX has repaired is noticed, and must
+pass without it. `conftest.py` marks the tests that a fault makes fail; they must fail, too.
+What no reproduction explains is a fault of ours. The flags are those of jax 0.12.
 
 `.ci/run` sets all of them at once, for the tests that `PATHS` names: what the flags change
 are loops, custom rules and checkpoints, and the derivatives and batches of them.
@@ -14,20 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.custom_batching import custom_vmap
+import jax_faults
 
 PATHS = (
     "test_jax_flags.py",
     "compat/test_jaxpr.py",
     "jit/test_checks.py",
     "jit/test_jit.py",
-    "loops/test_branch.py",
-    "loops/test_loop.py",
-    "loops/test_scan.py",
-    "runtime/test_enumeration.py",
-    "runtime/test_error_if.py",
+    "loops",
+    "runtime",
     "transforms",
     "nn/test_attention.py",
     "nn/test_kv_cache.py",
@@ -35,6 +30,7 @@ PATHS = (
     "nn/test_costs.py",
     "nn/test_loss_scale.py",
     "nn/test_mlp.py",
+    "nn/test_peer_models.py",
     "nn/test_reversible.py",
     "nn/test_rnn.py",
     "nn/test_shape.py",
@@ -55,72 +51,10 @@ class Fault:
     sure: bool = True
 
 
-def power(x):
-    return lax.scan(lambda c, _: (c * x, None), x, None, 2)[0]
-
-
-def loop_has_a_reverse_mode():
-    assert jax.grad(power)(1.0) == 3
-
-
-def loop_can_be_mapped():
-    assert jax.vmap(power)(jnp.arange(2.0)).tolist() == [0, 1]
-
-
-def compiled_loop_with_nothing_but_a_carry_runs():
-    assert jax.jit(power)(2.0) == 8
-
-
-def loop_runs_backwards():
-    step = lambda c, x: (2 * c + x, c)  # noqa: E731
-    assert lax.scan(step, 0.0, jnp.arange(3.0), reverse=True)[0] == 4 + 2 * 1 + 4
-
-
-def carry_of_another_type_is_a_type_error():
-    try:
-        lax.scan(lambda c, _: (c.astype(int), None), jnp.ones(2), None, 2)
-    except TypeError:
-        return
-    raise AssertionError
-
-
-def integer_in_the_carry_has_a_forward_mode():
-    loop = lambda x: lax.fori_loop(0, 2, lambda i, c: c * x, x)  # noqa: E731
-    assert jax.jvp(loop, (2.0,), (1.0,))[1] == 12
-
-
-def loop_without_steps_runs():
-    lax.scan(lambda c, x: (c, x), 1.0, jnp.ones(0))
-
-
-def function_that_needs_values_has_a_rule():
-    f = jax.custom_jvp(lambda x: x if x > 0 else -x)
-    f.defjvp(lambda primals, tangents: (2 * primals[0], tangents[0]))
-    jax.jvp(f, (1.0,), (1.0,))
-
-
-def constant_result_is_an_array():
-    f = jax.custom_jvp(lambda x: jnp.zeros(()))
-    f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
-    assert isinstance(jax.vmap(f, out_axes=None)(jnp.arange(3.0)), jax.Array)
-
-
-def rule_may_close_over_a_traced_value():
-    @jax.jit
-    def outer(x, y):
-        batching = custom_vmap(lambda x: x)
-        batching.def_vmap(lambda n, batched, x: (x * y, True))
-        f = jax.custom_jvp(batching)
-        f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
-        return jax.vmap(f)(x)
-
-    assert outer(jnp.arange(3.0), 2.0).tolist() == [0, 2, 4]
-
-
 FAULTS: dict[str, list[Fault]] = {
     "jax_scan3": [
         Fault(
-            loop_has_a_reverse_mode,
+            jax_faults.loop_has_a_reverse_mode,
             [
                 "runtime/test_error_if.py"
                 "::test_check_is_the_identity_to_derivatives[filter_scan]",
@@ -149,10 +83,53 @@ FAULTS: dict[str, list[Fault]] = {
                 "nn/test_stacked.py::test_checkpoint_keeps_less_for_the_backward_pass",
                 "nn/test_stacked.py::test_values_and_gradients_are_those_of_the_loop",
                 "transforms/test_invertible.py::test_check_lets_a_true_inverse_pass",
+                "loops/test_buffers.py"
+                "::test_gradient_goes_through_what_is_read"
+                "[2-{'kind': 'bounded', 'base': 2}]",
+                "loops/test_buffers.py"
+                "::test_gradient_goes_through_what_is_read"
+                "[6-{'kind': 'bounded', 'base': 2}]",
+                "loops/test_buffers.py"
+                "::test_batches_write_where_they_still_go_on[bounded]",
+                "loops/test_buffers.py"
+                "::test_inner_loop_takes_buffers_of_the_outer[bounded-one]",
+                "loops/test_internal_scan.py::test_batches_and_keys",
+                "loops/test_internal_scan.py::TestScanTrick::test_gradient",
+                "loops/test_perturbed.py"
+                "::test_what_no_derivative_reaches_comes_out_without_one[scan]",
+                "loops/test_while_loop.py"
+                "::test_elements_of_a_batch_stop_when_they_are_done[0-bounded]",
+                "loops/test_while_loop.py"
+                "::test_elements_of_a_batch_stop_when_they_are_done[3-bounded]",
+                "loops/test_while_loop.py"
+                "::test_gradient_is_that_of_the_unrolled_program[bounded]",
+                "loops/test_while_loop.py::test_loops_within_loops[bounded]",
+                "loops/test_while_loop.py"
+                "::test_public_loop_has_the_same_gradient[bounded]",
+                "loops/test_while_loop.py"
+                "::TestHigherDerivatives::test_batch_of_cotangents[bounded]",
+                "loops/test_while_loop.py"
+                "::TestHigherDerivatives::test_forward_over_reverse[bounded]",
+                "loops/test_while_loop.py"
+                "::TestHigherDerivatives::test_reverse_over_reverse",
+                "runtime/test_guards.py"
+                "::test_nondifferentiable_in_a_loop_meets_the_tangent_of_a_later_step",
+                "runtime/test_noinline.py"
+                "::test_every_transformation_gives_what_the_function_gives[scan-eager]",
+                "runtime/test_noinline.py"
+                "::test_every_transformation_gives_what_the_function_gives[scan-jit]",
+                "runtime/test_progress.py"
+                "::test_lines_are_printed_once_for_all_elements_in_their_order[grad]",
+                "runtime/test_progress.py"
+                "::test_lines_are_printed_once_for_all_elements_in_their_order"
+                "[jit of vmap of grad]",
+                "runtime/test_progress.py"
+                "::test_bar_is_drawn_at_some_steps_and_ends_full[jit of vmap of grad]",
+                "runtime/test_progress.py::test_loop_is_run_again_in_a_backward_pass",
             ],
         ),
         Fault(
-            loop_can_be_mapped,
+            jax_faults.loop_can_be_mapped,
             [
                 "runtime/test_error_if.py"
                 "::test_failing_check_raises_in_nests[vmap of nothing-filter_scan]",
@@ -179,10 +156,22 @@ FAULTS: dict[str, list[Fault]] = {
                 "nn/test_shape.py::test_ensemble_is_called_under_filter_vmap[MLP-shape2]",
                 "nn/test_stacked.py::test_state_has_a_row_for_each_layer",
                 "transforms/test_invertible.py::test_so_is_that_of_stacked_blocks",
+                "loops/test_while_loop.py"
+                "::test_condition_of_a_mapped_loop_is_one_for_all[bounded]",
+                "loops/test_while_loop.py"
+                "::TestHigherDerivatives::test_forward[bounded]",
+                "nn/test_peer_models.py::test_model_trains_as_with_equinox[lstm]",
+                "runtime/test_progress.py"
+                "::test_lines_are_printed_once_for_all_elements_in_their_order[vmap]",
+                "runtime/test_progress.py"
+                "::test_lines_are_printed_once_for_all_elements_in_their_order"
+                "[jit of vmap]",
+                "runtime/test_progress.py"
+                "::test_bar_is_drawn_at_some_steps_and_ends_full[jit of vmap]",
             ],
         ),
         Fault(
-            compiled_loop_with_nothing_but_a_carry_runs,
+            jax_faults.compiled_loop_with_nothing_but_a_carry_runs,
             [
                 "runtime/test_error_if.py"
                 "::test_breakpoint_mode_prints_opens_the_debugger_and_goes_on"
@@ -252,15 +241,29 @@ FAULTS: dict[str, list[Fault]] = {
                 "::test_value_and_gradient_are_those_of_the_plain_chain[jit-stacked]",
                 "transforms/test_pmap.py::test_loops_need_no_more_than_under_jax",
                 "transforms/test_shard_map.py::test_sum_within_a_loop",
+                "nn/test_peer_models.py::test_model_trains_as_with_equinox[diffusion]",
+                "runtime/test_capture.py"
+                "::test_stacked_layers_give_stacked_values[None]",
+                "runtime/test_capture.py"
+                "::test_stacked_layers_give_stacked_values[True]",
+                "runtime/test_progress.py"
+                "::test_lines_are_printed_once_for_all_elements_in_their_order[jit]",
+                "runtime/test_progress.py"
+                "::test_lines_are_printed_once_for_all_elements_in_their_order"
+                "[filter_jit]",
+                "runtime/test_progress.py::test_meter_of_the_users_own",
+                "runtime/test_progress.py::test_meters_are_static",
+                "runtime/test_progress.py::test_meters_do_not_mix",
+                "runtime/test_progress.py::test_several_devices_have_one_meter",
             ],
         ),
         Fault(
-            compiled_loop_with_nothing_but_a_carry_runs,
+            jax_faults.compiled_loop_with_nothing_but_a_carry_runs,
             ["jit/test_jit.py::test_call_returns_before_the_computation_ends"],
             sure=False,
         ),
         Fault(
-            loop_runs_backwards,
+            jax_faults.loop_runs_backwards,
             [
                 "nn/test_reversible.py"
                 "::test_inverse_undoes_the_call_with_the_same_key[False-stacked]",
@@ -271,7 +274,7 @@ FAULTS: dict[str, list[Fault]] = {
             ],
         ),
         Fault(
-            carry_of_another_type_is_a_type_error,
+            jax_faults.carry_of_another_type_is_a_type_error,
             [
                 "loops/test_loop.py"
                 "::TestErrors::test_array_that_changes_its_type_is_named[limited]",
@@ -288,31 +291,50 @@ FAULTS: dict[str, list[Fault]] = {
             ],
         ),
         Fault(
-            loop_without_steps_runs,
-            ["nn/test_rnn.py::test_default_state_has_the_dtype_that_the_cell_returns"],
+            jax_faults.loop_without_steps_runs,
+            [
+                "nn/test_rnn.py::test_default_state_has_the_dtype_that_the_cell_returns",
+                "loops/test_internal_scan.py"
+                "::test_values_are_those_of_lax_scan[0-checkpointed]",
+                "loops/test_internal_scan.py::test_values_are_those_of_lax_scan[0-lax]",
+            ],
         ),
         Fault(
-            integer_in_the_carry_has_a_forward_mode,
+            jax_faults.numpy_array_can_be_iterated_over,
+            [
+                "loops/test_internal_scan.py"
+                "::test_values_are_those_of_lax_scan[3-checkpointed]",
+                "loops/test_internal_scan.py::test_values_are_those_of_lax_scan[3-lax]",
+            ],
+        ),
+        Fault(
+            jax_faults.integer_in_the_carry_has_a_forward_mode,
             [
                 "loops/test_loop.py::test_forward_mode_derivative_is_that_of_the_loop",
+                "runtime/test_progress.py"
+                "::test_lines_are_printed_once_for_all_elements_in_their_order[jvp]",
             ],
         ),
     ],
     "jax_remat3": [],
     "jax_custom_jvp3": [
         Fault(
-            constant_result_is_an_array,
+            jax_faults.cotangent_that_is_zero_is_not_computed_with,
+            ["loops/test_perturbed.py::test_cotangents_that_are_zero_stay_so"],
+        ),
+        Fault(
+            jax_faults.constant_result_is_an_array,
             ["transforms/test_custom_vmap.py::test_rule_decides"],
         ),
         Fault(
-            function_that_needs_values_has_a_rule,
+            jax_faults.function_that_needs_values_has_a_rule,
             [
                 "transforms/test_custom_rules.py"
                 "::test_function_that_needs_values_has_rules_all_the_same"
             ],
         ),
         Fault(
-            rule_may_close_over_a_traced_value,
+            jax_faults.rule_may_close_over_a_traced_value,
             [
                 "transforms/test_custom_vmap.py::TestClosures"
                 "::test_rule_is_asked_if_what_is_closed_over_has_no_batch"

@@ -6,13 +6,13 @@ first no longer exists, since names are removed from `jax.core`. The fallback is
 `jax.extend.core.jaxpr_as_fun`, which needs a closed jaxpr, and whose module is slow to
 import.
 
-Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3` of jax 0.12, one
-primitive stands for several: its parameter `_prim` holds the actual primitive.
+Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3`, `JAX_CUSTOM_VJP3` and `JAX_SCAN3` of jax
+0.12, one primitive stands for several: its parameter `_prim` holds the actual primitive.
 """
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 
 def find(*cores: str) -> Callable[..., list[Any]]:
@@ -57,16 +57,43 @@ def run_equation(jaxpr: Any, equation: Any, values: Sequence[Any]) -> Sequence[A
     return eval_jaxpr(alone, [], *inputs.values())
 
 
+# The names without the flags of what `_prim` may hold.
+_NAMES: Final = {
+    "RematTraced": "remat2",
+    "CustomJVPTraced": "custom_jvp_call",
+    "CustomVJPTraced": "custom_vjp_call",
+}
+
+
 def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
-    """The name of an equation's primitive, and its parameters."""
+    """The name of an equation's primitive, and its parameters.
+
+    Checkpoints and functions with custom rules have the same names, and parameters for
+    their jaxprs, under the flags of JAX as without them.
+    """
     name, params = equation.primitive.name, equation.params
-    inner = params.get("_prim") if name == "call_hi_primitive" else None
-    if inner is None:
+    if not _holds_primitive(equation):
         return name, params
-    params = dict(inner.params)
+    inner = params["_prim"]
+    kind = type(inner).__name__
+    name, params = _NAMES.get(kind, kind), dict(inner.params)
     if "traced" in params:
-        params["jaxpr"] = params["traced"].jaxpr
-    return type(inner).__name__, params
+        params["call_jaxpr"] = params.pop("traced").jaxpr
+    if name == "remat2":
+        # Of a recomputation in a backward pass only its name tells what it is.
+        stack = str(equation.source_info.name_stack)
+        params["differentiated"] = "rematted_computation" in stack
+    return name, params
+
+
+def definition(equation: Any) -> Callable[..., Any] | None:
+    """What an equation under the flags computes, as a function of its inputs and
+    parameters that uses other primitives; `None` if it is of an ordinary primitive."""
+    return equation.primitive.to_lojax if _holds_primitive(equation) else None
+
+
+def _holds_primitive(equation: Any) -> bool:
+    return equation.primitive.name == "call_hi_primitive"
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

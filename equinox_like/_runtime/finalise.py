@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compat.jaxpr import (
+    definition,
     is_closed,
     is_literal,
     is_program,
@@ -20,7 +21,6 @@ from .._compat.jaxpr import (
     run_equation,
 )
 from .._compat.primitive import finalisations
-from .._compat.rules import as_struct
 from .._core.parts import take_apart
 
 primitive_finalisations: Final[dict[Any, Callable[..., Any]]] = finalisations
@@ -112,8 +112,9 @@ def finalise_make_jaxpr(
 def finalise_jaxpr(closed_jaxpr: Any) -> Any:
     """A closed jaxpr without any primitive of this library."""
     jaxpr, _ = opened(closed_jaxpr)
-    types = [as_struct(v.aval) for v in jaxpr.invars]
-    return jax.make_jaxpr(finalise_jaxpr_as_fn(closed_jaxpr))(*types)
+    make: Any = jax.make_jaxpr(finalise_jaxpr_as_fn(closed_jaxpr))
+    # The types as they are: an input may be a mutable array, or sharded explicitly.
+    return make(*(v.aval for v in jaxpr.invars))
 
 
 def finalise_jaxpr_as_fn(closed_jaxpr: Any) -> Callable[..., list[Any]]:
@@ -149,9 +150,11 @@ def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
     replacement = primitive_finalisations.get(equation.primitive)
     if replacement is not None:
         return _run_replacement(equation, replacement, args)
-    programs = {k: v for k, v in equation.params.items() if _needs_finalising(v)}
+    programs = {k: v for k, v in params.items() if _needs_finalising(v)}
     if not programs:
         return run_equation(jaxpr, equation, args)
+    if (replacement := definition(equation)) is not None:
+        return _run_replacement(equation, replacement, args)
     if name == "remat2" and not is_closed(programs["jaxpr"]):
         # An open jaxpr cannot hold new constants, so the checkpoint is inlined. It is
         # not needed, because a finalised program is not differentiated.
@@ -181,11 +184,11 @@ def _programs(param: Any) -> list[Any]:
 def _needs_finalising(param: Any) -> bool:
     for program in _programs(param):
         for equation in opened(program)[0].eqns:
-            name, _ = name_and_params(equation)
+            name, params = name_and_params(equation)
             if (
                 equation.primitive in primitive_finalisations
                 or name in ("stop_gradient", "custom_jvp_call")
-                or any(_needs_finalising(x) for x in equation.params.values())
+                or any(map(_needs_finalising, params.values()))
             ):
                 return True
     return False

@@ -220,6 +220,25 @@ class _Harvest:
         )
         return [*carry, *ys], _filled(found, arrays)
 
+    def scan_without_carry(self, params: dict[str, Any], inputs: list[Any]) -> Any:
+        """What `jax.lax.scan` becomes under `JAX_SCAN3`: it writes to mutable arrays."""
+        run, found = self.body(params["jaxpr"])
+        pairs = list(zip(inputs, params["extensives"], strict=True))
+
+        def step(_, xs):
+            slices = iter(xs)
+            return (), run(*(next(slices) if sliced else x for x, sliced in pairs))
+
+        _, (ys, arrays) = jax.lax.scan(
+            step,
+            (),
+            [x for x, sliced in pairs if sliced],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return ys, _filled(found, arrays)
+
 
 _RULES: Final[dict[str, Any]] = {
     "shard_map": _Harvest.shard_map,
@@ -228,6 +247,7 @@ _RULES: Final[dict[str, Any]] = {
     "core_call": _Harvest.call,
     "remat2": _Harvest.checkpoint,
     "scan": _Harvest.scan,
+    "Scan3": _Harvest.scan_without_carry,
 }
 # For primitives with custom rules: the name of the parameter that holds their jaxpr.
 _WITH_RULES: Final = {

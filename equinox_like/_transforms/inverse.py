@@ -169,10 +169,6 @@ _CALLS: Final = (
     "custom_jvp_call",
     "custom_vjp_call",
     "custom_vjp_call_jaxpr",
-    # Their names under `JAX_REMAT3`, `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3`.
-    "RematTraced",
-    "CustomJVPTraced",
-    "CustomVJPTraced",
 )
 
 

@@ -47,16 +47,26 @@ def test_one_equation_runs_alone():
     assert jnp.allclose(known[jaxpr.outvars[0]], f(jnp.ones(2), jnp.arange(2.0)))
 
 
-def test_equation_is_of_a_primitive_or_of_what_that_holds():
-    """By flags of JAX: see `tests/jax_flags.py`."""
+def rectified(x):
+    f = jax.custom_vjp(jax.nn.relu)
+    f.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
+    return f(x)
 
-    def names(f):
-        equations = jax.make_jaxpr(f)(1.0).jaxpr.eqns
-        return {compat.name_and_params(e)[0] for e in equations}
 
-    assert names(jnp.sin) == {"sin"}
-    assert names(jax.checkpoint(jnp.sin)) <= {"checkpoint", "remat2", "RematTraced"}
-    assert names(jax.nn.relu) <= {"custom_jvp_call", "CustomJVPTraced"}
-    for f in (jax.checkpoint(jnp.sin), jax.jit(jnp.sin)):
-        (e,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
-        assert "jaxpr" in compat.name_and_params(e)[1]
+@pytest.mark.parametrize(
+    "f, name, jaxpr",
+    [
+        (jax.jit(jnp.sin), "jit", "jaxpr"),
+        (jax.checkpoint(jnp.sin), "remat2", "jaxpr"),
+        (jax.nn.relu, "custom_jvp_call", "call_jaxpr"),
+        (rectified, "custom_vjp_call", "call_jaxpr"),
+    ],
+)
+def test_equation_is_named_under_the_flags_as_without_them(f, name, jaxpr):
+    """See `tests/jax_flags.py`."""
+    (e,) = jax.make_jaxpr(f)(-1.0).jaxpr.eqns
+    found, params = compat.name_and_params(e)
+    assert found == name
+    assert compat.is_program(params[jaxpr])
+    if (by_others := compat.definition(e)) is not None:
+        assert by_others(-1.0, **e.params) == [f(-1.0)]

@@ -1,6 +1,7 @@
 """`internal.scan`, `scan_trick`, and `filter_scan` with a number of checkpoints."""
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +32,24 @@ def close(found, wanted):
     return all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs)
 
 
+def unrolled(f, carry, xs, reverse=False):
+    ys = [None] * 5
+    for i in reversed(range(5)) if reverse else range(5):
+        carry, ys[i] = f(carry, jtu.tree_map(operator.itemgetter(i), xs))
+    return carry, jtu.tree_map(lambda *y: jnp.stack(y), *ys)
+
+
 def checkpointed(checkpoints):
     return functools.partial(eqxi.scan, kind="checkpointed", checkpoints=checkpoints)
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2, None, "all"])
-def test_gradient_is_that_of_lax_scan(checkpoints):
+def test_gradient_is_that_of_the_unrolled_loop(checkpoints):
     grad = jax.value_and_grad(loss, (0, 1))
     found = jax.jit(grad, static_argnums=2)(
         INIT["a"], XS["v"], checkpointed(checkpoints)
     )
-    assert close(found, grad(INIT["a"], XS["v"], jax.lax.scan))
+    assert close(found, grad(INIT["a"], XS["v"], unrolled))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -54,7 +62,7 @@ def test_public_scan_has_the_same_gradient(checkpoint, reverse):
     def with_arrays(f, _, xs):
         return ours(f, {**init, "a": _["a"]}, xs)
 
-    plain = functools.partial(jax.lax.scan, reverse=reverse)
+    plain = functools.partial(unrolled, reverse=reverse)
     found = jax.jit(grad, static_argnums=2)(INIT["a"], XS["v"], with_arrays)
     assert close(found, grad(INIT["a"], XS["v"], plain))
 

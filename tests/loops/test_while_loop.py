@@ -63,22 +63,25 @@ def close(found, wanted):
     return np.allclose(found, wanted, rtol=0, atol=3e-6 * np.abs(wanted).max())
 
 
-OPTIONS = [
-    {"kind": "bounded", "max_steps": 5, "base": 2},
-    {"kind": "bounded", "max_steps": 7},
-    {"kind": "checkpointed", "max_steps": 1},
-    {"kind": "checkpointed", "max_steps": 11, "checkpoints": 2},
-    {"kind": "checkpointed", "max_steps": 9, "checkpoints": 100},
-    {"kind": "checkpointed", "checkpoints": 1},
-    {"kind": "checkpointed", "checkpoints": 3},
-]
+OPTIONS = {
+    "bounded": [{"max_steps": 5, "base": 2}, {"max_steps": 7}],
+    "checkpointed": [
+        {"max_steps": 1},
+        {"max_steps": 11, "checkpoints": 2},
+        {"max_steps": 9, "checkpoints": 100},
+        {"checkpoints": 1},
+        {"checkpoints": 3},
+    ],
+}
 
 
-@settings(max_examples=40)
-@given(st.sampled_from(OPTIONS), st.integers(0, 11))
-def test_gradient_is_that_of_the_unrolled_program(options, steps):
+@pytest.mark.parametrize("kind", OPTIONS)
+@settings(max_examples=30)
+@given(st.data(), st.integers(0, 11))
+def test_gradient_is_that_of_the_unrolled_program(kind, data, steps):
+    options = data.draw(st.sampled_from(OPTIONS[kind]))
     args, wanted = expected(min(steps, options.get("max_steps", steps)))
-    assert close(gradient(**options)(*args, steps), wanted)
+    assert close(gradient(kind=kind, **options)(*args, steps), wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

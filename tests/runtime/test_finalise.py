@@ -6,6 +6,7 @@ from jax import lax
 
 import equinox_like as eqx
 from equinox_like import internal as eqxi
+from equinox_like._compat.jaxpr import name_and_params
 
 
 def checked(x):
@@ -20,6 +21,17 @@ def in_vjp_rule(x):
     f = jax.custom_vjp(lambda x: checked(2 * x))
     f.defvjp(lambda x: (f(x), None), lambda _, ct: (2 * ct,))
     return f(x)
+
+
+def with_mutable_array(x):
+    total = jax.new_ref(x)
+
+    @jax.jit
+    def add(x):
+        total[...] += checked(x)
+
+    add(2 * x)
+    return total[...]
 
 
 PROGRAMS = {
@@ -46,29 +58,34 @@ PROGRAMS = {
             buffers=lambda c: c[1],
         )
     )(jnp.stack([x, x])),
+    "mutable array": with_mutable_array,
     "none": lambda x: x + 1,
 }
 
 
-def primitives_in(jaxpr):
+def equations_in(jaxpr):
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation.primitive
-        for value in equation.params.values():
+        yield equation
+        for value in name_and_params(equation)[1].values():
             for part in value if isinstance(value, tuple | list) else [value]:
                 if hasattr(getattr(part, "jaxpr", part), "eqns"):
-                    yield from primitives_in(part)
+                    yield from equations_in(part)
+
+
+def primitives_in(jaxpr):
+    return {equation.primitive for equation in equations_in(jaxpr)}
 
 
 @pytest.mark.parametrize("fn", PROGRAMS.values(), ids=PROGRAMS)
 def test_finalised_program_has_none_of_our_primitives_and_the_same_output(fn):
     x = jnp.asarray(0.5)
     if fn is not PROGRAMS["none"]:
-        before = set(primitives_in(jax.make_jaxpr(fn)(x)))
+        before = primitives_in(jax.make_jaxpr(fn)(x))
         assert before & set(eqxi.primitive_finalisations)
     jaxpr = eqxi.finalise_make_jaxpr(fn)(x)
-    found = set(primitives_in(jaxpr))
-    assert not found & set(eqxi.primitive_finalisations)
-    assert not {p.name for p in found} & {"stop_gradient", "custom_jvp_call"}
+    assert not primitives_in(jaxpr) & set(eqxi.primitive_finalisations)
+    names = {name_and_params(equation)[0] for equation in equations_in(jaxpr)}
+    assert not names & {"stop_gradient", "custom_jvp_call"}
     assert eqx.tree_equal(eqxi.finalise_fn(fn)(x), fn(x))
     assert eqx.tree_equal(jax.jit(eqxi.finalise_fn(fn))(x), fn(x))
 
@@ -84,6 +101,14 @@ def test_program_without_our_primitives_stays_as_it_is():
 def test_finalising_twice_changes_nothing():
     once = eqxi.finalise_jaxpr(jax.make_jaxpr(in_scan)(1.0))
     assert str(eqxi.finalise_jaxpr(once)) == str(once)
+
+
+def test_inputs_keep_their_shardings():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones(8), jax.P("d"))
+        jaxpr = jax.make_jaxpr(checked)(x)
+        assert eqxi.finalise_jaxpr(jaxpr).in_avals == jaxpr.in_avals
 
 
 def test_finalised_check_raises_as_before():
