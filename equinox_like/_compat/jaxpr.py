@@ -14,6 +14,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import jax
+
 
 def find(*cores: str) -> Callable[..., list[Any]]:
     """`eval_jaxpr(jaxpr, consts, *args)` of the first of these modules that has it."""
@@ -102,6 +104,20 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
         constants, carry, _ = params["ft_in"].elts
         return len(constants.elts), len(carry.elts)
     return params["num_consts"], params["num_carry"]
+
+
+def shard_mapped(
+    body: Callable[..., Any], params: dict[str, Any], out_specs: Any
+) -> Callable[..., Any]:
+    """`body` in place of what a `shard_map` with these parameters maps."""
+    return jax.shard_map(
+        body,
+        mesh=params["mesh"],
+        in_specs=params["in_specs"],
+        out_specs=out_specs,
+        axis_names=params["newly_manual_axes"],
+        check_vma=params["check_vma"],
+    )
 
 
 def is_literal(atom: Any) -> bool:

@@ -19,6 +19,7 @@ from .._compat.jaxpr import (
     name_and_params,
     opened,
     run_equation,
+    shard_mapped,
 )
 from .._compat.primitive import finalisations
 from .._core.parts import take_apart
@@ -159,6 +160,10 @@ def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
         # An open jaxpr cannot hold new constants, so the checkpoint is inlined. It is
         # not needed, because a finalised program is not differentiated.
         return finalise_eval_jaxpr(programs["jaxpr"], (), *args)
+    if name == "shard_map":
+        # Its program is finalised within the map, where the mesh axes have their names.
+        body = finalise_jaxpr_as_fn(programs["jaxpr"])
+        return shard_mapped(body, params, [*params["out_specs"]])(*args)
     changed = {k: _finalised(v) for k, v in programs.items()}
     new = equation.replace(params={**equation.params, **changed})
     return run_equation(jaxpr, new, args)

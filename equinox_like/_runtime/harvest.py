@@ -26,6 +26,7 @@ from .._compat.jaxpr import (
     opened,
     run_equation,
     scan_sizes,
+    shard_mapped,
 )
 from .._core.parts import Rest, take_apart
 
@@ -191,14 +192,8 @@ class _Harvest:
             out, arrays = run(*inputs)
             return out, jax.tree.map(lambda x: x[None], arrays)
 
-        out, arrays = jax.shard_map(
-            shard,
-            mesh=params["mesh"],
-            in_specs=params["in_specs"],
-            out_specs=([*params["out_specs"]], rows),
-            axis_names=axes,
-            check_vma=params["check_vma"],
-        )(*inputs)
+        out_specs = [*params["out_specs"]], rows
+        out, arrays = shard_mapped(shard, params, out_specs)(*inputs)
         return out, _filled(found, arrays)
 
     def scan(self, params: dict[str, Any], inputs: list[Any]) -> Any:

@@ -3,6 +3,7 @@ import jax.extend
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import internal as eqxi
@@ -34,6 +35,13 @@ def with_mutable_array(x):
     return total[...]
 
 
+def in_shard_map(x):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    each = jax.jit(lambda x: checked(lax.psum(x, "d")))
+    specs = {"in_specs": P("d"), "out_specs": P()}
+    return jax.shard_map(each, mesh=mesh, **specs)(jnp.stack([x, x]))
+
+
 PROGRAMS = {
     "plain": checked,
     "cond": lambda x: lax.cond(x > 0, checked, jnp.cos, x),
@@ -59,6 +67,7 @@ PROGRAMS = {
         )
     )(jnp.stack([x, x])),
     "mutable array": with_mutable_array,
+    "shard_map": in_shard_map,
     "none": lambda x: x + 1,
 }
 
