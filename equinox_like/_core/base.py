@@ -26,7 +26,7 @@ from typing import (
 import jax
 import jax.tree_util as jtu
 
-from .._compat.source_info import pass_over
+from .._compat.source_info import pass_over, was_cut
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
@@ -157,7 +157,8 @@ def hide_frames(error: BaseException) -> None:
 
     Call it in an `except` clause, before a bare `raise`, which does not add its own
     frame again. JAX does the same with its frames; `JAX_TRACEBACK_FILTERING=off` turns
-    off both. The last frame always stays.
+    off both. The last frame stays, because the error was raised there, unless JAX has
+    removed later ones.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
@@ -168,7 +169,9 @@ def hide_frames(error: BaseException) -> None:
         entry = entry.tb_next
     if not entries:
         return
-    *entries, kept = entries
+    kept = (
+        None if was_cut(error) and is_private(entries[-1].tb_frame) else entries.pop()
+    )
     for entry in reversed(entries):
         if not is_private(entry.tb_frame):
             entry.tb_next = kept

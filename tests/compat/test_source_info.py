@@ -2,6 +2,8 @@
 
 import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from equinox_like._compat import source_info
@@ -18,3 +20,10 @@ def test_without_them_nothing_is_excluded_and_nothing_fails(monkeypatch):
         monkeypatch.setattr(source_info, "_private", lambda name, r=registry: r)
         source_info.pass_over(["/nowhere/"])
     assert source_info._private("no_such_file") is None
+
+
+def test_error_says_whether_jax_has_removed_frames():
+    with pytest.raises(TypeError) as caught:
+        jax.jit(lambda x: jnp.add(x, "text"))(1.0)
+    assert source_info.was_cut(caught.value)
+    assert not source_info.was_cut(TypeError())

@@ -126,6 +126,12 @@ def test_last_frame_is_kept_whosever_it_is():
     hide_frames(MyError())  # one that was never raised
 
 
+def test_last_frame_is_not_ours_if_jax_has_removed_those_below():
+    with pytest.raises(TypeError, match="must return a boolean scalar") as caught:
+        eqx.filter_while_loop(lambda x: x, lambda x: x, 1.0)
+    assert ours(caught.value) == []
+
+
 def test_layers_stay_visible():
     layer = eqx.nn.Linear(2, 3, key=jax.random.key(0))
     with pytest.raises(eqx.ShapeError) as caught:
