@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
+import jax.tree_util as jtu
 
 
 def find(*cores: str) -> Callable[..., list[Any]]:
@@ -128,6 +129,12 @@ def is_literal(atom: Any) -> bool:
 def is_program(x: Any) -> bool:
     """Whether a parameter of an equation is a jaxpr, closed or open."""
     return hasattr(getattr(x, "jaxpr", x), "eqns")
+
+
+def programs_in(params: dict[str, Any]) -> list[Any]:
+    """The jaxprs among the parameters of an equation, closed or open."""
+    leaves = jtu.tree_leaves(params, is_leaf=is_program)
+    return [x for x in leaves if is_program(x)]
 
 
 def is_closed(program: Any) -> bool:

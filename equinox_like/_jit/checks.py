@@ -7,13 +7,13 @@ check is read off its jaxpr, because the check may be in a nested function that 
 already traced.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 
-from .._compat.jaxpr import name_and_params
+from .._compat.jaxpr import name_and_params, opened, programs_in
 from .._compat.tokens import forget_failed, runtime_tokens
 from .._core.base import hide_frames
 from .donation import explain_failure
@@ -40,27 +40,17 @@ def there_are_checks() -> bool:
 def holds_check(jaxpr: Any) -> bool:
     """Whether a jaxpr, or a jaxpr nested in it, holds a check."""
     seen: set[int] = set()
-    todo = [getattr(jaxpr, "jaxpr", jaxpr)]
+    todo = [jaxpr]
     while todo:
-        jaxpr = todo.pop()
+        jaxpr, _ = opened(todo.pop())
         if id(jaxpr) in seen:
             continue
         seen.add(id(jaxpr))
         for equation in jaxpr.eqns:
             if equation.primitive in _checks:
                 return True
-            todo += _jaxprs_in(name_and_params(equation)[1])
+            todo += programs_in(name_and_params(equation)[1])
     return False
-
-
-def _jaxprs_in(params: Any) -> Iterator[Any]:
-    for value in jtu.tree_leaves(params, is_leaf=_is_jaxpr):
-        if _is_jaxpr(value):
-            yield getattr(value, "jaxpr", value)
-
-
-def _is_jaxpr(value: Any) -> bool:
-    return hasattr(getattr(value, "jaxpr", value), "eqns")
 
 
 def wait_for(out: Any) -> None:

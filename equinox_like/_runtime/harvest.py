@@ -15,15 +15,14 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 from jax.sharding import PartitionSpec, Sharding
 
 from .._compat.identity import Tangents, identity
 from .._compat.jaxpr import (
     is_literal,
-    is_program,
     name_and_params,
     opened,
+    programs_in,
     run_equation,
     scan_sizes,
     shard_mapped,
@@ -275,6 +274,5 @@ def _marks_within(equation: Any) -> Iterator[Mark]:
     _, params = name_and_params(equation)
     if params.get("differentiated"):
         return  # recomputed in a backward pass; the forward pass has these marks
-    for program in jtu.tree_leaves(params, is_leaf=is_program):
-        if is_program(program):
-            yield from _marks(opened(program)[0])
+    for program in programs_in(params):
+        yield from _marks(opened(program)[0])
