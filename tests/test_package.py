@@ -2,11 +2,15 @@
 
 import importlib.metadata
 import inspect
+import json
 import pickle
 import pydoc
 import re
+import runpy
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import FunctionType
 
 import jax
@@ -14,6 +18,8 @@ import pytest
 from test_docs import public_objects
 
 import equinox_like as eqx
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(code: str) -> str:
@@ -61,6 +67,59 @@ def test_description_for_a_package_index_has_no_links_to_files():
     )
     links = re.findall(r"\]\(([^)]*)\)", description)
     assert links and all(link.startswith("https://") for link in links)
+
+
+HOME = "https://example.org/owner/equinox_like"
+
+
+def run_in(folder, *command):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def make_repository(folder, remote):
+    run_in(folder, "git", "init", "-q")
+    run_in(folder, "git", "remote", "add", "origin", remote)
+
+
+@pytest.mark.parametrize(
+    ("remote", "expected"),
+    [
+        ("https://example.org/owner/equinox_like.git", HOME),
+        ("https://example.org/owner/equinox_like/", HOME),
+        ("https://name:token@example.org/owner/equinox_like", HOME),
+        ("git@example.org:owner/equinox_like.git", HOME),
+        ("ssh://git@example.org:2222/owner/equinox_like.git", HOME),
+        ("/home/name/equinox_like", None),
+        ("file:///home/name/equinox_like", None),
+    ],
+)
+def test_address_for_a_browser_of_a_clone(tmp_path, remote, expected):
+    address = runpy.run_path(str(ROOT / "scripts" / "project_urls.py"))["address"]
+    make_repository(tmp_path, remote)
+    assert address(tmp_path) == expected
+    run_in(tmp_path, "git", "remote", "remove", "origin")
+    assert address(tmp_path) is None
+
+
+def test_metadata_names_the_repository_of_a_clone(tmp_path):
+    project = tmp_path / "project"
+    for name in [
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "scripts/project_urls.py",
+        "equinox_like/_version.py",
+    ]:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, project / name)
+    command = sys.executable, "-m", "hatchling", "metadata", "urls"
+    make_repository(tmp_path, HOME)  # `project` is only a folder in it
+    assert json.loads(run_in(project, *command)) == {}
+    (tmp_path / ".git").rename(project / ".git")
+    urls = json.loads(run_in(project, *command))
+    assert urls == {"Source": HOME, "Issues": f"{HOME}/issues"}
 
 
 def test_orbax_loads_when_it_is_asked_for_and_is_not_listed():
