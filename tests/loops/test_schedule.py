@@ -36,7 +36,7 @@ def order_of(steps, **options):
             lambda c: c[0] < steps, body, (0, x), kind="checkpointed", **options
         )[1]
 
-    jax.block_until_ready(jax.grad(run)(1.0))
+    jax.block_until_ready(jax.jit(jax.grad(run))(1.0))
     jax.effects_barrier()
     return done
 
