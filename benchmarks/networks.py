@@ -10,6 +10,7 @@ themselves are never called.
 each Module, with its fields as keys.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import equinox_like as eqx
@@ -142,6 +144,11 @@ def step(*trees: Any) -> Any:
     return *stepped, read(trees)  # the last output represents the loss
 
 
+def step_on_batch(parts: Any, x: Any, labels: Any, key: Any) -> Any:
+    *stepped, loss = step(*parts)
+    return tuple(stepped), loss + x.sum() + labels.sum() + jax.random.uniform(key)
+
+
 def arrays(tree: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]
 
@@ -180,6 +187,19 @@ class Loop:
 
     def __call__(self) -> Any:
         *self.parts, loss = self.fun(*self.parts)
+        return loss
+
+
+class BatchLoop:
+    """A train loop with `step_on_batch`. Batches come from NumPy, as from most loaders."""
+
+    def __init__(self, fun: Any, parts: tuple[Any, ...]):
+        self.fun = fun
+        self.parts = parts
+        self.batch = np.ones((8, WIDTH), np.float32), np.ones(8, np.int32), KEY
+
+    def __call__(self) -> Any:
+        self.parts, loss = self.fun(self.parts, *self.batch)
         return loss
 
 
@@ -261,6 +281,8 @@ def run(rounds: int) -> None:
     show("Networks: reading what the user built", run_reading(cases, False, rounds))
     show("Networks: carried step", run_carried(stepping, False, rounds))
     show("Networks: carried step with donation", run_carried(stepping, True, rounds))
+    title = "Networks: carried step with donation, on a batch from NumPy with a key"
+    show(title, run_batches(stepping, rounds))
     show(
         "Networks: reading what a compiled step returned",
         run_reading(cases, True, rounds),
@@ -302,6 +324,24 @@ def run_carried(cases: list[Case], donate: bool, rounds: int) -> list[Row]:
         rows.append(
             compare(case.title(case.parts), contenders, goal=aim, rounds=rounds)
         )
+    return rows
+
+
+def run_batches(cases: list[Case], rounds: int) -> list[Row]:
+    """The libraries donate all arguments, as most users write it; JAX, the first one."""
+    rows: list[Row] = []
+    for case in cases:
+        contenders = {}
+        for k, parts in case.parts.items():
+            if k in LIBRARIES:
+                fun = jit(k, step_on_batch, donate=True)
+            else:
+                fun = jax.jit(step_on_batch, donate_argnums=0)
+            contenders[k] = BatchLoop(fun, tuple(fresh(parts)))
+        with warnings.catch_warnings():
+            # Equinox has JAX warn that no output can take the key.
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            rows.append(compare(case.title(case.parts), contenders, rounds=rounds))
     return rows
 
 

@@ -7,25 +7,23 @@ reads their memory are deleted here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._compat.fast_path import forget_calls
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
 from .._core.base import jit_is_disabled
 from .._errors import DonationError, DonationWarning
-from .._tree.arrays import is_deleted
 from .donation import (
     Donation,
     Record,
-    are_all_deleted,
     are_any_deleted,
     are_any_sharded,
+    are_deleted,
     lowering_warnings,
     refuse_deleted,
     refuse_shared,
     refuse_unused,
     release,
-    still_alive,
     unusable,
 )
 from .layout import Layout, keep
@@ -47,7 +45,6 @@ class DonatingSpecialization(Specialization):
 
     def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Any):
         self._donation: Donation = program.donation
-        self._record: Record = program.record
         # The traits of the last inspected call, and the sharding of the first array of
         # the last call.
         self._traits: Any = None
@@ -97,18 +94,11 @@ class DonatingSpecialization(Specialization):
             lowering_warnings.show_again()
             forget_calls(self.function)
             raise_explained(e, layout, leaves)
-        donated = groups[0] if layout.is_whole else layout.take_donated(leaves)
         if lowering_warnings.count:
             lowering_warnings.show_again()
-        if are_all_deleted(donated):
-            self._record.note(donated)
-            if self.is_watched:
-                release(donated)
-        elif not jit_is_disabled():
-            self._deletion.finish(
-                layout, donated, traits_of(groups), lambda: self._fates(layout, leaves)
-            )
-        return self.outputs.tree(out)
+        data, (number,) = out
+        self._deletion.finish(layout, leaves, number, self._fates)
+        return self.outputs.build[number](data)
 
     def _before(self, layout: Layout, leaves: list[Any], groups: Sequence[Any]) -> None:
         """Inspects the arrays of a call, unless their traits equal the last call's."""
@@ -139,6 +129,7 @@ class DonatingSpecialization(Specialization):
     ) -> None:
         """Inspects a call that may make JAX lower, for example for a new sharding."""
         refuse_unused(layout, leaves, range(len(layout.data_places)))
+        self._deletion.forget()
         self.is_watched |= are_any_sharded(leaves)
         if not jit_is_disabled():
             self._find_unused(layout, leaves, groups)
@@ -193,6 +184,19 @@ class DonatingSpecialization(Specialization):
         )
 
 
+class _Plan(NamedTuple):
+    """What to do after a call of this trace that deleted these donated arrays.
+
+    The other fields hold the indices of donated arrays.
+    """
+
+    number: int | None
+    deleted: Sequence[bool | None]
+    to_delete: Sequence[int]
+    to_note: Sequence[int]
+    is_sharded: bool
+
+
 class Deletion:
     """Deletes, after a call, donated arrays that JAX left alive.
 
@@ -202,32 +206,54 @@ class Deletion:
     def __init__(self, donation: Donation, record: Record):
         self._donation = donation
         self._record = record
-        # The traits of the last call, and the indices of the arrays it rightly left
-        # alive.
-        self._settled: tuple[Any, tuple[int, ...]] = None, ()
+        self.forget()
+
+    def forget(self) -> None:
+        # The plan of the last call. Most calls leave the same arrays alive as the last
+        # one did. It is replaced as a whole, because other threads read it.
+        self._plan: _Plan | None = None
 
     def finish(
         self,
         layout: Layout,
-        donated: Sequence[Any],
-        traits: Any,
-        fates: Callable[[], Buffers],
+        leaves: list[Any],
+        number: int | None,
+        fates: Callable[[Layout, list[Any]], Buffers],
     ) -> None:
-        """`fates()` returns what happened to the buffer of each data leaf."""
-        alive = still_alive(donated)
-        if alive and (traits, alive) != self._settled:
-            left = alive
-            if self._donation.names is None:
-                # An aliased array can be alive if NumPy reads its memory: JAX then
-                # copies.
-                found = layout.donated_of_data(fates())
-                left = tuple(i for i in alive if not isinstance(found[i], int))
-            else:
-                left = ()
-            for i in alive:
-                if i not in left:
-                    donated[i].delete()
-            self._settled = traits, left
-        gone = list(filter(is_deleted, donated))
-        self._record.note(gone)
-        release(gone)
+        """After a call of the trace with this number.
+
+        `fates` returns what happens to the buffer of each data leaf of a call.
+        """
+        donated = layout.take_donated(leaves)
+        deleted = are_deleted(donated)
+        plan = self._plan
+        if plan is None or plan.deleted != deleted or plan.number != number:
+            if jit_is_disabled():
+                return
+            plan = self._plan = self._make_plan(layout, leaves, number, deleted, fates)
+        for i in plan.to_delete:
+            donated[i].delete()
+        if plan.is_sharded:
+            release(donated)
+        self._record.note([donated[i] for i in plan.to_note])
+
+    def _make_plan(
+        self,
+        layout: Layout,
+        leaves: list[Any],
+        number: int | None,
+        deleted: Sequence[bool | None],
+        fates: Callable[[Layout, list[Any]], Buffers],
+    ) -> _Plan:
+        alive = [i for i, is_deleted in enumerate(deleted) if is_deleted is False]
+        if alive and self._donation.names is None:
+            # An aliased array can be alive if NumPy reads its memory: JAX then copies.
+            found = layout.donated_of_data(fates(layout, leaves))
+            alive = [i for i in alive if isinstance(found[i], int)]
+        # One array of each argument is noted. To note them all would cost every call.
+        to_note: dict[int, int] = {}
+        for i, argument in enumerate(layout.arguments_of_donated):
+            if deleted[i] or i in alive:
+                to_note.setdefault(argument, i)
+        are_sharded = are_any_sharded(leaves)
+        return _Plan(number, deleted, alive, [*to_note.values()], are_sharded)

@@ -12,7 +12,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import methodcaller
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -197,20 +196,23 @@ def refuse_deleted(
     named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
 ) -> None:
     deleted = [(name, x) for name, x, _ in named if is_deleted(x)]
-    for name, x in deleted[:1]:
-        more = len(deleted) - 1
-        others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
-        owner = records.owner_of(x)
-        reason = "donated to " + (f"`{owner}`" if owner else "an earlier call")
-        if not owner and not may_be_donated(x):
-            reason += ", or its `delete` method was called"
-        it = f"`{name}`" if more else "it"
-        raise DonationError(
-            f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {reason}. A "
-            "donated array may be overwritten by the output: use what that call returned "
-            "in its place; or keep the array, by passing a copy of it to that call or by "
-            '`filter_jit(..., donate="none")`.'
-        ) from error
+    if not deleted:
+        return
+    # Shown is one of which it is known where it was donated to, if there is one.
+    owners = ((name, x, records.owner_of(x)) for name, x in deleted)
+    name, x, owner = next((o for o in owners if o[2]), (*deleted[0], None))
+    more = len(deleted) - 1
+    others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
+    reason = "donated to " + (f"`{owner}`" if owner else "an earlier call")
+    if not owner and not may_be_donated(x):
+        reason += ", or its `delete` method was called"
+    it = f"`{name}`" if more else "it"
+    raise DonationError(
+        f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {reason}. A "
+        "donated array may be overwritten by the output: use what that call returned "
+        "in its place; or keep the array, by passing a copy of it to that call or by "
+        '`filter_jit(..., donate="none")`.'
+    ) from error
 
 
 def refuse_to_run_again(error: Exception) -> None:
@@ -241,7 +243,7 @@ def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> No
 
 
 class _Records:
-    """The arrays that the last call of each donating program has deleted."""
+    """Of the arrays that the last call of each donating program has deleted, some."""
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[Record] = weakref.WeakSet()
@@ -262,7 +264,7 @@ class _Records:
 
 
 class Record:
-    """The donated arrays that the last call of one program has deleted.
+    """Donated arrays that the last call of one program has deleted: one per argument.
 
     They are held weakly, because a deleted array may still hold a copy that NumPy made.
     Their `id`s alone would not do, because Python reuses the `id` of a freed object.
@@ -279,38 +281,29 @@ class Record:
 records: Final = _Records()
 
 
-_has_been_deleted = methodcaller("is_deleted")
-
-
-def are_all_deleted(arrays: Sequence[Any]) -> bool:
+def are_deleted(arrays: Sequence[Any]) -> list[bool | None]:
+    """Whether each array is deleted; `None` for an array of NumPy."""
     try:
         # Three times as fast, if all have the same type.
-        return all(map(type(arrays[0]).is_deleted, arrays))
+        return list(map(type(arrays[0]).is_deleted, arrays))
     except (AttributeError, IndexError, TypeError):
-        pass
-    try:
-        return all(map(_has_been_deleted, arrays))
-    except AttributeError:  # an array of NumPy
-        return False
+        return [getattr(x, "is_deleted", _nothing)() for x in arrays]
 
 
-def release(deleted: Iterable[Any]) -> None:
-    """Calls the `delete` method of donated arrays on several devices.
+def _nothing() -> None:
+    return None
+
+
+def release(donated: Iterable[Any]) -> None:
+    """Calls the `delete` method of deleted arrays on several devices.
 
     JAX has deleted only their buffers. On jax 0.10, to pass such an array to a function
     that donates nothing crashes the process. After `delete`, JAX raises an error
     instead.
     """
-    for x in deleted:
-        if len(x.sharding.device_set) > 1:
+    for x in donated:
+        if is_deleted(x) and len(x.sharding.device_set) > 1:
             x.delete()
-
-
-def still_alive(arrays: Sequence[Any]) -> tuple[int, ...]:
-    """The indices of JAX arrays that are not deleted."""
-    return tuple(
-        i for i, x in enumerate(arrays) if is_concrete(x) and not x.is_deleted()
-    )
 
 
 def are_any_deleted(arrays: Sequence[Any]) -> bool:

@@ -142,6 +142,14 @@ class Layout:
         return [x for x, k in zip(values, labels, strict=True) if k == DONATE]
 
     @property
+    def arguments_of_donated(self) -> list[int]:
+        """For each donated leaf, the number of its argument."""
+        sizes = [size for _, size in self.arguments]
+        numbers = (n for n, size in enumerate(sizes) for _ in range(size))
+        labelled = zip(numbers, self.labels, strict=True)
+        return [n for n, label in labelled if label == DONATE]
+
+    @property
     def names(self) -> list[str]:
         """For each leaf, in canonical order, an expression like `model.weight`."""
         try:

@@ -31,7 +31,7 @@ from .retrace import Trace, announce, trace_of
 
 
 class Outputs:
-    """The structures and static leaves of the outputs of a function, by number."""
+    """The structures and static leaves of a function's outputs, by number of the trace."""
 
     def __init__(self, are_grouped: bool) -> None:
         """`are_grouped`: whether the arrays come in one group for each sharding."""
@@ -43,14 +43,15 @@ class Outputs:
         self._lock = threading.RLock()
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
-        """The arrays of an output, and its number."""
+        """The arrays of the output of a trace, and its number."""
         arrays, output = registry.describe_output(out, is_array)
         _, rest = take_apart(out)
         with self._lock:
-            for number, (known, _) in enumerate(self._known):
-                if known == output:
-                    return arrays, number
             number = len(self._known)
+            for known, earlier in self._known:
+                if known == output:
+                    output, rest = known, earlier
+                    break
             self._known.append((output, rest))
             build = output.build
             self.build[number] = _of_groups(build) if self._are_grouped else build

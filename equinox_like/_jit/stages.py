@@ -22,12 +22,10 @@ from .._tree.splitting import STATIC
 from .checks import wait_for
 from .donating import Deletion
 from .donation import (
-    are_all_deleted,
     are_any_deleted,
     lowering_warnings,
     refuse_deleted,
     refuse_unused,
-    release,
     unusable,
 )
 from .layout import Layout
@@ -242,13 +240,7 @@ class Compiled(_Stage[_P, _T]):
         except Exception as e:
             raise_explained(e, layout, leaves)
         if layout.donates:
-            donated = layout.take_donated(leaves)
-            if are_all_deleted(donated):
-                self._program.record.note(donated)
-                if self._is_watched:
-                    release(donated)
-            else:
-                self._deletion.finish(layout, donated, None, lambda: self._fates)
+            self._deletion.finish(layout, leaves, None, lambda *_: self._fates)
         return self._call.specialization.outputs.tree(out)
 
     def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:

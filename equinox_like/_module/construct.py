@@ -50,9 +50,9 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         if spec.has_checks:
             _check_fields(self, spec, spec.read_all(self))
             return self
-        for value in args:  # inlined: a function call would take longer
-            if type(value) not in harmless_types:
-                _check_fields(self, spec, spec.read_all(self))
+        for value in args:
+            if type(value) not in harmless_types and may_hold_callable(value):
+                check_callables(self, _own_fields(self, spec, spec.read_all(self)))
                 break
         return self
     if spec.new_is_plain:
@@ -83,8 +83,8 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         _check_fields(self, spec, values)
         return self
     for value in values:
-        if type(value) not in harmless_types:
-            _check_fields(self, spec, values)
+        if type(value) not in harmless_types and may_hold_callable(value):
+            check_callables(self, _own_fields(self, spec, values))
             break
     return self
 

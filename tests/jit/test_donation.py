@@ -1,6 +1,7 @@
 """Donation: which buffers are reused, what is gone afterwards, and what the errors say."""
 
 import gc
+import re
 import warnings
 import weakref
 from contextlib import nullcontext
@@ -481,6 +482,26 @@ class TestGone:
             f(a, b)
             assert a.is_deleted() and not b.is_deleted() and view[1] == 1
 
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_batch_that_nothing_can_take_stays_alive_in_each_call(self, ahead):
+        def step(params, batch, labels, key):
+            return jax.tree.map(lambda p: p + batch.sum() + labels.sum(), params)
+
+        f = eqx.filter_jit(step, donate="arrays")
+        key, labels = jax.random.key(0), np.ones(3, np.float32)
+        params = {"a": jnp.ones(4), "b": jnp.ones(2)}
+        if ahead:
+            f = f.lower(params, jnp.ones(5), labels, key).compile()
+        for viewed in [False, False, True, True, False]:
+            params = jax.tree.map(jnp.copy, params)
+            view = np.asarray(params["b"]) if viewed else None
+            batch, old = jnp.ones(5), params
+            params = f(params, batch, labels, key)
+            assert all(x.is_deleted() for x in jax.tree.leaves(old))
+            assert not batch.is_deleted() and not key.is_deleted()
+            del view
+        assert labels.tolist() == [1, 1, 1] and params["a"][0] == 41
+
     def test_message_names_the_function_that_took_it(self):
         @eqx.filter_jit(donate="arrays")
         def update(x):
@@ -751,6 +772,36 @@ class TestWhatDeletedAnArray:
         x = jnp.ones(3)
         jax.jit(lambda x: x + 1, donate_argnums=0)(x)
         assert "it was donated to an earlier call." in self.refusal(x)
+
+    def test_it_is_found_for_each_argument(self):
+        def step(model, opt_state, batch):
+            return jax.tree.map(lambda x: x + batch.sum(), (model, opt_state))
+
+        step = eqx.filter_jit(step, donate="arrays")
+        model, opt_state = [jnp.ones(2), jnp.ones(3)], {"mu": jnp.ones(4)}
+        new_model, new_opt_state = step(model, opt_state, jnp.ones(5))
+        took_it = r"`{}` .* been deleted: .* was donated to `\S*step`"
+        for stale, path in [
+            ((model, new_opt_state), "model[0]"),
+            ((new_model, opt_state), "opt_state['mu']"),
+        ]:
+            with pytest.raises(
+                eqx.DonationError, match=took_it.format(re.escape(path))
+            ):
+                step(*stale, jnp.ones(5))
+
+    def test_the_array_shown_is_one_of_which_it_is_known(self):
+        x, y, update = jnp.ones(3), jnp.ones(2), self.update()
+        jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+        update(y)
+        f = eqx.filter_jit(lambda x, y: (x, y))
+        with pytest.raises(eqx.DonationError) as caught:
+            f(x, y)
+        assert re.match(
+            r"`y` \(float32\[2\]\) and 1 more array have been deleted: "
+            r"`y` was donated to `",
+            str(caught.value),
+        )
 
     def test_its_own_method_may_have(self):
         x = jnp.ones(3)
