@@ -9,6 +9,7 @@ reads their memory are deleted here.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .._compat.deleted import DELETES_BUFFERS_ONLY
 from .._compat.fast_path import forget_calls
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
 from .._core.base import jit_is_disabled
@@ -16,14 +17,12 @@ from .._errors import DonationError, DonationWarning
 from .donation import (
     Donation,
     Record,
-    are_any_deleted,
     are_any_sharded,
     are_deleted,
     lowering_warnings,
     refuse_deleted,
     refuse_shared,
     refuse_unused,
-    release,
     unusable,
 )
 from .layout import Layout, keep
@@ -103,8 +102,12 @@ class DonatingSpecialization(Specialization):
     def _before(self, layout: Layout, leaves: list[Any], groups: Sequence[Any]) -> None:
         """Inspects the arrays of a call, unless their traits equal the last call's."""
         self._refuse_fatal(layout, leaves)
-        if traits_of(groups) != self._traits:
+        traits = traits_of(groups)
+        if traits != self._traits:
             self._before_lowering(layout, leaves, groups)
+        # Replaced even if equal: the next call is likely to have the same objects,
+        # which compare faster.
+        self._traits = traits
 
     def _first_call(
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
@@ -116,12 +119,13 @@ class DonatingSpecialization(Specialization):
 
     def _refuse_fatal(self, layout: Layout, leaves: list[Any]) -> None:
         """Raises for arrays on several devices that crash the process on jax 0.10."""
-        if not are_any_sharded(leaves):
-            return
-        if are_any_deleted(leaves):
-            refuse_deleted(layout.named_leaves(leaves))
         data = [leaves[i] for i in layout.data_places]
-        if len(set(map(id, data))) < len(data):
+        any_deleted = True in are_deleted(data)
+        if not any_deleted and len(set(map(id, data))) == len(data):
+            return
+        if are_any_sharded(data):
+            if any_deleted:
+                refuse_deleted(layout.named_leaves(leaves))
             refuse_shared(layout.named_leaves(leaves))
 
     def _before_lowering(
@@ -138,8 +142,6 @@ class DonatingSpecialization(Specialization):
             # Also outside `_first_call`, because JAX may lower this call without
             # tracing.
             lowering_warnings.hide()
-        # Replaced even if equal: the next call is likely to have the same objects,
-        # which compare faster.
         self._traits = traits_of(groups)
 
     def _find_unused(
@@ -194,7 +196,6 @@ class _Plan(NamedTuple):
     deleted: Sequence[bool | None]
     to_delete: Sequence[int]
     to_note: Sequence[int]
-    is_sharded: bool
 
 
 class Deletion:
@@ -230,30 +231,45 @@ class Deletion:
         if plan is None or plan.deleted != deleted or plan.number != number:
             if jit_is_disabled():
                 return
-            plan = self._plan = self._make_plan(layout, leaves, number, deleted, fates)
+            to_delete = self._alive_though_aliased(layout, leaves, deleted, fates)
+            plan = _make_plan(layout, number, donated, deleted, to_delete)
+            self._plan = plan
         for i in plan.to_delete:
             donated[i].delete()
-        if plan.is_sharded:
-            release(donated)
         self._record.note([donated[i] for i in plan.to_note])
 
-    def _make_plan(
+    def _alive_though_aliased(
         self,
         layout: Layout,
         leaves: list[Any],
-        number: int | None,
         deleted: Sequence[bool | None],
         fates: Callable[[Layout, list[Any]], Buffers],
-    ) -> _Plan:
+    ) -> list[int]:
+        """The donated arrays to delete: JAX copied them because NumPy reads their memory.
+
+        Those that were donated by name are deleted even if no output could reuse them.
+        """
         alive = [i for i, is_deleted in enumerate(deleted) if is_deleted is False]
-        if alive and self._donation.names is None:
-            # An aliased array can be alive if NumPy reads its memory: JAX then copies.
-            found = layout.donated_of_data(fates(layout, leaves))
-            alive = [i for i in alive if isinstance(found[i], int)]
-        # One array of each argument is noted. To note them all would cost every call.
-        to_note: dict[int, int] = {}
-        for i, argument in enumerate(layout.arguments_of_donated):
-            if deleted[i] or i in alive:
-                to_note.setdefault(argument, i)
-        are_sharded = are_any_sharded(leaves)
-        return _Plan(number, deleted, alive, [*to_note.values()], are_sharded)
+        if not alive or self._donation.names is not None:
+            return alive
+        found = layout.donated_of_data(fates(layout, leaves))
+        return [i for i in alive if isinstance(found[i], int)]
+
+
+def _make_plan(
+    layout: Layout,
+    number: int | None,
+    donated: Sequence[Any],
+    deleted: Sequence[bool | None],
+    to_delete: list[int],
+) -> _Plan:
+    gone = [i for i, is_deleted in enumerate(deleted) if is_deleted or i in to_delete]
+    # One array of each argument is noted. To note them all would cost every call.
+    to_note: dict[int, int] = {}
+    arguments = layout.arguments_of_donated
+    for i in gone:
+        to_note.setdefault(arguments[i], i)
+    if DELETES_BUFFERS_ONLY:
+        sharded = {i for i in gone if len(donated[i].sharding.device_set) > 1}
+        to_delete = sorted(sharded.union(to_delete))
+    return _Plan(number, deleted, to_delete, [*to_note.values()])

@@ -294,18 +294,6 @@ def _nothing() -> None:
     return None
 
 
-def release(donated: Iterable[Any]) -> None:
-    """Calls the `delete` method of deleted arrays on several devices.
-
-    JAX has deleted only their buffers. On jax 0.10, to pass such an array to a function
-    that donates nothing crashes the process. After `delete`, JAX raises an error
-    instead.
-    """
-    for x in donated:
-        if is_deleted(x) and len(x.sharding.device_set) > 1:
-            x.delete()
-
-
 def are_any_deleted(arrays: Sequence[Any]) -> bool:
     return any(map(is_deleted, arrays))
 
