@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import jax
 
+from .keys import stored_as
+
 DELETES_BUFFERS_ONLY: Final[bool] = jax.__version_info__ < (0, 11)
 """Whether arrays on several devices must be deleted after their donation, too."""
 
 
 def may_be_donated(x: Any) -> bool:
     """Whether `x`, a deleted array, was donated; `False` if that is unknown."""
-    return getattr(getattr(x, "_base_array", x), "traceback", None) is not None
+    return getattr(stored_as(x), "traceback", None) is not None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from .._compat.deleted import DELETES_BUFFERS_ONLY
 from .._compat.fast_path import forget_calls
+from .._compat.keys import stored_as
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
 from .._core.base import jit_is_disabled
 from .._errors import DonationError, DonationWarning
@@ -68,7 +69,7 @@ class DonatingSpecialization(Specialization):
             # check every array would take half as long as the call, so only the first
             # one is checked. `is` comes first because comparing shardings runs Python
             # code.
-            place = getattr(groups[0][0], "sharding", None)
+            place = getattr(stored_as(groups[0][0]), "sharding", None)
             if self.is_watched or (place is not self._place and place != self._place):
                 self._before(layout, leaves, groups)
             self._place = place

@@ -8,7 +8,6 @@ specialization.
 
 import collections
 import inspect
-import operator
 import threading
 import types
 import weakref
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 import jax
 
 from .._compat.fast_path import forget_calls
+from .._compat.keys import stored_as
 from .._compat.trace_state import at_top_level, trace_context
 from .._core.base import function_of, jit_is_disabled, name_of
 from .._core.parts import Rest, take_apart
@@ -211,20 +211,19 @@ def raise_explained(
     raise other from None
 
 
-# What the compiled program depends on for one array.
-_traits = operator.attrgetter("aval", "sharding")
-
-
 def traits_of(groups: Sequence[Any]) -> list[Any]:
-    """Equal for calls that JAX runs by the same program. Fast if all are JAX arrays."""
+    """Equal for calls that JAX runs by the same program."""
+    return [tuple(map(_traits, group)) for group in groups]
+
+
+def _traits(x: Any) -> Any:
+    """What the compiled program depends on for one array."""
+    stored = stored_as(x)
     try:
-        return [tuple(map(_traits, group)) for group in groups]
-    except AttributeError:  # a NumPy array
-        return [tuple(map(_traits_of_any, group)) for group in groups]
-
-
-def _traits_of_any(x: Any) -> Any:
-    return _traits(x) if isinstance(x, jax.Array) else (x.shape, x.dtype)
+        traits = stored.aval, stored.sharding
+    except AttributeError:  # an array of NumPy
+        return x.shape, x.dtype
+    return traits if stored is x else (x.dtype, *traits)
 
 
 def abstract(leaves: list[Any]) -> list[Any]:
