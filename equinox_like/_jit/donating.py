@@ -188,12 +188,11 @@ class DonatingSpecialization(Specialization):
 
 
 class _Plan(NamedTuple):
-    """What to do after a call of this trace that deleted these donated arrays.
+    """What to do after a call that deleted these donated arrays.
 
     The other fields hold the indices of donated arrays.
     """
 
-    number: int | None
     deleted: Sequence[bool | None]
     to_delete: Sequence[int]
     to_note: Sequence[int]
@@ -211,9 +210,9 @@ class Deletion:
         self.forget()
 
     def forget(self) -> None:
-        # The plan of the last call. Most calls leave the same arrays alive as the last
-        # one did. It is replaced as a whole, because other threads read it.
-        self._plan: _Plan | None = None
+        # By the number of the trace: the plan of its last call. Most calls leave the
+        # same arrays alive as the last one did.
+        self._plans: dict[int | None, _Plan] = {}
 
     def finish(
         self,
@@ -228,13 +227,13 @@ class Deletion:
         """
         donated = layout.take_donated(leaves)
         deleted = are_deleted(donated)
-        plan = self._plan
-        if plan is None or plan.deleted != deleted or plan.number != number:
+        plan = self._plans.get(number)
+        if plan is None or plan.deleted != deleted:
             if jit_is_disabled():
                 return
             to_delete = self._alive_though_aliased(layout, leaves, deleted, fates)
-            plan = _make_plan(layout, number, donated, deleted, to_delete)
-            self._plan = plan
+            plan = _make_plan(layout, donated, deleted, to_delete)
+            self._plans[number] = plan
         for i in plan.to_delete:
             donated[i].delete()
         self._record.note([donated[i] for i in plan.to_note])
@@ -259,7 +258,6 @@ class Deletion:
 
 def _make_plan(
     layout: Layout,
-    number: int | None,
     donated: Sequence[Any],
     deleted: Sequence[bool | None],
     to_delete: list[int],
@@ -273,4 +271,4 @@ def _make_plan(
     if DELETES_BUFFERS_ONLY:
         sharded = {i for i in gone if len(donated[i].sharding.device_set) > 1}
         to_delete = sorted(sharded.union(to_delete))
-    return _Plan(number, deleted, to_delete, [*to_note.values()])
+    return _Plan(deleted, to_delete, [*to_note.values()])
