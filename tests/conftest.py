@@ -20,7 +20,7 @@ os.environ["XLA_FLAGS"] = (
 # Most programs here run once: compiling them takes far longer than running them. LLVM does
 # little about them, therefore; what XLA does before is the same as ever.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# With jax 0.10 it takes half as long again without XLA's fusion emitters. Later versions
+# With jax 0.10, compiling without XLA's fusion emitters takes half the time. Later versions
 # have no such switch.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"

@@ -120,7 +120,7 @@ class DonatingSpecialization(Specialization):
 
     def _refuse_fatal(self, layout: Layout, leaves: list[Any]) -> None:
         """Raises for arrays on several devices that crash the process on jax 0.10."""
-        data = [leaves[i] for i in layout.data_places]
+        data = layout.take_data(leaves)
         any_deleted = True in are_deleted(data)
         if not any_deleted and len(set(map(id, data))) == len(data):
             return

@@ -294,10 +294,6 @@ def _nothing() -> None:
     return None
 
 
-def are_any_deleted(arrays: Sequence[Any]) -> bool:
-    return any(map(is_deleted, arrays))
-
-
 def are_any_sharded(leaves: Sequence[Any]) -> bool:
     """Whether any of the leaves is an array on several devices."""
     return any(is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves)

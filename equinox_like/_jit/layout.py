@@ -130,11 +130,15 @@ class Layout:
             refuse_unhashable(statics, (n for n, label in named if label is STATIC))
         return make_skeleton(self.treedef, self.labels, statics)
 
+    def take_data(self, leaves: list[Any]) -> list[Any]:
+        """The data leaves."""
+        return [leaves[i] for i in self.data_places]
+
     def data(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
         """For each data leaf: its value, and whether it is donated."""
         labels = (label for label in self.labels if label is not STATIC)
-        placed = zip(self.data_places, labels, strict=True)
-        return [(leaves[i], label == DONATE) for i, label in placed]
+        data = zip(self.take_data(leaves), labels, strict=True)
+        return [(x, label == DONATE) for x, label in data]
 
     def donated_of_data(self, values: Sequence[Any]) -> list[Any]:
         """The donated leaves' values, from `values` for all data leaves."""

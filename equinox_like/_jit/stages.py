@@ -22,7 +22,7 @@ from .._tree.splitting import STATIC
 from .checks import wait_for
 from .donating import Deletion
 from .donation import (
-    are_any_deleted,
+    are_deleted,
     lowering_warnings,
     refuse_deleted,
     refuse_unused,
@@ -230,7 +230,7 @@ class Compiled(_Stage[_P, _T]):
                 "donates nothing there."
             )
         try:
-            if self._is_watched and are_any_deleted(leaves):
+            if self._is_watched and True in are_deleted(layout.take_data(leaves)):
                 refuse_deleted(layout.named_leaves(leaves))
             if self._unused:
                 refuse_unused(layout, leaves, self._unused)
