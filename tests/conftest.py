@@ -4,6 +4,7 @@ This file is read before anything imports JAX or the library.
 """
 
 import atexit
+import gc
 import importlib
 import importlib.metadata
 import os
@@ -69,6 +70,13 @@ def pytest_collection_modifyitems(items):
         if fault is not None:
             reason = f"JAX's: {fault.reproduce.__name__}"
             item.add_marker(pytest.mark.xfail(reason=reason, strict=fault.sure))
+
+
+def pytest_collection_finish():
+    # Each full collection of garbage would look at JAX and at all tests: 0.3 s, and those
+    # of `jax.checking_leaks` come by the dozen.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ before it runs. After every call, donated arrays that are still alive because Nu
 reads their memory are deleted here.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -70,7 +71,10 @@ class DonatingSpecialization(Specialization):
             # one is checked. `is` comes first because comparing shardings runs Python
             # code.
             place = getattr(stored_as(groups[0][0]), "sharding", None)
-            if self.is_watched or (place is not self._place and place != self._place):
+            inspects = self.is_watched or (
+                place is not self._place and place != self._place
+            )
+            if inspects:
                 self._before(layout, leaves, groups)
             self._place = place
             if self._unused:
@@ -87,6 +91,7 @@ class DonatingSpecialization(Specialization):
                 out = _NOT_RUN
                 forget_calls(self.function)
             if out is _NOT_RUN:  # not in `except`, which would set `__context__`
+                inspects = True
                 out = self._first_call(layout, leaves, groups)
             if self.must_wait is not False:
                 self.wait_for_check(layout, leaves, out)
@@ -94,7 +99,7 @@ class DonatingSpecialization(Specialization):
             lowering_warnings.show_again()
             forget_calls(self.function)
             raise_explained(e, layout, leaves)
-        if lowering_warnings.count:
+        if inspects:
             lowering_warnings.show_again()
         data, (number,) = out
         self._deletion.finish(layout, leaves, number, self._fates)
@@ -236,7 +241,7 @@ class Deletion:
             self._plans[number] = plan
         for i in plan.to_delete:
             donated[i].delete()
-        self._record.note([donated[i] for i in plan.to_note])
+        self._record.references = [weakref.ref(donated[i]) for i in plan.to_note]
 
     def _alive_though_aliased(
         self,

@@ -274,9 +274,6 @@ class Record:
         self.name = name
         self.references: Sequence[weakref.ref[Any]] = ()
 
-    def note(self, arrays: Iterable[Any]) -> None:
-        self.references = list(map(weakref.ref, arrays))
-
 
 records: Final = _Records()
 

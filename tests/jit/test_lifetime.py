@@ -33,6 +33,13 @@ class Static:
         return x
 
 
+@pytest.fixture(autouse=True, scope="module")
+def earlier_tests_are_not_looked_at():
+    # As in `conftest.py`: what earlier tests left behind would slow each collection.
+    gc.collect()
+    gc.freeze()
+
+
 def is_freed(make) -> bool:
     """Whether what `make()` returns weak references to dies."""
     references = make()
