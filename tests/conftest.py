@@ -73,8 +73,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    # Each full collection of garbage would look at JAX and at all tests: 0.3 s, and those
-    # of `jax.checking_leaks` come by the dozen.
+    # A full garbage collection looks at every object, also at those of JAX and of all
+    # tests, which takes 0.3 s. Some tests run dozens of them. Frozen objects are skipped.
     gc.collect()
     gc.freeze()
 
