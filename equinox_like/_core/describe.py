@@ -16,7 +16,7 @@ import numpy as np
 
 from .._module.module import Module
 from .._tree.filters import is_array
-from .._tree.nodes import with_article
+from .._tree.nodes import children_of, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC
 from .._tree.strict import strictly_same
@@ -93,17 +93,17 @@ def _tree(tree: Any) -> Any:
         return ["array"]
     if tree is None:
         return ["none"]
-    treedef = jtu.tree_structure(tree)
-    if jtu.treedef_is_leaf(treedef):
+    if jtu.treedef_is_leaf(jtu.tree_structure(tree)):
         return ["static", _value(tree)]
-    children, aux = jtu.flatten_one_level_with_keys(tree)
-    below = [[_key(key), _tree(child)] for key, child in children]
+    children, treedef = children_of(tree)
+    below = [[_key(key), _tree(child)] for (key,), child in children]
     kind = _CONTAINERS.get(type(tree))
     if kind is not None:
         return [kind, "", [], below]
     if isinstance(tree, Module):
         held = [[f".{n}", _value(v)] for n, v in static_fields(tree).items()]
     else:
+        _, aux = treedef.node_data()
         held = [["'s structure", _value(aux)]]
     return ["node", _name(type(tree)), held, below]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .._module.module import Module
+from .._module.module import BoundMethod, Module
 from .._tree.filters import is_array
 from .._tree.nodes import children_of, describe_node, with_article
 from .._tree.paths import path_str
@@ -187,6 +187,8 @@ def _children(tree: Any) -> tuple[list[Any], list[Any]]:
 
 
 def static_fields(module: Module) -> dict[str, Any]:
+    if isinstance(module, BoundMethod):
+        return {"__func__": module.__func__}
     _, aux = jtu.tree_structure(module).node_data()  # see `_module/flatten.py`
     return {} if aux is None else aux.statics  # `Frozen` registers itself
 

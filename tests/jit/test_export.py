@@ -38,6 +38,12 @@ class Model(eqx.Module):
     def __call__(self, x):
         return self.activation(self.weight * x)
 
+    def half(self, x):
+        return self(x) / 2
+
+    def third(self, x):
+        return self(x) / 3
+
     @eqx.filter_jit
     def jitted(self, x, by=1):
         return self(x) * by
@@ -91,6 +97,18 @@ def test_any_callable_can_be_exported(fun):
 def test_methods_are_exported_through_their_class():
     f = loaded(eqx.filter_export(Model.jitted)(model(), FLOAT, by=2))
     assert jnp.allclose(f(model(), jnp.ones(3), by=2), 2 * model()(jnp.ones(3)))
+
+
+def test_bound_methods_are_arguments_and_outputs():
+    exported = eqx.filter_export(eqx.filter_jit(lambda fun, x: fun(x)))
+    f = loaded(exported(model().half, FLOAT))
+    x = jnp.ones(3)
+    assert jnp.allclose(f(model().half, x), model().half(x))
+    with pytest.raises(TypeError, match=r"`fun\.__func__`"):
+        f(model().third, x)
+    method = eqx.filter_export(lambda model: model.half)(model())
+    assert jnp.allclose(method(model())(x), model().half(x))
+    assert jnp.allclose(loaded(method, model().half)(model())(x), model().half(x))
 
 
 def test_arguments_go_by_position_or_name():

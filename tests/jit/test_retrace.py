@@ -168,6 +168,33 @@ def test_all_that_changes_of_an_array_is_told():
     assert [d.kind for d in found] == ["dtype", "weak type"]
 
 
+def test_other_methods_and_instances_as_arguments_are_told():
+    class Scale(eqx.Module):
+        weight: jax.Array
+        size: int = eqx.field(static=True, default=1)
+
+        def times(self, x):
+            return self.weight * x
+
+        def plus(self, x):
+            return self.weight + x
+
+    f = eqx.filter_jit(lambda fun, x: fun(x))
+    scale, x = Scale(jnp.ones(2)), jnp.ones(2)
+    f(scale.times, x)
+    assert f.explain(scale.times, x) is None
+    method = f.explain(scale.plus, x)
+    assert kinds(method) == {"fun.__func__": "static value"} and "plus" in str(method)
+    instance = f.explain(Scale(jnp.ones(2), 2).times, x)
+    assert kinds(instance) == {"fun.__self__.size": "static value"}
+    assert kinds(f.explain(scale, x)) == {"fun": "tree structure"}
+    with pytest.raises(TypeError, match=r"`fun\.__func__` was .*times.*plus"):
+        f.lower(scale.times, x).compile()(scale.plus, x)
+    f(eqx.frozen(scale.times), x)
+    frozen = f.explain(eqx.frozen(scale.plus), x)
+    assert kinds(frozen) == {"fun.__func__": "static value"}
+
+
 def test_donating_functions_and_methods_are_explained():
     class Step(eqx.Module):
         rate: jax.Array
