@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 from jax.sharding import AxisType
 
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
+from .._core.parts import Rest
 from .._module.fields import field
 from .._tree.filters import is_array, is_none
 from .._tree.match import leaf_name, match_prefix
@@ -230,36 +231,34 @@ class Unmapped:
     It keeps the structure and the leaves that are not arrays.
     """
 
-    leaves: list[Any] | None = None
+    _rest: Rest | None = None
 
     def split(self, out: Any, axes: list[int | None]) -> tuple[list[Any], list[Any]]:
-        self.leaves, self.treedef = jtu.tree_flatten(out)
-        self.axes: list[Any] = axes
-        self.with_batch = [i for i, axis in enumerate(axes) if axis is not None]
-        self.without = [
-            i for i, x in enumerate(self.leaves) if axes[i] is None and is_array(x)
-        ]
-        return self._pick(self.with_batch), self._pick(self.without)
+        leaves, treedef = jtu.tree_flatten(out)
+        with_batch = [i for i, axis in enumerate(axes) if axis is not None]
+        without = [i for i, x in enumerate(leaves) if axes[i] is None and is_array(x)]
+        self._axes: list[Any] = [axes[i] for i in with_batch]
+        self._without = without
+        # Holds no array: that would be a leak of a tracer.
+        self._rest = Rest(treedef, leaves, with_batch + without)
+        return [leaves[i] for i in with_batch], [leaves[i] for i in without]
 
     def join(self, with_batch: list[Any], without: list[Any]) -> Any:
-        leaves = list(self.leaves or ())
-        for i, x in zip(self.with_batch, with_batch, strict=True):
-            leaves[i] = x if self.axes[i] == 0 else jnp.moveaxis(x, 0, self.axes[i])
-        for i, x in zip(self.without, without, strict=True):
-            leaves[i] = x
-        return self.treedef.unflatten(leaves)
+        assert self._rest is not None
+        moved = [
+            x if axis == 0 else jnp.moveaxis(x, 0, axis)
+            for axis, x in zip(self._axes, with_batch, strict=True)
+        ]
+        return self._rest.fill(moved + without)
 
     def refused(self, error: ValueError) -> str | None:
         """The path of the batched output that lacks an axis, if that caused `error`."""
         found = _BATCHED_OUTPUT.search(str(error))
-        if found is None or self.leaves is None:
+        if found is None or self._rest is None:
             return None
-        number = self.without[int(found[1])]
-        return leaf_name(self.treedef.unflatten(self.leaves), number, "out")
-
-    def _pick(self, indices: list[int]) -> list[Any]:
-        assert self.leaves is not None
-        return [self.leaves[i] for i in indices]
+        number = self._without[int(found[1])]
+        placeholders = [0] * len(self._rest.places)
+        return leaf_name(self._rest.fill(placeholders), number, "out")
 
 
 def output_axes(out_axes: Any, out: Any) -> list[int | None]:

@@ -181,3 +181,8 @@ def test_arrays_on_an_explicit_mesh_are_refused_by_path(spec):
     ):
         first(tree)
     assert first(jax.device_get(tree)).tolist() == [0, 1, 2, 3]
+
+
+def test_no_tracer_is_kept():
+    with jax.checking_leaks():
+        assert eqx.filter_pmap(lambda x: 2 * x)(jnp.ones(4)).tolist() == [2] * 4

@@ -283,3 +283,9 @@ def test_if_array_is_a_value():
     assert repr(eqx.if_array(1)) == "if_array(axis=1)"
     assert jtu.tree_leaves(eqx.if_array(1)) == [eqx.if_array(1)]
     assert eqx.if_array(1)(np.ones(2)) == 1 and eqx.if_array(1)("text") is None
+
+
+def test_no_tracer_is_kept():
+    with jax.checking_leaks():
+        out = eqx.filter_vmap(lambda x: (2 * x, "static"))(jnp.ones(2))
+    assert out[1] == "static"
