@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
@@ -270,19 +270,34 @@ def values_here() -> dict[Context[Any], Any]:
     return {context: x.value for context, x in found.items() if x is not None}
 
 
+def entered_here() -> tuple[Any, ...]:
+    """What `within` takes to set all contexts to the values that they have now.
+
+    It has a hash, and is equal for the same values.
+    """
+    return tuple(context._jax.value for context in _contexts)
+
+
+@contextmanager
+def within(entered: tuple[Any, ...]) -> Generator[None]:
+    """Sets all contexts to the values that they had at `entered_here()`."""
+    with ExitStack() as stack:
+        for context, x in zip(_contexts, entered, strict=False):
+            if context._jax.value is not x:
+                stack.enter_context(Entering(context, x))
+        yield
+
+
 def in_context_of_now(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """`function`, which will run with the values that all contexts have now.
 
     For derivative rules, which JAX calls later.
     """
-    entered = [context._jax.value for context in _contexts]
+    entered = entered_here()
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        with ExitStack() as stack:
-            for context, x in zip(_contexts, entered, strict=False):
-                if context._jax.value is not x:
-                    stack.enter_context(Entering(context, x))
+        with within(entered):
             return function(*args, **kwargs)
 
     return call

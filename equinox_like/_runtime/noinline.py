@@ -31,6 +31,7 @@ from .._compat.rules import (
 )
 from .._compat.tracer import Tracer
 from .._core.base import Transformed, frames_hidden, name_of
+from .._core.context import entered_here, within
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._tree import is_array
@@ -132,7 +133,7 @@ class NotInlined(Transformed[_P, _T]):
         except ValueError as e:
             raise TypeError(str(e)) from None
         data = [jnp.asarray(x) for x in groups.get(_DATA, ())]
-        target = _Call(skeleton, self._abstract_fn)
+        target = _Call(skeleton, self._abstract_fn, entered_here())
         _, rest = _trace(target, tuple(map(as_aval, data)))
         return rest.fill(noinline_p.bind(*data, call=target))
 
@@ -163,6 +164,8 @@ class _Call:
 
     skeleton: Skeleton
     abstract_fn: Callable[..., Any] | None
+    # The values of all contexts. It is traced again later, outside of the `with` blocks.
+    entered: tuple[Any, ...]
     # The entry of `_functions`, once the index is known at run time.
     rest: Rest | None = None
 
@@ -171,11 +174,12 @@ class _Call:
 
     def output(self, data: Sequence[Any]) -> Any:
         _, fun, args, kwargs = merge({_DATA: list(data)}, self.skeleton)
-        if self.rest is not None:
-            return self.rest.fill(jtu.tree_leaves(fun))(*args, **kwargs)
-        if self.abstract_fn is not None:
-            return self.abstract_fn(fun, *args, **kwargs)
-        return fun(*args, **kwargs)
+        with within(self.entered):
+            if self.rest is not None:
+                return self.rest.fill(jtu.tree_leaves(fun))(*args, **kwargs)
+            if self.abstract_fn is not None:
+                return self.abstract_fn(fun, *args, **kwargs)
+            return fun(*args, **kwargs)
 
     def found(self, data: Sequence[Any]) -> "_Call":
         """This call, with the function that the first array is the index of."""
@@ -202,12 +206,12 @@ class _Tangent(_Variant):
 
     def __call__(self, *data: Any) -> list[Any]:
         count = len(data) - len(self.perturbed)
-        primals, tangents = list(data[:count]), data[count:]
+        primals, tangents = data[:count], data[count:]
 
         def function(*chosen):
-            for i, x in zip(self.perturbed, chosen, strict=True):
-                primals[i] = x
-            return [x for x in self.call(*primals) if _is_inexact(x)]
+            perturbed = dict(zip(self.perturbed, chosen, strict=True))
+            inputs = [perturbed.get(i, x) for i, x in enumerate(primals)]
+            return [x for x in self.call(*inputs) if _is_inexact(x)]
 
         chosen = [primals[i] for i in self.perturbed]
         return jax.jvp(function, chosen, list(tangents))[1]
@@ -225,12 +229,13 @@ class _Transpose(_Variant):
 
     def __call__(self, *data: Any) -> list[Any]:
         total = self.known + len(self.wanted)
-        others, cotangents = iter(data[: self.known]), data[self.known :]
-        inputs = [None if i in self.wanted else next(others) for i in range(total)]
+        known, cotangents = data[: self.known], data[self.known :]
 
         def function(*chosen):
-            for i, x in zip(self.wanted, chosen, strict=True):
-                inputs[i] = x
+            others, wanted = iter(known), iter(chosen)
+            inputs = (
+                next(wanted if i in self.wanted else others) for i in range(total)
+            )
             return self.call(*inputs)
 
         structs = map(struct_of, self.types)

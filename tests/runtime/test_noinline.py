@@ -173,3 +173,27 @@ def test_finalised_program_holds_the_function_itself():
     f = functools.partial(jax.vmap, in_axes=0)(eqxi.noinline(jnp.sin))
     names = [e.primitive.name for e in eqxi.finalise_make_jaxpr(f)(X).jaxpr.eqns]
     assert names == ["sin"]
+
+
+SETTING = eqx.Context(1.0, name="setting")
+
+
+def test_context_is_that_of_the_call():
+    f = eqxi.noinline(lambda x: SETTING.value * jnp.sin(x))
+
+    def loss(x):
+        with SETTING(5.0):
+            return f(x).sum()
+
+    expected = 5 * jnp.cos(X)
+    for transformed in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        assert jnp.allclose(transformed(X), expected)
+    assert jnp.allclose(jax.jit(loss)(X), loss(X))
+    assert jnp.allclose(jax.jit(lambda x: f(x).sum())(X), jnp.sin(X).sum())
+    assert jnp.allclose(jax.hessian(loss)(X), jnp.diag(-5 * jnp.sin(X)), atol=1e-6)
+
+
+def test_derivatives_keep_no_tracer():
+    f = eqxi.noinline(plain)
+    with jax.checking_leaks():
+        jax.grad(lambda x: f(x, X)[0].sum())(X)
