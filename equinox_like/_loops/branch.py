@@ -1,5 +1,7 @@
 """`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
 
+import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -14,6 +16,7 @@ from .._core.parts import is_number, take_apart
 from .._tree.filters import is_array
 from .._tree.strict import strictly_same
 from .carry import type_of
+from .eager import run_cached
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -63,8 +66,13 @@ def filter_cond(
         assert rate == 0.1 and name == "adam"
         ```
     """
-    functions = {"true_fun": true_fun, "false_fun": false_fun}
-    return _Branches(functions, args).run(
+    return run_cached(_filter_cond, (true_fun, false_fun), pred, args)
+
+
+def _filter_cond(functions: Sequence[Any], pred: Any, args: tuple[Any, ...]) -> Any:
+    true_fun, false_fun = functions
+    named = {"true_fun": true_fun, "false_fun": false_fun}
+    return _Branches(named, args).run(
         lambda functions, data: jax.lax.cond(pred, *functions, data)
     )
 
@@ -103,8 +111,12 @@ def filter_switch(
         assert y.tolist() == [1, 1]
         ```
     """
-    functions = {f"branches[{i}]": fun for i, fun in enumerate(branches)}
-    return _Branches(functions, args).run(
+    return run_cached(_filter_switch, branches, index, args)
+
+
+def _filter_switch(functions: Sequence[Any], index: Any, args: tuple[Any, ...]) -> Any:
+    named = {f"branches[{i}]": fun for i, fun in enumerate(functions)}
+    return _Branches(named, args).run(
         lambda functions, data: jax.lax.switch(index, functions, data)
     )
 
@@ -115,7 +127,9 @@ class _Branches:
     def __init__(self, functions: dict[str, Any], args: tuple[Any, ...]):
         self._functions = functions
         self._data, self._rest = take_apart(args)
-        self._outputs: dict[str, Any] = {}
+        # Leaves and structure of each output, with an `_Array` in place of each array,
+        # since a tracer that is kept here would leak.
+        self._outputs: dict[str, tuple[list[Any], Any]] = {}
         # The indices of output leaves that are numbers and must become arrays.
         self._numbers: list[int] = []
 
@@ -140,15 +154,16 @@ class _Branches:
             leaves, treedef = jtu.tree_flatten(out)
             for i in self._numbers:
                 leaves[i] = jnp.asarray(leaves[i])
-            self._outputs[name] = treedef.unflatten(leaves)
-            return pack(self._outputs[name])
+            described = [_Array(type_of(x)) if is_array(x) else x for x in leaves]
+            self._outputs[name] = described, treedef
+            return pack(treedef.unflatten(leaves))
 
         return flat
 
     def _differing_numbers(self) -> list[int]:
         """The indices of leaves that are a number in one branch's output, and an array
         or another number in another branch's output."""
-        outputs = [jtu.tree_flatten(out) for out in self._outputs.values()]
+        outputs = self._outputs.values()
         if len({treedef for _, treedef in outputs}) != 1 or not self._is_traced():
             return []
         columns = zip(*(leaves for leaves, _ in outputs), strict=True)
@@ -161,9 +176,16 @@ class _Branches:
         """Raises a `TypeError` that names the leaf, if the branches' outputs differ."""
         if not self._is_traced():
             return
-        (name, first), *others = self._outputs.items()
+        try:
+            (name, first), *others = [
+                (name, treedef.unflatten(leaves))
+                for name, (leaves, treedef) in self._outputs.items()
+            ]
+        except Exception:
+            return  # A user's node type may refuse placeholders as children.
+        as_text = operator.attrgetter("type")
         for other, out in others:
-            for found in tree_differences("output", first, out, is_array, type_of):
+            for found in tree_differences("output", first, out, _is_array, as_text):
                 raise TypeError(
                     f"The outputs of `{name}` and `{other}` may differ only in the "
                     f"values of arrays: `{found.path}` is {found.before} in the first, "
@@ -171,9 +193,18 @@ class _Branches:
                 )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    type: str
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, _Array)
+
+
 def _may_become_array(column: tuple[Any, ...]) -> bool:
     numbers = [x for x in column if is_number(x)]
-    if not numbers or not all(is_array(x) or is_number(x) for x in column):
+    if not numbers or not all(_is_array(x) or is_number(x) for x in column):
         return False
     return len(numbers) < len(column) or not all(
         strictly_same(x, numbers[0]) for x in numbers

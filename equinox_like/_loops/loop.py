@@ -1,7 +1,7 @@
 """`filter_while_loop` and `filter_fori_loop`: JAX's loops for any pytrees."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,6 +11,7 @@ from .._core.base import frames_hidden, name_of
 from .._tree.filters import is_array_like
 from .._tree.nodes import describe_node
 from .carry import Carry, type_of, with_carry
+from .eager import run_cached
 from .kinds import LoopKind, runner
 from .staging import stage
 
@@ -72,6 +73,19 @@ def filter_while_loop(
         assert state["x"] == 0.625 and state["name"] == "halving"
         ```
     """
+    return run_cached(
+        _filter_while_loop, (cond, body), init, max_steps, kind, checkpoints
+    )
+
+
+def _filter_while_loop(
+    functions: Sequence[Any],
+    init: Any,
+    max_steps: int | None,
+    kind: LoopKind | str,
+    checkpoints: int | None,
+) -> Any:
+    cond, body = functions
     if checkpoints is not None and kind != "checkpointed":
         raise ValueError(
             '`filter_while_loop`: `checkpoints` is only for `kind="checkpointed"`; '
@@ -180,6 +194,13 @@ def filter_fori_loop(
         assert total == 6 and name == "sum"
         ```
     """
+    return run_cached(_filter_fori_loop, [body], lower, upper, init, unroll)
+
+
+def _filter_fori_loop(
+    functions: Sequence[Any], lower: Any, upper: Any, init: Any, unroll: Any
+) -> Any:
+    (body,) = functions
 
     def run(carry: Carry) -> Any:
         last = jax.lax.fori_loop(

@@ -1,6 +1,6 @@
 """`filter_scan` and `filter_map`: iterate over axis 0 of the arrays of a pytree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -14,6 +14,7 @@ from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .carry import Carry, with_carry
 from .checkpointed_scan import checkpointed_scan
+from .eager import run_cached
 from .schedule import check_checkpoints
 
 _C = TypeVar("_C")
@@ -76,6 +77,19 @@ def filter_scan(
         assert x.shape == (2,)
         ```
     """
+    return run_cached(_filter_scan, [f], init, xs, length, reverse, unroll, checkpoint)
+
+
+def _filter_scan(
+    functions: Sequence[Any],
+    init: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
+    unroll: int | bool,
+    checkpoint: Any,
+) -> Any:
+    (f,) = functions
     data, rest = take_apart(xs)
     steps = check_lengths(f"`filter_scan` of `{name_of(f)}`", xs, length)
     checkpoints = _number_of_checkpoints(checkpoint, steps, unroll)
@@ -174,6 +188,11 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
         assert squares.tolist() == [0, 1, 4] and name == "n"
         ```
     """
+    return run_cached(_filter_map, [f], xs, batch_size)
+
+
+def _filter_map(functions: Sequence[Any], xs: Any, batch_size: int | None) -> Any:
+    (f,) = functions
     data, rest = take_apart(xs)
     where = f"`filter_map` of `{name_of(f)}`"
     if not data:

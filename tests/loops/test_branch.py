@@ -138,3 +138,11 @@ class TestErrors:
     def test_no_branches_are_refused(self):
         with pytest.raises(ValueError, match=r"[Ee]mpty|no branches"):
             eqx.filter_switch(jnp.asarray(0), [])
+
+
+def test_no_tracer_is_kept():
+    x = jnp.asarray(True)
+    with jax.checking_leaks():
+        out = eqx.filter_cond(x, lambda x: (x, 1), lambda x: (x, 2), x)
+        assert out[1] == 1
+        assert eqx.filter_switch(jnp.asarray(0), [lambda x: x], x)

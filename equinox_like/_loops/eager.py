@@ -1,0 +1,114 @@
+"""Loops and branches at top level, outside of compiled functions.
+
+`jax.lax` caches what it compiles for a loop by the identity of the user's functions. Ours
+wrap these in new functions at each call, so JAX would compile each call. At top level they
+are therefore called through `filter_jit`. What is compiled lives as long as the user's
+functions, and until a variable that they read has another value.
+"""
+
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import jax.tree_util as jtu
+
+from .._compat.trace_state import at_top_level
+from .._core.base import jit_is_disabled
+from .._core.caches import on_clear
+from .._jit import filter_jit
+from .._tree.filters import is_array
+from .._tree.strict import has_hash
+
+_compiled: Final[dict[Any, "_Compiled"]] = {}
+on_clear(_compiled.clear)
+
+
+def run_cached(
+    control: Callable[..., Any], functions: Sequence[Any], /, *args: Any
+) -> Any:
+    """`control(functions, *args)`, compiled once for each `functions` at top level.
+
+    Only plain functions are cached: a method or a Module is a new object in each call.
+    """
+    is_cached = (
+        at_top_level()
+        and not jit_is_disabled()
+        and all(type(f) is types.FunctionType for f in functions)
+        and all(is_array(x) or has_hash(x) for x in jtu.tree_leaves(args))
+    )
+    if not is_cached:
+        return control(functions, *args)
+    key = control, *map(id, functions)
+    found = _compiled.get(key)
+    if found is None or not found.is_current(functions):
+        found = _compiled[key] = _Compiled(key, control, functions)
+    return found.call(*args)
+
+
+class _Compiled:
+    """A loop of certain functions, compiled. Holds neither these nor what they read."""
+
+    def __init__(self, key: Any, control: Any, functions: Sequence[Any]):
+        # A function is forgotten when it is freed, before another object can have its
+        # `id`.
+        def forget(_):
+            _compiled.pop(key, None)
+
+        references = [weakref.ref(f, forget) for f in functions]
+
+        def call(*args):
+            return control([reference() for reference in references], *args)
+
+        signature = inspect.signature(control)
+        _, *parameters = signature.parameters.values()
+        # Messages about arguments show these names.
+        vars(call)["__signature__"] = signature.replace(parameters=parameters)
+        call.__name__ = call.__qualname__ = control.__name__.lstrip("_")
+        self.call = filter_jit(call)
+        self._variables = list(map(_reference, _variables_of(functions)))
+
+    def is_current(self, functions: Sequence[Any]) -> bool:
+        """Whether the variables that the functions read are the same objects."""
+        values = list(_variables_of(functions))
+        return len(values) == len(self._variables) and all(
+            reference() is value
+            for reference, value in zip(self._variables, values, strict=True)
+        )
+
+
+def _variables_of(functions: Sequence[Any]) -> Iterator[Any]:
+    """The values of variables outside the functions that they read.
+
+    Also of those that functions of the same module read, which they call.
+    """
+    todo, seen = list(functions), set(functions)
+    for function in todo:
+        values = []
+        for cell in function.__closure__ or ():
+            try:
+                values.append(cell.cell_contents)
+            except ValueError:  # not assigned yet
+                pass
+        codes = [function.__code__]
+        for code in codes:
+            codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]
+            known = function.__globals__
+            values += [known[name] for name in code.co_names if name in known]
+        for value in values:
+            yield value
+            if (
+                type(value) is types.FunctionType
+                and value not in seen
+                and value.__globals__ is function.__globals__
+            ):
+                todo.append(value)
+                seen.add(value)
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value

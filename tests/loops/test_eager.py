@@ -1,0 +1,136 @@
+"""Loops and branches at top level: compiled once for each function."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import equinox_like as eqx
+
+ROWS = jnp.arange(3.0)
+ONE = jnp.asarray(1.0)
+factor = 2.0
+
+
+def calls_of(f):
+    """A call of each loop with `f`, a function of one array, and what it returns."""
+
+    def step(carry, x):
+        return f(carry), x
+
+    def ends(carry):
+        return carry < 8
+
+    def body(_, carry):
+        return f(carry)
+
+    def same(x):
+        return x
+
+    return {
+        "scan": lambda: eqx.filter_scan(step, ONE, ROWS)[0],
+        "map": lambda: eqx.filter_map(f, ROWS)[1],
+        "while": lambda: eqx.filter_while_loop(ends, f, ONE),
+        "checkpointed": lambda: eqx.filter_while_loop(
+            ends, f, ONE, max_steps=9, kind="checkpointed"
+        ),
+        "fori": lambda: eqx.filter_fori_loop(0, 3, body, ONE),
+        "cond": lambda: eqx.filter_cond(ONE > 0, f, same, ONE),
+        "switch": lambda: eqx.filter_switch(jnp.asarray(1), [same, f], ONE),
+    }
+
+
+NAMES = list(calls_of(lambda x: x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_function_is_traced_once(name):
+    traces = []
+
+    def f(x):
+        traces.append(x)
+        return 2 * x
+
+    call = calls_of(f)[name]
+    first = call()
+    count = len(traces)
+    assert count and call() == first == (2 if name in ("map", "cond", "switch") else 8)
+    assert len(traces) == count
+    with jax.disable_jit():
+        assert call() == first
+    assert len(traces) > count
+    eqx.clear_caches()
+    count = len(traces)
+    assert call() == first and len(traces) > count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variables_that_functions_read_may_change(name, monkeypatch):
+    scale = jnp.asarray(2.0)
+
+    def f(x):
+        return x * scale
+
+    def read():  # a variable of the module, in a function that is called
+        return factor
+
+    call = calls_of(f)[name]
+    first = call()
+    kept, scale = scale, jnp.asarray(4.0)
+    assert call() != first and kept == 2
+    call = calls_of(lambda x: x * read())[name]
+    assert call() == first
+    monkeypatch.setitem(globals(), "factor", 4.0)
+    assert call() != first
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_is_freed_with_the_function(name):
+    def call():
+        weights = jnp.ones(7)
+
+        def f(x):
+            return x * (1 + weights[0])
+
+        calls_of(f)[name]()
+        return weakref.ref(weights), weakref.ref(f)
+
+    references = call()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_static_values_select_what_is_compiled():
+    traces = []
+
+    def step(carry, x):
+        traces.append(x)
+        state, name = carry
+        return (state + len(name), name), None
+
+    for name, expected in [("a", 3), ("ab", 6), ("a", 3)]:
+        (total, same), _ = eqx.filter_scan(step, (0 * ONE, name), ROWS)
+        assert total == expected and same == name
+    assert len(traces) == 2
+
+
+def test_what_has_no_hash_is_passed_on():
+    class NoHash:
+        __hash__ = None
+
+    x, y = eqx.filter_cond(
+        ONE > 0, lambda x, y: (x, y), lambda x, y: (-x, y), ONE, NoHash
+    )
+    assert x == 1 and y is NoHash
+    thing = NoHash()
+    out = eqx.filter_scan(lambda c, x: (c, x), (ONE, thing), ROWS)[0][1]
+    assert out is thing
+
+
+def test_errors_name_the_parameters():
+    x = jnp.ones(3)
+    x.delete()
+    with pytest.raises(RuntimeError, match=r"`init\['x'\]` .*deleted"):
+        eqx.filter_scan(lambda c, x: (c, x), {"x": x}, ROWS)
