@@ -7,9 +7,7 @@ specialization.
 """
 
 import collections
-import inspect
 import threading
-import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +18,9 @@ import jax
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.trace_state import at_top_level, trace_context
-from .._core.base import function_of, jit_is_disabled, name_of
+from .._core.base import jit_is_disabled
 from .._core.parts import Rest, take_apart
+from .._core.show_as import show_as
 from .._tree.filters import is_array
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
@@ -167,7 +166,11 @@ class Specialization:
             arrays, number = outputs.take_apart(out)
             return arrays, {number: ()}
 
-        _describe_to_jax(traced, fun, layout)
+        def names():
+            layout = layout_reference()
+            return None if layout is None else layout.data_names
+
+        show_as(traced, fun, names)
         options = dict(program.options)
         options["donate_argnums"] = [i for i, x in enumerate(labels) if x == DONATE]
         if shardings is None:
@@ -238,42 +241,3 @@ def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=sharding, weak_type=weak_type
     )
-
-
-class _Names(inspect.Signature):
-    """A signature that gives flat arguments names like `model.layers[0].weight` in JAX.
-
-    JAX keeps it as long as the process lives, so it holds the layout weakly.
-    """
-
-    def __init__(self, layout: Layout):
-        rest = inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)
-        super().__init__([rest])
-        self._layout = weakref.ref(layout)
-
-    def bind(self, *groups: Any, **kwargs: Any) -> Any:
-        leaves = [leaf for group in groups for leaf in group]
-        layout = self._layout()
-        names = (
-            [f"leaf {i}" for i in range(len(leaves))]
-            if layout is None
-            else layout.data_names
-        )
-        arguments = dict(zip(names, leaves, strict=True))
-        return types.SimpleNamespace(arguments=arguments)
-
-
-def _describe_to_jax(traced: Any, fun: Any, layout: Layout) -> None:
-    """Makes JAX's messages about `traced` name the user's function and arguments."""
-    traced.__name__ = traced.__qualname__ = name_of(fun)
-    traced.__doc__ = getattr(fun, "__doc__", None)
-    traced.__signature__ = _Names(layout)
-    source = inspect.unwrap(function_of(fun))
-    code = getattr(source, "__code__", None) or getattr(
-        type(source).__call__, "__code__", None
-    )
-    if code is not None:
-        # Has the code of `fun`, and so its file and line, but does not keep `fun`
-        # alive.
-        cells = tuple(types.CellType() for _ in code.co_freevars)
-        traced.__wrapped__ = types.FunctionType(code, {}, traced.__name__, None, cells)

@@ -13,6 +13,8 @@ from .._core.base import frames_hidden
 from .._core.difference import tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import is_number, take_apart
+from .._core.show_as import show_as
+from .._transforms.arguments import data_names
 from .._tree.filters import is_array
 from .._tree.strict import strictly_same
 from .carry import type_of
@@ -126,6 +128,7 @@ class _Branches:
 
     def __init__(self, functions: dict[str, Any], args: tuple[Any, ...]):
         self._functions = functions
+        self._args = args
         self._data, self._rest = take_apart(args)
         # Leaves and structure of each output, with an `_Array` in place of each array,
         # since a tracer that is kept here would leak.
@@ -158,7 +161,9 @@ class _Branches:
             self._outputs[name] = described, treedef
             return pack(treedef.unflatten(leaves))
 
-        return flat
+        function = self._functions[name]
+        names = data_names(function, None, self._args, {})
+        return show_as(flat, function, lambda: names)
 
     def _differing_numbers(self) -> list[int]:
         """The indices of leaves that are a number in one branch's output, and an array

@@ -52,7 +52,7 @@ class Carry:
     """The initial carry of a loop, split into arrays and the rest."""
 
     def __init__(self, init: Any, loop: str, fun: Any):
-        self._init = init
+        self.init = init
         self._where = f"`{loop}` of `{name_of(fun)}`"
         self._changed: str | None = None
         self.data, self._rest = take_apart(init)
@@ -72,7 +72,7 @@ class Carry:
         data, rest = take_apart_like(carry, self._rest)
         if rest != self._rest:
             self._promote_numbers(carry)
-            difference = next(tree_differences("carry", self._init, carry), None)
+            difference = next(tree_differences("carry", self.init, carry), None)
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
                 f"step. {difference or 'Its structure changed.'} A value that changes "
@@ -82,7 +82,7 @@ class Carry:
         return data
 
     def _promote_numbers(self, carry: Any) -> None:
-        before, treedef = jtu.tree_flatten(self._init)
+        before, treedef = jtu.tree_flatten(self.init)
         after, other = jtu.tree_flatten(carry)
         if treedef != other:
             return
@@ -91,7 +91,7 @@ class Carry:
             for x, y in zip(before, after, strict=True)
         ]
         if any(change):
-            raise _NumbersChange(self._init, change)
+            raise _NumbersChange(self.init, change)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class Carry:
         if all(old == new for old, new in types):
             return None
         paths = [
-            path for path, x in jtu.tree_leaves_with_path(self._init) if is_array(x)
+            path for path, x in jtu.tree_leaves_with_path(self.init) if is_array(x)
         ]
         return " ".join(
             f"`{path_str(path, 'carry')}` was {old}, and is now {new}."

@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from .._core.base import frames_hidden, name_of
+from .._core.parts import is_array_or_struct
+from .._core.show_as import show_as
+from .._transforms.arguments import data_names
 from .._tree.filters import is_array_like
 from .._tree.nodes import describe_node
 from .carry import Carry, type_of, with_carry
@@ -106,6 +109,10 @@ def _filter_while_loop(
             steps = None if limit is None else steps + 1
             return steps, carry.step(data, body(carry.fill(data)))
 
+        for flat, fun in [(flat_cond, cond), (flat_body, body)]:
+            names = data_names(fun, None, (carry.init,), {})
+            steps = [] if limit is None else ["the number of steps"]
+            show_as(flat, fun, lambda names=steps + names: names)
         start = None if limit is None else jnp.int32(0)
         _, last = jax.lax.while_loop(flat_cond, flat_body, (start, carry.data))
         return carry.fill(last)
@@ -203,10 +210,15 @@ def _filter_fori_loop(
     (body,) = functions
 
     def run(carry: Carry) -> Any:
+        def flat(i, data):
+            return carry.step(data, body(i, carry.fill(data)))
+
+        args = jax.ShapeDtypeStruct((), jnp.int32), carry.init
+        names = data_names(body, None, args, {}, is_array_or_struct)
         last = jax.lax.fori_loop(
             lower,
             upper,
-            lambda i, data: carry.step(data, body(i, carry.fill(data))),
+            show_as(flat, body, lambda: names),
             carry.data,
             unroll=unroll,
         )

@@ -9,6 +9,8 @@ import jax.tree_util as jtu
 from .._core.base import frames_hidden, name_of
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
+from .._core.show_as import show_as
+from .._transforms.arguments import data_names
 from .._tree.filters import is_array
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
@@ -104,6 +106,8 @@ def _filter_scan(
                 )
             return carry.step(before, out[0]), pack(out[1])
 
+        names = data_names(f, None, (carry.init, xs), {})
+        show_as(flat, f, lambda: names)
         if checkpoints is not None and steps > 0:
             last, ys = _by_checkpoints(flat, carry, data, steps, checkpoints, reverse)
             return carry.fill(last), unpack(ys)

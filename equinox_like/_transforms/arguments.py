@@ -4,8 +4,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax.tree_util as jtu
+
 from .._core.base import name_of
 from .._jit.layout import argument_names
+from .._tree.filters import is_array
 from .._tree.paths import path_str
 
 
@@ -57,6 +60,32 @@ def _names(
         bound = signature.bind(*call[0], **call[1])
     names = argument_names(bound)
     return [names[i] for i in range(len(args))]
+
+
+def data_names(
+    fun: Any,
+    tree: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_data: Callable[[Any], bool] = is_array,
+) -> list[str]:
+    """For each array of `(tree, args, kwargs)`: its path, starting with the name of the
+    function, or with that of its parameter."""
+    try:
+        names = [name for name, _ in _names(fun, args, kwargs)]
+    except (TypeError, ValueError):
+        names = [f"args[{i}]" for i in range(len(args))]
+    parts = [
+        (name_of(fun), tree),
+        *zip(names, args, strict=True),
+        *sorted(kwargs.items()),
+    ]
+    return [
+        path_str(path, name)
+        for name, part in parts
+        for path, x in jtu.tree_leaves_with_path(part)
+        if is_data(x)
+    ]
 
 
 def argument_name(

@@ -8,7 +8,9 @@ import jax
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
+from .._core.show_as import show_as
 from .._module.fields import field
+from .arguments import data_names
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -89,6 +91,8 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
             tree, args, kwargs = rest.fill(data)
             return pack((opaque if tree is None else tree)(*args, **kwargs))
 
+        names = data_names(self.__wrapped__, self._tree, args, kwargs)
+        show_as(flat, self.__wrapped__, lambda: names)
         options: dict[str, Any] = {
             "prevent_cse": self._prevent_cse,
             "policy": self._policy,

@@ -12,12 +12,13 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, name_of, refuse_deprecated
 from .._core.parts import take_apart
+from .._core.show_as import show_as
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
-from .arguments import argument_name
+from .arguments import argument_name, data_names
 from .compiled import Compiled
 from .vmap import (
     Unmapped,
@@ -192,6 +193,8 @@ class Pmapped(Transformed[..., Any]):
             with_rows, without = outputs.split(out, chosen)
             return [jnp.asarray(x)[None] for x in with_rows], without
 
+        names = data_names(fun, self._tree, args, kwargs)
+        show_as(flat, fun, lambda: names)
         with_rows, without = jax.shard_map(
             flat,
             mesh=mesh,

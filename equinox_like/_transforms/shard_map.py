@@ -17,13 +17,14 @@ from .._core.base import MISSING, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
 from .._core.sharding import refuse_misfit
+from .._core.show_as import show_as
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.paths import path_str
-from .arguments import argument_name, by_name
+from .arguments import by_name, data_names
 from .compiled import Compiled
 
 _P = ParamSpec("_P")
@@ -143,11 +144,7 @@ class ShardMapped(Transformed[..., Any]):
         data, rest = take_apart((placed, named))
         held, held_rest = take_apart(self._tree)
         specs = self._specs(placed, named)
-        names = [
-            argument_name(fun, placed, named, path)
-            for path, x in jtu.tree_leaves_with_path((placed, named))
-            if is_array(x)
-        ]
+        names = data_names(fun, None, placed, named)
         for name, x, spec in zip(names, data, specs, strict=True):
             self._check("in_specs", name, x, spec)
 
@@ -158,6 +155,7 @@ class ShardMapped(Transformed[..., Any]):
             out = (opaque if tree is None else tree)(*args, **kwargs)
             return self._grouped(out, manual)
 
+        show_as(flat, fun, lambda: data_names(fun, self._tree, (), {}) + names)
         out_specs = [spec or PartitionSpec() for spec in self._output_leaves()]
         mapped = jax.shard_map(
             flat,

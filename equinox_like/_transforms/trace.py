@@ -16,8 +16,10 @@ from .._core.base import Transformed, frames_hidden, name_of
 from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, is_array_or_struct, take_apart
+from .._core.show_as import show_as
 from .._tree.arrays import struct_of
 from .._tree.splitting import STATIC, Skeleton, merge, split
+from .arguments import data_names
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -57,7 +59,8 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         fun, args, kwargs = rest.fill(data)
         return pack(fun(*args, **kwargs))
 
-    return unpack(jax.eval_shape(flat, data))
+    names = data_names(fun, fun, args, kwargs, is_array_or_struct)
+    return unpack(jax.eval_shape(show_as(flat, fun, lambda: names), data))
 
 
 @frames_hidden
@@ -177,6 +180,8 @@ def trace(
         out, out_rest = take_apart(fun(*args, **kwargs))
         return out
 
+    names = data_names(fun, None, args, kwargs, is_array_or_struct)
+    show_as(flat, fun, lambda: names)
     jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(data)
     return jaxpr, structs, rest, out_rest
 
