@@ -107,6 +107,13 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
+def mapped_axes(params: dict[str, Any]) -> frozenset[Any]:
+    """The mesh axes of a `shard_map` with these parameters."""
+    if "manual_axes" in params:  # jax 0.10.0
+        return params["manual_axes"]
+    return params["newly_manual_axes"]
+
+
 def shard_mapped(
     body: Callable[..., Any], params: dict[str, Any], out_specs: Any
 ) -> Callable[..., Any]:
@@ -116,7 +123,7 @@ def shard_mapped(
         mesh=params["mesh"],
         in_specs=params["in_specs"],
         out_specs=out_specs,
-        axis_names=params["newly_manual_axes"],
+        axis_names=mapped_axes(params),
         check_vma=params["check_vma"],
     )
 

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec, Sharding
 from .._compat.identity import Tangents, identity
 from .._compat.jaxpr import (
     is_literal,
+    mapped_axes,
     name_and_params,
     opened,
     programs_in,
@@ -184,7 +185,7 @@ class _Harvest:
     def shard_map(self, params: dict[str, Any], inputs: list[Any]) -> Any:
         """Values found have a row for each device along the mesh axes of this map."""
         run, found = self.body(params["jaxpr"])
-        axes = params["newly_manual_axes"]
+        axes = mapped_axes(params)
         rows = PartitionSpec(tuple(x for x in params["mesh"].axis_names if x in axes))
 
         def shard(*inputs):
