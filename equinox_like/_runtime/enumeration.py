@@ -58,6 +58,13 @@ class EnumerationItem(Module):
             )
         return _at_compile_time(function, self._index, other._index)
 
+    def __reduce__(self) -> Any:
+        cls = self._enumeration
+        for name in cls.__messages__:
+            if vars(cls)[name] is self:
+                return _own_item, (cls, name, self._index)
+        return super().__reduce_ex__(2)
+
     def __repr__(self) -> str:
         return f"{_name(self._enumeration)}<{self._enumeration[self]}>"
 
@@ -110,7 +117,8 @@ class EnumerationMeta(type):
         )
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        if name in cls.__messages__:
+        # cloudpickle makes a class without items, and then sets each attribute.
+        if name in cls.__messages__ and not _is_item(cls, name, value):
             raise AttributeError(
                 f"The item `{name}` of {_name(cls)} cannot be changed."
             )
@@ -271,6 +279,22 @@ def _at_compile_time(function: Callable[..., Any], *xs: Any) -> Any:
 
 def _is_one_known(index: Any) -> bool:
     return is_array(index) and not isinstance(index, Tracer) and index.ndim == 0
+
+
+def _own_item(cls: Any, name: str, index: Any) -> EnumerationItem:
+    """The item of this name; a new one while cloudpickle has not yet given `cls` its
+    items."""
+    return vars(cls).get(name) or EnumerationItem(index, cls)
+
+
+def _is_item(cls: Any, name: str, value: Any) -> bool:
+    """Whether `value` is what the class has, or should have, under the name."""
+    index = list(cls.__messages__).index(name)
+    return (
+        isinstance(value, cls)
+        and _is_one_known(value._index)
+        and int(value._index) == index
+    )
 
 
 def _refuse_bad_bodies(

@@ -149,6 +149,10 @@ class Attribute(metaclass=_LooksLikeData):
         bind = getattr(type(default), "__get__", None)
         return default if bind is None else bind(default, instance, owner)
 
+    def __reduce__(self):  # for cloudpickle, which copies `MISSING`
+        default = () if self.default is MISSING else (self.default,)
+        return Attribute, (self.owner, self.name, *default)
+
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return types.MemberDescriptorType
