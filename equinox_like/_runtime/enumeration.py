@@ -19,6 +19,12 @@ from .._tree.nodes import describe_node
 from .._warn import warn
 from .error_if import branched_error_if
 
+if TYPE_CHECKING:
+    # Type checkers know of no other class whose attributes are instances of it.
+    from enum import Enum as _Base, EnumMeta as _BaseMeta
+else:
+    _Base, _BaseMeta = object, type
+
 # The enumeration. Not `Self`, and without a bound: beartype would check that items are
 # instances of `Enumeration`, which they are not.
 _E = TypeVar("_E")
@@ -74,7 +80,7 @@ class EnumerationItem(Module):
         return wl.TextDoc(repr(self))
 
 
-class EnumerationMeta(type):
+class EnumerationMeta(_BaseMeta):
     """Turns the strings of a class body into items."""
 
     # From names to messages, in the order of the indices.
@@ -88,16 +94,15 @@ class EnumerationMeta(type):
         /,
         **kwargs: Any,
     ):
-        if not bases:
-            return super().__new__(mcs, name, bases, namespace | {"__messages__": {}})
+        new: Any = super().__new__
+        if bases == (object,):
+            return new(mcs, name, bases, namespace | {"__messages__": {}})
         own = {key: x for key, x in namespace.items() if not _is_dunder(key)}
         _refuse_bad_bodies(name, bases, own)
         messages = _merge_messages(name, bases, own)
         rest = {key: x for key, x in namespace.items() if key not in own}
         rest.setdefault("__doc__", _docstring(messages))
-        cls: Any = super().__new__(
-            mcs, name, bases, rest | {"__messages__": messages}, **kwargs
-        )
+        cls = new(mcs, name, bases, rest | {"__messages__": messages}, **kwargs)
         for i, item_name in enumerate(messages):
             index = np.asarray(i, np.int32)
             index.setflags(write=False)
@@ -143,11 +148,11 @@ class EnumerationMeta(type):
         return messages[index] if index.ndim == 0 else str(np.asarray(messages)[index])
 
     # Without these, Python would try `cls[0]`, `cls[1]`, ...
-    __iter__ = None
-    __contains__ = None
+    __iter__ = None  # pyright: ignore[reportAssignmentType]
+    __contains__ = None  # pyright: ignore[reportAssignmentType]
 
 
-class Enumeration(metaclass=EnumerationMeta):
+class Enumeration(_Base, metaclass=EnumerationMeta):
     """A set of named messages that can be chosen from within a compiled program.
 
     Each string in the body of a subclass becomes an item, read as an attribute of the
@@ -165,6 +170,10 @@ class Enumeration(metaclass=EnumerationMeta):
     A subclass of an enumeration has the items of its parents, in their order, and then
     its own. Its items are not those of the parents: `promote` converts an item of a
     parent class. Giving an inherited name another message causes a warning.
+
+    Type checkers take an enumeration for an `enum.Enum`, so that `Results.success` is a
+    `Results`. For them an enumeration with items is final: where one is the base class,
+    write `# pyright: ignore[reportGeneralTypeIssues]` or `# type: ignore`.
 
     **Raises:**
 
@@ -200,6 +209,8 @@ class Enumeration(metaclass=EnumerationMeta):
         # For type checkers, an item is an instance of its enumeration.
         def is_traced(self) -> bool: ...
         def error_if(self, token: Any, pred: Any) -> Any: ...
+        def __eq__(self, other: object) -> Any: ...
+        def __ne__(self, other: object) -> Any: ...
 
     @classmethod
     def promote(cls: type[_E], item: Any) -> _E:
