@@ -67,6 +67,11 @@ class Transformed(Module, Generic[_P, _T]):
     # Used if `fun` has no `__name__`; otherwise `__init__` copies it to the instance.
     __name__ = OfCallables(lambda self: name_of(self.__wrapped__))  # pyright: ignore[reportAssignmentType]
 
+    # Of a method that is marked as abstract below the transformation.
+    __isabstractmethod__ = OfCallables(
+        lambda self: getattr(self.__wrapped__, "__isabstractmethod__", False)
+    )
+
     def __init__(self, fun: Any):
         require_callable(fun, type(self).__name__)
         is_opaque = jtu.all_leaves([fun])
