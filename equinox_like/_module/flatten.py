@@ -97,6 +97,7 @@ def register(
 def make_functions(
     cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...]
 ) -> Functions:
+    """For instances whose children are the `dynamic` fields."""
     get_dynamic, get_static = getter(dynamic), getter(static)
     are_same = _comparer(len(static))
     names = dynamic + static
