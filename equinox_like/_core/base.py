@@ -67,6 +67,11 @@ class Transformed(Module, Generic[_P, _T]):
     # Used if `fun` has no `__name__`; otherwise `__init__` copies it to the instance.
     __name__ = OfCallables(lambda self: name_of(self.__wrapped__))  # pyright: ignore[reportAssignmentType]
 
+    # Of a method that is marked as abstract below the transformation.
+    __isabstractmethod__ = OfCallables(
+        lambda self: getattr(self.__wrapped__, "__isabstractmethod__", False)
+    )
+
     def __init__(self, fun: Any):
         require_callable(fun, type(self).__name__)
         is_opaque = jtu.all_leaves([fun])
@@ -150,6 +155,34 @@ def is_global(value: Any) -> bool:
         return operator.attrgetter(value.__qualname__)(module) is value
     except (AttributeError, KeyError, TypeError):
         return False
+
+
+class _InMain:
+    """A name of the script or notebook that is running."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def find(self) -> Any:
+        return operator.attrgetter(self.name)(sys.modules["__main__"])
+
+
+def _make(make: Callable[..., Any], args: Any, _: _InMain) -> Any:
+    return make(*args)
+
+
+def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
+    """What `value.__reduce__` returns if `is_global(value)`: its name.
+
+    In cloudpickle, what is not importable is made by `make(*args)`.
+    """
+    name = value.__qualname__
+    if value.__module__ != "__main__":
+        return name
+    # `pickle` saves this method as `_InMain(name).find`, and cloudpickle by its function.
+    function: Any = functools.partial(_make, make, args)
+    function.__name__ = "find"
+    return types.MethodType(function, _InMain(name)), ()
 
 
 def hide_frames(error: BaseException) -> None:

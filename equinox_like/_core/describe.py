@@ -93,7 +93,7 @@ def _tree(tree: Any) -> Any:
         return ["array"]
     if tree is None:
         return ["none"]
-    if jtu.treedef_is_leaf(jtu.tree_structure(tree)):
+    if jtu.all_leaves([tree]):
         return ["static", _value(tree)]
     children, treedef = children_of(tree)
     below = [[_key(key), _tree(child)] for (key,), child in children]
@@ -184,6 +184,8 @@ def _show(tree: Any) -> str:
         return f"the static value {_show_value(rest[0])}"
     if kind == "node":
         return with_article(rest[0])
+    if not rest[2]:
+        return f"an empty {kind}"
     if kind == "dict":
         return f"a dict with the keys {', '.join(key[0] for key, _ in rest[2])}"
     return f"a {kind} of length {len(rest[2])}"

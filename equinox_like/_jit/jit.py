@@ -18,6 +18,7 @@ from .._core.base import (
     hide_frames,
     is_global,
     name_of,
+    reduce_global,
     refuse_deprecated,
     require_callable,
 )
@@ -273,9 +274,10 @@ class Jitted(Transformed[_P, _T]):
         return f"<filter_jit of {name_of(self.__wrapped__)}, donate={donate!r}>"
 
     def __reduce__(self):
+        parts = self._ingredients(self._program.donate)
         if is_global(self):  # the function's global name refers to `self`
-            return self.__qualname__
-        return type(self), self._ingredients(self._program.donate)
+            return reduce_global(self, type(self), *parts)
+        return type(self), parts
 
     def _ingredients(self, donate: Donate) -> tuple[Any, Donate, dict[str, Any]]:
         """Arguments of `__init__` for an equal function, but with this `donate`."""

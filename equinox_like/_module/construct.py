@@ -157,6 +157,11 @@ def refuse_assignment(self: Any, name: str) -> NoReturn:
             f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
             f"as in `{name}: SomeType`, in the body of the class."
         )
+    if name == "__isabstractmethod__":
+        raise dataclasses.FrozenInstanceError(
+            f"Cannot mark {type_name(self)} as abstract: put `@abstractmethod` below the "
+            "other decorators, directly above the method."
+        )
     if name in spec.dynamic:
         fix = f"`tree_at(lambda m: m.{name}, module, new_value)`"
     else:

@@ -29,7 +29,8 @@ def field(
     - `converter`: called with the value once construction has set it; its result
         replaces the value. For example `jnp.asarray`.
     - `static`: the field is part of the tree's structure, not a leaf: a change of it
-        makes `jax.jit` recompile. Do not put JAX arrays into it.
+        makes `jax.jit` recompile. Do not put JAX arrays into it, and do not change a
+        list or dict in it: `filter_jit` continues with what it was.
     - `trainable`: whether the arrays in the field are parameters. If not, they are a
         buffer: data that are traced, but never differentiated, see
         [`equinox_like.trainable`][].

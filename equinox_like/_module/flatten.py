@@ -12,7 +12,7 @@ whole flattened Module, see `_tree/cached.py`.
 import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax.tree_util as jtu
 
@@ -71,6 +71,15 @@ class Node(Cached):
     """Base class of Modules: a node that is flattened field by field."""
 
 
+class Functions(NamedTuple):
+    """How the instances of one class are flattened and built."""
+
+    flatten: Callable[[Any], tuple[Sequence[Any], Any]]
+    unflatten: Callable[[Any, Any], Any]
+    lazy_fields: Callable[[Any], Sequence[str]]
+    flatten_with_keys: Callable[[Any], tuple[Sequence[Any], Any]]
+
+
 def register(
     cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...], is_frozen: bool
 ) -> None:
@@ -78,6 +87,17 @@ def register(
 
     `is_frozen`: whether its instances never change, so that they can be cached.
     """
+    found = make_functions(cls, dynamic, static)
+    flatten, unflatten, lazy_fields, flatten_with_keys = found
+    jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    if is_frozen:
+        register_cached(cls, flatten, unflatten, lazy_fields)
+
+
+def make_functions(
+    cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...]
+) -> Functions:
+    """For instances whose children are the `dynamic` fields."""
     get_dynamic, get_static = getter(dynamic), getter(static)
     are_same = _comparer(len(static))
     names = dynamic + static
@@ -120,9 +140,7 @@ def register(
         return names if is_plain else ()
 
     unflatten = _unflattener(len(dynamic))(cls, dynamic)
-    jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    if is_frozen:
-        register_cached(cls, flatten, unflatten, lazy_fields)
+    return Functions(flatten, unflatten, lazy_fields, flatten_with_keys)
 
 
 def _make_aux(

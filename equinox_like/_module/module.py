@@ -20,6 +20,7 @@ from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
 from .._tree.render import render
+from .by_value import is_empty, register_empty, restore
 from .construct import construct, refuse_assignment
 from .dataclass import is_dunder, make_dataclass, put_attributes
 from .fields import field
@@ -85,16 +86,17 @@ class MethodDescriptor:
     has all attributes of the function, and passes `isinstance` checks for one.
     """
 
+    # The rest is in the `__dict__`, which cloudpickle takes for that of the function.
+    __slots__ = ("__dict__", "attributes", "function")
+
     def __init__(self, function: Any):
         functools.update_wrapper(self, function)  # pyright: ignore[reportArgumentType]
+        del self.__dict__["__wrapped__"]
         self.function = function
-        self.attributes = {
-            "__module__": function.__module__,
-            "__name__": function.__name__,
-            "__qualname__": function.__qualname__,
-            "__doc__": function.__doc__,
-            "__func__": function,
-        }
+        # cloudpickle drops the names of a function of `jax.jit`.
+        names = "__module__", "__name__", "__qualname__", "__doc__"
+        self.attributes = {name: getattr(function, name, None) for name in names}
+        self.attributes["__func__"] = function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -198,6 +200,7 @@ class ModuleMeta(abc.ABCMeta):
         strict: Any = False,
         **kwargs: Any,
     ):
+        body_is_empty = is_empty(namespace)
         namespace = {key: _as_method(key, x) for key, x in namespace.items()}
         # Fields are in the `__dict__`; a slot of the same name would hide them.
         namespace.pop("__slots__", None)
@@ -207,27 +210,29 @@ class ModuleMeta(abc.ABCMeta):
         make_dataclass(cls)
         put_attributes(cls)
         _forward_methods(cls)
-        custom_init = has_custom_init(cls, spec_of)
         plain_setattr = cls.__setattr__ is _Frozen.__setattr__
+        init = None
+        if has_custom_init(cls, spec_of):
+            warn_of_unused_post_init(cls)
+        else:
+            init = cls.__init__ = generate_init(cls, plain_setattr)
         spec = make_spec(
             cls,
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),
-            custom_init=custom_init,
+            init=init,
             plain_setattr=plain_setattr,
+            is_frozen=plain_setattr and cls.__delattr__ is _Frozen.__delattr__,
         )
-        if custom_init:
-            warn_of_unused_post_init(cls)
-        else:
-            cls.__init__ = generate_init(cls, plain_setattr)
         if spec.converters and "__init__" in cls.__dict__:
             convert_annotations(cls.__init__, spec)
         if "__doc__" not in namespace:
             shown = str(inspect.signature(cls)).removesuffix(" -> None")
             cls.__doc__ = cls.__name__ + shown
         _set_spec(cls, spec)
-        if not namespace.get("_registers_itself_", False):
-            is_frozen = plain_setattr and cls.__delattr__ is _Frozen.__delattr__
-            register(cls, spec.dynamic, spec.static, is_frozen)
+        if body_is_empty:
+            register_empty(cls)
+        elif not namespace.get("_registers_itself_", False):
+            register(cls, spec.dynamic, spec.static, spec.is_frozen)
         return cls
 
     @property
@@ -247,6 +252,10 @@ class ModuleMeta(abc.ABCMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         spec = spec_of(cls)
+        if name == "_module_spec_" and spec is not None:
+            restore(cls, spec, value)
+            _set_spec(cls, value)
+            return
         if type(value) is Attribute:  # `%autoreload` copies that of another class
             value = Attribute(cls, name, value.default)
         elif type(cls.__dict__.get(name)) is Attribute and not hasattr(
@@ -274,7 +283,7 @@ class ModuleMeta(abc.ABCMeta):
 
 
 def _set_spec(cls: Any, spec: ModuleSpec) -> None:
-    cls._module_spec_ = spec
+    type.__setattr__(cls, "_module_spec_", spec)
     cls._module_fields_ = frozenset(spec.names)
     cls._open_names_ = cls._module_fields_.union(WRAPPER_ATTRIBUTES)
 

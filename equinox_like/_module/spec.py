@@ -28,7 +28,8 @@ class ModuleSpec:
     converters: tuple[tuple[str, Callable[[Any], Any]], ...]
     no_init: tuple[str, ...]
     checks: tuple[Callable[[Any], None], ...]
-    custom_init: bool
+    # The generated `__init__`; `None` if a hand-written one is used.
+    init: Callable[..., None] | None
     names: tuple[str, ...]
     read_all: Callable[[Any], Any]
     read_static: Callable[[Any], Any]
@@ -46,6 +47,8 @@ class ModuleSpec:
     has_hooks: bool
     # Whether the fields must be checked for values of any type.
     has_checks: bool
+    # Whether instances never change.
+    is_frozen: bool
 
 
 # Changes to a spec if `__init__` is assigned after the class was created.
@@ -53,7 +56,12 @@ KNOWING_NOTHING_OF_INIT = {"always_regular": False, "init_is_all": False}
 
 
 def make_spec(
-    cls: type, *, is_abstract: bool, custom_init: bool, plain_setattr: bool
+    cls: type,
+    *,
+    is_abstract: bool,
+    init: Callable[..., None] | None,
+    plain_setattr: bool,
+    is_frozen: bool,
 ) -> ModuleSpec:
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     names = tuple(f.name for f in fields)
@@ -69,7 +77,7 @@ def make_spec(
     )
     open_variables, open_class_variables = find_open_variables(cls)
     new_is_plain = not is_abstract and not open_class_variables and cls.__new__ is _new
-    sets_all = not custom_init and not no_init
+    sets_all = init is not None and not no_init
     names_on_class = hasattr(cls, "__getattr__") or any(_has(cls, n) for n in names)
     has_hooks = bool(converters or open_variables)
     return ModuleSpec(
@@ -80,7 +88,7 @@ def make_spec(
         converters=converters,
         no_init=no_init,
         checks=checks,
-        custom_init=custom_init,
+        init=init,
         names=names,
         read_all=getter(names),
         read_static=getter(static),
@@ -96,6 +104,7 @@ def make_spec(
         and not hasattr(cls, "__post_init__"),
         has_hooks=has_hooks,
         has_checks=bool(static or no_init or checks),
+        is_frozen=is_frozen,
     )
 
 
@@ -116,7 +125,7 @@ def has_custom_init(cls: type, spec_of: Callable[[type], ModuleSpec | None]) -> 
     for base in cls.__mro__[1:]:
         spec = spec_of(base)
         if spec is not None:
-            return spec.custom_init
+            return spec.init is None
         if not issubclass(base, Node) and base.__init__ is not object.__init__:
             return True
     return False

@@ -19,6 +19,12 @@ from .._tree.nodes import describe_node
 from .._warn import warn
 from .error_if import branched_error_if
 
+if TYPE_CHECKING:
+    # Type checkers know of no other class whose attributes are instances of it.
+    from enum import Enum as _Base, EnumMeta as _BaseMeta
+else:
+    _Base, _BaseMeta = object, type
+
 # The enumeration. Not `Self`, and without a bound: beartype would check that items are
 # instances of `Enumeration`, which they are not.
 _E = TypeVar("_E")
@@ -58,6 +64,13 @@ class EnumerationItem(Module):
             )
         return _at_compile_time(function, self._index, other._index)
 
+    def __reduce__(self) -> Any:
+        cls = self._enumeration
+        for name in cls.__messages__:
+            if vars(cls)[name] is self:
+                return _own_item, (cls, name, self._index)
+        return super().__reduce_ex__(2)
+
     def __repr__(self) -> str:
         return f"{_name(self._enumeration)}<{self._enumeration[self]}>"
 
@@ -67,7 +80,7 @@ class EnumerationItem(Module):
         return wl.TextDoc(repr(self))
 
 
-class EnumerationMeta(type):
+class EnumerationMeta(_BaseMeta):
     """Turns the strings of a class body into items."""
 
     # From names to messages, in the order of the indices.
@@ -81,16 +94,15 @@ class EnumerationMeta(type):
         /,
         **kwargs: Any,
     ):
-        if not bases:
-            return super().__new__(mcs, name, bases, namespace | {"__messages__": {}})
+        new: Any = super().__new__
+        if bases == (object,):
+            return new(mcs, name, bases, namespace | {"__messages__": {}})
         own = {key: x for key, x in namespace.items() if not _is_dunder(key)}
         _refuse_bad_bodies(name, bases, own)
         messages = _merge_messages(name, bases, own)
         rest = {key: x for key, x in namespace.items() if key not in own}
         rest.setdefault("__doc__", _docstring(messages))
-        cls: Any = super().__new__(
-            mcs, name, bases, rest | {"__messages__": messages}, **kwargs
-        )
+        cls = new(mcs, name, bases, rest | {"__messages__": messages}, **kwargs)
         for i, item_name in enumerate(messages):
             index = np.asarray(i, np.int32)
             index.setflags(write=False)
@@ -110,7 +122,8 @@ class EnumerationMeta(type):
         )
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        if name in cls.__messages__:
+        # cloudpickle makes a class without items, and then sets each attribute.
+        if name in cls.__messages__ and not _is_item(cls, name, value):
             raise AttributeError(
                 f"The item `{name}` of {_name(cls)} cannot be changed."
             )
@@ -135,11 +148,11 @@ class EnumerationMeta(type):
         return messages[index] if index.ndim == 0 else str(np.asarray(messages)[index])
 
     # Without these, Python would try `cls[0]`, `cls[1]`, ...
-    __iter__ = None
-    __contains__ = None
+    __iter__ = None  # pyright: ignore[reportAssignmentType]
+    __contains__ = None  # pyright: ignore[reportAssignmentType]
 
 
-class Enumeration(metaclass=EnumerationMeta):
+class Enumeration(_Base, metaclass=EnumerationMeta):
     """A set of named messages that can be chosen from within a compiled program.
 
     Each string in the body of a subclass becomes an item, read as an attribute of the
@@ -157,6 +170,10 @@ class Enumeration(metaclass=EnumerationMeta):
     A subclass of an enumeration has the items of its parents, in their order, and then
     its own. Its items are not those of the parents: `promote` converts an item of a
     parent class. Giving an inherited name another message causes a warning.
+
+    Type checkers take an enumeration for an `enum.Enum`, so that `Results.success` is a
+    `Results`. For them an enumeration with items is final: where one is the base class,
+    write `# pyright: ignore[reportGeneralTypeIssues]` or `# type: ignore`.
 
     **Raises:**
 
@@ -192,6 +209,8 @@ class Enumeration(metaclass=EnumerationMeta):
         # For type checkers, an item is an instance of its enumeration.
         def is_traced(self) -> bool: ...
         def error_if(self, token: Any, pred: Any) -> Any: ...
+        def __eq__(self, other: object) -> Any: ...
+        def __ne__(self, other: object) -> Any: ...
 
     @classmethod
     def promote(cls: type[_E], item: Any) -> _E:
@@ -271,6 +290,22 @@ def _at_compile_time(function: Callable[..., Any], *xs: Any) -> Any:
 
 def _is_one_known(index: Any) -> bool:
     return is_array(index) and not isinstance(index, Tracer) and index.ndim == 0
+
+
+def _own_item(cls: Any, name: str, index: Any) -> EnumerationItem:
+    """The item of this name; a new one while cloudpickle has not yet given `cls` its
+    items."""
+    return vars(cls).get(name) or EnumerationItem(index, cls)
+
+
+def _is_item(cls: Any, name: str, value: Any) -> bool:
+    """Whether `value` is what the class has, or should have, under the name."""
+    index = list(cls.__messages__).index(name)
+    return (
+        isinstance(value, cls)
+        and _is_one_known(value._index)
+        and int(value._index) == index
+    )
 
 
 def _refuse_bad_bodies(

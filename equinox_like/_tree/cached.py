@@ -32,12 +32,35 @@ class _Flat:
         if describe is None or type(instance) not in cached_types:
             raise AttributeError(FLAT)  # for tools that read every name in `dir`
         try:
+            for node in reversed(_below(instance)):
+                _set(node, FLAT, describe(node))
             flat = describe(instance)
         except AttributeError as e:  # would call a `__getattr__` of the user's class
             raise RuntimeError(str(e)) from e
         if not instance._is_open_:
             _set(instance, FLAT, flat)
         return flat
+
+
+def _below(instance: Any) -> list[Any]:
+    """The cached nodes below that have no `_flat_` yet, from top to bottom.
+
+    Otherwise `describe` would call itself for each level of a deep tree.
+    """
+    found: list[Any] = []
+    level = [instance]
+    while level:
+        level = [
+            value
+            for node in level
+            for value in cached_types[type(node)].flatten(node)[0]
+            if (cached := cached_types.get(type(value))) is not None
+            and cached.is_frozen
+            and FLAT not in raw_dict(value)
+            and not value._is_open_
+        ]
+        found += level
+    return found
 
 
 class _Bare:
@@ -148,6 +171,10 @@ class Attribute(metaclass=_LooksLikeData):
             )
         bind = getattr(type(default), "__get__", None)
         return default if bind is None else bind(default, instance, owner)
+
+    def __reduce__(self):  # for cloudpickle, which copies `MISSING`
+        default = () if self.default is MISSING else (self.default,)
+        return Attribute, (self.owner, self.name, *default)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -9,6 +9,7 @@ import operator
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import jax.tree_util as jtu
@@ -142,12 +143,17 @@ class OwnRegistry:
 
     def _has_open(self, treedef: Any) -> bool:
         """Whether a built node contains anything that can be changed in place."""
-        node = treedef.node_data()
-        if node is None:
-            return False
-        if node[0] in cached_types:
-            return self._has_open(node[1].inner)
-        return node[0] is Open or any(map(self._has_open, treedef.children()))
+        pending = [treedef]
+        while pending:
+            treedef = pending.pop()
+            node = treedef.node_data()
+            if node is None:
+                continue
+            if node[0] is Open:
+                return True
+            cached = node[0] in cached_types
+            pending += [node[1].inner] if cached else treedef.children()
+        return False
 
     def _as_built(self, treedef: Any) -> Any:
         """The treedef that `describe` gives for this output once it is built."""
@@ -226,31 +232,31 @@ class OwnRegistry:
         array.
         """
         found: list[Any] = []
-        self._expand(treedef, None, found)
-        return found
-
-    def _expand(self, treedef: Any, below: Iterator[Any] | None, found: list) -> None:
-        """`below`, within a cached node, has the treedefs of its children in order."""
-        node = treedef.node_data()
-        if node is None:
-            found.append(below is not None)
-            if below is not None:
-                next(below)
-        elif node[0] is Fixed:
-            found.append(node[1])
-        elif node[0] is Foreign and below is not None:
-            for leaf in node[1].statics:
-                found.append(leaf is None or leaf)
-                if leaf is None:
+        # The next one is last. Within a cached node, there is an iterator of the
+        # treedefs of its children. Not a recursion, since trees may be deep.
+        pending: list[tuple[Any, Iterator[Any] | None]] = [(treedef, None)]
+        while pending:
+            treedef, below = pending.pop()
+            node = treedef.node_data()
+            if node is None:
+                found.append(below is not None)
+                if below is not None:
                     next(below)
-        elif node[0] is Open and below is not None:
-            self._expand(next(below), None, found)
-        elif node[0] in cached_types:
-            children = iter(treedef.children()) if below is None else below
-            self._expand(node[1].inner, children, found)
-        else:
-            for child in treedef.children():
-                self._expand(child, below, found)
+            elif node[0] is Fixed:
+                found.append(node[1])
+            elif node[0] is Foreign and below is not None:
+                for leaf in node[1].statics:
+                    found.append(leaf is None or leaf)
+                    if leaf is None:
+                        next(below)
+            elif node[0] is Open and below is not None:
+                pending.append((next(below), None))
+            elif node[0] in cached_types:
+                children = iter(treedef.children()) if below is None else below
+                pending.append((node[1].inner, children))
+            else:
+                pending += [(child, below) for child in reversed(treedef.children())]
+        return found
 
     def describe_output(
         self, tree: Any, is_data: Callable[[Any], bool]
@@ -275,21 +281,19 @@ class OwnRegistry:
         kind, aux = node
         if kind is type(None):
             return self._none
+        # `map` adds no frame of its own: trees may be deep.
+        below = treedef.children(), repeat(leaves), repeat(is_data)
         if kind in cached_types:
-            parts = [
-                self._describe_output(c, leaves, is_data) for c in treedef.children()
-            ]
+            parts = list(map(self._describe_output, *below))
             structure = self._structure_of_output(kind, aux, parts)
             count = structure.inner.num_leaves
             return self._node((kind, structure), [self._leaf] * count)
         if kind in _BUILT_IN or self._is_namedtuple_of_jax(kind):
-            parts = [
-                self._describe_output(c, leaves, is_data) for c in treedef.children()
-            ]
+            parts = list(map(self._describe_output, *below))
             return self._node(node, parts)
-        below = [next(leaves) for _ in range(treedef.num_leaves)]
-        marked = [x if is_data(x) else Fixed(x) for x in below]
-        count = sum(map(is_data, below))
+        flat = [next(leaves) for _ in range(treedef.num_leaves)]
+        marked = [x if is_data(x) else Fixed(x) for x in flat]
+        count = sum(map(is_data, flat))
         return self._node((Foreign, Foreign(treedef, marked)), [self._leaf] * count)
 
     def _is_namedtuple_of_jax(self, kind: type) -> bool:

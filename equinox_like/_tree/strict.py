@@ -11,6 +11,7 @@ arrays, are wrapped.
 
 import dataclasses
 import enum
+import itertools
 import sys
 import types
 from collections import ChainMap, OrderedDict, defaultdict, deque
@@ -71,7 +72,8 @@ def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
         return treedef
     kind, data = node
     children = treedef.children()
-    strict = [strict_treedef(child, nodes) for child in children]
+    # `map` adds no frame of its own: trees may be deep.
+    strict = list(map(strict_treedef, children, itertools.repeat(nodes)))
     marked = data
     if kind is dict:
         if not _OF_STRINGS.issuperset(map(type, data)):

@@ -30,6 +30,10 @@ class Colour(enum.Enum):
     RED = 1
 
 
+class Rate(eqx.Module):
+    value: float = eqx.field(static=True)
+
+
 class Model(eqx.Module):
     weight: Any
     activation: Any = jnp.tanh
@@ -221,6 +225,25 @@ class TestOutputs:
         assert out["v"] == values and out["e"] == ()
         assert list(map(type, out["v"])) == list(map(type, values))
         assert str(out["v"][7]) == "-0.0"
+
+    def test_nodes_without_children_are_containers(self):
+        empty = {"a": [], "b": {}, "c": [(), {}]}
+        f = loaded(eqx.filter_export(lambda tree, x: (tree, x))(empty, FLOAT))
+        assert f(empty, jnp.ones(3))[0] == empty
+        message = r"`tree\['b'\]` was an empty dict, and is now an empty list"
+        with pytest.raises(TypeError, match=message):
+            f(empty | {"b": []}, jnp.ones(3))
+
+    @pytest.mark.parametrize(
+        "node",
+        [collections.OrderedDict(), collections.defaultdict(list), Rate(0.5)],
+        ids=["ordered", "default", "module"],
+    )
+    def test_nodes_without_children_are_arguments(self, node):
+        f = loaded(eqx.filter_export(lambda node, x: x)(node, FLOAT))
+        assert f(node, jnp.ones(3)).tolist() == [1, 1, 1]
+        with pytest.raises(TypeError, match=r"`node` was an? .*, and is now None"):
+            f(None, jnp.ones(3))
 
     def test_function_as_an_output_is_not_looked_up_by_name(self):
         f = eqx.filter_export(lambda x: (x, top_level))(FLOAT)

@@ -6,6 +6,8 @@ import gc
 import inspect
 import pickle
 import re
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -371,6 +373,28 @@ class TestCallables:
             assert again(jnp.ones(())) == 2 and "'arrays'" in repr(again)
         model = pickle.loads(pickle.dumps(eqx.filter_jit(Model(jnp.ones(2), abs))))
         assert model(0.0).tolist() == [0, 0]
+
+
+# In a process of its own, where no annotations are checked, which takes more frames.
+DEEP = """
+import equinox_like as eqx
+import jax.numpy as jnp
+
+class Node(eqx.Module):
+    value: object
+    next: object
+
+nested, linked = [], None
+for i in range(800):
+    nested, linked = [nested], Node(jnp.ones(()), linked)
+f = eqx.filter_jit(lambda tree: tree)
+assert f(f(linked)).next.next.value == 1 and len(f(nested)) == 1
+"""
+
+
+def test_trees_may_be_almost_as_deep_as_the_limit_of_recursions():
+    run = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
 
 
 class TestNests:

@@ -1,6 +1,8 @@
 """What every transformation returns: a pytree with name and leaves of what it wraps."""
 
+import abc
 import copy
+import dataclasses
 import functools
 import pickle
 import types
@@ -77,6 +79,26 @@ def test_it_can_be_copied_and_pickled(name, again):
         other = again(wrapper)
         assert type(other) is type(wrapper) and other.__wrapped__ == fun
         assert repr(other) == repr(wrapper) and other.__name__ == wrapper.__name__
+
+
+@pytest.mark.parametrize("transform", [eqx.filter_jit, eqx.filter_vmap])
+def test_abstract_methods_are_marked_below_the_transformation(transform):
+    class Base(eqx.Module):
+        @transform
+        @abc.abstractmethod
+        def scaled(self, x): ...
+
+    class Twice(Base):
+        @transform
+        def scaled(self, x):
+            return 2 * x
+
+    with pytest.raises(TypeError, match=r"abstract.*scaled"):
+        Base()
+    assert Twice().scaled(jnp.ones(2)).tolist() == [2, 2]
+    fix = "put `@abstractmethod` below the other decorators"
+    with pytest.raises(dataclasses.FrozenInstanceError, match=fix):
+        abc.abstractmethod(transform(lambda self: None))
 
 
 def test_pickled_pmap_runs_on_the_devices_that_it_had():

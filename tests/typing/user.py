@@ -275,8 +275,22 @@ class Results(eqx.Enumeration):
     success = "All is well."
 
 
-class MoreResults(Results):
+class MoreResults(Results):  # pyright: ignore[reportGeneralTypeIssues]
     failure = "All is lost."
+
+
+class Solution(eqx.Module):
+    result: Results
+
+
+solution = Solution(result=Results.success)
+Solution(result="success")  # pyright: ignore[reportArgumentType]
+item: Results = Results.success
+assert_type(item.is_traced(), bool)
+item.error_if(jnp.ones(2), True)
+assert_type(solution.result == Results.success, Any)
+MoreResults.promote(Results.success).error_if(jnp.ones(2), True)
+Results.where(solution.result != item, item, solution.result)
 
 
 result = Results.where(True, Results.success, Results.success)
