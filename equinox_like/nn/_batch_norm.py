@@ -171,13 +171,14 @@ class BatchNorm(StatefulLayer):
         self.bias = jnp.zeros(shape, dtype) if channelwise_affine else None
         self.ema_first_time_index = self.ema_state_index = None
         self.batch_counter = self.batch_state_index = None
-        zeros = jnp.zeros(shape, dtype)
+        # Each is an array of its own, so that the state can be donated.
+        mean = jnp.zeros(shape, dtype)
         if mode == "ema":
             self.ema_first_time_index = StateIndex(jnp.array(True))
-            self.ema_state_index = StateIndex((zeros, zeros))
+            self.ema_state_index = StateIndex((mean, jnp.zeros(shape, dtype)))
         else:
             self.batch_counter = StateIndex(jnp.array(0))
-            self.batch_state_index = StateIndex((zeros, jnp.ones(shape, dtype)))
+            self.batch_state_index = StateIndex((mean, jnp.ones(shape, dtype)))
 
     @computes("eqx.nn.BatchNorm")
     def __call__(

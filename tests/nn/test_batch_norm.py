@@ -115,6 +115,15 @@ def test_mode_ema_normalises_by_the_blended_averages(x64, draw) -> None:
 
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_state_can_be_donated_from_the_first_step(mode) -> None:
+    norm, state = make(3, mode=mode)
+    step = eqx.filter_jit(lambda state, x: norm(x, state)[1], donate=("state",))
+    new = step(state, jnp.ones((4, 3)))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+    step(new, jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_inference_before_training(mode) -> None:
     norm, state = make(2, mode=mode)
     x = jnp.array([[1.0, -3.0]])
