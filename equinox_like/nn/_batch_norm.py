@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from .._compat.named_axes import pmean, psum
 from .._module import field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
@@ -315,17 +316,17 @@ def _batch_moments(norm: BatchNorm, x: Array, layout: Layout) -> _Moments:
 
     def mean(values: Array) -> Array:
         if layout.mask is None:
-            return _over_names(jax.lax.pmean, jnp.mean(values, layout.others), norm)
+            return _over_names(pmean, jnp.mean(values, layout.others), norm)
         total = jnp.sum(jnp.where(layout.mask, values, 0), layout.others)
-        total = _over_names(jax.lax.psum, total, norm)
+        total = _over_names(psum, total, norm)
         return total / jnp.maximum(count, 1).astype(total.real.dtype)
 
     size = math.prod(x.shape[i] for i in layout.others)
     if layout.mask is None:
-        count = _over_names(jax.lax.psum, size, norm)
+        count = _over_names(psum, size, norm)
     else:
         of_each = size // layout.mask.size
-        count = _over_names(jax.lax.psum, layout.mask.sum() * of_each, norm)
+        count = _over_names(psum, layout.mask.sum() * of_each, norm)
     center = mean(x)
     off = x - layout.spread(center, x)
     square = off * off.conj() if jnp.iscomplexobj(off) else off * off

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import equinox_like as eqx
@@ -469,3 +470,46 @@ def test_sharded_batch_has_statistics_of_the_whole(draw) -> None:
     )
     out, state = jax.jit(run)(x, state)
     np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("names", [("b", "d"), ("d", "b"), ("b",)])
+@pytest.mark.parametrize("mapping", ["pmap", "shard_map"])
+def test_names_of_a_vmap_and_of_a_mesh(mapping, names, masked, draw) -> None:
+    x, mask = draw(4, 2, 3, 2), np.array([1, 1, 0, 1, 1, 0, 1, 1], bool).reshape(4, 2)
+    norm, state = make(3, names, momentum=0.9)
+
+    def per_device(state, x, mask):
+        def one(state, x, mask):
+            return norm(x, state, mask=mask if masked else None)
+
+        mapped = jax.vmap(one, (None, 0, 0), (0, None), axis_name="b")
+        out, state = mapped(state, x, mask)
+        # The state is the same on all devices only if the statistics are over them.
+        return (out, state) if "d" in names else (out, None)
+
+    if mapping == "pmap":
+        run = eqx.filter_pmap(
+            per_device, axis_name="d", in_axes=(None, 0, 0), out_axes=(0, None)
+        )
+        out, state = run(state, x, jnp.asarray(mask))
+    else:
+        mesh = jax.make_mesh((4,), ("d",), (jax.sharding.AxisType.Auto,))
+        run = eqx.filter_shard_map(
+            per_device,
+            mesh=mesh,
+            in_specs=(P(), P("d"), P("d")),
+            out_specs=(P("d"), P()),
+        )
+        out, state = run(state, x.reshape(8, 3, 2), jnp.asarray(mask.reshape(8)))
+    devices = [slice(0, 4)] if "d" in names else [slice(i, i + 1) for i in range(4)]
+    for rows in devices:
+        batch = np.reshape(x[rows], (-1, 3, 2))
+        counted = batch[mask[rows].ravel()] if masked else batch
+        mean, variance = moments(counted)
+        found = np.reshape(out, (4, 2, 3, 2))[rows].reshape(batch.shape)
+        np.testing.assert_allclose(found, normalised(batch, mean, variance), atol=1e-4)
+    if "d" in names:
+        stored = state.get(norm.batch_state_index)
+        np.testing.assert_allclose(stored[0], 0.1 * mean, atol=1e-5)
+        np.testing.assert_allclose(stored[1], 0.9 + 0.1 * variance, rtol=1e-5)
