@@ -205,7 +205,7 @@ class BatchNorm(StatefulLayer):
         **Returns:**
 
         The pair of an array of the shape of `x`, of the dtype to which JAX promotes those
-        of `x` and the layer, and the new state. It is computed in float32 at least.
+        of `x` and the parameters, and the new state. It is computed in float32 at least.
 
         **Raises:**
 
@@ -218,8 +218,10 @@ class BatchNorm(StatefulLayer):
         x, layout = laid_out(self, x, mask, at_rest)
         running = _running(self, state)
         stored = running.mean.dtype
-        # Under a `Policy` the parameters are cast, but the state is not.
-        own = stored if self.weight is None else self.weight.dtype
+        # Under a `Policy` the parameters are cast, but the state is not. So a layer without
+        # parameters has only a kind of number, which JAX promotes as a Python scalar.
+        kind = complex if jnp.iscomplexobj(running.mean) else float
+        own = kind if self.weight is None else self.weight.dtype
         with jax.numpy_dtype_promotion("standard"):
             work = jnp.result_type(x.dtype, stored, jnp.float32)
             out_dtype = jnp.result_type(x.dtype, own)

@@ -128,17 +128,22 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         """
         check_state(self, state)
         weight = jnp.asarray(getattr(self.layer, self.weight_name))
-        matrix = _as_matrix(weight)
         u, v = state.get(self.uv_index)
+        # Under a `Policy` the weight is cast, but the state is not.
+        stored = u.dtype
+        with jax.numpy_dtype_promotion("standard"):
+            work = jnp.result_type(weight.dtype, stored)
+        matrix, u, v = (a.astype(work) for a in (_as_matrix(weight), u, v))
         if not at_inference(self, inference):
             fixed = jax.lax.stop_gradient(matrix)
             u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
-            state = state.set(self.uv_index, (u, v))
+            state = state.set(self.uv_index, (u.astype(stored), v.astype(stored)))
         u, v = jax.lax.stop_gradient((u, v))
         projected = matvec(matrix, v)
         whole = None if explicit_mesh(projected) is None else PartitionSpec()
         sigma = placed(jnp.vdot, whole, u, projected)
-        return with_weight(self.layer, self.weight_name, weight / sigma)(x), state
+        divided = (weight.astype(work) / sigma).astype(weight.dtype)
+        return with_weight(self.layer, self.weight_name, divided)(x), state
 
 
 class WeightNorm(Module, Generic[_Layer]):

@@ -288,6 +288,24 @@ def test_dtypes_of_input_and_layer_may_differ(
     assert mean.dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("dtype", "x_dtype", "out_dtype"),
+    [
+        ("float32", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+        ("float32", "int32", "float32"),
+        ("complex64", "float32", "complex64"),
+    ],
+)
+def test_without_parameters_the_input_decides_the_dtype(
+    dtype, x_dtype, out_dtype
+) -> None:
+    norm, state = make(3, dtype=dtype, channelwise_affine=False)
+    x = jnp.arange(12).reshape(4, 3).astype(x_dtype)
+    out, state = norm(x, state)
+    assert out.dtype == norm(x, state, inference=True)[0].dtype == out_dtype
+
+
 def test_half_precision_is_computed_in_float32() -> None:
     norm, state = make(1, dtype="float16")
     x = jnp.array([[1000.0], [1001.0], [3000.0]], jnp.float16)
