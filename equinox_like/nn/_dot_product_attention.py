@@ -308,9 +308,10 @@ def _one_query_kernel(
     A matrix product would first copy the whole cache, to move the heads to the front.
     """
     number, shared = q.shape[1], k.shape[1]
-    accumulate = accumulation_dtype(q)
 
     def summed(a, b, axis):
+        with jax.numpy_dtype_promotion("standard"):
+            accumulate = jnp.result_type(a.dtype, b.dtype, jnp.float32)
         return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)
 
     query = _in_groups(_scaled(q, scale), 1, shared)
@@ -319,11 +320,14 @@ def _one_query_kernel(
     visible, bias = (
         x[None] if x is not None and x.ndim == 2 else x for x in (visible, bias)
     )
-    weights = _softmax(logits, visible, bias).astype(q.dtype)
+    # The dtypes are those of the products in `_formula_kernel`.
+    weights = _softmax(logits, visible, bias)
+    weights = weights.astype(jnp.result_type(q.dtype, k.dtype))
     axes = 0, None if drop.keys is None else 0
     weights = jax.vmap(drop.on_head, axes)(weights, drop.keys)
     shares = _in_groups(weights[:, 0].T, 1, shared)[..., None]
-    heads = summed(shares, v[:, :, None], 0).astype(v.dtype)
+    heads = summed(shares, v[:, :, None], 0)
+    heads = heads.astype(jnp.result_type(weights.dtype, v.dtype))
     return heads.reshape(1, number, v.shape[2]), weights
 
 

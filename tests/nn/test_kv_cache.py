@@ -162,6 +162,27 @@ def test_output_has_the_dtype_that_it_has_without_a_cache(build, draw, strict) -
         assert out.dtype == jnp.bfloat16 and cache.value.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("wide", ["qk", "q", "v"])
+def test_one_token_has_the_dtype_of_a_call_without_a_cache(wide, build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=jnp.bfloat16)
+    x = draw(1, 8).astype(jnp.bfloat16)
+
+    def widened(**heads):
+        return tuple(
+            x.astype(jnp.float32) if name in wide else x for name, x in heads.items()
+        )
+
+    def process(q, k, v):
+        return widened(q=q, k=k, v=v)
+
+    options = {"process_heads": process, "return_weights": True}
+    expected = attention(x, x, x, **options)
+    out, _, weights = attention(x, x, x, cache=attention.init_cache(3), **options)
+    assert (out.dtype, weights.dtype) == (expected[0].dtype, expected[1].dtype)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, expected[0], rtol=0.01)
+
+
 @pytest.mark.parametrize("wrap", [lambda x: nn.Sequential([x]), eqx.frozen])
 def test_cache_of_a_wrapped_projection_has_the_dtype_of_its_parameters(
     wrap, build
