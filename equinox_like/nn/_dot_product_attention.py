@@ -291,7 +291,9 @@ def _formula_kernel(
 
 def _in_groups(x: Any, axis: int, number: int) -> Any:
     """Splits the axis of heads into two: the groups, and the heads of each group."""
-    return x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :])
+    # Not -1, which is ambiguous if there are no queries.
+    of_each = x.shape[axis] // number
+    return x.reshape(*x.shape[:axis], number, of_each, *x.shape[axis + 1 :])
 
 
 def _one_query_kernel(
