@@ -138,8 +138,11 @@ def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
     assert jnp.isfinite(run(ring, jnp.ones((5, 8)))[1]).all()
 
 
-def test_wrong_cache_is_an_error(build) -> None:
+def test_wrong_cache_is_an_error(build, without_type_checks) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    message = "KVCache as `cache`; got a list of length 1.*`init_cache`"
+    with pytest.raises(TypeError, match=message):
+        attention(x, x, x, cache=[attention.init_cache(4)])
     other = build(nn.MultiheadAttention, 4, 8).init_cache(4)
     with pytest.raises(eqx.ShapeError, match=r"a `key` of shape \(4, 2\).*\(2, 4\)"):
         attention(x, x, x, cache=other)
