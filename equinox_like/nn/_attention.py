@@ -28,6 +28,7 @@ from ._init import Init
 from ._keys import split_key
 from ._kv_cache import (
     KVCache,
+    check_cache,
     empty_cache,
     extended,
     new_positions,
@@ -238,6 +239,7 @@ class MultiheadAttention(Module):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if one of the arrays has another shape.
+        `TypeError` if `cache` is not a KVCache.
         `RuntimeError` if the dropout is active and there is no `key`, or if a cache
         overflows; within a compiled function the latter is raised by
         [`equinox_like.error_if`][]. `ValueError` if the implementation cannot serve the
@@ -249,6 +251,7 @@ class MultiheadAttention(Module):
             self, query, key_, value, bias = cast_to_precision(
                 (self, query, key_, value, bias)
             )
+            check_cache(_NAME, cache)
             q, k, v = projected(self, query, key_, value, cache, process_heads)
             new, is_cached = len(k), cache is not None
             in_all = len(q), new if cache is None else len(cache.key) + new

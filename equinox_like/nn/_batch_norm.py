@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from .._compat.named_axes import pmean, psum
 from .._module import field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
@@ -171,13 +172,14 @@ class BatchNorm(StatefulLayer):
         self.bias = jnp.zeros(shape, dtype) if channelwise_affine else None
         self.ema_first_time_index = self.ema_state_index = None
         self.batch_counter = self.batch_state_index = None
-        zeros = jnp.zeros(shape, dtype)
+        # Each is an array of its own, so that the state can be donated.
+        mean = jnp.zeros(shape, dtype)
         if mode == "ema":
             self.ema_first_time_index = StateIndex(jnp.array(True))
-            self.ema_state_index = StateIndex((zeros, zeros))
+            self.ema_state_index = StateIndex((mean, jnp.zeros(shape, dtype)))
         else:
             self.batch_counter = StateIndex(jnp.array(0))
-            self.batch_state_index = StateIndex((zeros, jnp.ones(shape, dtype)))
+            self.batch_state_index = StateIndex((mean, jnp.ones(shape, dtype)))
 
     @computes("eqx.nn.BatchNorm")
     def __call__(
@@ -203,7 +205,7 @@ class BatchNorm(StatefulLayer):
         **Returns:**
 
         The pair of an array of the shape of `x`, of the dtype to which JAX promotes those
-        of `x` and the layer, and the new state. It is computed in float32 at least.
+        of `x` and the parameters, and the new state. It is computed in float32 at least.
 
         **Raises:**
 
@@ -216,8 +218,10 @@ class BatchNorm(StatefulLayer):
         x, layout = laid_out(self, x, mask, at_rest)
         running = _running(self, state)
         stored = running.mean.dtype
-        # Under a `Policy` the parameters are cast, but the state is not.
-        own = stored if self.weight is None else self.weight.dtype
+        # Under a `Policy` the parameters are cast, but the state is not. So a layer without
+        # parameters has only a kind of number, which JAX promotes as a Python scalar.
+        kind = complex if jnp.iscomplexobj(running.mean) else float
+        own = kind if self.weight is None else self.weight.dtype
         with jax.numpy_dtype_promotion("standard"):
             work = jnp.result_type(x.dtype, stored, jnp.float32)
             out_dtype = jnp.result_type(x.dtype, own)
@@ -314,17 +318,17 @@ def _batch_moments(norm: BatchNorm, x: Array, layout: Layout) -> _Moments:
 
     def mean(values: Array) -> Array:
         if layout.mask is None:
-            return _over_names(jax.lax.pmean, jnp.mean(values, layout.others), norm)
+            return _over_names(pmean, jnp.mean(values, layout.others), norm)
         total = jnp.sum(jnp.where(layout.mask, values, 0), layout.others)
-        total = _over_names(jax.lax.psum, total, norm)
+        total = _over_names(psum, total, norm)
         return total / jnp.maximum(count, 1).astype(total.real.dtype)
 
     size = math.prod(x.shape[i] for i in layout.others)
     if layout.mask is None:
-        count = _over_names(jax.lax.psum, size, norm)
+        count = _over_names(psum, size, norm)
     else:
         of_each = size // layout.mask.size
-        count = _over_names(jax.lax.psum, layout.mask.sum() * of_each, norm)
+        count = _over_names(psum, layout.mask.sum() * of_each, norm)
     center = mean(x)
     off = x - layout.spread(center, x)
     square = off * off.conj() if jnp.iscomplexobj(off) else off * off

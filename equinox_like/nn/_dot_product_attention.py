@@ -291,7 +291,9 @@ def _formula_kernel(
 
 def _in_groups(x: Any, axis: int, number: int) -> Any:
     """Splits the axis of heads into two: the groups, and the heads of each group."""
-    return x.reshape(*x.shape[:axis], number, -1, *x.shape[axis + 1 :])
+    # Not -1, which is ambiguous if there are no queries.
+    of_each = x.shape[axis] // number
+    return x.reshape(*x.shape[:axis], number, of_each, *x.shape[axis + 1 :])
 
 
 def _one_query_kernel(
@@ -308,9 +310,10 @@ def _one_query_kernel(
     A matrix product would first copy the whole cache, to move the heads to the front.
     """
     number, shared = q.shape[1], k.shape[1]
-    accumulate = accumulation_dtype(q)
 
     def summed(a, b, axis):
+        with jax.numpy_dtype_promotion("standard"):
+            accumulate = jnp.result_type(a.dtype, b.dtype, jnp.float32)
         return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)
 
     query = _in_groups(_scaled(q, scale), 1, shared)
@@ -319,11 +322,14 @@ def _one_query_kernel(
     visible, bias = (
         x[None] if x is not None and x.ndim == 2 else x for x in (visible, bias)
     )
-    weights = _softmax(logits, visible, bias).astype(q.dtype)
+    # The dtypes are those of the products in `_formula_kernel`.
+    weights = _softmax(logits, visible, bias)
+    weights = weights.astype(jnp.result_type(q.dtype, k.dtype))
     axes = 0, None if drop.keys is None else 0
     weights = jax.vmap(drop.on_head, axes)(weights, drop.keys)
     shares = _in_groups(weights[:, 0].T, 1, shared)[..., None]
-    heads = summed(shares, v[:, :, None], 0).astype(v.dtype)
+    heads = summed(shares, v[:, :, None], 0)
+    heads = heads.astype(jnp.result_type(weights.dtype, v.dtype))
     return heads.reshape(1, number, v.shape[2]), weights
 
 

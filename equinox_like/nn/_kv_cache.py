@@ -16,6 +16,7 @@ from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._module import Module, field
 from .._runtime.error_if import error_if
+from .._tree.nodes import describe_node
 from .._typing import ArrayLike
 
 
@@ -226,6 +227,16 @@ def cut(cache: KVCache, n: Array) -> KVCache:
 def new_positions(cache: KVCache, number: int) -> Array:
     """The positions of the next `number` tokens in the sequence."""
     return cache.length + jnp.arange(number, dtype=jnp.int32)
+
+
+def check_cache(layer: str, cache: Any) -> None:
+    """Raises `TypeError` unless `cache` is a `KVCache`, or `None`."""
+    if cache is not None and not isinstance(cache, KVCache):
+        raise TypeError(
+            f"{layer} takes a KVCache as `cache`; got {describe_node(cache)}. Make one "
+            "with the `init_cache` of this layer, or pass the one that the last call "
+            "returned."
+        )
 
 
 def _check_new(cache: KVCache, key: Array, value: Array) -> None:

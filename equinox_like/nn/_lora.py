@@ -25,7 +25,6 @@ from ._init import WEIGHTS, leading_axes
 from ._linear import Linear
 from ._places import places
 from ._precision import computes
-from ._reparam import with_weight
 from ._rnn import GRUCell, LSTMCell
 from ._sharding import explicit_mesh, like
 from ._state import StateIndex
@@ -291,6 +290,11 @@ def merge_lora(model: _Tree) -> _Tree:
     return jax.tree.map(
         each, unfrozen(model), is_leaf=lambda node: isinstance(node, LoRA)
     )
+
+
+def with_weight(layer: Any, name: str, weight: Any) -> Any:
+    """A copy of the layer with another weight."""
+    return tree_at(lambda layer: getattr(layer, name), layer, weight)
 
 
 class _Updated(Module):

@@ -28,8 +28,8 @@ class Policy(Module):
     """Three dtypes: of parameters, of computation, and of outputs.
 
     Casts change real floating arrays only. Integers, bools, keys, complex arrays,
-    Python numbers, every [`equinox_like.nn.State`][] and every
-    [`equinox_like.nn.KVCache`][] do not change.
+    Python numbers, and every [`equinox_like.nn.State`][], its initial values in a
+    [`equinox_like.nn.StateIndex`][], and every [`equinox_like.nn.KVCache`][] do not change.
 
     !!! example
 

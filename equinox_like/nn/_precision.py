@@ -15,10 +15,13 @@ from .._core.context import Context
 from .._tree import is_array
 from .._typing import DTypeLike
 from ._kv_cache import KVCache
-from ._state import State
+from ._state import State, StateIndex
 
 _T = TypeVar("_T")
 _Tree = TypeVar("_Tree")
+
+# A state starts in the dtype in which it is stored, so its initial values are kept, too.
+_KEPT = State, StateIndex, KVCache
 
 compute_dtype: Final[Context[Any]] = Context(None, name="precision")
 
@@ -51,8 +54,9 @@ def cast_to_precision(tree: _Tree) -> _Tree:
     **Returns:**
 
     `tree` with its real floating arrays in the dtype of the innermost
-    [`equinox_like.nn.precision`][], but for each [`equinox_like.nn.State`][] and
-    [`equinox_like.nn.KVCache`][]. Outside of any, `tree` itself.
+    [`equinox_like.nn.precision`][], but for each [`equinox_like.nn.State`][],
+    [`equinox_like.nn.StateIndex`][] and [`equinox_like.nn.KVCache`][]. Outside of any,
+    `tree` itself.
 
     !!! example
 
@@ -84,7 +88,7 @@ def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
         return node.astype(dtype) if is_real(node) and node.dtype != dtype else node
 
     return jax.tree.map(
-        each, tree, is_leaf=lambda node: isinstance(node, (State, KVCache, *keep))
+        each, tree, is_leaf=lambda node: isinstance(node, (*_KEPT, *keep))
     )
 
 

@@ -8,10 +8,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._module import Module, field
-from .._tree import tree_at
 from .._typing import ArrayLike, PRNGKeyArray
 from ._inference import at_inference
 from ._keys import split_key
+from ._lora import merge_lora, with_weight
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
@@ -72,7 +72,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
     ):
         """**Arguments:**
 
-        - `layer`: the layer to wrap.
+        - `layer`: the layer to wrap. The weight of a [`equinox_like.nn.LoRA`][] is the
+            updated one.
         - `weight_name`: the name of its weight, which has two axes at least.
         - `num_power_iterations`: how many at each call in training.
         - `eps`: the lower bound of each norm, against division by zero.
@@ -127,18 +128,24 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         `TypeError` if `state` is not a [`equinox_like.nn.State`][].
         """
         check_state(self, state)
-        weight = jnp.asarray(getattr(self.layer, self.weight_name))
-        matrix = _as_matrix(weight)
+        layer = merge_lora(self.layer)
+        weight = jnp.asarray(getattr(layer, self.weight_name))
         u, v = state.get(self.uv_index)
+        # Under a `Policy` the weight is cast, but the state is not.
+        stored = u.dtype
+        with jax.numpy_dtype_promotion("standard"):
+            work = jnp.result_type(weight.dtype, stored)
+        matrix, u, v = (a.astype(work) for a in (_as_matrix(weight), u, v))
         if not at_inference(self, inference):
             fixed = jax.lax.stop_gradient(matrix)
             u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
-            state = state.set(self.uv_index, (u, v))
+            state = state.set(self.uv_index, (u.astype(stored), v.astype(stored)))
         u, v = jax.lax.stop_gradient((u, v))
         projected = matvec(matrix, v)
         whole = None if explicit_mesh(projected) is None else PartitionSpec()
         sigma = placed(jnp.vdot, whole, u, projected)
-        return with_weight(self.layer, self.weight_name, weight / sigma)(x), state
+        divided = (weight.astype(work) / sigma).astype(weight.dtype)
+        return with_weight(layer, self.weight_name, divided)(x), state
 
 
 class WeightNorm(Module, Generic[_Layer]):
@@ -175,7 +182,8 @@ class WeightNorm(Module, Generic[_Layer]):
     ):
         """**Arguments:**
 
-        - `layer`: the layer to wrap.
+        - `layer`: the layer to wrap. The weight of a [`equinox_like.nn.LoRA`][] is the
+            updated one.
         - `weight_name`: the name of its weight.
         - `axis`: the axis along which each slice has a length of its own. `None`: one
             length for the whole weight.
@@ -200,18 +208,14 @@ class WeightNorm(Module, Generic[_Layer]):
 
         The wrapped layer's output.
         """
-        v = jnp.asarray(getattr(self.layer, self.weight_name))
+        layer = merge_lora(self.layer)
+        v = jnp.asarray(getattr(layer, self.weight_name))
         square = _square_sum(v, self.axis)
         is_zero = square == 0
         # The gradient of the root of 0 would be NaN, although its value is masked.
         norm = jnp.sqrt(jnp.where(is_zero, 1, square))
         weight = jnp.where(is_zero, 0, v * self.g / norm)
-        return with_weight(self.layer, self.weight_name, weight)(x)
-
-
-def with_weight(layer: Any, name: str, weight: Any) -> Any:
-    """A copy of the layer with another weight."""
-    return tree_at(lambda layer: getattr(layer, name), layer, weight)
+        return with_weight(layer, self.weight_name, weight)(x)
 
 
 def _as_matrix(weight: Array) -> Array:

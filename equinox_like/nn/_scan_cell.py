@@ -11,8 +11,9 @@ from .._compat.varying import varying_axes
 from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
+from .._tree.nodes import describe_node
 from ._precision import cast_to_precision
-from ._shape import within
+from ._shape import described, within
 
 
 def scan_cell(
@@ -30,8 +31,8 @@ def scan_cell(
     - `cell`: called as `cell(x, state)`, returns the next state. An
         [`equinox_like.nn.LSTMCell`][], an [`equinox_like.nn.GRUCell`][] or your own.
     - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
-    - `init`: the first state; by default `cell.init_state()`, in the dtypes in which the
-        cell returns it.
+    - `init`: the first state; by default `cell.init_state()`. It is cast to the dtypes in
+        which the cell returns it.
     - `reverse`: start at the end. The outputs are in the order of the inputs.
     - `mask`: shape `(length,)`; where it is `False` the state does not change, so that
         sequences of several lengths can be padded to one.
@@ -40,6 +41,11 @@ def scan_cell(
 
     The pair of all outputs, stacked, and the last state. The output of a step is its state,
     or the first part of it if the state is a tuple.
+
+    **Raises:**
+
+    [`equinox_like.ShapeError`][] if the cell returns another structure or other shapes than
+    those of `init`, or if `mask` has another shape; `TypeError` if it is not an array.
 
     !!! example
 
@@ -53,16 +59,9 @@ def scan_cell(
         assert outputs.shape == (10, 4) and (outputs[-1] == h).all()
         ```
     """
-    if init is None:
-        init = _first_state(cell, "", xs)
-    init = _varying_as((cell, xs), cast_to_precision(init))
-    length = jax.tree.leaves(xs)[0].shape[0]
-    if mask is not None and mask.shape != (length,):
-        raise ShapeError(
-            f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
-            f"of the sequence, but was given shape {mask.shape}."
-        )
+    init = _varying_as((cell, xs), _first_state(cell, "", xs, cast_to_precision(init)))
     if mask is not None:
+        _check_mask(mask, jax.tree.leaves(xs)[0].shape[0])
         xs = _without_padding(xs, mask)
 
     def step(state, inputs):
@@ -89,7 +88,7 @@ def scanned(
     if there is not None:
         xs = _without_padding(xs, there)
     states = tuple(
-        _first_state(cell, name, xs) if state is None else state
+        _first_state(cell, name, xs, state)
         for cell, name, state in zip(cells, names, states, strict=True)
     )
     states = _varying_as((cells, xs), states)
@@ -120,19 +119,45 @@ def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
         return cell(x, state)
 
 
-def _first_state(cell: Any, name: str, xs: Any) -> Any:
-    """The cell's initial state, in the dtypes that the state has after a step.
+def _check_mask(mask: Any, length: int) -> None:
+    if not is_array(mask):
+        raise TypeError(
+            f"`scan_cell` takes an array as `mask`; got {describe_node(mask)}. Pass "
+            "`jnp.asarray(mask)`."
+        )
+    if mask.shape != (length,):
+        raise ShapeError(
+            f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
+            f"of the sequence, but was given shape {mask.shape}."
+        )
+
+
+def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
+    """`init`, by default that of the cell, in the dtypes that the state has after a step.
 
     These may differ if the inputs have other dtypes than the parameters, or in a
-    `mixed` cell.
+    `mixed` cell. A list becomes the tuple that the cell returns.
     """
-    state = jax.tree.map(jnp.asarray, cell.init_state())
+    state = jax.tree.map(jnp.asarray, cell.init_state() if init is None else init)
     x = jax.tree.map(_type_of_row, xs)
     # Twice, because the dtypes after the first step may change those after the second.
     for _ in range(2):
         after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
+        if type(state) is list and type(after) is tuple:
+            state = tuple(state)
+        if _structure_and_shapes(state) != _structure_and_shapes(after):
+            raise ShapeError(
+                "A recurrent cell returns the next state, of the structure and shapes of "
+                f"`init`. `init` is {described(state)}; the {type(cell).__name__} returned "
+                f"{described(after)}. Pass an `init` like `cell.init_state()`."
+            )
         state = jax.tree.map(_of_dtype, state, after)
     return state
+
+
+def _structure_and_shapes(tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [x.shape for x in leaves]
 
 
 def _type_of_row(xs: Any) -> jax.ShapeDtypeStruct:

@@ -20,7 +20,7 @@ from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size, described, within
 from ._stack import build_stacked
-from ._state import StateIndex, with_marker
+from ._state import Marker, RowMarker, StateIndex, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
 
 _L = TypeVar("_L")
@@ -115,7 +115,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         layers = list(layers)
         if not layers:
             raise ValueError("`Stacked.from_layers` needs at least one layer.")
-        layers = [_like_first(layers[0], layer) for layer in layers]
+        layers = _with_common_markers(layers)
         for i, layer in enumerate(layers[1:], start=1):
             _refuse_difference(layers[0], layer, i)
         arrays = [partition(layer, is_array)[0] for layer in layers]
@@ -207,7 +207,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         return is_stateful(self.layers)
 
     def unstack(self) -> tuple[_L, ...]:
-        """The layers, one by one."""
+        """The layers, one by one. See `__getitem__` for stateful layers."""
         return tuple(self[i] for i in range(self.depth))
 
     @overload
@@ -217,7 +217,10 @@ class Stacked(StatefulLayer, Generic[_L]):
     def __getitem__(self, index: SupportsIndex) -> _L: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """One layer, or for a slice a `Stacked` of layers."""
+        """One layer, or for a slice a `Stacked` of layers.
+
+        A State of this `Stacked` has no value for stateful layers that are taken out.
+        """
         if isinstance(index, slice):
             rows = {"layers": self._rows(index), "depth": len(range(self.depth)[index])}
             return filled(type(self), vars(self) | rows)
@@ -227,7 +230,11 @@ class Stacked(StatefulLayer, Generic[_L]):
         return self._rows(i)
 
     def _rows(self, index: int | slice) -> _L:
-        return jax.tree.map(lambda a: a[index] if is_array(a) else a, self.layers)
+        layers = jax.tree.map(lambda a: a[index] if is_array(a) else a, self.layers)
+        rows = range(self.depth)[index]
+        if rows == range(self.depth):
+            return layers
+        return _with_markers(layers, lambda m: RowMarker(m, rows, self.depth))
 
     def __len__(self) -> int:
         return self.depth
@@ -320,14 +327,37 @@ def strongly_typed(x: Any) -> Any:
     return jnp.asarray(x, x.dtype)
 
 
-def _like_first(first: Any, layer: Any) -> Any:
-    """`layer`, with the state markers of the layer `first`."""
-    names = iter(
-        [x.marker for x in jax.tree.leaves(first, is_leaf=_is_index) if _is_index(x)]
-    )
+def _with_common_markers(layers: list[Any]) -> list[Any]:
+    """The layers, with the same state markers."""
+    of_each_index = zip(*map(_markers, layers), strict=False)
+    common = [_whole(markers) or Marker() for markers in of_each_index]
+
+    def with_common(layer: Any) -> Any:
+        new = iter(common)
+        return _with_markers(layer, lambda old: next(new, old))
+
+    return [with_common(layer) for layer in layers]
+
+
+def _whole(markers: Sequence[Any]) -> Any:
+    """The marker of a `Stacked`, from those of all of its layers in order, or `None`."""
+    whole = getattr(markers[0], "whole", None)
+    depth = len(markers)
+    if list(markers) == [RowMarker(whole, i, depth) for i in range(depth)]:
+        return whole
+    return None
+
+
+def _markers(layer: Any) -> list[Any]:
+    nodes = jax.tree.leaves(layer, is_leaf=_is_index)
+    return [node.marker for node in nodes if _is_index(node)]
+
+
+def _with_markers(layers: Any, new: Callable[[Any], Any]) -> Any:
+    """The layers, with `new(marker)` in place of each state marker."""
     return jax.tree.map(
-        lambda x: with_marker(x, next(names, x.marker)) if _is_index(x) else x,
-        layer,
+        lambda x: with_marker(x, new(x.marker)) if _is_index(x) else x,
+        layers,
         is_leaf=_is_index,
     )
 

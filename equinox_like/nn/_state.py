@@ -8,7 +8,7 @@ so that using an old state raises an error.
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,22 @@ _T = TypeVar("_T")
 _Tree = TypeVar("_Tree")
 
 
-class _Marker:
+class Marker:
     """The marker of an index without a name. Compared by identity."""
 
     def __repr__(self) -> str:
         return "<unnamed>"
+
+
+class RowMarker(NamedTuple):
+    """The marker of layers that were taken out of a `Stacked`.
+
+    The State of the whole has one value for all layers, and so none for this marker.
+    """
+
+    whole: Any
+    rows: int | range
+    depth: int
 
 
 class _Deleted(Module):
@@ -86,7 +97,7 @@ class StateIndex(Module, Generic[_T]):
                 "StateIndex takes the initial value itself as `init`, not a function that "
                 f"makes it; got {init!r}."
             )
-        self.marker = _Marker()
+        self.marker = Marker()
         self.init = init
 
 
@@ -213,6 +224,13 @@ class State(Cached):
                 f"A State is indexed by a StateIndex; got {describe_node(index)}."
             )
         if index.marker not in self._alive():
+            if isinstance(index.marker, RowMarker):
+                raise KeyError(
+                    f"`{index.marker.whole}` belongs to layers taken out of a Stacked, "
+                    "whose State has one value for all of its layers. Call the whole "
+                    "Stacked with it: `out, state = stacked(x, state)`. Or take the "
+                    "layers within `make_with_state`, which makes a State for them."
+                )
             known = ", ".join(map(str, _by_name(self._alive()))) or "nothing"
             raise KeyError(
                 f"This State has no value for {index.marker!r}; it has {known}. Was it "

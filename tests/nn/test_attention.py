@@ -206,10 +206,13 @@ def test_wrong_shapes_name_the_argument(shapes, message, build) -> None:
         attention(*map(jnp.ones, shapes))
 
 
-def test_no_query_gives_no_rows(build) -> None:
-    attention = build(nn.MultiheadAttention, 2, 8, output_size=3)
-    kv = jnp.ones((6, 8))
-    assert attention(jnp.ones((0, 8)), kv, kv).shape == (0, 3)
+@pytest.mark.parametrize("shared", [1, 2, 4])
+def test_no_query_gives_no_rows(shared, build) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, output_size=3, num_kv_heads=shared)
+    query, kv, bias = jnp.ones((0, 8)), jnp.ones((6, 8)), jnp.ones((4, 0, 6))
+    assert attention(query, kv, kv).shape == (0, 3)
+    out, weights = attention(query, kv, kv, bias > 0, bias=bias, return_weights=True)
+    assert out.shape == (0, 3) and weights.shape == (4, 0, 6)
 
 
 def test_mask_must_be_an_array(build, inputs, without_type_checks) -> None:

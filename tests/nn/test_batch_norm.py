@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import equinox_like as eqx
@@ -112,6 +113,15 @@ def test_mode_ema_normalises_by_the_blended_averages(x64, draw) -> None:
     np.testing.assert_allclose(out, normalised(y, *blended), rtol=1e-9, atol=1e-12)
     out = jax.vmap(lambda x: norm(x, state, inference=True)[0])(x)
     np.testing.assert_allclose(out, normalised(x, *blended), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_state_can_be_donated_from_the_first_step(mode) -> None:
+    norm, state = make(3, mode=mode)
+    step = eqx.filter_jit(lambda state, x: norm(x, state)[1], donate=("state",))
+    new = step(state, jnp.ones((4, 3)))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+    step(new, jnp.ones((4, 3)))
 
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
@@ -276,6 +286,24 @@ def test_dtypes_of_input_and_layer_may_differ(
         np.testing.assert_allclose(out.astype(float), expected, atol=0.02)
     mean = jax.tree.leaves(state)[1]
     assert mean.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "x_dtype", "out_dtype"),
+    [
+        ("float32", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+        ("float32", "int32", "float32"),
+        ("complex64", "float32", "complex64"),
+    ],
+)
+def test_without_parameters_the_input_decides_the_dtype(
+    dtype, x_dtype, out_dtype
+) -> None:
+    norm, state = make(3, dtype=dtype, channelwise_affine=False)
+    x = jnp.arange(12).reshape(4, 3).astype(x_dtype)
+    out, state = norm(x, state)
+    assert out.dtype == norm(x, state, inference=True)[0].dtype == out_dtype
 
 
 def test_half_precision_is_computed_in_float32() -> None:
@@ -460,3 +488,46 @@ def test_sharded_batch_has_statistics_of_the_whole(draw) -> None:
     )
     out, state = jax.jit(run)(x, state)
     np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("names", [("b", "d"), ("d", "b"), ("b",)])
+@pytest.mark.parametrize("mapping", ["pmap", "shard_map"])
+def test_names_of_a_vmap_and_of_a_mesh(mapping, names, masked, draw) -> None:
+    x, mask = draw(4, 2, 3, 2), np.array([1, 1, 0, 1, 1, 0, 1, 1], bool).reshape(4, 2)
+    norm, state = make(3, names, momentum=0.9)
+
+    def per_device(state, x, mask):
+        def one(state, x, mask):
+            return norm(x, state, mask=mask if masked else None)
+
+        mapped = jax.vmap(one, (None, 0, 0), (0, None), axis_name="b")
+        out, state = mapped(state, x, mask)
+        # The state is the same on all devices only if the statistics are over them.
+        return (out, state) if "d" in names else (out, None)
+
+    if mapping == "pmap":
+        run = eqx.filter_pmap(
+            per_device, axis_name="d", in_axes=(None, 0, 0), out_axes=(0, None)
+        )
+        out, state = run(state, x, jnp.asarray(mask))
+    else:
+        mesh = jax.make_mesh((4,), ("d",), (jax.sharding.AxisType.Auto,))
+        run = eqx.filter_shard_map(
+            per_device,
+            mesh=mesh,
+            in_specs=(P(), P("d"), P("d")),
+            out_specs=(P("d"), P()),
+        )
+        out, state = run(state, x.reshape(8, 3, 2), jnp.asarray(mask.reshape(8)))
+    devices = [slice(0, 4)] if "d" in names else [slice(i, i + 1) for i in range(4)]
+    for rows in devices:
+        batch = np.reshape(x[rows], (-1, 3, 2))
+        counted = batch[mask[rows].ravel()] if masked else batch
+        mean, variance = moments(counted)
+        found = np.reshape(out, (4, 2, 3, 2))[rows].reshape(batch.shape)
+        np.testing.assert_allclose(found, normalised(batch, mean, variance), atol=1e-4)
+    if "d" in names:
+        stored = state.get(norm.batch_state_index)
+        np.testing.assert_allclose(stored[0], 0.1 * mean, atol=1e-5)
+        np.testing.assert_allclose(stored[1], 0.9 + 0.1 * variance, rtol=1e-5)

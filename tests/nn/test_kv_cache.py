@@ -138,8 +138,11 @@ def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
     assert jnp.isfinite(run(ring, jnp.ones((5, 8)))[1]).all()
 
 
-def test_wrong_cache_is_an_error(build) -> None:
+def test_wrong_cache_is_an_error(build, without_type_checks) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    message = "KVCache as `cache`; got a list of length 1.*`init_cache`"
+    with pytest.raises(TypeError, match=message):
+        attention(x, x, x, cache=[attention.init_cache(4)])
     other = build(nn.MultiheadAttention, 4, 8).init_cache(4)
     with pytest.raises(eqx.ShapeError, match=r"a `key` of shape \(4, 2\).*\(2, 4\)"):
         attention(x, x, x, cache=other)
@@ -160,6 +163,27 @@ def test_output_has_the_dtype_that_it_has_without_a_cache(build, draw, strict) -
     for tokens in (x, x[:1]):
         out, cache = attention(tokens, tokens, tokens, cache=cache)
         assert out.dtype == jnp.bfloat16 and cache.value.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("wide", ["qk", "q", "v"])
+def test_one_token_has_the_dtype_of_a_call_without_a_cache(wide, build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=jnp.bfloat16)
+    x = draw(1, 8).astype(jnp.bfloat16)
+
+    def widened(**heads):
+        return tuple(
+            x.astype(jnp.float32) if name in wide else x for name, x in heads.items()
+        )
+
+    def process(q, k, v):
+        return widened(q=q, k=k, v=v)
+
+    options = {"process_heads": process, "return_weights": True}
+    expected = attention(x, x, x, **options)
+    out, _, weights = attention(x, x, x, cache=attention.init_cache(3), **options)
+    assert (out.dtype, weights.dtype) == (expected[0].dtype, expected[1].dtype)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, expected[0], rtol=0.01)
 
 
 @pytest.mark.parametrize("wrap", [lambda x: nn.Sequential([x]), eqx.frozen])

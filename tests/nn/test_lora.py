@@ -1,5 +1,6 @@
 """Low-rank updates: what they compute, what is trained, and the way back."""
 
+import functools
 from typing import Any
 
 import jax
@@ -228,6 +229,30 @@ def test_state_goes_through_a_stateful_layer():
     model = nn.Sequential([nn.LoRA(Counting(jnp.ones((3, 3))), 1, key=KEY), jnp.tanh])
     _, state = model(jnp.ones(3), jnp.array(0), key=KEY)
     assert state == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: nn.mixed(x, "output=f32")])
+@pytest.mark.parametrize("norm", ["WeightNorm", "SpectralNorm"])
+def test_norm_of_a_weight_is_that_of_the_updated_weight(norm, wrap, draw) -> None:
+    linear = wrap(nn.Linear(4, 3, key=KEY))
+    plain = nn.WeightNorm(linear)
+    if norm == "SpectralNorm":
+        make = functools.partial(nn.SpectralNorm, linear, "weight", inference=True)
+        plain, state = nn.make_with_state(make)(key=KEY)
+
+    def apply(model, x):
+        return model(x) if norm == "WeightNorm" else model(x, state)[0]
+
+    x = draw(4)
+    model = nn.add_lora(plain, nn.Linear, 2, key=KEY)
+    np.testing.assert_allclose(apply(model, x), apply(plain, x), rtol=1e-5)
+    model = moved(model)
+    merged = nn.merge_lora(model)
+    assert jnp.abs(merged.layer.weight - linear.weight).max() > 1e-3
+    np.testing.assert_allclose(apply(model, x), apply(merged, x), rtol=1e-5)
+    grads = eqx.filter_grad(lambda model: (apply(model, x) ** 2).sum())(model)
+    assert len(jax.tree.leaves(grads)) == 2
+    assert all(jnp.abs(g).max() > 0 for g in jax.tree.leaves(grads))
 
 
 @pytest.mark.parametrize("spec", [P("model", None), P(None, "model")])

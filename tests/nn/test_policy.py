@@ -18,6 +18,7 @@ def test_casts_touch_real_floating_arrays_only(key) -> None:
         "number": 1.5,
         "key": key,
         "state": state,
+        "index": nn.StateIndex(jnp.ones(1)),
         "function": jnp.tanh,
         "none": None,
     }
@@ -122,6 +123,55 @@ def test_batch_norm_between_convolutions(keep, key) -> None:
     for one, other in pairs:
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, atol=0.05)
+
+
+def test_running_averages_stay_in_float32_and_converge(key) -> None:
+    def make():
+        return nn.mixed(nn.BatchNorm(1, momentum=0.999), "params=bf16,compute=bf16")
+
+    norm, state = nn.make_with_state(make)()
+    x = 10 + jax.random.normal(key, (8, 1))
+    step = eqx.filter_jit(lambda state: norm(x, state)[1])
+    for _ in range(100):
+        state = step(state)
+    mean, _ = state.get(norm.batch_state_index)
+    exact = x.astype(jnp.bfloat16).astype(jnp.float32).mean() * (1 - 0.999**100)
+    np.testing.assert_allclose(mean[0], exact, rtol=1e-4)
+    assert norm.weight.dtype == jnp.bfloat16
+
+
+NORMS = {
+    "BatchNorm": lambda key: nn.BatchNorm(
+        3, "b", mode="batch", channelwise_affine=False
+    ),
+    "ema": lambda key: nn.BatchNorm(3, "b", mode="ema", channelwise_affine=False),
+    "SpectralNorm": lambda key: nn.SpectralNorm(
+        nn.Conv1d(3, 3, 1, key=key), "weight", key=key
+    ),
+    "WeightNorm": lambda key: nn.WeightNorm(nn.Conv1d(3, 3, 1, key=key)),
+}
+
+
+@pytest.mark.parametrize("params", ["f32", "bf16"])
+@pytest.mark.parametrize("name", NORMS)
+def test_layer_returns_the_compute_dtype_to_a_convolution(name, params, key) -> None:
+    def make():
+        return nn.Sequential([NORMS[name](key), nn.Conv1d(3, 2, 2, key=key)])
+
+    def apply(model, state):
+        mapped = jax.vmap(model, (0, None), (0, None), axis_name="b")
+        return mapped(jnp.linspace(0, 1, 24).reshape(4, 3, 2), state)
+
+    expected, _ = apply(*nn.make_with_state(make)())
+    policy = f"params={params},compute=bf16"
+    model, state = nn.make_with_state(lambda: nn.mixed(make(), policy))()
+    dtypes = [x.dtype for x in jax.tree.leaves(state)]
+    out, state = apply(model, state)
+    assert out.dtype == jnp.bfloat16
+    assert [x.dtype for x in jax.tree.leaves(state)] == dtypes
+    np.testing.assert_allclose(out.astype(float), expected, atol=0.05)
+    out, _ = apply(eqx.nn.inference_mode(model), state)
+    assert out.dtype == jnp.bfloat16
 
 
 def test_mixed_stands_in_a_sequential(key) -> None:

@@ -151,3 +151,14 @@ def test_two_of_a_kind_are_equal_and_share_one_trace(build) -> None:
     assert eqx.tree_equal(one, other)
     call(one, jnp.ones(3)), call(other, jnp.ones(3))
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize(("dtype", "state_dtype"), [("bf16", "f32"), ("f32", "bf16")])
+def test_weight_and_state_may_have_different_dtypes(dtype, state_dtype, strict) -> None:
+    names = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+    inner = nn.Linear(3, 2, dtype=names[state_dtype], key=jax.random.key(0))
+    layer, state = spectral(inner)
+    layer = nn.Policy(names[dtype]).cast_params(layer)
+    out, new = layer(jnp.ones(3, names[dtype]), state)
+    assert out.dtype == names[dtype]
+    assert {x.dtype for x in jax.tree.leaves(new)} == {jnp.dtype(names[state_dtype])}

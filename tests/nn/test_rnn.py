@@ -122,6 +122,32 @@ def test_scan_cell_starts_from_a_given_state_and_checks_the_mask(draw, key) -> N
         nn.scan_cell(cell, xs, mask=jnp.ones(2, bool))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int32"])
+@pytest.mark.parametrize("sequence", [list, tuple])
+def test_scan_cell_takes_what_the_cell_takes(sequence, dtype, draw, key) -> None:
+    cell, xs = nn.LSTMCell(3, 2, key=key), draw(2, 3).astype(jnp.float32)
+    init = sequence([jnp.asarray([1, 2], dtype), jnp.zeros(2)])
+    outs, last = nn.scan_cell(cell, xs, init)
+    expected = cell(xs[1], cell(xs[0], init))
+    for a, b in zip(last, expected, strict=True):
+        assert a.dtype == b.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    np.testing.assert_allclose(outs[1], expected[0], rtol=1e-6)
+    rnn_outs, _ = nn.RNN([cell])(xs, [init])
+    np.testing.assert_allclose(rnn_outs, outs, rtol=1e-6)
+
+
+def test_wrong_arguments_of_scan_cell_are_named(key, without_type_checks) -> None:
+    cell, xs = nn.GRUCell(3, 2, key=key), jnp.ones((5, 3))
+    with pytest.raises(TypeError, match=r"array as `mask`; got a list.*jnp\.asarray"):
+        nn.scan_cell(cell, xs, mask=[True] * 5)
+    message = r"`init` is shape \(3,\).*the function returned shape \(6,\)"
+    with pytest.raises(eqx.ShapeError, match=message):
+        nn.scan_cell(lambda x, h: jnp.concatenate([h, x]), xs, jnp.ones(3))
+    with pytest.raises(eqx.ShapeError, match=r"`init` is shape \(2,\).*\['shape"):
+        nn.scan_cell(lambda x, h: [cell(x, h)], xs, jnp.ones(2))
+
+
 @pytest.mark.parametrize(
     ("hidden", "given"),
     [

@@ -185,6 +185,45 @@ def test_state_has_a_row_for_each_layer(from_layers, checkpoint, key) -> None:
     assert resting(xs[0], state)[0].shape == (3,)
 
 
+def test_state_does_not_fit_layers_that_are_taken_out(key) -> None:
+    model, state = nn.make_with_state(lambda: nn.Stacked(stateful, 3, key=key))()
+    x = jnp.ones((4, 3))
+    layers = model.unstack()
+    others = [model[-1], model[:2], model[1:], model[::-1]]
+    others += [nn.Stacked.from_layers(some) for some in (layers[:2], layers[::-1])]
+    for part in (*layers, *others):
+        for inference in (False, True):
+            part = nn.inference_mode(part, inference)
+            with pytest.raises(KeyError):
+                jax.vmap(part, (0, None), (0, None), axis_name="b")(x, state)
+    message = r"Stacked\.layers\.layers\[1\]\.batch_counter.*Call the whole Stacked"
+    with pytest.raises(KeyError, match=message):
+        state.substate(layers[0])
+    assert eqx.tree_equal(model[1], layers[1], typematch=True)
+
+
+def test_state_fits_the_same_layers_stacked_again(key) -> None:
+    model, state = nn.make_with_state(lambda: nn.Stacked(stateful, 3, key=key))()
+    x = jnp.ones((4, 3))
+    for same in (nn.Stacked.from_layers(model.unstack()), model[:]):
+        assert eqx.tree_equal(same, model)
+    doubled = eqx.tree_at(lambda m: m[0].weight, model[0], replace_fn=lambda w: 2 * w)
+    changed = nn.Stacked.from_layers([doubled, *model.unstack()[1:]])
+    out, _ = jax.vmap(changed, (0, None), (0, None), axis_name="b")(x, state)
+    assert out.shape == (4, 3)
+
+
+def test_layers_that_are_taken_out_first_get_states_of_their_own(key) -> None:
+    stacked = nn.Stacked(stateful, 3, key=key)
+    layers = stacked.unstack()
+    named = nn.make_with_state(lambda: nn.Sequential(layers))()
+    unnamed = nn.Sequential(layers), nn.State(layers)
+    part = stacked[1:], nn.State(stacked[1:])
+    for model, state in (named, unnamed, part):
+        assert nn.inference_mode(model)(jnp.ones(3), state)[0].shape == (3,)
+    assert len(jax.tree.leaves(unnamed[1])) == 9
+
+
 def test_two_of_one_kind_have_states_of_their_own(key) -> None:
     pair = [nn.Stacked(stateful, 2, key=key) for _ in range(2)]
     assert len(jax.tree.leaves(nn.State(pair))) == 2 * len(
