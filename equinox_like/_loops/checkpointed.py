@@ -20,6 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._compat.rules import Zero
 from .._runtime.vprim import create_vprim
+from .._tree.arrays import reusable
 from .perturbed import Mask, put, spread_backward, spread_forward, take
 from .plain import run_plain
 from .schedule import Marks, Online
@@ -129,7 +130,7 @@ class _Derivative:
         wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]
         of_consts = self._given[0]
         if any(wanted):
-            state = self._state([x[0] for x in saved.stacks], saved.buffers)
+            state = self._state([_saved_in(x, 0) for x in saved.stacks], saved.buffers)
             of_consts, wanted = spread_backward(
                 self._step, saved.consts, state, of_consts, self._moving, wanted
             )
@@ -204,7 +205,7 @@ class _Derivative:
             return step, marks.push_if(is_saved, step), stacks, state
 
         step, slot = marks.last()
-        loaded = [lax.dynamic_index_in_dim(x, slot, keepdims=False) for x in stacks]
+        loaded = [_saved_in(x, slot) for x in stacks]
         carry = step, marks, stacks, self._state(loaded, buffers)
         _, marks, stacks, state = lax.while_loop(lambda c: c[0] < target, body, carry)
         return marks, stacks, state
@@ -236,12 +237,16 @@ def _saved_if(
     return [
         lax.dynamic_update_index_in_dim(
             stack,
-            jnp.where(pred, x, lax.dynamic_index_in_dim(stack, slot, keepdims=False)),
+            reusable(jnp.where(pred, reusable(x), _saved_in(stack, slot))),
             slot,
             0,
         )
         for stack, x in zip(stacks, state, strict=True)
     ]
+
+
+def _saved_in(stack: Any, slot: Any) -> Any:
+    return reusable(lax.dynamic_index_in_dim(stack, slot, keepdims=False))
 
 
 # A `jax.custom_vjp` would give every output of the loop a tangent. Instead, a linear

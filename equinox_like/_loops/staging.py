@@ -17,6 +17,7 @@ from jax import lax
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._runtime.unvmap import unvmap_any_p
+from .._tree.arrays import reusable
 from .._tree.filters import is_array
 from .select import select_if_vmap
 
@@ -131,7 +132,8 @@ def _select(pred: Any, new: Any, old: Any) -> Any:
         )
     if now.weak_type and not was.weak_type:
         new = lax.convert_element_type(new, was.dtype)
-    return select_if_vmap(pred, new, old)
+    # The step may have used a key `old`; nothing has used `new`, nor what is selected.
+    return reusable(select_if_vmap(pred, new, reusable(old)))
 
 
 def _may_become(x: Any, dtype: Any) -> bool:

@@ -19,6 +19,7 @@ from .._compat.tracer import Tracer
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.parts import take_apart
 from .._module.fields import field
+from .._tree.arrays import reusable
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
@@ -196,7 +197,7 @@ def _run_batch(fun: Any, inverse: Any, size: int, arguments: Any, batched: Any) 
         ]
     else:
         rows_first = jtu.tree_map(
-            lambda a, b: jnp.moveaxis(a, 0, 1) if b else a, blocks, of_blocks
+            lambda a, b: reusable(jnp.moveaxis(a, 0, 1)) if b else a, blocks, of_blocks
         )
         blocks = {"block": rows_first, "batched": of_blocks}
     x = jtu.tree_map(
@@ -246,8 +247,8 @@ def _backward(
 
     def step(carry, block):
         y, cotangent = carry
-        x = _like(undo(block, y), y, undo)
-        _, pull_back = filter_vjp(fun, block, x)
+        x = _like(undo(_again(block), y), y, undo)
+        _, pull_back = filter_vjp(fun, _again(block), x)
         gradient, cotangent = pull_back(cotangent)
         return (x, cotangent), gradient
 
@@ -256,6 +257,11 @@ def _backward(
         step, (y, combine(cotangent, zeros)), blocks, reverse=True
     )
     return gradients, cotangent
+
+
+def _again(block: Any) -> Any:
+    """A block that is evaluated once more, with the same PRNG keys."""
+    return jtu.tree_map(reusable, block)
 
 
 def _scan(step: Any, carry: Any, blocks: Any, reverse: bool = False) -> tuple[Any, Any]:

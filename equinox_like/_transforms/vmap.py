@@ -21,6 +21,7 @@ from .._core.parts import Rest
 from .._module.fields import field
 from .._tree.filters import is_array, is_none
 from .._tree.match import leaf_name, match_prefix
+from .._tree.nodes import describe_node
 from .arguments import argument_name, by_name
 
 _P = ParamSpec("_P")
@@ -105,8 +106,9 @@ def filter_vmap(
 
     `ValueError` if an axis is out of range or sizes differ, naming the arguments; if
     something mapped has the output axis `None`; if a name in `in_axes` is not a
-    parameter. `RuntimeError` if the function is called with keyword arguments, and
-    `in_axes` is not a dictionary.
+    parameter. `TypeError` if what is not an array has an int as its axis.
+    `RuntimeError` if the function is called with keyword arguments, and `in_axes` is
+    not a dictionary.
 
     !!! example
 
@@ -311,8 +313,16 @@ def check_sizes(
     named = []
     paths = jtu.tree_flatten_with_path((args, kwargs))[0]
     for (path, x), axis in zip(paths, axes, strict=True):
-        if axis is None or not hasattr(x, "shape"):
+        if axis is None:
             continue
+        if not hasattr(x, "shape"):
+            raise TypeError(
+                f"`{where}` of `{name_of(fun)}`: "
+                f"`{argument_name(fun, args, kwargs, path)}` is {describe_node(x)}, not "
+                f"an array, so it has no axis {axis} to map over. In `in_axes`, write "
+                f"`equinox_like.if_array({axis})` for `{axis}`: it maps the arrays of "
+                "an argument, and passes everything else unmapped."
+            )
         if not -len(x.shape) <= axis < len(x.shape):
             raise ValueError(
                 f"`{where}` of `{name_of(fun)}`: "

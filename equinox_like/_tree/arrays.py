@@ -52,6 +52,12 @@ def is_typed_key(x: Any) -> bool:
     )
 
 
+def reusable(x: Any) -> Any:
+    """`x`, and if it holds PRNG keys, a copy that may be used where `x` was used before,
+    or will be. Only `jax.debug_key_reuse` distinguishes the two."""
+    return jax.random.clone(x) if is_typed_key(x) else x
+
+
 def buffer_pointers(x: jax.Array) -> list[Any]:
     """Hashable values. Two arrays that share memory have at least one in common."""
     if is_typed_key(x):

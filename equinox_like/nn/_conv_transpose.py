@@ -107,7 +107,9 @@ class ConvTranspose(Module):
             stride give inputs of several sizes the same output size: an int, or one for
             each spatial axis, less than the stride. With `"SAME"` it is taken away.
         - `groups`: the number of groups into which the input and output channels are
-            divided, each with a convolution of its own.
+            divided, each with a convolution of its own. If there are several, and a
+            mesh of several axes, split the batch over all of them: XLA computes a wrong
+            gradient of the weight otherwise.
         - `use_bias`: whether to add a bias to each channel.
         - `padding_mode`: `"ZEROS"`; or `"CIRCULAR"`, with `"SAME"` or `"SAME_LOWER"` and no
             `output_padding`.

@@ -11,7 +11,7 @@ from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
 from .._warn import warn
 from ._inference import at_inference
-from ._keys import refused_key
+from ._keys import key_named
 from ._shape import MissingKeyError
 
 _T = TypeVar("_T")
@@ -130,10 +130,8 @@ def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = x.astype(jnp.result_type(float))
     shape = _mask_shape(x.shape, dropout.broadcast_axes)
-    try:
+    with key_named(key, dropout):
         mask = jax.random.bernoulli(key, keep, shape)
-    except (TypeError, ValueError) as error:
-        raise refused_key(error, key, dropout) from error
     # If nothing is kept, the mask would hide `x / 0`, but its gradient would be NaN.
     if isinstance(keep, float):
         divisor = keep if keep > 0 else 1.0

@@ -14,7 +14,7 @@ from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, initialised, layout_of
-from ._keys import refused_key
+from ._keys import key_named
 from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, matvec, parts, placed
@@ -158,10 +158,8 @@ def _draw(
     )
     dtype = default_dtype(dtype)
     if init is None:
-        try:
+        with key_named(key, embedding):
             return jax.random.normal(key, shape, dtype)
-        except (TypeError, ValueError) as error:
-            raise refused_key(error, key, embedding) from error
     layout = layout_of(embedding, "weight")
     return initialised(init, key, shape, dtype, layout, "Embedding.weight")
 

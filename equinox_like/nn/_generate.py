@@ -6,7 +6,6 @@ prompt are not needed, and prompts of different lengths differ only in how much 
 is truncated.
 """
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,12 +17,13 @@ import numpy as np
 from jaxtyping import Array
 
 from .._compat.tracer import Tracer
-from .._errors import ShapeError
+from .._errors import DonationError, ShapeError
 from .._jit import filter_jit
 from .._loops import filter_scan
 from .._runtime.error_if import error_if
 from .._transforms.trace import filter_eval_shape
 from .._tree import is_array
+from .._tree.arrays import is_deleted
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike, PRNGKeyArray
@@ -107,7 +107,8 @@ def generate(
     cache without room, if its `length` is known. `TypeError` for what is not an integer,
     and for a cache of arrays other than those of a KVCache.
     [`equinox_like.ShapeError`][] for wrong shapes. If a `prompt_length` is out of range,
-    the error is that of [`equinox_like.error_if`][].
+    the error is that of [`equinox_like.error_if`][]. [`equinox_like.DonationError`][]
+    for a cache that was donated before.
 
     !!! example
 
@@ -170,7 +171,7 @@ def generate(
     ]
     options = _Options(steps, sampling, *ids)
     length = _checked_length(prompt_length, prompt.shape)
-    return _generate(model, prompt, length, cache, key, options)
+    return _compiled(model, prompt, length, cache, key, options)
 
 
 class _Options(NamedTuple):
@@ -180,7 +181,6 @@ class _Options(NamedTuple):
     pad_token: Any
 
 
-@functools.partial(filter_jit, donate=("cache",))
 def _generate(
     model: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
 ) -> Generation:
@@ -192,6 +192,11 @@ def _generate(
     keys = None if key is None else jax.random.split(key, len(prompt))
     axes = (0, None if length is None else 0, 0, None if key is None else 0)
     return jax.vmap(row, axes)(prompt, length, cache, keys)
+
+
+# Errors and profiles name the compiled function.
+_generate.__name__ = _generate.__qualname__ = "generate"
+_compiled = filter_jit(_generate, donate=("cache",))
 
 
 def _row(
@@ -282,6 +287,14 @@ def _each_cache(function: Callable[[KVCache], KVCache], tree: Any) -> Any:
 
 
 def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
+    for path, x in jtu.tree_leaves_with_path(tree):
+        if is_deleted(x):
+            raise DonationError(
+                f"`{path_str(path, 'cache')}` has been deleted: `generate`, or another "
+                "function that updates a cache in place, was given this cache before. "
+                "Pass the cache that it returned. To use a cache several times, pass a "
+                "copy each time, `equinox_like.tree_copy(cache)`."
+            )
     *batch, number = prompt_shape
     needed = number + steps - 1
     for path, node in jtu.tree_leaves_with_path(tree, is_leaf=_is_cache):
@@ -301,7 +314,7 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
                 "layer.init_cache(n))(jnp.arange(batch))`."
             )
         slots = node.position.shape[-1]
-        if node.overflow == "ring" or _is_unknown(node.length):
+        if node.overflow == "ring" or isinstance(node.length, Tracer):
             continue
         held = int(np.max(node.length))
         if held + needed > slots:
@@ -311,14 +324,6 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
                 f"{held}. Make a longer one with `init_cache`, or one with "
                 "`overflow='ring'`."
             )
-
-
-def _is_unknown(length: Array) -> bool:
-    # For a deleted array the compiled function raises an error with the reason.
-    return isinstance(length, Tracer) or length.is_deleted()
-
-
-# Other arguments
 
 
 def _float(x: Any) -> Any:

@@ -1,5 +1,7 @@
-"""Splitting the `key` of a layer, with an error that names the layer."""
+"""Use of the `key` of a layer, with an error that names the layer."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,16 +12,29 @@ from .._tree.arrays import describe_array
 
 def split_key(key: Any, number: int, layer: Any) -> jax.Array:
     """`jax.random.split` of the key that `layer` was given."""
-    try:
+    with key_named(key, layer):
         return jax.random.split(key, number)
+
+
+@contextlib.contextmanager
+def key_named(key: Any, layer: Any) -> Iterator[None]:
+    """An error of JAX within names `layer`, if the cause is that `key` is not a single
+    PRNG key."""
+    try:
+        yield
     except (TypeError, ValueError) as error:
-        raise refused_key(error, key, layer) from error
+        if _is_single_key(key):
+            raise
+        given = describe_array(key) if is_array(key) else repr(key)
+        raise type(error)(
+            f"`key` of {type(layer).__name__} must be one PRNG key, such as "
+            f"`jax.random.key(0)`; got {given}."
+        ) from error
 
 
-def refused_key(error: TypeError | ValueError, key: Any, layer: Any) -> Exception:
-    """The error to raise in place of JAX's own, if `key` is not a single PRNG key."""
-    given = describe_array(key) if is_array(key) else repr(key)
-    return type(error)(
-        f"`key` of {type(layer).__name__} must be one PRNG key, such as "
-        f"`jax.random.key(0)`; got {given}."
-    )
+def _is_single_key(key: Any) -> bool:
+    try:
+        jax.eval_shape(jax.random.split, key)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -17,8 +17,9 @@ from jaxtyping import Array
 from .._module import Module, field, frozen, trainable, unfrozen
 from .._module.freezing import leaves_under
 from .._module.wrapper import check_forwards
-from .._tree import is_array, is_inexact_array, tree_at
+from .._tree import is_array, is_inexact_array
 from .._tree.paths import plain_path
+from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
 from ._embedding import Embedding
 from ._init import WEIGHTS, leading_axes
@@ -256,13 +257,17 @@ def add_lora(
             "Correct `where`; a layer whose weight has another name can be wrapped by "
             "`LoRA`."
         )
-    # Inner layers first: wrapping a layer changes the paths of those within it.
-    for path, names in sorted(chosen.items(), key=lambda item: -len(item[0])):
-        layer_key = jax.random.fold_in(key, zlib.crc32(plain_path(path).encode()))
-        model = tree_at(
-            [path], model, replace_fn=_wrapper(names, rank, alpha, layer_key)
-        )
-    return _frozen_but_lora(model)
+
+    def wrap(path: str, layer: Any) -> LoRA:
+        names = chosen[path]
+        (batch_ndim,) = set(names.values())
+        name = next(iter(names)) if len(names) == 1 else tuple(names)
+        number = zlib.crc32((path or "<root>").encode())
+        layer_key = jax.random.fold_in(key, number)
+        return LoRA(layer, rank, alpha, name, batch_ndim=batch_ndim, key=layer_key)
+
+    layers = select(model).where(lambda path, node: path in chosen)
+    return _frozen_but_lora(layers.apply(wrap))
 
 
 def merge_lora(model: _Tree) -> _Tree:
@@ -364,12 +369,13 @@ def _changed(lora: LoRA, **fields: Any) -> LoRA:
     return new
 
 
-def _weights_under(model: Any, where: Any) -> dict[Any, dict[str, int]]:
-    """The weights that `where` chooses: by the path of each layer, the names of its
-    weights, and how many leading axes they have for stacking or an ensemble."""
+def _weights_under(model: Any, where: Any) -> dict[str, dict[str, int]]:
+    """The weights that `where` chooses: by the path of each layer, as in `select`, the
+    names of its weights, and how many leading axes they have for stacking or an
+    ensemble."""
     selectors = where if isinstance(where, list) else [where]
     flags = zip(*(leaves_under(model, each) for each in selectors), strict=True)
-    found: dict[Any, dict[str, int]] = {}
+    found: dict[str, dict[str, int]] = {}
     for place, chosen in zip(places(model), flags, strict=True):
         leaf, name = place.leaf, place.name
         if not any(chosen) or name not in WEIGHTS or not is_inexact_array(leaf):
@@ -377,16 +383,10 @@ def _weights_under(model: Any, where: Any) -> dict[Any, dict[str, int]]:
         batch_ndim = leading_axes(place.owner, name, leaf.ndim, len(place.rows))
         is_its_field = getattr(place.owner, name) is leaf  # not somewhere below it
         if is_its_field and leaf.ndim >= batch_ndim + 2:
-            found.setdefault(place.path[:-1], {})[name] = batch_ndim
+            path = place.path[:-1]
+            at = plain_path(path) if path else ""
+            found.setdefault(at, {})[name] = batch_ndim
     return found
-
-
-def _wrapper(
-    names: dict[str, int], rank: int, alpha: float | None, key: PRNGKeyArray
-) -> Callable[[Any], LoRA]:
-    (batch_ndim,) = set(names.values())
-    name = next(iter(names)) if len(names) == 1 else tuple(names)
-    return lambda layer: LoRA(layer, rank, alpha, name, batch_ndim=batch_ndim, key=key)
 
 
 def _frozen_but_lora(model: Any) -> Any:

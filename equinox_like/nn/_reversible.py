@@ -14,6 +14,7 @@ from .._loops import filter_scan
 from .._module import Frozen, Module, field
 from .._transforms.invertible import filter_invertible
 from .._tree import is_array
+from .._tree.arrays import reusable
 from .._tree.nodes import describe_node
 from .._typing import PRNGKeyArray
 from ._precision import computes
@@ -256,7 +257,8 @@ class ReversibleSequential(Module):
         if self.memory_efficient:
             if reverse:
                 stacked = jtu.tree_map(
-                    lambda leaf: leaf[::-1] if is_array(leaf) else leaf, stacked
+                    lambda leaf: reusable(leaf[::-1]) if is_array(leaf) else leaf,
+                    stacked,
                 )
             return self._through(stacked, x, reverse)
         step = _backward if reverse else _forward

@@ -106,13 +106,12 @@ class RotaryPositionalEmbedding(Module):
         x = jnp.asarray(x)
         cos, sin = self._angles(row_positions(self, len(x), offset, positions))
         if self.interleaved:
-            cos, sin = jnp.repeat(cos, 2, axis=1), jnp.repeat(sin, 2, axis=1)
-            rotated = _rotate_neighbours(x)
+            pairs = x.reshape(*x.shape[:-1], -1, 2)
+            first, second = pairs[..., 0], pairs[..., 1]
         else:
-            cos, sin = jnp.tile(cos, (1, 2)), jnp.tile(sin, (1, 2))
-            rotated = self.rotate_half(x)
+            first, second = jnp.split(x, 2, axis=-1)
         try:
-            return (x * cos + rotated * sin).astype(x.dtype)
+            rotated = first * cos - second * sin, second * cos + first * sin
         except ValueError as error:
             if jnp.result_type(x) == self.dtype:
                 raise
@@ -122,9 +121,15 @@ class RotaryPositionalEmbedding(Module):
                 f"set to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
                 "`jax.numpy_dtype_promotion('standard')`."
             ) from error
+        if self.interleaved:
+            out = jnp.stack(rotated, axis=-1).reshape(x.shape)
+        else:
+            out = jnp.concatenate(rotated, axis=-1)
+        return out.astype(x.dtype)
 
     def _angles(self, positions: Array) -> tuple[Array, Array]:
-        return cos_and_sin(self.embedding_size, positions, self.theta, self.dtype)
+        cos, sin = cos_and_sin(self.embedding_size, positions, self.theta, self.dtype)
+        return _unfused(cos), _unfused(sin)
 
     @staticmethod
     def rotate_half(x: Array) -> Array:
@@ -154,6 +159,16 @@ def cos_and_sin(
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 
+def _unfused(x: Array) -> Array:
+    """`x`, which XLA then computes before it computes the layer.
+
+    It would fuse cosines into the layer, and compute each of them again for every head
+    and every element of a batch. It does not repeat divisions, and cannot know that the
+    divisor is 1. With jax 0.10, `jax.lax.optimization_barrier` would not help on CPU.
+    """
+    return x / (1 + 0 * x)
+
+
 def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array:
     """The position of each row, from the arguments of a call."""
     if positions is None:
@@ -173,8 +188,3 @@ def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array
             f"row, but was given shape {positions.shape}."
         )
     return positions
-
-
-def _rotate_neighbours(x: Array) -> Array:
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
-    return jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)

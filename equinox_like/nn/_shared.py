@@ -93,8 +93,8 @@ class Shared(Module, Generic[_Tree]):
         for node, other in zip(removed, replaced, strict=True):
             if _description(node) != _description(other):
                 raise ValueError(
-                    "Nodes that are shared must have the same structure, shapes and "
-                    f"dtypes. `where` returned {_description(node)}, but `get` "
+                    "Every node being shared together must have the same structure, "
+                    f"shapes and dtypes. `where` returned {_description(node)}, but `get` "
                     f"returned {_description(other)}."
                 )
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())

@@ -359,3 +359,21 @@ def test_carry_may_be_split_over_the_axes_of_a_mesh():
         jnp.cos(jnp.linspace(0.0, 1.0, 8)) * jnp.cos(plain) * jnp.cos(jnp.sin(plain))
     )
     assert close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", REVERSIBLE)
+def test_key_in_the_carry_is_not_reported_as_used_twice(kind):
+    def run(next_of, x, key):
+        def body(carry):
+            x, key = carry
+            next_key, step_key = jax.random.split(key)
+            return x * jax.random.normal(step_key), next_of(key, next_key)
+
+        options = {"kind": kind, "max_steps": 3}
+        return eqx.filter_while_loop(lambda c: c[0] != 0, body, (x, key), **options)[0]
+
+    gradient = jax.jit(jax.grad(run, 1), static_argnums=0)
+    with jax.debug_key_reuse(True):
+        assert gradient(lambda key, new: new, 1.0, jax.random.key(0)) != 0
+        with pytest.raises(jax.errors.KeyReuseError):
+            gradient(lambda key, new: key, 1.0, jax.random.key(0))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from jax.sharding import NamedSharding, PartitionSpec as P
 from jax.test_util import check_grads
 
 import equinox_like as eqx
@@ -314,3 +315,36 @@ def test_any_number_of_spatial_axes(n, build, draw) -> None:
     x = draw(2, *itertools.repeat(4, n))
     expected = jnp.einsum("oi...,i...->o...", conv.weight, x) + conv.bias
     np.testing.assert_allclose(conv(x), expected, rtol=1e-5)
+
+
+def gradient_on_a_mesh(axes, groups):
+    """The weight gradient for a batch that is split over these axes of a mesh."""
+
+    @jax.jit
+    def gradient(weight, x):
+        def loss(weight):
+            y = jax.lax.conv_general_dilated(
+                x, weight, (1,), "SAME", feature_group_count=groups
+            )
+            return jnp.sum(jnp.sin(y))
+
+        return jax.grad(loss)(weight)
+
+    weight, x = jnp.ones((4, 4 // groups, 3)), jnp.arange(96.0).reshape(4, 4, 6)
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    whole, rows = (NamedSharding(mesh, spec) for spec in (P(), P(axes)))
+    found = gradient(jax.device_put(weight, whole), jax.device_put(x, rows))
+    return np.asarray(found), np.asarray(gradient(weight, x))
+
+
+def test_weight_gradient_is_right_if_the_batch_is_split_over_all_axes():
+    for axes, groups in [(("data", "model"), 4), (("data",), 1)]:
+        found, wanted = gradient_on_a_mesh(axes, groups)
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_xla_counts_the_weight_gradient_of_groups_twice_otherwise():
+    """If this fails, XLA was repaired: remove the advice in `docs/distributed.md` and in
+    the docstring of `Conv`."""
+    found, wanted = gradient_on_a_mesh(("data",), 4)
+    np.testing.assert_allclose(found, 2 * wanted, rtol=1e-3, atol=1e-3)

@@ -231,8 +231,11 @@ def test_the_cache_is_donated(model) -> None:
     cache = model.init_cache()
     nn.generate(model, jnp.array([3, 1]), cache, 2, temperature=0)
     assert all(x.is_deleted() for x in jax.tree.leaves(cache))
-    with pytest.raises(eqx.DonationError, match=r"cache\[0\]\.key"):
+    message = r"`cache\[0\]\.key` has been deleted: `generate`.*tree_copy\(cache\)"
+    with pytest.raises(eqx.DonationError, match=message):
         nn.generate(model, jnp.array([3, 1]), cache, 2, temperature=0)
+    with pytest.raises(eqx.DonationError, match="donated to `generate`"):
+        eqx.filter_jit(model)(jnp.array([3]), cache)
 
 
 def test_other_values_compile_no_other_program(model, key) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import equinox_like as eqx
+from equinox_like import nn
 from equinox_like.nn._keys import split_key
 
 LAYERS = """
@@ -65,3 +66,31 @@ def test_what_was_given_is_shown(key, error, shown):
     layer = eqx.nn.Identity()
     with pytest.raises(error, match=f"`key` of Identity must be one.*got {shown}"):
         split_key(key, 2, layer)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda key: nn.Linear(1, 1, key=key),
+        lambda key: nn.Embedding(1, 1, key=key),
+        lambda key: nn.Dropout()(jnp.ones(1), key=key),
+    ],
+    ids=["Linear", "Embedding", "Dropout"],
+)
+def test_key_that_is_used_twice_is_reported_as_such(use):
+    def twice(key):
+        use(key)
+        return use(key)
+
+    with jax.debug_key_reuse(True):
+        with pytest.raises(jax.errors.KeyReuseError, match="Previously-consumed key"):
+            twice(jax.random.key(0))
+        with pytest.raises(jax.errors.KeyReuseError, match="already consumed"):
+            jax.jit(twice)(jax.random.key(0))
+
+
+def test_key_is_not_blamed_for_another_argument():
+    with pytest.raises(ValueError, match="shapes"):
+        nn.Dropout(jnp.ones(3))(jnp.ones(2), key=jax.random.key(0))
+    with pytest.raises(ValueError, match="dtype"):
+        nn.Embedding(2, 2, dtype=jnp.int32, key=jax.random.key(0))

@@ -290,3 +290,36 @@ def test_layers_without_a_weight_are_an_error_that_says_what_to_do():
         ValueError, match=r"no weight with at least two axes under 'layer'"
     ):
         nn.add_lora(nn.MLP(3, 2, 4, 1, key=KEY), "layer", 2, key=KEY)
+
+
+def test_model_is_rebuilt_once_whatever_its_number_of_layers():
+    @jax.tree_util.register_pytree_node_class
+    class Layers(list):
+        rebuilt = 0
+
+        def tree_flatten(self):
+            return tuple(self), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            cls.rebuilt += 1
+            return cls(children)
+
+    def rebuilt(number):
+        Layers.rebuilt = 0
+        model = Layers(nn.Linear(2, 2, key=KEY) for _ in range(number))
+        nn.add_lora(model, nn.Linear, 1, key=KEY)
+        return Layers.rebuilt
+
+    assert rebuilt(6) == rebuilt(2)
+
+
+def test_layer_within_a_layer_that_has_a_weight_is_wrapped_too():
+    class Both(eqx.Module):
+        weight: jax.Array
+        inner: nn.Linear
+
+    tuned = nn.add_lora(
+        Both(jnp.ones((2, 2)), nn.Linear(2, 2, key=KEY)), "**", 1, key=KEY
+    )
+    assert isinstance(tuned, nn.LoRA) and isinstance(tuned.layer.inner, nn.LoRA)

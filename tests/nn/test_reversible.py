@@ -136,6 +136,24 @@ def test_gradient_of_the_inverse_is_that_of_plain_autodiff(kind, key) -> None:
     assert_close(gradient(arguments, True), gradient(arguments, False))
 
 
+@each_kind
+def test_recomputation_with_the_same_key_is_not_reported_as_its_reuse(kind) -> None:
+    model = nn.ReversibleSequential(blocks_of(kind, 2, 0.5))
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(model, xs, keys):
+        return jax.vmap(lambda x, k: model.inverse(model(x, key=k), key=clone(k)))(
+            xs, keys
+        ).sum()
+
+    clone = jax.random.clone
+    with jax.debug_key_reuse(True):
+        gradient(model, jnp.stack([X, -X]), jax.random.split(jax.random.key(0), 2))
+        with pytest.raises(jax.errors.KeyReuseError):
+            jax.jit(lambda k: model(X, key=k) + model(X, key=k))(jax.random.key(0))
+
+
 @hypothesis.given(
     shape=st.lists(st.integers(0, 3), min_size=1, max_size=3), data=st.data()
 )

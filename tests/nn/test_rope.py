@@ -105,3 +105,12 @@ def test_static_methods() -> None:
     assert cos.shape == sin.shape == (9, 3) and cos.dtype == jnp.float16
     angles = np.arange(9)[:, None] / 1000.0 ** (np.arange(3) / 3)
     np.testing.assert_allclose(cos, np.cos(angles), atol=2e-3)
+
+
+def test_cosines_are_computed_once_for_a_batch() -> None:
+    rope = nn.RotaryPositionalEmbedding(8)
+    run = jax.jit(jax.vmap(lambda x, offset: rope(x, offset=offset), (0, None)))
+    program = run.lower(jnp.ones((37, 16, 8)), 1).compile().as_text()
+    # XLA prints each fused computation as a paragraph.
+    with_cosine = [part for part in program.split("\n\n") if " cosine(" in part]
+    assert with_cosine and not any("[37," in part for part in with_cosine)

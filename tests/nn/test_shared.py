@@ -54,7 +54,7 @@ def test_several_nodes_and_subtrees(key) -> None:
 
 
 def test_different_nodes_are_refused(pair, key) -> None:
-    message = "^Nodes that are shared must have the same structure"
+    message = "^Every node being shared together must have the same structure"
     with pytest.raises(ValueError, match=message):
         nn.Shared(pair, lambda p: p[1].weight, lambda p: p[0].weight.T)
     with pytest.raises(ValueError, match=message):

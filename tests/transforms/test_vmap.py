@@ -262,6 +262,14 @@ class TestErrors:
         with pytest.raises(TypeError, match="in_axes"):
             eqx.filter_vmap(lambda x: x, in_axes=lambda leaf: bad)(jnp.ones(2))
 
+    def test_axis_for_what_is_not_an_array_is_refused_with_its_path(self):
+        call = eqx.filter_vmap(lambda model, x: model["f"](x), in_axes=(0, None))
+        message = (
+            r"`model\['f'\]` is .*, not an array.*write `equinox_like.if_array\(0\)`"
+        )
+        with pytest.raises(TypeError, match=message):
+            call({"f": jnp.tanh, "weight": jnp.ones(2)}, jnp.ones(2))
+
     def test_list_in_place_of_the_tuple_is_refused(self):
         with pytest.raises(ValueError):
             eqx.filter_vmap(lambda x: x, in_axes=[0])(jnp.ones(2))
