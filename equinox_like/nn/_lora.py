@@ -17,7 +17,7 @@ from jaxtyping import Array
 from .._module import Module, field, frozen, trainable, unfrozen
 from .._module.freezing import leaves_under
 from .._module.wrapper import check_forwards
-from .._tree import is_array, is_inexact_array
+from .._tree import is_array, is_inexact_array, tree_at
 from .._tree.paths import plain_path
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
