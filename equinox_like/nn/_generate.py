@@ -326,6 +326,9 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
             )
 
 
+# Other arguments
+
+
 def _float(x: Any) -> Any:
     return None if x is None else jnp.asarray(x, jnp.float32)
 
