@@ -68,12 +68,17 @@ def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     if len(shape) > ndim:
         raise ShapeError(
             f"{type(layer).__name__} has a `{name}` of shape {_as_text(shape)}: "
-            f"{_axes(len(shape) - ndim)} more than one layer has, in front. If it is "
-            "an ensemble, built under `filter_vmap`, call it under `filter_vmap` as "
-            "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
-            "None))(ensemble, x)`."
+            f"{_axes(len(shape) - ndim)} more than one layer has, in front. "
+            f"{IF_AN_ENSEMBLE}"
         )
     return shape
+
+
+IF_AN_ENSEMBLE = (
+    "If it is an ensemble, built under `filter_vmap`, call it under `filter_vmap` as "
+    "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
+    "None))(ensemble, x)`."
+)
 
 
 class MissingKeyError(RuntimeError):

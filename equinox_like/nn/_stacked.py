@@ -18,7 +18,7 @@ from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
 from ._keys import split_key
 from ._precision import computes
-from ._shape import as_size, described, within
+from ._shape import IF_AN_ENSEMBLE, as_size, described, within
 from ._stack import build_stacked
 from ._state import Marker, RowMarker, StateIndex, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
@@ -154,7 +154,8 @@ class Stacked(StatefulLayer, Generic[_L]):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if a layer changes structure, shape or dtype of `x`.
+        [`equinox_like.ShapeError`][] if a layer changes structure, shape or dtype of `x`,
+        or if this is an ensemble and not called under `filter_vmap`.
         `TypeError` if the layers are stateful and no state was passed.
         """
         stateful = is_stateful(self.layers)
@@ -171,6 +172,7 @@ class Stacked(StatefulLayer, Generic[_L]):
             "xs": None if xs is ABSENT else xs,
             "state": state.substate(self.layers) if stateful else None,
         }
+        _check_depth(self)
         _check_rows(self, inputs["xs"])
 
         def step(x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
@@ -293,6 +295,15 @@ def _checkpointed(step: Callable[..., Any], checkpoint: Any) -> Callable[..., An
     return jax.checkpoint(
         step, policy=None if policy is True else policy, prevent_cse=False
     )
+
+
+def _check_depth(stacked: Stacked[Any]) -> None:
+    for path, leaf in jtu.tree_leaves_with_path(stacked.layers):
+        if is_array(leaf) and leaf.shape[:1] != (stacked.depth,):
+            raise ShapeError(
+                f"Stacked has arrays with a leading axis of its depth, {stacked.depth}; "
+                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. {IF_AN_ENSEMBLE}"
+            )
 
 
 def _check_rows(stacked: Stacked[Any], xs: Any) -> None:

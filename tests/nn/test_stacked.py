@@ -224,6 +224,19 @@ def test_layers_that_are_taken_out_first_get_states_of_their_own(key) -> None:
     assert len(jax.tree.leaves(unnamed[1])) == 9
 
 
+@pytest.mark.parametrize("members", [2, 3])
+def test_ensemble_called_without_vmap_is_an_error_with_the_fix(members, key) -> None:
+    def make(key):
+        return nn.Stacked(lambda key: nn.Linear(4, 4, key=key), 3, key=key)
+
+    ensemble = eqx.filter_vmap(make)(jax.random.split(key, members))
+    message = r"weight` (of|has) shape \(.*filter_vmap.*\(ensemble, x\)"
+    with pytest.raises(eqx.ShapeError, match=message):
+        ensemble(jnp.ones(4))
+    call = eqx.filter_vmap(lambda m, x: m(x), in_axes=(eqx.if_array(0), None))
+    assert call(ensemble, jnp.ones(4)).shape == (members, 4)
+
+
 def test_two_of_one_kind_have_states_of_their_own(key) -> None:
     pair = [nn.Stacked(stateful, 2, key=key) for _ in range(2)]
     assert len(jax.tree.leaves(nn.State(pair))) == 2 * len(
