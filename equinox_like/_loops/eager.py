@@ -22,6 +22,9 @@ from .._tree.filters import is_array
 from .._tree.strict import has_hash
 
 _compiled: Final[dict[Any, "_Compiled"]] = {}
+# After more traces, all programs for the same functions are dropped: each Python number in
+# the arguments needs a program of its own.
+_MOST: Final = 128
 on_clear(_compiled.clear)
 
 
@@ -44,6 +47,9 @@ def run_cached(
     found = _compiled.get(key)
     if found is None or not found.is_current(functions):
         found = _compiled[key] = _Compiled(key, control, functions)
+    if len(found.traces) > _MOST:
+        found.call.clear_cache()
+        found.traces.clear()
     return found.call(*args)
 
 
@@ -58,7 +64,10 @@ class _Compiled:
 
         references = [weakref.ref(f, forget) for f in functions]
 
+        self.traces = traces = []
+
         def call(*args):
+            traces.append(None)
             return control([reference() for reference in references], *args)
 
         signature = inspect.signature(control)

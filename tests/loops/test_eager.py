@@ -116,6 +116,20 @@ def test_static_values_select_what_is_compiled():
     assert len(traces) == 2
 
 
+def test_few_programs_are_kept(monkeypatch):
+    monkeypatch.setattr("equinox_like._loops.eager._MOST", 3)
+    traced = []
+
+    def step(carry, x):
+        traced.append(carry)
+        return carry, x
+
+    for number in (0, 1, 2, 2, 3, 2, 2):
+        assert eqx.filter_scan(step, number, ROWS)[0] == number
+    # All four are dropped before the call after the fourth trace.
+    assert traced == [0, 1, 2, 3, 2]
+
+
 def test_what_has_no_hash_is_passed_on():
     class NoHash:
         __hash__ = None
