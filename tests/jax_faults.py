@@ -33,6 +33,25 @@ def loop_runs_backwards():
     assert lax.scan(step, 0.0, jnp.arange(3.0), reverse=True)[0] == 4 + 2 * 1 + 4
 
 
+def error_in_a_loop_names_the_function():
+    def step(c, x):
+        return c if c > 0 else x, None
+
+    try:
+        lax.scan(step, 1.0, jnp.arange(2.0))
+    except jax.errors.TracerBoolConversionError as error:
+        assert "function step at" in str(error)
+        return
+    raise AssertionError
+
+
+def loop_does_not_consume_keys_that_it_does_not_use():
+    keys = jax.random.split(jax.random.key(0), 2)
+    ones = lambda: lax.scan(lambda c, _: (c, None), 1.0, keys)[0]  # noqa: E731
+    with jax.debug_key_reuse(True):
+        assert jax.jit(lambda: ones() + ones())() == 2
+
+
 def carry_of_another_type_is_a_type_error():
     try:
         lax.scan(lambda c, _: (c.astype(int), None), jnp.ones(2), None, 2)

@@ -126,6 +126,25 @@ FAULTS: dict[str, list[Fault]] = {
                 "runtime/test_progress.py"
                 "::test_bar_is_drawn_at_some_steps_and_ends_full[jit of vmap of grad]",
                 "runtime/test_progress.py::test_loop_is_run_again_in_a_backward_pass",
+                "loops/test_while_loop.py"
+                "::test_key_in_the_carry_is_not_reported_as_used_twice[bounded]",
+            ],
+        ),
+        Fault(
+            jax_faults.error_in_a_loop_names_the_function,
+            [
+                "transforms/test_tracer_errors.py"
+                "::test_function_and_argument_are_named[fori]",
+                "transforms/test_tracer_errors.py"
+                "::test_function_and_argument_are_named[scan]",
+            ],
+        ),
+        Fault(
+            jax_faults.loop_does_not_consume_keys_that_it_does_not_use,
+            [
+                "nn/test_reversible.py"
+                "::test_recomputation_with_the_same_key_is_not_reported_as_its_reuse"
+                "[stacked]",
             ],
         ),
         Fault(
@@ -155,6 +174,9 @@ FAULTS: dict[str, list[Fault]] = {
                 "[stacked]",
                 "nn/test_shape.py::test_ensemble_is_called_under_filter_vmap[MLP-shape2]",
                 "nn/test_stacked.py::test_state_has_a_row_for_each_layer",
+                "nn/test_stacked.py::test_state_fits_the_same_layers_stacked_again",
+                "nn/test_stacked.py"
+                "::test_ensemble_called_without_vmap_is_an_error_with_the_fix",
                 "transforms/test_invertible.py::test_so_is_that_of_stacked_blocks",
                 "loops/test_while_loop.py"
                 "::test_condition_of_a_mapped_loop_is_one_for_all[bounded]",
@@ -173,6 +195,16 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             jax_faults.compiled_loop_with_nothing_but_a_carry_runs,
             [
+                "loops/test_eager.py::test_function_is_traced_once[fori]",
+                "loops/test_eager.py"
+                "::test_variables_that_functions_read_may_change[fori]",
+                "loops/test_eager.py::test_static_values_select_what_is_compiled",
+                "loops/test_internal_scan.py"
+                "::TestScanTrick::test_function_is_traced_once",
+                "loops/test_scan.py"
+                "::test_carry_may_hold_anything_that_stays_what_it_is",
+                "loops/test_scan.py::test_number_becomes_an_array_where_there_was_one",
+                "loops/test_scan.py::test_weak_type_may_be_lost_on_the_way",
                 "runtime/test_error_if.py"
                 "::test_breakpoint_mode_prints_opens_the_debugger_and_goes_on"
                 "[jit of scan]",
