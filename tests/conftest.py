@@ -74,8 +74,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    # A full garbage collection looks at every object, also at those of JAX and of all
-    # tests, which takes 0.3 s. Some tests run dozens of them. Frozen objects are skipped.
+    # A full garbage collection visits every object, including those of JAX and of all
+    # tests. It takes 0.3 s, and some tests run dozens of them. It skips frozen objects.
     gc.collect()
     gc.freeze()
 

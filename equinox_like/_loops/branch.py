@@ -1,6 +1,5 @@
 """`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
 
-import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._core.base import frames_hidden
-from .._core.difference import tree_differences
+from .._core.difference import Leaf, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import is_number, take_apart
 from .._core.show_as import show_as
@@ -130,7 +129,7 @@ class _Branches:
         self._functions = functions
         self._args = args
         self._data, self._rest = take_apart(args)
-        # Leaves and structure of each output, with an `_Array` in place of each array,
+        # Leaves and structure of each output, with a `Leaf` in place of each array,
         # since a tracer that is kept here would leak.
         self._outputs: dict[str, tuple[list[Any], Any]] = {}
         # The indices of output leaves that are numbers and must become arrays.
@@ -157,7 +156,7 @@ class _Branches:
             leaves, treedef = jtu.tree_flatten(out)
             for i in self._numbers:
                 leaves[i] = jnp.asarray(leaves[i])
-            described = [_Array(type_of(x)) if is_array(x) else x for x in leaves]
+            described = [Leaf("data", type_of(x)) if is_array(x) else x for x in leaves]
             self._outputs[name] = described, treedef
             return pack(treedef.unflatten(leaves))
 
@@ -188,7 +187,7 @@ class _Branches:
             ]
         except Exception:
             return  # A user's node type may refuse placeholders as children.
-        as_text = operator.attrgetter("type")
+        as_text = operator.attrgetter("value")
         for other, out in others:
             for found in tree_differences("output", first, out, _is_array, as_text):
                 raise TypeError(
@@ -198,13 +197,8 @@ class _Branches:
                 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Array:
-    type: str
-
-
 def _is_array(x: Any) -> bool:
-    return isinstance(x, _Array)
+    return isinstance(x, Leaf)
 
 
 def _may_become_array(column: tuple[Any, ...]) -> bool:
