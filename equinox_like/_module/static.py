@@ -11,8 +11,8 @@ from .module import Module
 class Static(Module):
     """Holds a value as structure, for transformations that accept arrays only.
 
-    Two `Static`s are equal if their values have the same structure, and leaves that are
-    equal and of the same type: `1`, `1.0` and `True` differ.
+    For JAX, two `Static`s are the same if their values have the same structure, and leaves
+    that are equal and of the same type: `1`, `1.0` and `True` differ.
 
     **Arguments:**
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .arrays import is_concrete
+from .cached import Cached
 from .filters import is_array, is_inexact_array
+from .strict import strictly_same
 
 
 def tree_equal(
@@ -30,13 +32,13 @@ def tree_equal(
     Two arrays are equal if shape, dtype and all values are; weak types do not matter,
     and neither does whether NumPy or JAX holds them. Other leaves are compared by `==`.
     An array never equals something that is not an array, and NaN does not equal NaN.
-    Static fields are part of the structure; a JAX array in one equals only itself.
+    Static fields are compared by `==`, too; a JAX array in one equals only itself.
 
     **Arguments:**
 
     - `*pytrees`: one tree or more.
-    - `typematch`: leaves must also have the same type, so that `1` and `1.0`, or a NumPy
-        and a JAX array, differ.
+    - `typematch`: leaves and static fields must also have the same type, so that `1` and
+        `1.0`, or a NumPy and a JAX array, differ.
     - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in
         `jax.numpy.allclose`. Everything else is compared exactly.
     - `check_dtype`: `False` lets arrays of different dtype be equal; their values are
@@ -70,7 +72,9 @@ def tree_equal(
     arrays = []
     for pytree in pytrees[1:]:
         others, other_treedef = jtu.tree_flatten(pytree)
-        if treedef != other_treedef:
+        if treedef != other_treedef and (
+            typematch or not _same_structure(treedef, other_treedef)
+        ):
             return False
         for a, b in zip(leaves, others, strict=True):
             if typematch and not _same_type(a, b):
@@ -95,6 +99,38 @@ def tree_equal(
         lambda so_far, answer: so_far & _moved_to(so_far, answer),
         [_jax_equal(a, b, rtol, atol) for a, b in arrays],
     )
+
+
+def _same_structure(a: Any, b: Any) -> bool:
+    """Whether two treedefs are equal if static fields are compared by `==`.
+
+    As structure, `1` and `1.0` differ, and so do `jnp.float32` and its dtype.
+    """
+    return (
+        _same_node(a.node_data(), b.node_data())
+        and a.num_nodes == b.num_nodes
+        and all(map(_same_structure, a.children(), b.children()))
+    )
+
+
+def _same_node(a: Any, b: Any) -> bool:
+    if a is None or b is None or a[0] is not b[0]:
+        return a is b
+    (kind, aux), (_, other) = a, b
+    if not (issubclass(kind, Cached) and hasattr(aux, "statics")):
+        return aux == other
+    # See `_module/flatten.py`.
+    statics = zip(aux.statics.values(), other.statics.values(), strict=True)
+    return aux[:2] == other[:2] and all(_same_value(*pair) for pair in statics)
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    if strictly_same(a, b):
+        return True
+    try:
+        return not (is_array(a) or is_array(b)) and bool(a == b)
+    except Exception:
+        return False
 
 
 def _same_type(a: Any, b: Any) -> bool:
