@@ -65,11 +65,11 @@ else:
 
         A subclass provides it by a field, a property, a method or a value in its body.
         Until then, instantiating is a `TypeError`. An abstract variable makes no field.
+        The annotation may be a string, as after `from __future__ import annotations`.
 
         **Raises:**
 
         `TypeError` without a type, as in `x: AbstractVar`, and if a value is given too.
-        `NotImplementedError` where the annotation is a string.
 
         !!! example
 
@@ -113,7 +113,7 @@ else:
         """
 
 
-_NAMES: Final = ("AbstractVar", "AbstractClassVar")
+_KINDS: Final = {"AbstractVar": AbstractVar, "AbstractClassVar": AbstractClassVar}
 # The attribute with the abstract variables of a class's own body, from name to kind.
 _OWN: Final = "_module_abstract_"
 
@@ -156,15 +156,15 @@ def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
     """The abstract variables in the body of `cls`, a dict from name to kind."""
     declared = {}
     for name, annotation in annotations.items():
-        if isinstance(annotation, str):
-            _refuse_string(cls, name, annotation)
-        elif annotation is AbstractVar or annotation is AbstractClassVar:
+        kind, has_type = _kind_of(cls, annotation)
+        if kind is None:
+            continue
+        if not has_type:
             raise TypeError(
-                f"Cannot use an unsubscripted `{annotation.__name__}`, as for '{name}' of "
-                f"{cls.__qualname__}: write `{name}: {annotation.__name__}[SomeType]`."
+                f"Cannot use an unsubscripted `{kind.__name__}`, as for '{name}' of "
+                f"{cls.__qualname__}: write `{name}: {kind.__name__}[SomeType]`."
             )
-        elif type(annotation) is _Alias:
-            declared[name] = annotation.origin
+        declared[name] = kind
     for name in declared:
         if name in cls.__dict__:
             raise TypeError(
@@ -202,7 +202,7 @@ def _provides(base: type, name: str, kind: Any) -> bool:
     if name in base.__dict__:
         return True
     annotation = inspect.get_annotations(base).get(name)
-    if annotation is None or type(annotation) is _Alias:
+    if annotation is None or _kind_of(base, annotation)[0] is not None:
         return False
     if _is_class_variable(annotation):
         return kind is AbstractClassVar
@@ -217,21 +217,25 @@ def _is_class_variable(annotation: Any) -> bool:
     )
 
 
-def _refuse_string(cls: type, name: str, annotation: str) -> None:
-    """Raises an error if the annotation, a string, declares an abstract variable."""
+def _kind_of(cls: type, annotation: Any) -> tuple[Any, bool]:
+    """`AbstractVar`, `AbstractClassVar` or `None`, and whether it is subscripted.
+
+    A string is not evaluated, because it may refer to names that do not exist yet.
+    """
+    if type(annotation) is _Alias:
+        return annotation.origin, True
+    if not isinstance(annotation, str):
+        is_bare = annotation is AbstractVar or annotation is AbstractClassVar
+        return annotation if is_bare else None, False
     head = _head(annotation)
-    if head.rpartition(".")[2] not in _NAMES:
+    kind = _KINDS.get(head.rpartition(".")[2])
+    if kind is None:
         # The class's module may have imported it under another name.
         found: Any = sys.modules.get(cls.__module__)
         for part in head.split("."):
             found = getattr(found, part, None)
-        if found is not AbstractVar and found is not AbstractClassVar:
-            return
-    raise NotImplementedError(
-        f"The abstract attribute '{name}' of {cls.__qualname__} is annotated with a "
-        f"string, {annotation!r}. Remove the quotes, or the `from __future__ import "
-        "annotations`."
-    )
+        kind = found if found is AbstractVar or found is AbstractClassVar else None
+    return kind, "[" in annotation
 
 
 def _head(annotation: str) -> str:

@@ -1,8 +1,9 @@
 """Abstract classes, abstract variables, and what makes them concrete."""
 
 import abc
+import dataclasses
 import sys
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -184,18 +185,37 @@ def test_value_beside_it_is_refused():
 
 
 @pytest.mark.parametrize(
-    "annotation",
+    ("annotation", "kind"),
     [
-        "AbstractVar[int]",
-        "eqx.AbstractVar[int]",
-        "some.where.AbstractClassVar[int]",
-        "Renamed[int]",
+        ("AbstractVar[int]", "attributes"),
+        ("eqx.AbstractVar[int]", "attributes"),
+        ("some.where.AbstractClassVar[NotYetDefined]", "class attributes"),
+        ("Renamed[int]", "attributes"),
     ],
 )
-def test_string_annotation_is_refused_under_each_spelling(annotation):
+def test_string_annotation_declares_an_abstract_variable(annotation, kind):
     assert sys.modules[__name__].Renamed is Renamed
-    body = {"__annotations__": {"x": annotation}, "__module__": __name__}
-    with pytest.raises(NotImplementedError, match=r"'x'.*string"):
+    here = {"__module__": __name__}
+    body = {"__annotations__": {"x": annotation, "y": "int"}}
+    base: Any = type("Base", (eqx.Module,), here | body)
+    assert [f.name for f in dataclasses.fields(base)] == ["y"]
+    with pytest.raises(TypeError, match=f"abstract {kind} 'x'"):
+        base(1)
+    body = {"__annotations__": {"x": annotation}}
+    again: Any = type("Again", (base,), here | body)
+    with pytest.raises(TypeError, match=f"abstract {kind} 'x'"):
+        again(1)
+    full: Any = type("Full", (again,), {"__annotations__": {"x": "int"}})
+    assert full(1, 2).x == 2
+    given: Any = type("Given", (again,), {"x": 3})
+    assert given(1).x == 3
+
+
+def test_string_annotation_is_checked_as_any_other():
+    with pytest.raises(TypeError, match=r"unsubscripted `AbstractVar`.*'x'"):
+        type("Bad", (eqx.Module,), {"__annotations__": {"x": "eqx.AbstractVar"}})
+    body = {"__annotations__": {"x": "eqx.AbstractVar[int]"}, "x": 3}
+    with pytest.raises(TypeError, match=r"'x'.*cannot have value"):
         type("Bad", (eqx.Module,), body)
 
 
