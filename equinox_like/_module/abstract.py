@@ -65,11 +65,13 @@ else:
 
         A subclass provides it by a field, a property, a method or a value in its body.
         Until then, instantiating is a `TypeError`. An abstract variable makes no field.
-        The annotation may be a string, as after `from __future__ import annotations`.
+        The annotation may be a string, as after `from __future__ import annotations`;
+        if a value is given too, a string makes an ordinary field.
 
         **Raises:**
 
-        `TypeError` without a type, as in `x: AbstractVar`, and if a value is given too.
+        `TypeError` without a type, as in `x: AbstractVar`, and if a value is given to an
+        annotation that is not a string.
 
         !!! example
 
@@ -157,7 +159,8 @@ def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
     declared = {}
     for name, annotation in annotations.items():
         kind, has_type = _kind_of(cls, annotation)
-        if kind is None:
+        # For Equinox, a string makes a field, and libraries such as jinns rely on that.
+        if kind is None or (isinstance(annotation, str) and name in cls.__dict__):
             continue
         if not has_type:
             raise TypeError(

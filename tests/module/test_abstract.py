@@ -211,12 +211,16 @@ def test_string_annotation_declares_an_abstract_variable(annotation, kind):
     assert given(1).x == 3
 
 
-def test_string_annotation_is_checked_as_any_other():
+def test_string_annotation_without_a_type_is_refused():
     with pytest.raises(TypeError, match=r"unsubscripted `AbstractVar`.*'x'"):
         type("Bad", (eqx.Module,), {"__annotations__": {"x": "eqx.AbstractVar"}})
-    body = {"__annotations__": {"x": "eqx.AbstractVar[int]"}, "x": 3}
-    with pytest.raises(TypeError, match=r"'x'.*cannot have value"):
-        type("Bad", (eqx.Module,), body)
+
+
+@pytest.mark.parametrize("value", [3, eqx.field(default=3)])
+def test_string_annotation_with_a_value_makes_a_field(value):
+    body = {"__annotations__": {"x": "eqx.AbstractVar[int]"}, "x": value}
+    made: Any = type("Made", (eqx.Module,), body)
+    assert (made().x, made(4).x) == (3, 4)
 
 
 def test_other_string_annotations_make_fields():
