@@ -142,8 +142,9 @@ def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
     for name in spec.no_init:
         leaves = jtu.tree_leaves(self.__dict__.get(name))
         if any(map(is_inexact_array_like, leaves)):
+            # The first words are Equinox's, as users filter warnings by them.
             warn(
-                f"`field(init=False)`: '{name}' of {type_name(self)} holds "
+                f"Using `field(init=False)`: '{name}' of {type_name(self)} holds "
                 "floating-point values. They are separate leaves, where gradients "
                 "stop: no gradient reaches the values that they were computed from. "
                 "Compute them in a property instead.",

@@ -71,7 +71,7 @@ def check_statics(self: Any, fields: Fields) -> None:
         leaves = _leaves(value)
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             warn(
-                f"A JAX array is being set as static: field '{name}' of "
+                f"A JAX array is being set as static! Field '{name}' of "
                 f"{type_name(self)}. Static fields are compared whenever a transformed "
                 "function is called, and a JAX array equals only itself: remove "
                 "`static=True`, or convert it to a constant with `numpy.asarray`.",

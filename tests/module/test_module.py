@@ -499,7 +499,7 @@ class TestFrozen:
             def __post_init__(self):
                 self.y = 2 * self.x
 
-        with pytest.warns(UserWarning, match=r"field\(init=False\).*'y'"):
+        with pytest.warns(UserWarning, match=r"^Using `field\(init=False\)`.*'y'"):
             Cached(1.0)
 
     def test_threads_construct_at_once(self):

@@ -312,7 +312,9 @@ class TestStaticConstants:
         assert Generated(1, given).tag is given
 
     def test_array_of_jax_is_warned_of_and_compared_by_identity(self):
-        with pytest.warns(UserWarning, match="being set as static: field 'tag'"):
+        with pytest.warns(
+            UserWarning, match="^A JAX array is being set as static! Field 'tag'"
+        ):
             one = Generated(1, [jnp.ones(2)])
         with pytest.warns(UserWarning, match="being set as static"):
             two = Generated(1, [jnp.ones(2)])
