@@ -1,0 +1,101 @@
+"""Runs the test suites of libraries written for Equinox with this one. For use by hand.
+
+    python scripts/ecosystem_tests.py [NAME...]
+
+Of each library, the newest release and its tests are installed in a temporary
+environment. Its tests run with Equinox, and then with `equinox_like`. A row of the table
+of docs/ecosystem.md is printed, and below it each test that only passes with Equinox. A
+suite that takes longer than MINUTES (15) is interrupted; tests that ran are counted.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ALIAS = ROOT / "equinox_like" / "_alias"
+MINUTES = float(os.environ.get("MINUTES", "15"))
+# Packages that the tests need and that the library does not install, and arguments of
+# pytest.
+SUITES: Mapping[str, tuple[list[str], list[str]]] = {
+    "diffraxtra": (["sybil", "optional_dependencies"], []),
+    "enzax": (
+        ["requests", "python-libsbml"],
+        # This one replaces a part of a private file of Equinox.
+        ["--ignore=tests/test_shard_map_patch.py"],
+    ),
+    "flowmc": ([], []),
+    "gpjax": (["hypothesis", "networkx", "xarray", "pytest-beartype"], []),
+    "jaxoplanet": ([], []),
+    "jinns": ([], []),
+    "klax": ([], []),
+    "parax": ([], []),
+    "quax": ([], []),
+    "quaxed": (["sybil", "optional_dependencies"], []),
+    "tinygp": (["flax", "jaxopt"], []),
+    "traceax": ([], []),
+}
+
+
+def try_suite(name: str, folder: Path) -> None:
+    more, arguments = SUITES[name]
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip"]
+    source = ["--no-deps", "--no-binary", name, "--dest", folder, name]
+    subprocess.run([*pip, "download", "-q", *source], check=True)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    tests = folder / archive.name.removesuffix(".tar.gz")
+    tools = ["pytest", "pytest-timeout", "equinox==0.13.8"]
+    subprocess.run([*pip, "install", "-q", tests, ROOT, *tools, *more], check=True)
+
+    def run(path: Path | str) -> dict[str, bool]:
+        report = folder / "report.xml"
+        report.unlink(missing_ok=True)
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "--timeout=300",
+            f"--junitxml={report}",
+        ]
+        command += ["-p", "no:cacheprovider", *arguments, "tests"]
+        environment = {**os.environ, "PYTHONPATH": str(path)}
+        with subprocess.Popen(command, cwd=tests, env=environment) as process:
+            try:
+                process.wait(60 * MINUTES)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+        return dict(results(report))
+
+    genuine, ours = run(""), run(ALIAS)
+    version = archive.name.removesuffix(".tar.gz").rpartition("-")[2]
+    both = genuine.keys() & ours.keys()
+    passed = [sum(each[test] for test in both) for each in (genuine, ours)]
+    print(f"| {name} | {version} | {passed[0]} | {passed[1]} |")
+    for test in sorted(both):
+        if genuine[test] and not ours[test]:
+            print(f"    only with Equinox: {test}")
+
+
+def results(report: Path) -> Iterator[tuple[str, bool]]:
+    """The name of each test, and whether it did not fail. Skipped tests are left out."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.get("name") and case.find("skipped") is None:
+            failed = case.find("failure") is not None or case.find("error") is not None
+            yield f"{case.get('classname')}::{case.get('name')}", not failed
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or SUITES:
+        with tempfile.TemporaryDirectory() as folder:
+            try_suite(name, Path(folder))
