@@ -135,7 +135,7 @@ def _convert(value: Any, like: Any) -> Any:
     if isinstance(like, np.ndarray):
         return np.array(array)
     return (
-        like.dtype.type(array[()]) if isinstance(like, np.generic) else jnp.array(array)
+        like.dtype.type(np.asarray(array)[()]) if isinstance(like, np.generic) else jnp.array(array)
     )
 
 
