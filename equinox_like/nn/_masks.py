@@ -192,7 +192,7 @@ def check_window(name: str, window: int | None) -> None:
         raise ValueError(f"{name} takes a `window` >= 1; got {window}.")
 
 
-def _length(function: str, name: str, value: Any) -> int:
+def _length(function: str, name: str, value: Any) -> Any:
     if jax.export.is_symbolic_dim(value):
         return value
     try:
