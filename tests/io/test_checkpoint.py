@@ -298,7 +298,10 @@ class TestErrors:
             (2**64, "64 bits"),
             (jax.ShapeDtypeStruct((), "float32"), "no values"),
             (np.zeros(2, np.longdouble), "cannot be saved"),
-            (np.array(["a"], np.dtypes.StringDType()), r"StringDType\(\) cannot be saved"),
+            (
+                np.array(["a"], np.dtypes.StringDType()),
+                r"StringDType\(\) cannot be saved",
+            ),
         ],
         ids=range(8),
     )
