@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
+from ._compat.put import putter as _putter
 from ._compat.tracer import Tracer as _Tracer
 from ._errors import LeafError as _LeafError
 from ._io.faults import Faults as _Faults
@@ -126,7 +126,8 @@ class Save(_ocp.args.CheckpointArgs):
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, before Orbax is asked for anything,
-    if an array is traced or was deleted, or is of a dtype that Orbax does not store.
+    if an array is traced or was deleted, is a `jax.ShapeDtypeStruct` or a masked array, or
+    is of a dtype that Orbax does not store.
 
     !!! example
 
@@ -156,8 +157,7 @@ class Save(_ocp.args.CheckpointArgs):
             if name in names:
                 raise _LeafError(f"Two leaves have the path `{name}`.", path)
             names.add(name)
-            if _is_array(leaf):
-                _refuse_unsavable(path, name, leaf)
+            _refuse_unsavable(path, name, leaf)
 
 
 @_ocp.args.register_with_handler(TreeHandler, for_restore=True)
@@ -217,8 +217,14 @@ def _stored(leaf: Any) -> Any:
 
 
 def _refuse_unsavable(path: tuple[Any, ...], name: str, leaf: Any) -> None:
+    if not _is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
+        return
     problem = None
-    if isinstance(leaf, _Tracer):
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        problem = "is a ShapeDtypeStruct, and has no values to save"
+    elif isinstance(leaf, np.ma.MaskedArray):
+        problem = "is a masked array, which would lose its mask"
+    elif isinstance(leaf, _Tracer):
         problem = "is traced, and has no values: save outside of `jit`"
     elif _is_deleted(leaf):
         problem = "was donated or deleted"
@@ -372,13 +378,10 @@ def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
 
 
 def _restore_args(wanted: _Wanted) -> Any:
-    if isinstance(wanted.like, np.ndarray | np.generic):
+    # Orbax would commit an array without a sharding to one device.
+    if isinstance(wanted.like, np.ndarray | np.generic) or wanted.sharding is None:
         return _ocp.RestoreArgs(restore_type=np.ndarray)
-    return _ocp.ArrayRestoreArgs(sharding=wanted.sharding or _default_sharding())
-
-
-def _default_sharding() -> SingleDeviceSharding:
-    return SingleDeviceSharding(*jnp.zeros(()).devices())
+    return _ocp.ArrayRestoreArgs(sharding=wanted.sharding)
 
 
 def _leaf(wanted: _Wanted, saved: dict[str, Any], read: dict[str, Any]) -> Any:
@@ -396,6 +399,8 @@ def _leaf(wanted: _Wanted, saved: dict[str, Any], read: dict[str, Any]) -> Any:
     if not like.size:
         return jax.device_put(jnp.empty(like.shape, like.dtype), wanted.sharding)
     array = read[wanted.name]
+    if isinstance(array, np.ndarray):
+        array = _putter(copy=True)(array)
     return (
         jax.random.wrap_key_data(array, impl=saved["key"]) if "key" in saved else array
     )

@@ -109,6 +109,31 @@ def test_it_is_restored_onto_another_mesh(manager, key):
     assert round_trip(manager, model).linear.weight.sharding.mesh == before
 
 
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_arrays_that_are_on_no_mesh_are_restored_beside_those_that_are(
+    manager, axis_type
+):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(axis_type,))
+    sharded = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("x")))
+    tree = {"sharded": sharded, "free": jnp.ones(()), "key": jax.random.key(0)}
+    with jax.set_mesh(mesh):
+        again = round_trip(manager, tree)
+    assert not again["free"].committed and not again["key"].committed
+    assert jax.jit(lambda x: x["sharded"].sum() + x["free"])(again) == 29
+
+
+def test_arrays_of_a_template_go_to_the_mesh_in_use(manager):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    where = jax.NamedSharding(mesh, P("x"))
+    tree = {"x": jax.device_put(jnp.arange(8.0), where)}
+    like = eqx.filter_eval_shape(lambda: tree)
+    with pytest.raises(eqx.LeafError, match=r"`\['x'\]` .* `jax.set_mesh`"):
+        round_trip(manager, tree, like)
+    with jax.set_mesh(mesh):
+        again = manager.restore(1, args=orbax.Restore(like))
+    assert again["x"].sharding == where and eqx.tree_equal(again, tree)
+
+
 def test_a_part_is_restored_by_pattern(manager, key):
     model = nn.MLP(2, 2, 4, 2, key=key)
     other = nn.MLP(2, 2, 4, 2, key=jax.random.key(1))
@@ -146,6 +171,8 @@ def test_what_cannot_be_saved_is_named():
         (deleted, "was donated or deleted"),
         (np.array([None]), "of a dtype that Orbax does not store"),
         (jnp.zeros(2, jnp.uint4), "of a dtype that Orbax does not store"),
+        (jax.ShapeDtypeStruct((2,), "float32"), "has no values to save"),
+        (np.ma.masked_array([1.0], [True]), "would lose its mask"),
     ):
         with pytest.raises(eqx.LeafError, match=rf"`\['x'\]` .* {problem}"):
             orbax.Save({"x": leaf})

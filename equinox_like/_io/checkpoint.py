@@ -107,7 +107,8 @@ def load(
         `like`.
     - `like`: a tree with the structure, dtypes and shapes of what was saved. Its leaves may
         be `jax.ShapeDtypeStruct`s, for JAX arrays; whatever is not saved is taken from it.
-        An array is put where that of `like` is committed to, or where the struct says.
+        An array is put where that of `like` is committed to, or where the struct says: for
+        one on the explicit axes of a mesh, under `jax.set_mesh`.
     - `strict`: `False` takes leaves from `like` that the file does not have, and
         ignores what else is in the file. Other shapes and dtypes remain errors.
     - `verify`: whether to compare the data with their checksums. `False` is quicker: then

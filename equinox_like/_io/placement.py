@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from .._compat.put import putter
 from .._errors import LeafError
@@ -21,7 +21,8 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
 
     **Raises:**
 
-    `LeafError` if a leaf of `shardings` is not a sharding, or does not fit.
+    `LeafError` if a leaf of `shardings` is not a sharding, or does not fit, or is on an
+    abstract mesh that is not in use.
     """
     said = (spec for _, spec in spread(shardings, like, "shardings", "like"))
     return [
@@ -35,10 +36,10 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
 def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | None:
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return None
+    name = f"`{plain_path(path)}` ({describe_array(leaf)})"
     if spec is None:
         is_free = isinstance(leaf, jax.Array) and not leaf.committed
-        return None if is_free else leaf.sharding
-    name = f"`{plain_path(path)}` ({describe_array(leaf)})"
+        return None if is_free else _on_devices(path, name, leaf.sharding)
     if not isinstance(spec, Sharding):
         raise LeafError(
             f"`shardings` gives {spec!r} for {name}: it must be a "
@@ -51,7 +52,26 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
     except ValueError as error:
         problem = f"`shardings` gives {spec} for {name}, which does not fit: {error}"
         raise LeafError(problem, path) from None
-    return spec
+    return _on_devices(path, name, spec)
+
+
+def _on_devices(
+    path: tuple[Any, ...], name: str, sharding: Sharding | None
+) -> Sharding | None:
+    """`sharding` with the mesh in use, if it is on that mesh without its devices, as the
+    shardings that `jax.eval_shape` returns on explicit axes are."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    if not isinstance(sharding.mesh, AbstractMesh):
+        return sharding
+    mesh = jax.sharding.get_mesh()
+    if mesh.abstract_mesh != sharding.mesh:
+        raise LeafError(
+            f"{name} is to be placed on a mesh that does not name its devices: "
+            f"{sharding}. Use the mesh by `jax.set_mesh`, or give `shardings`.",
+            path,
+        )
+    return NamedSharding(mesh, sharding.spec)
 
 
 def local_ranges(

@@ -45,7 +45,8 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
 
     **Raises:**
 
-    `TypeError` for an array of Python objects, and for an integer beyond 64 bits.
+    `TypeError` for an array of Python objects, a masked array, and an integer beyond 64
+    bits.
     """
     if is_array(x) or isinstance(x, (bool, int, float, complex)):
         write_record(f, encode(x))
@@ -121,6 +122,8 @@ def encode(leaf: Any) -> np.ndarray:
         name = f"{_KEY_PREFIX}{jax.random.key_impl(leaf)}>"
         dtype = np.dtype([(name, data.dtype, data.shape[leaf.ndim :])])
         return data.reshape(-1).view(dtype).reshape(leaf.shape)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask")
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise TypeError(

@@ -134,9 +134,9 @@ def _convert(value: Any, like: Any) -> Any:
     _require(array, like.dtype, like.shape)
     if isinstance(like, np.ndarray):
         return np.array(array)
-    return (
-        like.dtype.type(array[()]) if isinstance(like, np.generic) else jnp.array(array)
-    )
+    if isinstance(like, np.generic):
+        return like.dtype.type(np.asarray(array)[()])
+    return jnp.array(array)
 
 
 def _convert_number(array: Any, like: Any) -> Any:

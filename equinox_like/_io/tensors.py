@@ -137,9 +137,10 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
 def _as_stored(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[Tensor, np.dtype]:
     """The description of an array with this dtype and shape, and its dtype in the
     format's little-endian byte order."""
-    name, little = dtype.name, dtype.newbyteorder("<")
+    name = dtype.name
     if _known_dtype(name) is None:
         raise TypeError(f"arrays of dtype {dtype} cannot be saved")
+    little = dtype.newbyteorder("<")
     if name in _NATIVE:
         return Tensor(_NATIVE[name], shape, {}), little
     # Other dtypes are stored with one more axis, over the parts of an element.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._compat.rules import Zero, instantiate, is_undefined_primal, zero_like
+from .._compat.varying import varying_alike
 from .._runtime.finalise import register_impl_finalisation
 from .._runtime.vprim import create_vprim
 from .select import select_if_vmap
@@ -27,6 +28,7 @@ def read(x: Any, place: Any, arrays: Any) -> tuple[Any, Any]:
 
 
 def write(pred: Any, x: Any, value: Any, place: Any, arrays: Any) -> Any:
+    x, value = varying_alike(x, value)
     (out,) = maybe_set_p.bind(pred, x, value, *arrays, place=place)
     return out
 

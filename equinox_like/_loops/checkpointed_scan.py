@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .buffer_rules import read, write
 from .checkpointed import run_checkpointed
@@ -30,14 +31,14 @@ def checkpointed_scan(
     - `f(pred, carry, x)`: returns the arrays of the next carry and of a `y`, given
         those of a carry and an `x`; `pred` is as in `stage`.
     - `is_buffer`: for each array of the carry, whether it is a buffer.
+    - `length`: the number of steps, at least 1.
     - `checkpoints`: as for `while_loop`.
     """
     xs = list(map(jnp.asarray, xs))
-    rows = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
-    ys = [
-        jnp.zeros((length, *y.shape), y.dtype)
-        for y in jax.eval_shape(lambda c, x: f(True, c, x)[1], list(carry), rows)
-    ]
+    types = jax.eval_shape(
+        lambda carry, xs: f(True, carry, [x[0] for x in xs])[1], list(carry), xs
+    )
+    ys = [_zeros(length, y) for y in types]
     first_x, first_y = 1 + len(carry), 1 + len(carry) + len(xs)
 
     def body(pred, state):
@@ -57,3 +58,13 @@ def checkpointed_scan(
         run_checkpointed(loop, length, number_of_checkpoints(length, checkpoints))
     )
     return out[1:first_x], out[first_y:]
+
+
+def _zeros(length: int, y: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros for the outputs of all steps, split over the explicit axes that one is."""
+    sharding = y.sharding
+    if isinstance(sharding, NamedSharding):
+        is_explicit = AxisType.Explicit in sharding.mesh.axis_types
+        parts = PartitionSpec(None, *sharding.spec)
+        sharding = NamedSharding(sharding.mesh, parts) if is_explicit else None
+    return jnp.zeros((length, *y.shape), y.dtype, device=sharding)

@@ -20,6 +20,7 @@ from .._compat.rules import (
     transposition_rules,
     zero_like,
 )
+from .._compat.varying import varying_alike
 from .._runtime.finalise import register_impl_finalisation
 
 select_if_vmap_p: Any = new_primitive("select_if_vmap")
@@ -29,7 +30,7 @@ is true, and the elements of `y` elsewhere."""
 
 
 def select_if_vmap(pred: Any, x: Any, y: Any) -> Any:
-    (out,) = select_if_vmap_p.bind(pred, x, y)
+    (out,) = select_if_vmap_p.bind(pred, *varying_alike(x, y))
     return out
 
 

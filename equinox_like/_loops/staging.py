@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
+from .._compat.varying import vary_over, varying_axes
 from .._runtime.unvmap import unvmap_any_p
 from .._tree.arrays import reusable
 from .._tree.filters import is_array
@@ -66,7 +67,7 @@ def stage(
         step = _Step(goes_on_after, body, is_buffer)
         pred = goes_on_after(carry)
         jaxpr = jax.make_jaxpr(step)([pred, *carry])
-        changed = _without_weak_types(carry, jaxpr.out_avals[1:])
+        changed = _as_after_a_step(carry, jaxpr.out_avals[1:])
         if changed is None:
             break
         carry = changed
@@ -140,19 +141,21 @@ def _may_become(x: Any, dtype: Any) -> bool:
     return getattr(x, "weak_type", False) and jnp.result_type(x, dtype) == dtype
 
 
-def _without_weak_types(carry: list[Any], types: Sequence[Any]) -> list[Any] | None:
-    """The carry, with weakly typed arrays in the dtypes they have after a step; `None`
-    if none of them change."""
-    differs = [
-        getattr(x, "weak_type", False) and not out.weak_type
+def _as_after_a_step(carry: list[Any], types: Sequence[Any]) -> list[Any] | None:
+    """The carry, with weakly typed arrays in the dtypes that they have after a step, and
+    arrays varying over the axes of a `shard_map` as they do then; `None` if none of
+    them change."""
+    changed = [
+        vary_over(
+            varying_axes(out),
+            lax.convert_element_type(x, out.dtype)
+            if getattr(x, "weak_type", False) and not out.weak_type
+            else x,
+        )
         for x, out in zip(carry, types, strict=True)
     ]
-    if not any(differs):
-        return None
-    return [
-        lax.convert_element_type(x, out.dtype) if d else x
-        for x, out, d in zip(carry, types, differs, strict=True)
-    ]
+    is_same = all(new is x for new, x in zip(changed, carry, strict=True))
+    return None if is_same else changed
 
 
 def _without_invariants(

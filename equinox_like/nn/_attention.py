@@ -253,17 +253,17 @@ class MultiheadAttention(Module):
             )
             check_cache(_NAME, cache)
             q, k, v = projected(self, query, key_, value, cache, process_heads)
-            new, is_cached = len(k), cache is not None
-            in_all = len(q), new if cache is None else len(cache.key) + new
+            new, is_cached = k.shape[0], cache is not None
+            in_all = q.shape[0], new if cache is None else cache.key.shape[0] + new
             mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all)
             bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all)
-            positions = jnp.arange(len(q)), jnp.arange(new)
+            positions = jnp.arange(q.shape[0]), jnp.arange(new)
             seen = None
             if cache is not None:
                 seen = extended(cache, k, v)
                 k, v = seen.key, seen.value
                 mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
-                positions = new_positions(cache, len(q)), seen.position
+                positions = new_positions(cache, q.shape[0]), seen.position
             window = _window(window, cache)
             visible = visible_keys(mask, positions, is_causal, window, is_cached)
             keys = None if key is None else jax.random.split(key, self.num_heads)

@@ -324,8 +324,9 @@ class Conv3d(Conv):
 
 
 def _convolve(conv: Conv, x: Array, weight: Array) -> Array:
-    padding = _resolved_padding(conv, x.shape[1:], weight.shape[2:])
+    padding = conv.padding
     if conv.padding_mode != "ZEROS":
+        padding = _resolved_padding(conv, x.shape[1:], weight.shape[2:])
         added = [(max(low, 0), max(high, 0)) for low, high in padding]
         x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
         padding = [(min(low, 0), min(high, 0)) for low, high in padding]

@@ -98,7 +98,7 @@ def dot_product_attention(
     name = "`dot_product_attention`"
     q, k, v = _checked_heads(*(jnp.asarray(x) for x in (query, key_, value)))
     number = q.shape[1]
-    lengths = len(q), len(k)
+    lengths = q.shape[0], k.shape[0]
     check_window(name, window)
     mask = checked_mask(name, "mask", mask, number, lengths)
     bias = checked_mask(name, "bias", bias, number, lengths)
@@ -127,7 +127,7 @@ def dot_product_attention_weights(
     `query` has shape `(q, size)`, `key` and `mask` shape `(kv, size)` and `(q, kv)`. The
     result has shape `(q, kv)` and the dtype of the query; its rows sum to 1.
     """
-    lengths = len(query), len(key)
+    lengths = query.shape[0], key.shape[0]
     mask = checked_mask("`dot_product_attention_weights`", "mask", mask, 1, lengths)
     return _weights(query, key, mask, None, None)
 
@@ -169,7 +169,7 @@ def attend(
     name = _chosen(implementation, q, k, v, drop, return_weights)
     if name is not None:
         return _jax_kernel(name, q, k, v, visible, bias, scale), None
-    if cached and len(q) == 1:
+    if cached and q.shape[0] == 1:
         return _one_query_kernel(q, k, v, visible, bias, scale, drop)
     return _formula_kernel(q, k, v, visible, bias, scale, drop)
 
@@ -195,7 +195,7 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
         obstacle = f"keys and values of (length, heads) {k.shape[:2]} and {v.shape[:2]}"
     elif k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         obstacle = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
-    elif len(k) == 0:
+    elif k.shape[0] == 0:
         obstacle = "no keys, so there is nothing to average"
     if obstacle is not None:
         raise ShapeError(
@@ -270,7 +270,7 @@ def _formula_kernel(
         return jnp.einsum("sS,Sd->sd", weights, v), weights
 
     number, shared = q.shape[1], k.shape[1]
-    if bias is not None and bias.ndim == 3 and len(bias) == 1:  # one for all heads
+    if bias is not None and bias.ndim == 3 and bias.shape[0] == 1:  # one for all heads
         bias = bias[0]
     axes = [0 if x is not None and x.ndim == 3 else None for x in (visible, bias)]
     axes.append(None if drop.keys is None else 0)
@@ -286,7 +286,7 @@ def _formula_kernel(
     ]
     heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
     weights = weights.reshape(number, *weights.shape[2:])
-    return heads.reshape(len(q), number, v.shape[2]), weights
+    return heads.reshape(q.shape[0], number, v.shape[2]), weights
 
 
 def _in_groups(x: Any, axis: int, number: int) -> Any:
@@ -318,7 +318,7 @@ def _one_query_kernel(
 
     query = _in_groups(_scaled(q, scale), 1, shared)
     logits = summed(query, k[:, :, None], -1)
-    logits = logits.reshape(len(k), number).T[:, None]  # (heads, 1, kv)
+    logits = logits.reshape(k.shape[0], number).T[:, None]  # (heads, 1, kv)
     visible, bias = (
         x[None] if x is not None and x.ndim == 2 else x for x in (visible, bias)
     )
@@ -400,7 +400,7 @@ def _obstacle(q: Array, v: Array, drop: Drop, return_weights: bool) -> str | Non
         return "its dropout is active"
     if return_weights:
         return "it does not return the weights"
-    return "there is no query" if len(q) == 0 else None
+    return "there is no query" if q.shape[0] == 0 else None
 
 
 def _cudnn_serves(q: Array, k: Array, v: Array) -> bool:

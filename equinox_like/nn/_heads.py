@@ -45,23 +45,25 @@ def _checked_inputs(
         if isinstance(projection, Linear):
             shape = parameter_shape(projection, "weight", 2)
         check_input(attention, x, (None, None if shape is None else shape[1]), name)
-    if len(key) != len(value):
+    query, key, value = (jnp.asarray(x) for _, x in inputs)
+    # Not `len`, which is an error for a symbolic dimension of `jax.export`.
+    if key.shape[0] != value.shape[0]:
         raise ShapeError(
             "MultiheadAttention takes as many rows of `key_` as of `value`; got "
-            f"{len(key)} and {len(value)}."
+            f"{key.shape[0]} and {value.shape[0]}."
         )
-    if len(key) == 0 and cache is None:
+    if key.shape[0] == 0 and cache is None:
         raise ShapeError(
             "MultiheadAttention takes at least one row of `key_` and `value`: with "
             "none, there is nothing to average."
         )
-    return [jnp.asarray(x) for _, x in inputs]
+    return [query, key, value]
 
 
 def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
     with within(name):
         rows = mapped(getattr(attention, name), x)
-    return rows.reshape(len(x), num_heads, rows.shape[-1] // num_heads)
+    return rows.reshape(x.shape[0], num_heads, rows.shape[-1] // num_heads)
 
 
 def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
@@ -79,7 +81,7 @@ def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
 def joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
     """The output projection of the joined heads, of shape `(length, output_size)`."""
     projection = attention.output_proj
-    heads = heads.reshape(len(heads), heads.shape[1] * heads.shape[2])
+    heads = heads.reshape(heads.shape[0], heads.shape[1] * heads.shape[2])
     with within("output_proj"):
         if out_sharding is None:
             return mapped(projection, heads)

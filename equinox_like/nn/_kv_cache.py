@@ -187,7 +187,7 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     _check_new(cache, key, value)
     dtypes = key.dtype, value.dtype
     key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
-    new, slots = len(key), len(cache.key)
+    new, slots = key.shape[0], cache.key.shape[0]
     position = new_positions(cache, new)
     old = cache.key, cache.value, cache.position
     added = key, value, position
@@ -247,7 +247,7 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
                 "token, in (heads, size); the layer made one of shape "
                 f"{new.shape[1:]}. Make the cache with the `init_cache` of this layer."
             )
-    slots, number = len(cache.key), len(key)
+    slots, number = cache.key.shape[0], key.shape[0]
     if cache.overflow == "ring":
         return
     if number > slots:
@@ -269,7 +269,7 @@ def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:
     Both the output and the length depend on the check, so that JAX keeps it in a
     program that uses only one of them.
     """
-    slots = len(cache.key)
+    slots = cache.key.shape[0]
     length, out = error_if(
         (cache.length, out),
         cache.overflow == "error" and cache.length > slots,

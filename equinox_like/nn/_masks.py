@@ -8,6 +8,7 @@ import functools
 import operator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
@@ -31,7 +32,8 @@ def causal_mask(
 
     **Arguments:**
 
-    - `query_length`: the number of queries.
+    - `query_length`: the number of queries, which may be a symbolic dimension of
+        `jax.export`.
     - `key_length`: the number of keys; by default that of the queries.
     - `offset`: the position of the first query among the keys: an integer, which may be
         traced.
@@ -190,7 +192,9 @@ def check_window(name: str, window: int | None) -> None:
         raise ValueError(f"{name} takes a `window` >= 1; got {window}.")
 
 
-def _length(function: str, name: str, value: Any) -> int:
+def _length(function: str, name: str, value: Any) -> Any:
+    if jax.export.is_symbolic_dim(value):
+        return value
     try:
         if operator.index(value) >= 0:
             return operator.index(value)

@@ -315,7 +315,7 @@ def _up_to_last_window(
     low, high = padding
     last_start = -(-(low + size + high - kernel) // stride) * stride
     # A window that starts after the input would hold only padding.
-    if 0 <= last_start < low + size:
+    if last_start < low + size:
         high = last_start + kernel - low - size
     return low, high
 

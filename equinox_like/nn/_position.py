@@ -120,16 +120,18 @@ class LearnedPositionalEmbedding(Module):
         )
         check_input(self, x, (None, shape[1]))
         x = jnp.asarray(x)
-        if positions is None and len(x) > shape[0]:
+        length = x.shape[0]
+        if positions is None and length > shape[0]:
             raise ShapeError(
                 f"{type(self).__name__} has {shape[0]} positions, but was given an `x` "
-                f"of {len(x)} rows. Build it with a larger `max_length`."
+                f"of {length} rows. Build it with a larger `max_length`."
             )
         if isinstance(offset, int) and positions is None:
-            _check_range(self, np.arange(offset, offset + len(x)), shape[0])
-            rows = self.weight[offset : offset + len(x)]
+            if offset < 0 or offset > shape[0] - length:
+                _check_range(self, np.arange(offset, offset + length), shape[0])
+            rows = self.weight[offset : offset + length]
             return x + like(rows, x)
-        places = row_positions(self, len(x), offset, positions)
+        places = row_positions(self, x.shape[0], offset, positions)
         if not jnp.issubdtype(places.dtype, jnp.integer):
             raise TypeError(
                 f"{type(self).__name__} takes integers as positions; got {places.dtype}."
@@ -217,7 +219,7 @@ class SinusoidalPositionalEmbedding(Module):
         x = jnp.asarray(x)
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(jnp.result_type(float))
-        places = row_positions(self, len(x), offset, positions)
+        places = row_positions(self, x.shape[0], offset, positions)
         cos, sin = cos_and_sin(self.embedding_size, places, self.theta, x.dtype)
         both = jnp.stack([sin, cos], axis=-1).reshape(x.shape)
         return x + like(both, x)

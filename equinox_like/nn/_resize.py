@@ -180,7 +180,10 @@ def _new_sizes(name: str, x: Array, size: Any, scale: Any) -> tuple[int, ...]:
     if size is not None:
         return each
     # Rounded first, because 100 * 0.29 is a little less than 29.
-    new = tuple(math.floor(round(n * s, 6)) for n, s in zip(old, each, strict=True))
+    new = tuple(
+        n * s if isinstance(s, int) else math.floor(round(n * s, 6))
+        for n, s in zip(old, each, strict=True)
+    )
     if 0 in new:
         raise ShapeError(
             f"`{name}` of shape {x.shape} by the scale {given!r} would leave an empty "

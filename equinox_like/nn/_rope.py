@@ -104,7 +104,7 @@ class RotaryPositionalEmbedding(Module):
         """
         check_input(self, x, (None, self.embedding_size))
         x = jnp.asarray(x)
-        cos, sin = self._angles(row_positions(self, len(x), offset, positions))
+        cos, sin = self._angles(row_positions(self, x.shape[0], offset, positions))
         if self.interleaved:
             pairs = x.reshape(*x.shape[:-1], -1, 2)
             first, second = pairs[..., 0], pairs[..., 1]

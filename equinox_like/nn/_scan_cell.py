@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from .._compat.varying import varying_axes
+from .._compat.varying import vary_over, varying_axes
 from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
@@ -178,11 +178,7 @@ def _varying_as(tree: Any, states: Any) -> Any:
     if not axes:
         return states
 
-    def each(x):
-        missing = tuple(axes - varying_axes(jax.typeof(x)))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(each, states)
+    return jax.tree.map(lambda x: vary_over(axes, x), states)
 
 
 def _flipped(tree: Any) -> Any:

@@ -145,6 +145,18 @@ class TestRoundTrip:
         again = round_trip(tree, tmp_path, shardings=one)
         assert again.layers[0].devices() == {jax.devices()[1]}
 
+    def test_arrays_of_a_template_go_to_the_mesh_in_use(self, tmp_path):
+        explicit = (jax.sharding.AxisType.Explicit,)
+        mesh = jax.make_mesh((4,), ("x",), axis_types=explicit)
+        where = jax.NamedSharding(mesh, jax.P("x"))
+        tree = {"a": jax.device_put(jnp.arange(8.0), where)}
+        like = eqx.filter_eval_shape(lambda: tree)
+        with jax.set_mesh(mesh):
+            again = round_trip(tree, tmp_path, like)
+        assert again["a"].sharding == where and same(again["a"], tree["a"])
+        with pytest.raises(eqx.LeafError, match=r"`\['a'\]` .* `jax.set_mesh`"):
+            eqx.load(tmp_path / "saved", like)
+
     def test_a_sharding_that_does_not_fit_is_an_error(self, tmp_path):
         mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
         for wrong in (jax.NamedSharding(mesh, jax.P("x")), jax.P("x")):
@@ -286,8 +298,12 @@ class TestErrors:
             (2**64, "64 bits"),
             (jax.ShapeDtypeStruct((), "float32"), "no values"),
             (np.zeros(2, np.longdouble), "cannot be saved"),
+            (
+                np.array(["a"], np.dtypes.StringDType()),
+                r"StringDType\(\) cannot be saved",
+            ),
         ],
-        ids=range(7),
+        ids=range(8),
     )
     def test_leaf_that_cannot_be_saved_is_named(self, tmp_path, leaf, match):
         with pytest.raises(eqx.LeafError, match=match) as caught:

@@ -312,6 +312,12 @@ def test_what_needs_pickle_is_refused_by_its_path(leaf):
     assert isinstance(info.value.__cause__, TypeError)
 
 
+def test_masked_array_is_refused_by_its_path():
+    with pytest.raises(eqx.LeafError, match=r"path \['a'\]: .* lose its mask"):
+        tree = {"a": np.ma.masked_array([1.0], [True])}
+        eqx.tree_serialise_leaves(io.BytesIO(), tree)
+
+
 def test_tracer_is_refused_by_its_path():
     with pytest.raises(eqx.LeafError, match=r"path \['a'\]"):
         jax.jit(lambda x: eqx.tree_serialise_leaves(io.BytesIO(), {"a": x}))(1.0)

@@ -58,6 +58,12 @@ def test_tree_comes_back_from_its_own_state_dict(tree):
     assert treedef == again_treedef and all(map(same, leaves, again_leaves))
 
 
+def test_numpy_text_comes_back():
+    tree = {"text": np.str_("ab"), "bytes": np.bytes_(b"ab")}
+    again = eqx.load_state_dict(tree, eqx.state_dict(tree))
+    assert again == tree and type(again["text"]) is np.str_
+
+
 def test_values_of_any_array_library_are_taken_and_copied():
     tree = {
         "a": jnp.zeros(2),

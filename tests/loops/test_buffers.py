@@ -125,6 +125,28 @@ def test_condition_of_a_write_is_differentiated():
     assert grad == jax.grad(run)(2.0, python) == 4
 
 
+@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
+def test_within_shard_map_buffer_varies_as_what_is_written(kind):
+    P = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def written(x):
+        body = lambda c: (c[0] + 1, 2 * c[1], c[2].at[c[0]].set(c[1]))  # noqa: E731
+        state = 0, x, jnp.zeros((3, *x.shape))
+        options = {"kind": kind, "max_steps": 4, "buffers": lambda c: c[2]}
+        return eqxi.while_loop(lambda c: c[0] < 3, body, state, **options)[2]
+
+    def run(f, out_specs):
+        mapped = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=out_specs)
+        return jax.jit(mapped)(jnp.arange(4.0))
+
+    assert run(written, P(None, "x"))[2].tolist() == [0, 4, 8, 12]
+    gradient = run(jax.grad(lambda x: written(x).sum()), P("x"))
+    assert gradient.tolist() == 4 * [7]
+    with pytest.raises(ValueError, match="out_specs"):
+        run(written, P())
+
+
 def test_gradient_of_what_was_there_before_is_zero_where_it_was_overwritten():
     def run(init):
         body = lambda c: (c[0] + 1, c[1].at[c[0]].set(1.0))  # noqa: E731

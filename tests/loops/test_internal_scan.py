@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import internal as eqxi
@@ -116,6 +117,59 @@ def test_buffers_of_the_carry():
         return eqxi.scan(f, init, jnp.arange(3), **options)[0][1].sum()
 
     assert jax.grad(run)(1.0) == 7
+
+
+def on_a_mesh(f, axis_type):
+    """`f` of a carry and of what is scanned, both split over the axis `x` of a mesh."""
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(axis_type,))
+    with jax.set_mesh(mesh):
+        carry = jax.device_put(jnp.linspace(0.5, 1.5, 8), P("x"))
+        xs = jax.device_put(jnp.linspace(0.0, 1.0, 24).reshape(3, 8), P(None, "x"))
+        return jax.jit(f)(carry, xs)
+
+
+def scanned(carry, xs, **options):
+    def step(c, x):
+        return c * x + 1, c * jnp.cos(x)
+
+    return eqx.filter_scan(step, carry, xs, **options)
+
+
+@pytest.mark.parametrize("checkpoint", [2, "all"])
+def test_inputs_and_outputs_may_be_split_over_explicit_axes(checkpoint):
+    def run(carry, xs, **options):
+        loss = lambda *args: scanned(*args, **options)[1].sum()  # noqa: E731
+        return scanned(carry, xs, **options), jax.grad(loss, (0, 1))(carry, xs)
+
+    ours = functools.partial(run, checkpoint=checkpoint)
+    found = on_a_mesh(ours, AxisType.Explicit)
+    assert found[0][1].sharding.spec == P(None, "x")
+    assert close(found, on_a_mesh(run, AxisType.Explicit))
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_gradient_within_shard_map(axis_type):
+    def run(carry, xs, **options):
+        def body(w, carry, xs):
+            loss = lambda *args: scanned(args[0] * args[1], xs, **options)[1].sum()  # noqa: E731
+            return jax.grad(loss, (0, 1))(w, carry)
+
+        specs = (P(), P("x"), P(None, "x"))
+        mapped = jax.shard_map(body, in_specs=specs, out_specs=specs[:2])
+        return mapped(jnp.asarray(2.0), carry, xs)
+
+    ours = functools.partial(run, checkpoint=2)
+    assert close(on_a_mesh(ours, axis_type), on_a_mesh(run, axis_type))
+
+
+def test_outputs_within_shard_map_differ_between_devices():
+    def run(carry, xs):
+        body = lambda *args: scanned(*args, checkpoint=2)[1]  # noqa: E731
+        specs = (P("x"), P(None, "x"))
+        return jax.shard_map(body, in_specs=specs, out_specs=P())(carry, xs)
+
+    with pytest.raises(ValueError, match="out_specs"):
+        on_a_mesh(run, AxisType.Auto)
 
 
 def test_cotangents_of_inputs_and_outputs_are_added_in_place():

@@ -376,3 +376,44 @@ def test_names_of_the_peer_are_there() -> None:
     assert set(names.split()) <= set(dir(nn))
     for name in ("BatchNorm", "SpectralNorm", "Sequential", "Stacked", "Mixed"):
         assert issubclass(getattr(nn, name), nn.StatefulLayer)
+
+
+def attention(**options):
+    layer = nn.MultiheadAttention(2, 4, key=jax.random.key(0))
+    return lambda x: layer(x, x, x, **options)
+
+
+# Functions of an array of shape (n, 4), or (4, n), for any `n`.
+OF_ANY_LENGTH = {
+    "attention": attention(),
+    "causal attention": attention(is_causal=True, window=2),
+    "masked attention": lambda x: attention(mask=nn.causal_mask(len_of(x)))(x),
+    "padded attention": lambda x: attention(mask=nn.padding_mask(2, len_of(x)))(x),
+    "weights": attention(return_weights=True),
+    "XLA's attention": attention(implementation="xla"),
+    "dot_product_attention": lambda x: nn.dot_product_attention(x, x, x),
+    "RotaryPositionalEmbedding": nn.RotaryPositionalEmbedding(4),
+    "SinusoidalPositionalEmbedding": nn.SinusoidalPositionalEmbedding(4),
+    "LearnedPositionalEmbedding": lambda x: learned(x, offset=1),
+    "Conv": nn.Conv1d(4, 2, 3, 2, padding="SAME", key=jax.random.key(0)),
+    "MaxPool": nn.MaxPool1d(2, 2, use_ceil=True),
+    "Upsample": nn.Upsample(2),
+}
+learned = nn.LearnedPositionalEmbedding(9, 4, key=jax.random.key(0))
+
+
+def len_of(x):
+    return x.shape[0]
+
+
+@pytest.mark.parametrize("name", OF_ANY_LENGTH)
+def test_length_may_be_a_symbolic_dimension(name, without_type_checks):
+    f = OF_ANY_LENGTH[name]
+    is_spatial = name in ("Conv", "MaxPool", "Upsample")
+    (n,) = jax.export.symbolic_shape("n", constraints=["n >= 2", "n <= 8"])
+    shape = (4, n) if is_spatial else (n, 4)
+    exported = eqx.filter_export(f)(jax.ShapeDtypeStruct(shape, jnp.float32))
+    for length in (2, 5):
+        x = jax.random.normal(jax.random.key(length), (length, 4))
+        x = x.T if is_spatial else x
+        assert eqx.tree_equal(exported(x), f(x), rtol=1e-5, atol=1e-6)
