@@ -55,6 +55,16 @@ def changing_carry():
     eqx.filter_scan(lambda c, _: (c.astype(jnp.bfloat16), None), jnp.ones(2), length=2)
 
 
+def pair(model):
+    return loss(model, x), x
+
+
+def gradient_of_a_loop():
+    eqx.filter_grad(
+        lambda x: eqx.filter_while_loop(lambda x: x < 3, lambda x: 2 * x, x)
+    )(x[0])
+
+
 def reuse_key():
     with jax.debug_key_reuse(True):
         f = jax.jit(lambda k: (jax.random.normal(k), jax.random.normal(k)))
@@ -113,6 +123,7 @@ CALLS = {
     "`jax.tree.map(lambda p: 0.9 * p, model)`": [
         lambda: jax.tree.map(lambda p: 0.9 * p, model)
     ],
+    "`jax.lax.stop_gradient(model)`": [lambda: jax.lax.stop_gradient(model)],
     "`jnp.add(model, 1)`": [lambda: jnp.add(model, 1)],
     "`x + model`": [lambda: x + model],
     "`optimiser.init(model)`": [lambda: optax.adamw(1e-3).init(model)],
@@ -123,6 +134,10 @@ CALLS = {
         lambda: eqx.filter_grad(lambda x: x**2)(3)
     ],
     "`eqx.filter_grad(model)(x)`, of a vector": [lambda: eqx.filter_grad(model)(x)],
+    "`eqx.filter_grad(loss)(model)`, where the loss returns a pair": [
+        lambda: eqx.filter_grad(pair)(model)
+    ],
+    "The gradient of a while loop": [gradient_of_a_loop],
     "`model(batch)`": [lambda: model(jnp.ones((4, 2)))],
     "`jax.vmap(model)(x)` of one example": [lambda: jax.vmap(model)(x)],
     "`jax.vmap(f)(a, b)` with different sizes": [

@@ -60,6 +60,20 @@ assert "load" in dir(eqx)
     assert run(code) == ""
 
 
+def test_what_is_loaded_late_leaves_what_is_compiled():
+    # JAX compiles everything again once a context was made after the import.
+    code = """
+import equinox_like as eqx, jax
+traced = []
+f = jax.jit(lambda x: traced.append(x) or x)
+f(0.0)
+eqx.save, eqx.nn.Linear, eqx.debug.memory_report, eqx.internal.noinline
+f(0.0)
+print(len(traced))
+"""
+    assert run(code) == "1\n"
+
+
 def test_description_for_a_package_index_has_no_links_to_files():
     description = importlib.metadata.metadata("equinox_like")["Description"]
     assert (

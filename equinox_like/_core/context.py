@@ -1,9 +1,10 @@
 """`Context`: a value set by a `with`, read by the code within, part of JAX's cache key.
 
 JAX keeps the value of `jax.make_user_context` for each thread, and compares it with
-`==` when it looks up a compiled function. We store an `_Entered` there. Values that are
-strictly the same share one `_Entered`, which is compared by identity. So `1` and `True`
-do not share a trace, and a comparison costs no Python call.
+`==` when it looks up a compiled function. We store a `_Values` there, which maps contexts
+to an `_Entered`. Values that are strictly the same share one `_Entered`, and equal maps
+one `_Values`; both are compared by identity. So `1` and `True` do not share a trace, and
+a comparison costs no Python call.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
@@ -37,9 +38,24 @@ class _Entered:
         return repr(self.value)
 
 
+class _Values:
+    """What the contexts were entered with, without those at their default."""
+
+    __slots__ = ("__weakref__", "_contents", "entered")
+
+    def __init__(self, contents: Contents, entered: dict["Context[Any]", _Entered]):
+        self._contents = contents
+        self.entered = entered
+
+    def __repr__(self) -> str:
+        return repr({context.name: x for context, x in self.entered.items()})
+
+
 _entered: Final[InternTable[_Entered]] = InternTable()
-# Never emptied: JAX keeps its own contexts for ever, too.
-_contexts: Final[list["Context[Any]"]] = []
+_values: Final[InternTable[_Values]] = InternTable()
+# One for all contexts, because JAX compiles everything again once there is a new one. Its
+# value is a `_Values`, or `None` if all contexts have their defaults.
+_current: Final[Any] = jax.make_user_context(None)
 
 
 class Context(Generic[_V]):
@@ -50,8 +66,7 @@ class Context(Generic[_V]):
     value while it is traced, and branch on it.
 
     Each thread has its own value, and starts with the default. Make a context once, at the
-    top level of a module: JAX never frees it, and a new context makes JAX compile
-    everything again.
+    top level of a module.
 
     !!! example
 
@@ -87,15 +102,12 @@ class Context(Generic[_V]):
         self.name = name
         self.default = default
         self._default_key = self._key(default)
-        # Its value is an `_Entered`, or `None` for the default.
-        self._jax: Any = jax.make_user_context(None)
-        self._within = _Within()
-        _contexts.append(self)
 
     @property
     def value(self) -> _V:
         """The value of the innermost `with` of this thread, or the default."""
-        entered = self._jax.value
+        values = _current.value
+        entered = None if values is None else values.entered.get(self)
         return self.default if entered is None else entered.value
 
     def __call__(self, value: _V) -> "Entering":
@@ -147,11 +159,11 @@ class Entering:
         self._entered = entered
 
     def __enter__(self) -> None:
-        self._context._within.push(self, _Suspension.watch())
+        _stack.push(self, _Suspension.watch())
 
     def __exit__(self, *exception: object) -> None:
         context = self._context
-        was_alone = context._within.pop(self)
+        was_alone = _stack.pop(self)
         if exception[0] is None and not was_alone:
             raise RuntimeError(
                 f"The context `{context.name}` was entered around an `await`. JAX "
@@ -186,8 +198,8 @@ class Entering:
         return call
 
 
-class _Within(threading.local):
-    """The `with` blocks of one context in one thread, innermost last."""
+class _Stack(threading.local):
+    """The `with` blocks of one thread, innermost last."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[Entering, Any, _Suspension]] = []
@@ -195,7 +207,7 @@ class _Within(threading.local):
     def push(self, entering: Entering, suspension: "_Suspension") -> None:
         # A new JAX context manager each time. One that is entered twice loses the value
         # to restore.
-        setting = entering._context._jax(entering._entered)
+        setting = within(_with(_current.value, entering))
         setting.__enter__()
         self._stack.append((entering, setting, suspension))
 
@@ -210,7 +222,24 @@ class _Within(threading.local):
             inner.append((found, suspension))
         for each in reversed(inner):
             self.push(*each)
-        return suspension.is_absent() and not inner
+        return suspension.is_absent() and all(
+            each._context is not entering._context for each, _ in inner
+        )
+
+
+_stack: Final = _Stack()
+
+
+def _with(values: _Values | None, entering: Entering) -> _Values | None:
+    """The values after `entering`."""
+    entered = {} if values is None else dict(values.entered)
+    if entering._entered is None:
+        entered.pop(entering._context, None)
+    else:
+        entered[entering._context] = entering._entered
+    if not entered:
+        return None
+    return _values.find(frozenset(entered.items()), lambda c: _Values(c, entered))
 
 
 class _Suspension:
@@ -266,26 +295,23 @@ class _Steps:
 
 def values_here() -> dict[Context[Any], Any]:
     """The value of each context that is not at its default in this thread."""
-    found = {context: context._jax.value for context in _contexts}
-    return {context: x.value for context, x in found.items() if x is not None}
+    values = _current.value
+    if values is None:
+        return {}
+    return {context: x.value for context, x in values.entered.items()}
 
 
-def entered_here() -> tuple[Any, ...]:
+def entered_here() -> _Values | None:
     """What `within` takes to set all contexts to the values that they have now.
 
-    It has a hash, and is equal for the same values.
+    It has a hash, and is the same object for the same values.
     """
-    return tuple(context._jax.value for context in _contexts)
+    return _current.value
 
 
-@contextmanager
-def within(entered: tuple[Any, ...]) -> Generator[None]:
+def within(values: _Values | None) -> AbstractContextManager[Any]:
     """Sets all contexts to the values that they had at `entered_here()`."""
-    with ExitStack() as stack:
-        for context, x in zip(_contexts, entered, strict=False):
-            if context._jax.value is not x:
-                stack.enter_context(Entering(context, x))
-        yield
+    return _current(values)
 
 
 def in_context_of_now(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -187,7 +187,7 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
                     raise ValueError("another leaf, or the metadata, has the same name")
                 tensors.append((name, *encode_tensor(leaf)))
             except Exception as error:
-                raise _error_at(path, str(error)) from error
+                raise _error_at(path, str(error).rstrip(".")) from error
             seen.add(name)
         elif isinstance(leaf, jax.ShapeDtypeStruct):
             raise _error_at(path, "a ShapeDtypeStruct has no values to save")

@@ -4,8 +4,7 @@ JAX gets a flat list of arrays. Its errors name leaves by number; errors here na
 paths. A Python number that a step changes becomes an array from the start, as in JAX.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,8 +24,10 @@ def with_carry(loop: str, fun: Any, init: Any, run: Callable[["Carry"], Any]) ->
     while True:
         carry = Carry(init, loop, fun)
         try:
-            with carry.explained():
-                return run(carry)
+            return run(carry)
+        except TypeError as e:
+            carry.refuse_change(e)
+            raise
         except _NumbersChange as e:
             # The arrays are made outside the trace of a step. An array made within it
             # may become an argument of the compiled program, which the second call
@@ -93,21 +94,16 @@ class Carry:
         if any(change):
             raise _NumbersChange(self.init, change)
 
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Turns JAX's `TypeError` for a changed array type into one with its path.
+    def refuse_change(self, error: TypeError) -> None:
+        """Raises an error with the path, if JAX's `error` is for a changed array type.
 
         The check is left to JAX, because it converts arrays of a weak type.
         """
-        try:
-            yield
-        except TypeError as e:
-            if self._changed is None:
-                raise
+        if self._changed is not None:
             raise TypeError(
                 f"{self._where}: each array of the carry must keep its shape and dtype. "
                 f"{self._changed}"
-            ) from e
+            ) from error
 
     def _change(self, before: Sequence[Any], after: Sequence[Any]) -> str | None:
         types = [*zip(map(type_of, before), map(type_of, after), strict=True)]

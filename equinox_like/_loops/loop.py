@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def filter_while_loop(
     body: Callable[[_C], _C],
     init: _C,
     *,
-    max_steps: int | None = None,
+    max_steps: SupportsIndex | None = None,
     kind: LoopKind | str = "lax",
     checkpoints: int | None = None,
 ) -> _C:
@@ -76,15 +76,14 @@ def filter_while_loop(
         assert state["x"] == 0.625 and state["name"] == "halving"
         ```
     """
-    return run_cached(
-        _filter_while_loop, (cond, body), init, max_steps, kind, checkpoints
-    )
+    limit = None if max_steps is None else _limit(max_steps)
+    return run_cached(_filter_while_loop, (cond, body), init, limit, kind, checkpoints)
 
 
 def _filter_while_loop(
     functions: Sequence[Any],
     init: Any,
-    max_steps: int | None,
+    limit: int | None,
     kind: LoopKind | str,
     checkpoints: int | None,
 ) -> Any:
@@ -94,7 +93,6 @@ def _filter_while_loop(
             '`filter_while_loop`: `checkpoints` is only for `kind="checkpointed"`; '
             f"got {kind!r}."
         )
-    limit = None if max_steps is None else _limit(max_steps)
     run_loop = runner("filter_while_loop", kind, limit, checkpoints)
 
     def as_jax_does(carry: Carry) -> Any:
@@ -148,7 +146,7 @@ def _require_bool(goes_on: Any, cond: Any) -> None:
         )
 
 
-def _limit(max_steps: Any) -> int:
+def _limit(max_steps: SupportsIndex) -> int:
     limit, most = operator.index(max_steps), jnp.iinfo(jnp.int32).max
     if not 0 <= limit <= most:
         raise ValueError(

@@ -1,7 +1,8 @@
 """`filter_scan` and `filter_map`: iterate over axis 0 of the arrays of a pytree."""
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, SupportsIndex, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -29,7 +30,7 @@ def filter_scan(
     f: Callable[[_C, _X], tuple[_C, _Y]],
     init: _C,
     xs: _X = None,
-    length: int | None = None,
+    length: SupportsIndex | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     checkpoint: bool | int | Literal["all"] | Callable[..., Any] | None = None,
@@ -79,7 +80,8 @@ def filter_scan(
         assert x.shape == (2,)
         ```
     """
-    return run_cached(_filter_scan, [f], init, xs, length, reverse, unroll, checkpoint)
+    steps = None if length is None else operator.index(length)
+    return run_cached(_filter_scan, [f], init, xs, steps, reverse, unroll, checkpoint)
 
 
 def _filter_scan(

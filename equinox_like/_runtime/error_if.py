@@ -224,8 +224,8 @@ def _check_messages(msgs: Sequence[str]) -> tuple[str, ...]:
     wrong = [m for m in msgs if not isinstance(m, str)]
     if wrong or isinstance(msgs, str):
         raise TypeError(
-            "`branched_error_if` takes a list or tuple of strings as its messages; got "
-            f"{msgs!r}."
+            "`error_if` takes a string as its message, and `branched_error_if` a list or "
+            f"tuple of strings; got {msgs!r}."
         )
     return tuple(msgs)
 

@@ -165,7 +165,7 @@ class _Call:
     skeleton: Skeleton
     abstract_fn: Callable[..., Any] | None
     # The values of all contexts. It is traced again later, outside of the `with` blocks.
-    entered: tuple[Any, ...]
+    entered: Any
     # The entry of `_functions`, once the index is known at run time.
     rest: Rest | None = None
 

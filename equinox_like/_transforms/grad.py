@@ -17,6 +17,7 @@ from .._core.parts import Rest, value_and_aux
 from .._module.fields import field
 from .._module.freezing import trainable_leaves
 from .._tree.filters import is_inexact_array
+from .._tree.nodes import describe_node
 from .._tree.partitioning import filter
 from .._tree.paths import path_str
 from .._tree.splitting import leaf_paths
@@ -192,7 +193,7 @@ class Differentiated(Transformed[..., Any]):
         def inner(data):
             out = fun(first.fill(data), *others, **kwargs)
             if not has_aux:
-                return out, None
+                return _value(fun, out), None
             value, aux = value_and_aux(fun, out)
             return value, pack(aux)
 
@@ -208,6 +209,16 @@ class Differentiated(Transformed[..., Any]):
     def __repr__(self) -> str:
         kind = "filter_value_and_grad" if self._with_value else "filter_grad"
         return f"<{kind} of {name_of(self.__wrapped__)}>"
+
+
+def _value(fun: Any, out: Any) -> Any:
+    """What `fun` returned without `has_aux=True`; `TypeError` if that is a tuple."""
+    if isinstance(out, tuple):
+        raise TypeError(
+            f"Gradient only defined for scalar-output functions. `{name_of(fun)}` returned "
+            f"{describe_node(out)}: to return `(value, aux)`, pass `has_aux=True`."
+        )
+    return out
 
 
 def first_argument(

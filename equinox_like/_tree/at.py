@@ -243,7 +243,8 @@ def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
         raise TypeError(
             f"`where` returned {node!r}, which is not in `pytree`. It must return a "
             "node of the tree that it is given, or a list or tuple of nodes; values "
-            "of static fields are not nodes."
+            "of static fields are not nodes, nor are defaults in the class that "
+            "`__init__` did not assign."
         )
     raise ValueError(
         "`where` must return a node of the tree that it is given, or a list or tuple "

@@ -128,7 +128,8 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     if not found:
         raise TypeError(
             f"`pytree{_text(steps)}` can be read, but is not a node of the tree. "
-            "Values of static fields and computed values cannot be replaced."
+            "Values of static fields, computed values, and defaults in the class that "
+            "`__init__` did not assign cannot be replaced."
         )
     if len(found) > 1:
         raise ValueError(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array
 
+from .._compat.tracer import Tracer
 from .._core.difference import tree_differences
 from .._module import Module, field
 from .._module.freezing import trainable_leaves
@@ -70,7 +71,7 @@ class EMA(Module):
     weight: Array = field(trainable=False)
     decay: Any = field(static=True)
     debias: bool = field(static=True)
-    _skeleton: Skeleton = field(static=True)
+    _skeleton: Skeleton = field(static=True, repr=False)
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class EMA(Module):
         leaves, treedef = jtu.tree_flatten(arrays)
         olds, labels = jtu.tree_leaves(self.average), _array_labels(skeleton)
         news = [
-            tree_copy(new) if label == _COPIED else _moved(old, new, rate)
+            _renewed(old, new) if label == _COPIED else _moved(old, new, rate)
             for old, new, label in zip(olds, leaves, labels, strict=True)
         ]
         changed = {
@@ -220,6 +221,14 @@ def _moved(old: Array, new: Any, rate: Array) -> Array:
     moved = old + rate.astype(old.dtype) * (new - old)
     # Replaced, not moved, because the old average may not be finite.
     return jnp.where(rate == 1, new, moved)
+
+
+def _renewed(old: Array, new: Any) -> Any:
+    """A copy of `new`, for which a donated `old` has the memory."""
+    if isinstance(old, Tracer):
+        # An `old` that the program does not use would be an unused donation.
+        _, new = jax.lax.optimization_barrier((old, new))
+    return tree_copy(new)
 
 
 def _check_alike(average: Any, arrays: Any) -> None:

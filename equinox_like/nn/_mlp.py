@@ -94,7 +94,8 @@ class MLP(Module):
 
         **Raises:**
 
-        `ValueError` if a size or `depth` is negative.
+        `ValueError` if a size or `depth` is negative, `TypeError` if an activation is not
+        callable.
         """
         self.in_size = as_size_or_scalar(self, "in_size", in_size)
         self.out_size = as_size_or_scalar(self, "out_size", out_size)
@@ -105,6 +106,15 @@ class MLP(Module):
         self.scan = scan
         inits = {"weight_init": weight_init, "bias_init": bias_init}
         self.layers = _build_layers(self, dtype, key, inits)
+        for name, function in (
+            ("activation", activation),
+            ("final_activation", final_activation),
+        ):
+            if not callable(function):
+                raise TypeError(
+                    f"MLP takes a function as `{name}`, such as `jax.nn.relu`; got "
+                    f"{function!r}."
+                )
         self.activation = _copied(activation, (self.depth, self.width_size))
         self.final_activation = _copied(
             final_activation, () if self.out_size == "scalar" else (self.out_size,)

@@ -224,6 +224,11 @@ def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
         ```
     """
     policy = Policy.parse(policy) if isinstance(policy, str) else policy
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            "`mixed` takes a `Policy`, or text such as 'params=f32,compute=bf16'; got "
+            f"{policy!r}."
+        )
     classes = keep if isinstance(keep, tuple) else (keep,)
     return Mixed(cast(layer, policy.param_dtype, classes), policy, classes)
 

@@ -68,13 +68,14 @@ class Sequential(StatefulLayer):
 
         **Raises:**
 
-        `TypeError` if a member is stateful and no `state` was passed. An error about the
-        shape of an array or a missing key says at its head which member it came from, for
-        example `layers[1]`.
+        `TypeError` if a member cannot be called, or is stateful and no `state` was passed.
+        An error about the shape of an array or a missing key says at its head which member
+        it came from, for example `layers[1]`.
         """
         number = len(self.layers)
         keys = [None] * number if key is None else jax.random.split(key, number)
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
+            _require_callable(i, layer)
             kwargs = {"key": layer_key} if takes_key(layer) else {}
             with within(f"layers[{i}]"):
                 if not is_stateful(layer):
@@ -110,6 +111,14 @@ class Sequential(StatefulLayer):
 
     def __len__(self) -> int:
         return len(self.layers)
+
+
+def _require_callable(i: int, layer: Any) -> None:
+    if not callable(layer):
+        raise TypeError(
+            f"`layers[{i}]` of this Sequential is {describe_node(layer)}, which cannot be "
+            "called."
+        )
 
 
 class Lambda(Module):

@@ -258,3 +258,36 @@ def test_derivatives_see_the_context_of_the_forward_pass(f) -> None:
     with mode("b"):
         _, pull_back = jax.vjp(f, x)
     assert pull_back(jnp.ones(())) == (3,)
+
+
+def test_a_new_context_leaves_what_is_compiled() -> None:
+    f, traced = counting()
+    f(0.0)
+    other = eqx.Context(0, name="other")
+    f(0.0)
+    assert traced == ["a"]
+    with other(1):
+        f(0.0)
+    f(0.0)
+    assert traced == ["a", "a"]
+
+
+def test_contexts_that_are_left_in_another_order_keep_their_values() -> None:
+    other = eqx.Context(0, name="other")
+    first, second = mode("b"), other(1)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (mode.value, other.value) == ("a", 1)
+    second.__exit__(None, None, None)
+    assert (mode.value, other.value) == ("a", 0)
+
+
+def test_the_order_of_entering_two_contexts_does_not_matter() -> None:
+    other = eqx.Context(0, name="other")
+    f, traced = counting()
+    with mode("b"), other(1):
+        f(0.0)
+    with other(1), mode("b"):
+        f(0.0)
+    assert traced == ["b"]

@@ -320,6 +320,13 @@ class TestErrors:
         with pytest.raises(eqx.LeafError, match=r"path \['x'\]: a traced array"):
             f(1.0)
 
+    def test_deleted_array_is_named(self, tmp_path):
+        x = jnp.ones(2)
+        x.delete()
+        match = r"path \['x'\]: Array has been deleted[^.]*float32\[2\]\.$"
+        with pytest.raises(eqx.LeafError, match=match):
+            eqx.save(tmp_path / "m", {"x": x})
+
     def test_leaf_named_like_the_metadata_is_refused(self, tmp_path):
         tree = type("Odd", (eqx.Module,), {"__annotations__": {"__metadata__": int}})(1)
         with pytest.raises(eqx.LeafError, match="__metadata__"):

@@ -148,3 +148,22 @@ def test_errors_name_the_parameters():
     x.delete()
     with pytest.raises(RuntimeError, match=r"`init\['x'\]` .*deleted"):
         eqx.filter_scan(lambda c, x: (c, x), {"x": x}, ROWS)
+
+
+def test_numbers_of_steps_may_be_arrays():
+    two = jnp.array(2)
+    assert eqx.filter_scan(lambda c, _: (c + 1, None), ONE, None, two)[0] == 3
+    options = {"kind": "checkpointed", "max_steps": two}
+    assert eqx.filter_while_loop(lambda c: c < 9, lambda c: c + 1, ONE, **options) == 3
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda n: eqx.filter_scan(lambda c, _: (c, None), ONE, None, n),
+        lambda n: eqx.filter_while_loop(lambda c: c < 9, lambda c: c, ONE, max_steps=n),
+    ],
+)
+def test_number_of_steps_that_is_traced_is_named(loop):
+    with pytest.raises(jax.errors.TracerIntegerConversionError, match="argument n"):
+        jax.jit(loop)(2)

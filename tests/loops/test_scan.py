@@ -1,5 +1,6 @@
 """filter_scan and filter_map: any trees, gone through along axis 0."""
 
+import traceback
 from functools import partial
 
 import hypothesis.strategies as st
@@ -265,3 +266,20 @@ def test_map_of_nothing_is_refused():
         ValueError, match=r"`filter_map` of `<lambda>`.*no array in `xs`"
     ):
         eqx.filter_map(lambda x: x, "text")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda body: eqx.filter_scan(
+            lambda c, _: (body(c), None), jnp.ones(2), None, 2
+        ),
+        lambda body: eqx.filter_while_loop(lambda c: c[0] < 2, body, jnp.ones(2)),
+    ],
+)
+def test_error_of_a_carry_that_changes_is_at_the_line_of_the_user(loop):
+    with pytest.raises(TypeError, match=r"was float32\[2\], and is now float32") as e:
+        loop(lambda c: jnp.concatenate([c, c]))
+    files = [f.filename for f in traceback.extract_tb(e.value.__traceback__)]
+    # The checks of types in the tests add frames of jaxtyping.
+    assert [f for f in files if "jaxtyping" not in f][-1] == __file__

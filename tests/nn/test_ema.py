@@ -139,8 +139,9 @@ def test_no_array_is_shared_with_the_model() -> None:
         assert not buffers(model) & buffers(ema)
 
 
-def test_it_is_donated_with_the_model() -> None:
-    @eqx.filter_jit(donate="strict")
+@pytest.mark.parametrize("donate", ["strict", ("model", "ema")])
+def test_it_is_donated_with_the_model(donate) -> None:
+    @eqx.filter_jit(donate=donate)
     def step(model, ema):
         model = eqx.tree_at(lambda m: m.weight, model, model.weight + 1)
         return model, ema.update(model)
@@ -153,6 +154,10 @@ def test_it_is_donated_with_the_model() -> None:
     np.testing.assert_allclose(
         ema.average.weight, in_numpy(values, [0.5] * 3), rtol=1e-6
     )
+
+
+def test_its_text_is_that_of_its_fields() -> None:
+    assert "Skeleton" not in repr(nn.EMA(Model(1)))
 
 
 def test_it_is_a_carry_of_a_scan() -> None:

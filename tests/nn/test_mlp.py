@@ -198,6 +198,12 @@ def test_negative_size_is_an_error(sizes, message, key) -> None:
         nn.MLP(*sizes, key=key)
 
 
+@pytest.mark.parametrize("name", ["activation", "final_activation"])
+def test_activation_must_be_callable(name, key, without_type_checks) -> None:
+    with pytest.raises(TypeError, match=rf"MLP takes a function as `{name}`.*'relu'"):
+        nn.MLP(1, 1, 2, 1, **{name: "relu"}, key=key)  # pyright: ignore[reportArgumentType]
+
+
 def test_width_may_not_be_scalar(key, without_type_checks) -> None:
     with pytest.raises(ValueError, match="`width_size`; got 'scalar'"):
         nn.MLP(3, 2, "scalar", 1, key=key)  # pyright: ignore

@@ -63,6 +63,11 @@ def test_wrong_text_is_an_error(text) -> None:
         nn.Policy.parse(text)
 
 
+def test_dtype_is_not_a_policy(key, without_type_checks) -> None:
+    with pytest.raises(TypeError, match=r"`mixed` takes a `Policy`.*bfloat16"):
+        nn.mixed(nn.Linear(2, 2, key=key), jnp.bfloat16)  # pyright: ignore[reportArgumentType]
+
+
 def test_layer_computes_in_the_compute_dtype(key) -> None:
     seen = []
 

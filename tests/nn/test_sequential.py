@@ -108,6 +108,13 @@ def test_missing_state_is_an_error_that_names_the_member() -> None:
         nn.Sequential([jnp.tanh, Counter()])(jnp.ones(3))
 
 
+@pytest.mark.parametrize("member", [[], None, "relu"])
+def test_member_that_cannot_be_called_is_named(member, without_type_checks) -> None:
+    model = nn.Sequential([nn.Identity(), member])
+    with pytest.raises(TypeError, match=r"`layers\[1\]` .* cannot be called"):
+        model(jnp.ones(2))
+
+
 def test_stateful_layer_is_abstract() -> None:
     class NoCall(nn.StatefulLayer):
         pass

@@ -673,7 +673,7 @@ def test_no_array_is_an_error(pred):
 def test_wrong_types_are_errors(without_type_checks):
     with pytest.raises(TypeError, match="must be a bool or an array; got a str"):
         eqx.error_if(GOOD, "x", MESSAGE)
-    with pytest.raises(TypeError, match="list or tuple of strings"):
+    with pytest.raises(TypeError, match="`error_if` takes a string as its message"):
         eqx.error_if(GOOD, True, 3)
     with pytest.raises(TypeError, match="list or tuple of strings"):
         eqx.branched_error_if(GOOD, True, 0, "abc")

@@ -251,6 +251,15 @@ def test_output_must_be_a_real_scalar(out):
         eqx.filter_grad(lambda x: out)(jnp.ones(2))
 
 
+def test_pair_without_has_aux_says_so():
+    def loss(x):
+        return x.sum(), x
+
+    match = r"`loss` returned a tuple of length 2: .* `has_aux=True`"
+    with pytest.raises(TypeError, match=match):
+        eqx.filter_value_and_grad(loss)(jnp.ones(2))
+
+
 def test_output_with_aux_must_be_a_pair():
     with pytest.raises(TypeError, match="pair"):
         eqx.filter_grad(lambda x: x.sum(), has_aux=True)(jnp.ones(2))

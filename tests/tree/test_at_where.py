@@ -267,3 +267,17 @@ def test_module_that_can_be_called_is_a_function_unless_it_holds_bools_only():
 
     assert eqx.tree_at(Weight(1), [1, 2], "new") == [1, "new"]
     assert eqx.tree_at(eqx.Partial(lambda i, t: t[i], 1), [1, 2], "new") == [1, "new"]
+
+
+@pytest.mark.parametrize("where", ["rate", lambda m: m.rate])
+def test_default_that_was_not_assigned_is_not_a_node(where):
+    class Model(eqx.Module):
+        rate: float = 0.1
+
+        def __init__(self):
+            pass
+
+    with pytest.raises(
+        TypeError, match="defaults in the class that `__init__` did not"
+    ):
+        eqx.tree_at(where, Model(), 0.2)
