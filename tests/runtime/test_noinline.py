@@ -203,12 +203,10 @@ def test_derivatives_keep_no_tracer():
 IN_SHARD_MAP = {
     "value": lambda f: f,
     "gradient of what varies": lambda f: jax.grad(lambda x, y: f(x, y).sum()),
-    "gradient of what does not": lambda f: lambda x, y: (
-        x + jax.grad(lambda y: f(x, y).sum())(y)
+    "gradient of what does not": lambda f: (
+        lambda x, y: x + jax.grad(lambda y: f(x, y).sum())(y)
     ),
-    "vmap of grad": lambda f: jax.vmap(
-        jax.grad(lambda x, y: f(x, y).sum()), (0, None)
-    ),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(lambda x, y: f(x, y).sum()), (0, None)),
     "tangents": lambda f: lambda x, y: sum(jax.jvp(lambda y: f(x, y), (y,), (y,))),
     "scan": lambda f: (
         lambda x, y: jax.lax.scan(lambda c, _: (f(c, y), None), x, length=3)[0]
