@@ -6,10 +6,12 @@ Serves jax 0.10 to 0.12, where the abstract value of an array has
 primitives. Without either attribute, the error is JAX's own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+
+from .rules import as_struct
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
@@ -30,3 +32,11 @@ def varying_alike(*arrays: Any) -> tuple[Any, ...]:
     """The arrays, each marked as varying over the axes that any of them varies over."""
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in arrays))
     return tuple(vary_over(axes, x) for x in arrays) if axes else arrays
+
+
+def types_varying_over(axes: Iterable[Any], types: Sequence[Any]) -> Sequence[Any]:
+    """These types of arrays that vary over no axes, as types that vary over `axes`."""
+    if not axes:
+        return types
+    mark = jax.make_jaxpr(lambda *data: [vary_over(axes, x) for x in data])
+    return mark(*map(as_struct, types)).out_avals

@@ -241,7 +241,7 @@ class Deletion:
             self._plans[number] = plan
         for i in plan.to_delete:
             donated[i].delete()
-        self._record.references = [weakref.ref(donated[i]) for i in plan.to_note]
+        self._record.calls.append([weakref.ref(donated[i]) for i in plan.to_note])
 
     def _alive_though_aliased(
         self,

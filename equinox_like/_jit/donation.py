@@ -11,6 +11,7 @@ import re
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
@@ -243,7 +244,7 @@ def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> No
 
 
 class _Records:
-    """Of the arrays that the last call of each donating program has deleted, some."""
+    """Of the arrays that the last calls of each donating program deleted, some."""
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[Record] = weakref.WeakSet()
@@ -258,13 +259,14 @@ class _Records:
         with _lock:
             found = list(self._all)
         for record in found:
-            if any(reference() is x for reference in record.references):
+            # A copy, because another thread may append.
+            if any(ref() is x for call in record.calls.copy() for ref in call):
                 return record.name
         return None
 
 
 class Record:
-    """Donated arrays that the last call of one program has deleted: one per argument.
+    """Donated arrays that the last calls of one program deleted: one per argument.
 
     They are held weakly, because a deleted array may still hold a copy that NumPy made.
     Their `id`s alone would not do, because Python reuses the `id` of a freed object.
@@ -272,9 +274,11 @@ class Record:
 
     def __init__(self, name: str):
         self.name = name
-        self.references: Sequence[weakref.ref[Any]] = ()
+        self.calls: deque[Sequence[weakref.ref[Any]]] = deque(maxlen=_CALLS)
 
 
+# How many calls a `Record` remembers.
+_CALLS: Final = 16
 records: Final = _Records()
 
 

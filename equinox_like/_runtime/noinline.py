@@ -30,6 +30,7 @@ from .._compat.rules import (
     zero_like,
 )
 from .._compat.tracer import Tracer
+from .._compat.varying import types_varying_over, varying_alike, varying_axes
 from .._core.base import Transformed, frames_hidden, name_of
 from .._core.context import entered_here, within
 from .._core.parts import Rest, take_apart
@@ -135,7 +136,7 @@ class NotInlined(Transformed[_P, _T]):
         data = [jnp.asarray(x) for x in groups.get(_DATA, ())]
         target = _Call(skeleton, self._abstract_fn, entered_here())
         _, rest = _trace(target, tuple(map(as_aval, data)))
-        return rest.fill(noinline_p.bind(*data, call=target))
+        return rest.fill(_bind(*data, call=target))
 
     def __repr__(self) -> str:
         return f"<noinline of {name_of(self.__wrapped__)}>"
@@ -296,7 +297,14 @@ def _(*data: Any, call: Any) -> list[Any]:
 
 @noinline_p.def_abstract_eval
 def _(*types: Any, call: Any) -> Sequence[Any]:
-    return _trace(call, types)[0]
+    axes = frozenset().union(*map(varying_axes, types))
+    return types_varying_over(axes, _trace(call, types)[0])
+
+
+def _bind(*data: Any, call: Any) -> list[Any]:
+    # An output depends on every input, so all vary over the same axes of a mesh. To
+    # mark each input makes JAX sum its cotangent over the others.
+    return noinline_p.bind(*varying_alike(*data), call=call)
 
 
 def _lowered(*data: Any, call: Any) -> Sequence[Any]:
@@ -311,10 +319,10 @@ def _lowered(*data: Any, call: Any) -> Sequence[Any]:
 def _push_forward(
     primals: Sequence[Any], tangents: Sequence[Any], *, call: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    out = noinline_p.bind(*primals, call=call)
+    out = _bind(*primals, call=call)
     perturbed = tuple(i for i, t in enumerate(tangents) if type(t) is not Zero)
     given = [tangents[i] for i in perturbed]
-    found = iter(noinline_p.bind(*primals, *given, call=_Tangent(call, perturbed)))
+    found = iter(_bind(*primals, *given, call=_Tangent(call, perturbed)))
     return out, [next(found) if _is_inexact(x) else zero_like(x) for x in out]
 
 
@@ -324,7 +332,7 @@ def _pull_back(cotangents: Sequence[Any], *inputs: Any, call: Any) -> Sequence[A
     known = [x for x in inputs if not is_undefined_primal(x)]
     given = [instantiate(ct) for ct in cotangents]
     transpose = _Transpose(call, wanted, types, len(known))
-    found = iter(noinline_p.bind(*known, *given, call=transpose))
+    found = iter(_bind(*known, *given, call=transpose))
     return [next(found) if is_undefined_primal(x) else None for x in inputs]
 
 
@@ -332,7 +340,7 @@ def _batch(
     data: Sequence[Any], axes: Sequence[int | None], *, call: Any
 ) -> tuple[Sequence[Any], Sequence[int]]:
     mapped = _Map(call, tuple(axes), batch_size(data, axes))
-    out = noinline_p.bind(*data, call=mapped)
+    out = _bind(*data, call=mapped)
     return out, [0] * len(out)
 
 

@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from .._runtime.error_if import error_if
 from .._transforms.callback import filter_pure_callback
 from .._transforms.custom_vjp import filter_custom_vjp
+from .._tree import is_array
 from .._tree.arrays import is_typed_key
 from .._tree.format import tree_pformat
 
@@ -25,7 +26,7 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
     - `terminate`: whether a NaN in the cotangent is an error.
 
     It prints when the program runs, once for each element of a batch. Only reverse mode
-    is supported.
+    is supported; the gradient can be differentiated again in both modes.
 
     **Returns:**
 
@@ -79,8 +80,7 @@ def _(
     is_printed = filter_pure_callback(
         _print,
         name,
-        jtu.tree_map(_without_keys, x),
-        cotangent,
+        *jtu.tree_map(_printable, (x, cotangent)),
         result_shape_dtypes=jax.ShapeDtypeStruct((), bool),
         vmap_method="sequential",
     )
@@ -94,9 +94,11 @@ def _(
     return error_if(cotangent, jnp.asarray(is_bad), f"Encountered NaN{where}")
 
 
-def _without_keys(x: Any) -> Any:
-    # Callbacks do not accept typed PRNG keys.
-    return jax.random.key_data(x) if is_typed_key(x) else x
+def _printable(x: Any) -> Any:
+    # Callbacks do not accept typed PRNG keys, and have no derivative.
+    if is_typed_key(x):
+        return jax.random.key_data(x)
+    return jax.lax.stop_gradient(x) if is_array(x) else x
 
 
 def _print(name: str | None, x: Any, cotangent: Any) -> Any:

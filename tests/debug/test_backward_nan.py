@@ -32,6 +32,17 @@ def test_primal_and_cotangent_are_printed(wrap, capsys):
     )
 
 
+@wraps
+@pytest.mark.parametrize("terminate", [True, False])
+@pytest.mark.parametrize("derivative", [jax.jacrev, jax.jacfwd])
+def test_the_gradient_can_be_differentiated(derivative, terminate, wrap):
+    def cubes(x):
+        return (eqx.debug.backward_nan(x, terminate=terminate) ** 3).sum()
+
+    second = wrap(derivative(jax.grad(cubes)))(X)
+    assert jnp.allclose(second, 6 * jnp.eye(2))
+
+
 def test_nothing_is_printed_without_a_backward_pass(capsys):
     assert scaled(X, 3.0) == 6
     assert out_of(capsys) == ""

@@ -761,6 +761,13 @@ class TestWhatDeletedAnArray:
         update(x)
         assert "it was donated to `" in self.refusal(x)
 
+    def test_a_function_that_was_called_again_since_is_named(self):
+        x, update = jnp.ones(3), self.update()
+        new = update(x)
+        for _ in range(5):
+            new = update(new)
+        assert "it was donated to `" in self.refusal(x)
+
     def test_a_function_that_copied_it_for_numpy_is_named(self):
         x = jnp.ones(1024)
         view = np.asarray(x)

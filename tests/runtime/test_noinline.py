@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import internal as eqxi
@@ -197,3 +198,35 @@ def test_derivatives_keep_no_tracer():
     f = eqxi.noinline(plain)
     with jax.checking_leaks():
         jax.grad(lambda x: f(x, X)[0].sum())(X)
+
+
+IN_SHARD_MAP = {
+    "value": lambda f: f,
+    "gradient of what varies": lambda f: jax.grad(lambda x, y: f(x, y).sum()),
+    "gradient of what does not": lambda f: (
+        lambda x, y: x + jax.grad(lambda y: f(x, y).sum())(y)
+    ),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(lambda x, y: f(x, y).sum()), (0, None)),
+    "tangents": lambda f: lambda x, y: sum(jax.jvp(lambda y: f(x, y), (y,), (y,))),
+    "scan": lambda f: (
+        lambda x, y: jax.lax.scan(lambda c, _: (f(c, y), None), x, length=3)[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", IN_SHARD_MAP.values(), ids=IN_SHARD_MAP)
+def test_outputs_in_a_shard_map_vary_as_those_of_the_function(transform):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    map_over = functools.partial(jax.shard_map, mesh=mesh, in_specs=(P("d"), P()))
+
+    def f(x, y):
+        return jnp.sin(x) * y
+
+    ours, expected = (
+        jax.jit(map_over(transform(f), out_specs=P("d")))(jnp.stack([X, 2 * X]), X)
+        for f in (eqxi.noinline(f), f)
+    )
+    assert jnp.allclose(ours, expected)
+    # What varies is refused where one value for all devices is promised.
+    with pytest.raises(ValueError, match="out_specs"):
+        jax.jit(map_over(eqxi.noinline(f), out_specs=P()))(jnp.stack([X, 2 * X]), X)
