@@ -127,6 +127,14 @@ class Config:
     ignored: Any = dataclasses.field(default=None, compare=False)
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """A pytree node without children that is its own aux data."""
+
+    tag: object
+
+
 @dataclasses.dataclass
 class OpenConfig:
     value: Any

@@ -16,7 +16,7 @@ from .._tree.filters import is_array
 from .._tree.nodes import children_of, describe_node, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
-from .._tree.strict import strictly_same
+from .._tree.strict import strict_treedef, strictly_same
 
 ARGUMENTS: Final = "argument count"
 STRUCTURE: Final = "tree structure"
@@ -137,8 +137,8 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
     for found in _below(path, steps, children, others, old, new):
         same = False
         yield found
-    was, now = jtu.tree_structure(old), jtu.tree_structure(new)
-    if same and was != now:
+    was, now = (jtu.tree_structure(x, lambda y, x=x: y is not x) for x in (old, new))
+    if same and strict_treedef(was) != strict_treedef(now):
         # The children agree, so the node's own auxiliary data differs.
         yield Difference(path, STRUCTURE, _held(was), _held(now))
 

@@ -258,7 +258,9 @@ def _frozen_other(value: Any) -> Any:
         return strict_key((value._value_,)) if name is None else name
     if not isinstance(value, tuple | dict) and not jtu.all_leaves([value]):
         children, treedef = jtu.tree_flatten(value, lambda x: x is not value)
-        return strict_treedef(treedef), strict_key(children)
+        # `jax.tree_util.register_static` makes a value its own aux data.
+        if treedef.node_data()[1] is not value:
+            return strict_treedef(treedef), strict_key(children)
     if _is_compared_by_identity(kind):
         return value
     return _frozen_by_class(value)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from strategies import Registered
 
 import equinox_like as eqx
 
@@ -77,6 +78,15 @@ def test_difference_is_told_by_path_and_kind(f, args, path, kind, text):
     if args[0] is not None:
         f(*args)
         assert len(traces) == 2 and f.explain(*args) is None
+
+
+@pytest.mark.parametrize("make", [Registered, lambda x: {x: "a"}])
+def test_structure_that_differs_in_the_type_of_a_value_alone_is_told(f, make):
+    f, _ = f
+    f(model(), jnp.ones(2), make(1))
+    retrace = f.explain(model(), jnp.ones(2), make(1.0))
+    assert kinds(retrace) == {"options": "tree structure"}
+    assert f.explain(model(), jnp.ones(2), make(1)) is None
 
 
 def test_nearest_trace_is_compared_with(f):

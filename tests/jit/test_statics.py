@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from hypothesis import given
-from strategies import CONFUSABLE, CONTAINERS, Node
+from strategies import CONFUSABLE, CONTAINERS, Node, Registered
 
 import equinox_like as eqx
 from equinox_like._tree.strict import has_hash, strictly_same
@@ -33,6 +33,10 @@ PLACES = {
     "leaf of a list in a Module": lambda x: Node([{"a": x}]),
     "static field": lambda x: Node(0, tag=x),
     "static field further down": lambda x: [Node(Node(0, tag=x))],
+    "value registered as static": Registered,
+    "value registered as static, in a static field": lambda x: Node(
+        0, tag=Registered(x)
+    ),
     "dictionary key": lambda x: {x: "value"},
     "dictionary key in a Module": lambda x: Node(({x: "value"},)),
     "key of an OrderedDict": lambda x: collections.OrderedDict([(x, "value")]),

@@ -20,6 +20,7 @@ from strategies import (
     Config,
     Node,
     One,
+    Registered,
     reference_same,
     static_leaves,
     static_values,
@@ -204,3 +205,12 @@ def test_structure_equals_another_one_only_with_the_same_keys(x, y, registry):
 def test_structure_without_what_may_be_confused_is_its_own_key():
     treedef = jtu.tree_structure({"a": [1, (2, None)], "b": Node(1, tag=1.0)})
     assert strict_treedef(treedef) is treedef
+
+
+def test_value_that_is_its_own_aux_data_is_compared_as_other_values():
+    assert strictly_same(Registered(1), Registered(1))
+    assert not strictly_same(Registered(1), Registered(1.0))
+    one, same, other = (
+        strict_treedef(jtu.tree_structure([Registered(tag)])) for tag in (1, 1, 1.0)
+    )
+    assert one == same != other and hash(one) == hash(same)
