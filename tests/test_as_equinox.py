@@ -142,6 +142,60 @@ def test_private_names_that_libraries_use():
     assert out == "frozen\n", out
 
 
+def test_metaclass_that_wraps_a_generated_init():
+    """As that of galax, which converts arguments before `__init__`."""
+    out = run("""
+        import equinox_like.as_equinox
+        import equinox as eqx
+        from equinox._module._module import _has_dataclass_init, _ModuleMeta
+
+        class Meta(_ModuleMeta):
+            def __new__(mcs, *args, **kwargs):
+                cls = super().__new__(mcs, *args, **kwargs)
+                if _has_dataclass_init[cls]:
+                    init = cls.__init__
+                    cls.__init__ = lambda self, *args: init(self, *map(int, args))
+                return cls
+
+        class A(eqx.Module, metaclass=Meta):
+            x: int
+
+        class B(A):
+            y: int
+
+        class C(B):
+            def __init__(self, x):
+                self.x = self.y = x
+
+        class D(C):
+            pass
+
+        print(A(1.5), B(1.5, 2.5), C(1.5), D(1.5))
+        classes = eqx.Module, A, B, C, D, eqx.nn.Linear
+        print(*[_has_dataclass_init[cls] for cls in classes])
+    """)
+    assert out == (
+        "A(x=1) B(x=1, y=2) C(x=1.5, y=1.5) D(x=1.5, y=1.5)\n"
+        "True True True False False False\n"
+    )
+
+
+def test_an_array_type_with_omega():
+    """As that of dynamiqs, which is passed to `**` with the class `ω`."""
+    out = run("""
+        import equinox_like.as_equinox
+        from equinox.internal import ω
+        from equinox.internal._omega import _Metaω
+
+        class Array:
+            def __pow__(self, other):
+                return ω(2) if isinstance(other, _Metaω) else NotImplemented
+
+        print((Array()**ω + 1).ω)
+    """)
+    assert out == "3\n"
+
+
 def test_unknown_private_name_is_an_attribute_error():
     out = run("""
         import equinox_like.as_equinox

@@ -1,7 +1,9 @@
 """The names in Equinox's file of this name that published libraries use.
 
-quax, ihoop and distreqx derive a metaclass from `_ModuleMeta`. The metaclass of quax
-constructs instances itself, and needs the two other names for that.
+quax, ihoop, distreqx and galax derive a metaclass from `_ModuleMeta`. The metaclass of
+quax constructs instances itself, and needs `_currently_initialising` and
+`is_abstract_module` for that. The one of galax wraps an `__init__` that was generated, and
+asks `_has_dataclass_init` for it.
 """
 
 from typing import Any
@@ -22,7 +24,15 @@ class _CurrentlyInitialising:
         object.__delattr__(instance, OPEN)
 
 
+class _HasDataclassInit:
+    """Whether a class has a generated `__init__`. In Equinox it is a dict."""
+
+    def __getitem__(self, cls: Any) -> bool:
+        return cls._module_spec_.init is not None
+
+
 _currently_initialising = _CurrentlyInitialising()
+_has_dataclass_init = _HasDataclassInit()
 
 
 def is_abstract_module(cls: Any) -> bool:
