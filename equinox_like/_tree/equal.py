@@ -37,8 +37,8 @@ def tree_equal(
     **Arguments:**
 
     - `*pytrees`: one tree or more.
-    - `typematch`: leaves and static fields must also have the same type, so that `1` and
-        `1.0`, or a NumPy and a JAX array, differ.
+    - `typematch`: leaves must also have the same type, so that `1` and `1.0`, or a NumPy
+        and a JAX array, differ. Static fields need not.
     - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in
         `jax.numpy.allclose`. Everything else is compared exactly.
     - `check_dtype`: `False` lets arrays of different dtype be equal; their values are
@@ -72,9 +72,7 @@ def tree_equal(
     arrays = []
     for pytree in pytrees[1:]:
         others, other_treedef = jtu.tree_flatten(pytree)
-        if treedef != other_treedef and (
-            typematch or not _same_structure(treedef, other_treedef)
-        ):
+        if treedef != other_treedef and not _same_structure(treedef, other_treedef):
             return False
         for a, b in zip(leaves, others, strict=True):
             if typematch and not _same_type(a, b):
