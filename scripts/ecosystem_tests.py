@@ -23,7 +23,9 @@ ALIAS = ROOT / "equinox_like" / "_alias"
 MINUTES = float(os.environ.get("MINUTES", "15"))
 # Packages that the tests need and that the library does not install, and arguments of
 # pytest.
+_SYBIL = ["sybil", "optional_dependencies", "hypothesis", "pytest-arraydiff"]
 SUITES: Mapping[str, tuple[list[str], list[str]]] = {
+    "coordinax": ([*_SYBIL, "pytest-mpl", "pytest-env"], []),
     "diffraxtra": (["sybil", "optional_dependencies"], []),
     "enzax": (
         ["requests", "python-libsbml"],
@@ -44,7 +46,7 @@ SUITES: Mapping[str, tuple[list[str], list[str]]] = {
 
 
 def try_suite(name: str, folder: Path) -> None:
-    more, arguments = SUITES[name]
+    more, arguments = SUITES.get(name, ([], []))
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     pip = [python, "-m", "pip"]

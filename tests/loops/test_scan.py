@@ -276,6 +276,7 @@ def test_map_of_nothing_is_refused():
         ),
         lambda body: eqx.filter_while_loop(lambda c: c[0] < 2, body, jnp.ones(2)),
     ],
+    ids=["scan", "while"],
 )
 def test_error_of_a_carry_that_changes_is_at_the_line_of_the_user(loop):
     with pytest.raises(TypeError, match=r"was float32\[2\], and is now float32") as e:
