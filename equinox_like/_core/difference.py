@@ -128,8 +128,8 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
     if type(old) is not type(new):
         yield Difference(path, STRUCTURE, *_told(old, new))
         return
-    steps, children = _children(old)
-    other_steps, others = _children(new)
+    steps, children, was = _children(old)
+    other_steps, others, now = _children(new)
     if steps != other_steps:
         yield Difference(path, STRUCTURE, *_told(old, new))
         return
@@ -137,7 +137,6 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
     for found in _below(path, steps, children, others, old, new):
         same = False
         yield found
-    was, now = (jtu.tree_structure(x, lambda y, x=x: y is not x) for x in (old, new))
     if same and strict_treedef(was) != strict_treedef(now):
         # The children agree, so the node's own auxiliary data differs.
         yield Difference(path, STRUCTURE, _held(was), _held(now))
@@ -181,9 +180,9 @@ def _fix(old: Any, new: Any) -> str:
     return ""
 
 
-def _children(tree: Any) -> tuple[list[Any], list[Any]]:
-    pairs, _ = children_of(tree)
-    return [step for step, _ in pairs], [child for _, child in pairs]
+def _children(tree: Any) -> tuple[list[Any], list[Any], Any]:
+    pairs, structure = children_of(tree)
+    return [step for step, _ in pairs], [child for _, child in pairs], structure
 
 
 def static_fields(module: Module) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class LearnedPositionalEmbedding(Module):
                 _check_range(self, np.arange(offset, offset + length), shape[0])
             rows = self.weight[offset : offset + length]
             return x + like(rows, x)
-        places = row_positions(self, x.shape[0], offset, positions)
+        places = row_positions(self, length, offset, positions)
         if not jnp.issubdtype(places.dtype, jnp.integer):
             raise TypeError(
                 f"{type(self).__name__} takes integers as positions; got {places.dtype}."
