@@ -47,7 +47,7 @@ class Partial(Module, Generic[_T]):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> _T:
         if self.keywords:
-            return self.func(*self.args, *args, **self.keywords, **kwargs)
+            return self.func(*self.args, *args, **kwargs, **self.keywords)
         return self.func(*self.args, *args, **kwargs)  # faster; the case of a method
 
     @property

@@ -205,7 +205,7 @@ def _choose(
     distinct.
     """
     if type(answer) is tuple:
-        is_one_node = type(filled_answer) is _Tuple
+        is_one_node = bool(_places_of_tuple(filled_answer, filled_nodes))
     else:
         is_one_node = bool(nodes.places_of(answer)) or not isinstance(
             answer, list | tuple
@@ -227,7 +227,7 @@ def _choose(
 def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
     places = nodes.places_of(node)
     if type(node) is tuple:
-        own = filled_nodes.places_of(twin) if type(twin) is _Tuple else []
+        own = _places_of_tuple(twin, filled_nodes)
         if not set(own) <= set(places):
             raise _depends_on_leaves()
         places = own
@@ -250,6 +250,13 @@ def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
         "`where` must return a node of the tree that it is given, or a list or tuple "
         f"of nodes. It returned {describe_node(node)} that is not in `pytree`."
     )
+
+
+def _places_of_tuple(twin: Any, filled_nodes: Nodes) -> list[int]:
+    # Nodes such as `jax.tree_util.Partial` make plain tuples of those they are given.
+    # These are new objects too, unless they are empty.
+    is_new = type(twin) is _Tuple or bool(twin)
+    return filled_nodes.places_of(twin) if is_new else []
 
 
 def _refuse_overlap(places: list[int], nodes: Nodes) -> None:

@@ -92,8 +92,8 @@ def is_inexact_array_like(element: Any, /) -> bool:
     if is_array(element):
         return is_inexact_array(element)
     if _has_conversion(element) and callable(element.__jax_array__):
-        return is_inexact_array(element.__jax_array__())
-    return isinstance(element, (float, complex))
+        element = element.__jax_array__()
+    return is_inexact_array(element) or isinstance(element, (float, complex))
 
 
 def is_none(element: Any) -> bool:

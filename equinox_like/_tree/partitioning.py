@@ -82,6 +82,8 @@ def partition(
         assert eqx.combine(params, static)["f"] is jnp.tanh
         ```
     """
+    if is_leaf is not None and not jtu.all_leaves([filter_spec]):
+        return _partition_below(pytree, filter_spec, replace, is_leaf)
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
     keep = _evaluate(filter_spec, pytree, leaves, treedef, is_leaf)
     kept = [x if k else replace for x, k in zip(leaves, keep, strict=True)]
@@ -127,6 +129,20 @@ def _is_tree_filter(spec: Any) -> bool:
     return getattr(spec, _TREE_FILTER, False) is True
 
 
+def _partition_below(pytree, filter_spec, replace, is_leaf) -> tuple[Any, Any]:
+    """As `partition`, for an `is_leaf` that holds below the leaves of `filter_spec`, and
+    not for the nodes above them."""
+    specs, treedef = jtu.tree_flatten(filter_spec)
+    names = "filter_spec", "pytree"
+    subtrees = flatten_up_to(treedef, filter_spec, pytree, *names)
+    halves: list[tuple[Any, Any]] = []
+    for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
+        _refuse_other_than_filter(spec, filter_spec, i)
+        halves.append(partition(subtree, spec, replace, is_leaf))
+    kept = treedef.unflatten([kept for kept, _ in halves])
+    return kept, treedef.unflatten([rest for _, rest in halves])
+
+
 def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     """One bool for each leaf of `pytree`."""
     if _is_tree_filter(filter_spec):
@@ -141,20 +157,25 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
     names = "filter_spec", "pytree"
     subtrees = flatten_up_to(spec_treedef, filter_spec, pytree, *names)
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
+        _refuse_other_than_filter(spec, filter_spec, i)
         below = jtu.tree_leaves(subtree, is_leaf)
         if _is_tree_filter(spec):
             keep += _evaluate(spec, subtree, *jtu.tree_flatten(subtree, is_leaf), None)
         elif isinstance(spec, bool):
             keep.extend([spec] * len(below))
-        elif callable(spec) and not isinstance(spec, jax.Array):
-            keep.extend(bool(spec(leaf)) for leaf in below)
         else:
-            raise ValueError(
-                "The leaves of `filter_spec` must be `True`, `False` or callables; at "
-                f"`{leaf_name(filter_spec, i, 'filter_spec')}` there is "
-                f"`{tree_pformat(spec)}`."
-            )
+            keep.extend(bool(spec(leaf)) for leaf in below)
     return keep
+
+
+def _refuse_other_than_filter(spec: Any, filter_spec: Any, number: int) -> None:
+    is_callable = callable(spec) and not isinstance(spec, jax.Array)
+    if not is_callable and not isinstance(spec, bool):
+        raise ValueError(
+            "The leaves of `filter_spec` must be `True`, `False` or callables; at "
+            f"`{leaf_name(filter_spec, number, 'filter_spec')}` there is "
+            f"`{tree_pformat(spec)}`."
+        )
 
 
 def hashable_partition(

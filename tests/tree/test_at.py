@@ -252,6 +252,18 @@ def test_named_tuples_and_partials_are_supported():
     assert eqx.tree_at(lambda t: Pair(t[0], t[1]), [1, 2], (8, 9)) == [8, 9]
 
 
+def test_tuple_that_a_node_makes_of_its_children_is_one_node():
+    tree = [(0,), jax.tree_util.Partial(max, 1, 2), jax.tree_util.Partial(max, 3)]
+    new = eqx.tree_at(lambda t: t[1].args, tree, (8, 9, 10))
+    assert new[1].args == (8, 9, 10)
+    new = eqx.tree_at(lambda t: t[2].args, tree, replace_fn=lambda args: (*args, 4))
+    assert new[2].args == (3, 4) and new[1].args == (1, 2)
+    new = eqx.tree_at(lambda t: (t[0], t[2].args), tree, ((), (5, 6)))
+    assert new[0] == () and new[2].args == (5, 6)
+    new = eqx.tree_at(lambda t: (t[1].args[0], t[1].args[1]), tree, (8, 9))
+    assert new[1].args == (8, 9)
+
+
 def test_module_is_changed_without_running_its_init_or_its_checks():
     calls = []
 

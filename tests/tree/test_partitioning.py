@@ -60,6 +60,27 @@ def test_spec_may_be_a_prefix_of_the_tree():
     assert rest == {"a": [None, None], "b": (None, "text")}
 
 
+def test_is_leaf_holds_below_the_leaves_of_the_spec_and_not_above():
+    def is_list(x):
+        return isinstance(x, list)
+
+    tree = {"a": [1, 2], "b": [[5]], "c": None}
+    spec = {"a": [False, True], "b": is_list, "c": None}
+    kept, rest = eqx.partition(tree, spec, replace=0, is_leaf=is_list)
+    assert kept == {"a": [0, 2], "b": [[5]], "c": None}
+    assert rest == {"a": [1, 0], "b": 0, "c": None}
+    # One leaf on either side: the container of the spec is kept all the same.
+    assert eqx.filter([[5]], [[False]], is_leaf=is_list) == [[None]]
+    with pytest.raises(ValueError, match=re.escape("`filter_spec['a'][1]`")):
+        eqx.filter({"a": [1, 2]}, {"a": [True, 1]}, is_leaf=is_list)
+
+
+def test_none_in_the_spec_fits_none_that_is_a_leaf():
+    tree, is_leaf = [None, 1, (None, 2)], lambda x: x is None
+    parts = eqx.partition(tree, [None, True, False], replace=0, is_leaf=is_leaf)
+    assert parts == ([None, 1, (0, 0)], [None, 0, (None, 2)])
+
+
 def test_is_leaf_keeps_nodes_whole():
     tree = [(1, 2), (3, "text")]
     kept = eqx.filter(
