@@ -94,7 +94,9 @@ def test_object_is_judged_by_what_it_converts_to():
     assert not eqx.is_inexact_array_like(Wrapper(jnp.arange(2)))
 
 
-@pytest.mark.parametrize(("number", "is_inexact"), [(1.0, True), (1j, True), (1, False)])
+@pytest.mark.parametrize(
+    ("number", "is_inexact"), [(1.0, True), (1j, True), (1, False)]
+)
 def test_object_that_converts_to_a_number_is_judged_by_the_number(number, is_inexact):
     class Wrapper:
         def __jax_array__(self):
