@@ -62,7 +62,8 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
         - `"none"`: no array.
         - `"arrays"`, alias `"all"`: every JAX array in the arguments. An array whose
             buffer no output can reuse stays alive.
-        - `"all-except-first"`: the same, except for arrays in the first argument.
+        - `"all-except-first"`: the same, except for arrays in the first argument. A
+            keyword-only parameter is not a first argument.
         - `"warn"`, `"warn-except-first"`: likewise, and a
             [`equinox_like.DonationWarning`][] names the arrays that no output can take,
             once for each compilation, before execution.

@@ -331,7 +331,8 @@ def _bind(
     values = {position: kwargs[key] for key, position in by_key.items()}
     values |= dict(enumerate(args, start=1))
 
-    first = _first_argument(signature, bound)
+    # Keyword-only arguments are not among these.
+    first = bound.args[0] if bound.args else None
     names = argument_names(bound) | {0: (name, None)}
     positions = [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]
     each = []
@@ -381,18 +382,6 @@ def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
         else:
             names[value] = parameter, parameter
     return names
-
-
-def _first_argument(
-    signature: inspect.Signature, bound: inspect.BoundArguments
-) -> int | None:
-    """The argument for the first parameter, however it was passed."""
-    for parameter in signature.parameters.values():
-        value = bound.arguments.get(parameter.name)
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            return value[0] if value else None
-        return None if parameter.kind is inspect.Parameter.VAR_KEYWORD else value
-    return None
 
 
 def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:

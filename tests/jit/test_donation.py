@@ -77,6 +77,17 @@ def test_only_the_first_of_many_positional_arguments_is_spared():
     assert not x.is_deleted() and y.is_deleted()
 
 
+@pytest.mark.parametrize(
+    "f",
+    [lambda *, x, y: (x + 1, y + 1), lambda *args, x, y: (x + 1, y + 1)],
+    ids=["keyword-only", "after *args"],
+)
+def test_keyword_only_parameter_is_not_the_first(f):
+    x, y = jnp.ones(2), jnp.ones(3)
+    eqx.filter_jit(f, donate="all-except-first")(x=x, y=y)
+    assert x.is_deleted() and y.is_deleted()
+
+
 def test_nothing_is_donated_by_default():
     x = jnp.ones(2)
     eqx.filter_jit(lambda x: x + 1)(x)
