@@ -61,6 +61,12 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         self = _make_empty(cls, spec, args, kwargs)
         if not isinstance(self, cls):
             return self
+        if _is_finished(self, spec) and _count_references(self) != _ALONE:
+            # `__new__` returned an instance that it made before.
+            if cls.__init__ is spec.init:  # assigns past `__setattr__`
+                refuse_assignment(self, spec.names[0])
+            cls.__init__(self, *args, **kwargs)
+            return self
     _set(self, OPEN, cls._open_names_)
     try:
         if kwargs:
@@ -108,6 +114,10 @@ def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
     if spec.open_class_variables:
         refuse_open(cls, spec.open_class_variables, "class attributes")
     return cls.__new__(cls, *args, **kwargs)
+
+
+def _is_finished(self: Any, spec: ModuleSpec) -> bool:
+    return bool(spec.names) and all(name in self.__dict__ for name in spec.names)
 
 
 def _convert(self: Any, spec: ModuleSpec) -> Any:

@@ -39,6 +39,7 @@ from .values import JITTED, why_unhashable
 
 _new = object.__new__
 _set = object.__setattr__
+_unset = object.__delattr__
 
 
 def spec_of(cls: type) -> ModuleSpec | None:
@@ -68,7 +69,10 @@ class _Frozen(Node):
             refuse_assignment(self, name)
 
     def __delattr__(self, name: str) -> None:
-        refuse_assignment(self, name)
+        if name in self._is_open_:
+            _unset(self, name)
+        else:
+            refuse_assignment(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
         # Only the parts of the tree; cached properties are computed again.

@@ -382,6 +382,49 @@ class TestFrozen:
             module.__init__(2)
         assert module.weight == 1
 
+    def test_instance_that_new_returns_again_stays_frozen(self):
+        class Single(eqx.Module):
+            x: int
+            _instance = None
+
+            def __new__(cls, *args):
+                if cls._instance is None:
+                    cls._instance = super().__new__(cls)
+                return cls._instance
+
+        class Custom(Single):
+            _instance = None
+
+            def __init__(self, x):
+                if x != 0:
+                    self.x = x
+
+        for cls in (Single, Custom):
+            module = cls(1)
+            read = eqx.filter_jit(lambda m: m.x)
+            assert read(module) == 1
+            with pytest.raises(dataclasses.FrozenInstanceError, match="'x'"):
+                cls(2)
+            assert module.x == read(module) == 1
+        assert Custom(0) is Custom._instance  # its `__init__` assigns nothing
+
+    def test_init_may_delete_what_it_assigned(self):
+        class Replaced(eqx.Module):
+            x: int
+            y: int
+
+            def __init__(self, forgets):
+                self.x = self.y = 1
+                del self.x
+                if not forgets:
+                    self.x = 2
+
+        assert jtu.tree_leaves(Replaced(False)) == [2, 1]
+        with pytest.raises(TypeError, match=r"'x' .*was not initialized"):
+            Replaced(True)
+        with pytest.raises(dataclasses.FrozenInstanceError, match="'x'"):
+            del Replaced(False).x
+
     def test_check_init_runs_on_the_frozen_object_for_each_class(self):
         order = []
 
