@@ -113,8 +113,14 @@ def tree_at(
             filled = _own_tuples(pytree, is_leaf)
         else:
             filled = treedef.unflatten(leaves)
+        filled_answer = where(filled)
         nodes, filled_nodes = Nodes(copy), Nodes(filled, stop=leaves)
-        places, is_one_node = _choose(answer, where(filled), nodes, filled_nodes)
+        if len(nodes.all) != treedef.num_nodes:
+            raise ValueError(
+                "`where` must not change the tree that it is given. Reading a missing "
+                "key of a `defaultdict` adds the key."
+            )
+        places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
     _refuse_overlap(places, nodes)
     if replace is _MISSING:
         originals = Nodes(pytree, is_leaf).all

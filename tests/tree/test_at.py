@@ -252,6 +252,13 @@ def test_named_tuples_and_partials_are_supported():
     assert eqx.tree_at(lambda t: Pair(t[0], t[1]), [1, 2], (8, 9)) == [8, 9]
 
 
+def test_where_that_adds_a_key_is_refused():
+    tree = collections.defaultdict(list, a=1)
+    with pytest.raises(ValueError, match="must not change the tree"):
+        eqx.tree_at(lambda t: t["missing"], tree, 5)
+    assert tree == {"a": 1}
+
+
 def test_tuple_that_a_node_makes_of_its_children_is_one_node():
     tree = [(0,), jax.tree_util.Partial(max, 1, 2), jax.tree_util.Partial(max, 3)]
     new = eqx.tree_at(lambda t: t[1].args, tree, (8, 9, 10))
