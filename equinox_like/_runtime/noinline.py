@@ -109,10 +109,10 @@ class NotInlined(Transformed[_P, _T]):
         self._index = None
         self._abstract_fn = abstract_fn
         if abstract_fn is None:
-            super().__init__(fn)
+            super().__init__(fn, "noinline")
             return
         arrays, rest = take_apart(fn)
-        super().__init__(abstract_fn)
+        super().__init__(abstract_fn, "noinline")
         self._tree = rest.alone(arrays)
         self._opaque = abstract_fn
         self._index = np.int32(_index_of(rest))
