@@ -72,8 +72,8 @@ class Transformed(Module, Generic[_P, _T]):
         lambda self: getattr(self.__wrapped__, "__isabstractmethod__", False)
     )
 
-    def __init__(self, fun: Any):
-        require_callable(fun, type(self).__name__)
+    def __init__(self, fun: Any, transformation: str):
+        require_callable(fun, transformation)
         is_opaque = jtu.all_leaves([fun])
         self._tree = None if is_opaque else fun
         self._opaque = fun if is_opaque else None

@@ -134,8 +134,8 @@ def as_arrays(data: Sequence[Any]) -> list[Any]:
 
 def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
     """The pair that `fun` must return under `has_aux=True`; `TypeError` otherwise."""
-    if isinstance(out, tuple) and len(out) == 2:
-        return out
+    if isinstance(out, tuple | list) and len(out) == 2:
+        return out[0], out[1]
     raise TypeError(
         f"`{name_of(fun)}` must return a pair `(value, aux)`, because of "
         f"`has_aux=True`; it returned {describe_node(out)}."

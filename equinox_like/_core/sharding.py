@@ -28,10 +28,15 @@ def refuse_other(option: str, name: str, spec: Any) -> None:
 
 
 def refuse_misfit(
-    option: str, name: str, spec: Any, x: Any, cause: Exception | None = None
+    option: str,
+    name: str,
+    spec: Any,
+    x: Any,
+    cause: Exception | None = None,
+    mesh: Any = None,
 ) -> None:
     """Raises `ValueError` if `spec` does not fit the shape of `x`."""
-    mesh = getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
+    mesh = mesh or getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
     parts = getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
         return
@@ -44,6 +49,11 @@ def refuse_misfit(
         axes = part if isinstance(part, tuple) else (part,)
         count = 1
         for axis in axes:
+            if isinstance(axis, str) and mesh.shape and axis not in mesh.shape:
+                raise ValueError(
+                    f"{says}, but the mesh has no axis {axis!r}. Its axes: "
+                    f"{', '.join(map(repr, mesh.shape))}."
+                ) from cause
             count *= mesh.shape.get(axis, 1)
         if isinstance(size, int) and size % count:
             raise ValueError(

@@ -150,7 +150,7 @@ class Jitted(Transformed[_P, _T]):
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         require_callable(fun, "filter_jit")
         signature = inspect.signature(fun)  # raises if `fun` has no signature
-        super().__init__(fun)
+        super().__init__(fun, "filter_jit")
         Donation(donate).check_names(signature, name_of(fun))
         shardings = None
         if any(option in jitkwargs for option in OPTIONS):

@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
 from .._compat.trace_state import current_trace
+from .._tree.filters import is_array
+from .._tree.nodes import describe_node
 from .buffer_rules import read, write
 from .place import Place
 
@@ -111,6 +114,7 @@ class _AtIndex:
 
     def set(self, value: Any, *, pred: Any = True, **kwargs: Any) -> Buffer:
         place, arrays = Place.of(self._index, kwargs)
+        _check_pred(pred)
         return self._buffer._write(place, arrays, value, pred, None)
 
 
@@ -135,7 +139,8 @@ def buffer_at_set(
 
     **Raises:**
 
-    `ValueError` if the dtype of `x` does not promote to that of the buffer.
+    `ValueError` if the dtype of `x` does not promote to that of the buffer, or if the
+    `pred` of a write to a buffer is not a boolean scalar.
     `AttributeError` for a NumPy array.
 
     !!! example
@@ -156,6 +161,15 @@ def buffer_at_set(
     place, arrays = Place.of(item, kwargs)
     value = _as_written(buffer, place, arrays, x, pred)
     return place.write(buffer, value, *arrays)
+
+
+def _check_pred(pred: Any) -> None:
+    is_bool = isinstance(pred, bool) or (is_array(pred) and pred.dtype == np.bool_)
+    if not is_bool or jnp.shape(pred) != ():
+        raise ValueError(
+            "The `pred` of a write to a buffer must be a boolean scalar; got "
+            f"{describe_node(pred)}."
+        )
 
 
 def _as_written(

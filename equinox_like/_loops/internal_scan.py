@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 from jax import lax
 
 from .._core.base import frames_hidden, name_of
+from .._tree.nodes import describe_node
 from .branch import filter_switch
 from .checkpointed_scan import checkpointed_scan
 from .flat_carry import FlatCarry, arrays_of
@@ -80,7 +81,13 @@ def scan(
 
     def flat(pred, data, row):
         nonlocal out_tree
-        new, y = f(carry.fill(pred, data), in_tree.unflatten(row))
+        out = f(carry.fill(pred, data), in_tree.unflatten(row))
+        if not (isinstance(out, tuple | list) and len(out) == 2):
+            raise TypeError(
+                f"`scan`: `{name_of(f)}` must return a pair `(carry, y)`; it returned "
+                f"{describe_node(out)}."
+            )
+        new, y = out
         leaves, out_tree = jtu.tree_flatten(arrays_of(y, "y"))
         return carry.flatten(new), leaves
 

@@ -36,7 +36,7 @@ from .._core.context import entered_here, within
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._tree import is_array
-from .._tree.arrays import struct_of
+from .._tree.arrays import is_typed_key, struct_of
 from .._tree.splitting import STATIC, Skeleton, merge, split
 
 _P = ParamSpec("_P")
@@ -109,10 +109,10 @@ class NotInlined(Transformed[_P, _T]):
         self._index = None
         self._abstract_fn = abstract_fn
         if abstract_fn is None:
-            super().__init__(fn)
+            super().__init__(fn, "noinline")
             return
         arrays, rest = take_apart(fn)
-        super().__init__(abstract_fn)
+        super().__init__(abstract_fn, "noinline")
         self._tree = rest.alone(arrays)
         self._opaque = abstract_fn
         self._index = np.int32(_index_of(rest))
@@ -309,11 +309,29 @@ def _bind(*data: Any, call: Any) -> list[Any]:
 
 def _lowered(*data: Any, call: Any) -> Sequence[Any]:
     types, _ = _trace(call, tuple(map(as_aval, data)))
+    structs = [*map(struct_of, types)]
+    # `jax.pure_callback` takes and returns the data of typed PRNG keys.
+    inputs = [struct_of(as_aval(x)) for x in data]
+    given = jax.eval_shape(lambda xs: [*map(_without_key, xs)], structs)
 
     def on_host(*data):
-        return list(map(np.asarray, _compiled(call.found(data))(*data)))
+        data = list(map(_with_key, data, inputs))
+        out = _compiled(call.found(data))(*data)
+        return [np.asarray(_without_key(x)) for x in out]
 
-    return jax.pure_callback(on_host, [*map(struct_of, types)], *data)
+    out = jax.pure_callback(on_host, given, *map(_without_key, data))
+    return list(map(_with_key, out, structs))
+
+
+def _without_key(x: Any) -> Any:
+    return jax.random.key_data(x) if is_typed_key(x) else x
+
+
+def _with_key(x: Any, struct: Any) -> Any:
+    if not is_typed_key(struct):
+        return x
+    impl = jax.random.key_impl(jnp.empty((0,), struct.dtype))
+    return jax.random.wrap_key_data(x, impl=impl)
 
 
 def _push_forward(

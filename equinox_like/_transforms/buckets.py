@@ -100,7 +100,9 @@ class Bucketed(Transformed[_P, _T]):
     _crop: Any = field(static=True)
 
     def __init__(self, fun: Any, axes: Any, fill: Any, crop: Any):
-        super().__init__(fun if isinstance(fun, Jitted) else filter_jit(fun))
+        super().__init__(
+            fun if isinstance(fun, Jitted) else filter_jit(fun), "bucketed"
+        )
         parameters = inspect.signature(fun).parameters
         if "lengths" not in parameters:
             raise TypeError(

@@ -78,7 +78,7 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
     _policy: Any = field(static=True)
 
     def __init__(self, fun: Any, prevent_cse: bool, policy: Any):
-        super().__init__(fun)
+        super().__init__(fun, "filter_checkpoint")
         self._prevent_cse = prevent_cse
         self._policy = policy
 

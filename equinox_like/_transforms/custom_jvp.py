@@ -13,6 +13,7 @@ from .._core.context import in_context_of_now
 from .._core.parts import as_arrays, take_apart
 from .._module.fields import field
 from .._tree.filters import is_inexact_array, is_none
+from .._tree.match import leaf_name
 from .._warn import warn
 from .custom_rules import Rules, check_output, hold, pair_of, type_of
 from .tangents import is_zero, refuse_non_arrays
@@ -75,7 +76,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
     _rules: Rules = field(static=True)
 
     def __init__(self, fun: Any):
-        super().__init__(fun)
+        super().__init__(fun, "filter_custom_jvp")
         self._rules = Rules()
 
     def def_jvp(self, rule: Callable[..., Any]) -> None:
@@ -149,6 +150,13 @@ def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
             f"structure of the output, with `None` for zero. The output has\n    "
             f"{treedef}\nand the tangent\n    {tangent_treedef}"
         )
+    for i, (x, t) in enumerate(zip(leaves, tangents, strict=True)):
+        if t is not None and is_inexact_array(x) and jnp.shape(t) != jnp.shape(x):
+            raise TypeError(
+                f"The rule of `filter_custom_jvp` of `{name}` must produce a tangent of "
+                f"the shape of the output, but `{leaf_name(out, i, 'output', is_none)}` "
+                f"has shape {jnp.shape(x)}, and its tangent {jnp.shape(t)}."
+            )
     return treedef.unflatten(
         [
             zero_from_primal(x, symbolic_zeros=True)

@@ -103,7 +103,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
     _optimize_remat: bool = field(static=True)
 
     def __init__(self, fun: Any, optimize_remat: bool):
-        super().__init__(fun)
+        super().__init__(fun, "filter_custom_vjp")
         self._rules = Rules()
         self._optimize_remat = optimize_remat
 

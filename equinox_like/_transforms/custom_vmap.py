@@ -84,7 +84,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
     _rules: Rules = field(static=True)
 
     def __init__(self, fun: Any):
-        super().__init__(fun)
+        super().__init__(fun, "filter_custom_vmap")
         self._rules = Rules()
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:

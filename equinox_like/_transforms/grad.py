@@ -179,7 +179,7 @@ class Differentiated(Transformed[..., Any]):
         wrt: Any,
         gradkwargs: dict[str, Any],
     ):
-        super().__init__(fun)
+        super().__init__(fun, "filter_value_and_grad" if with_value else "filter_grad")
         self._with_value = with_value
         self._has_aux = has_aux
         self._wrt = wrt

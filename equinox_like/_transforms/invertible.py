@@ -119,7 +119,7 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
     _check: bool = field(static=True)
 
     def __init__(self, fun: Any, inverse: Any, check: bool):
-        super().__init__(fun)
+        super().__init__(fun, "filter_invertible")
         if inverse is not None:
             require_callable(inverse, "filter_invertible(inverse=...)")
         self._inverse = inverse

@@ -13,6 +13,8 @@ from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.pack import pack, unpack
 from .._core.parts import value_and_aux
 from .._module.fields import field
+from .._tree.arrays import is_typed_key
+from .._tree.filters import is_array_like
 from .grad import first_argument
 from .tangents import refuse_non_arrays
 
@@ -181,7 +183,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     def __init__(
         self, fun: Any, transformation: str, shown: str, has_aux: bool, jackwargs: Any
     ):
-        super().__init__(fun)
+        super().__init__(fun, shown)
         self._transformation = transformation
         self._shown = shown
         self._has_aux = has_aux
@@ -196,7 +198,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             out, aux = fun(first.fill(data), *others, **kwargs), None
             if has_aux:
                 out, aux = value_and_aux(fun, out)
-            refuse_non_arrays(out, name_of(fun), self._shown)
+            refuse_non_arrays(out, name_of(fun), self._shown, _has_derivatives)
             leaves, treedef = jtu.tree_flatten(out)
             return leaves, pack((treedef, aux))
 
@@ -211,6 +213,10 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
 
     def __repr__(self) -> str:
         return f"<{self._shown} of {name_of(self.__wrapped__)}>"
+
+
+def _has_derivatives(leaf: Any) -> bool:
+    return is_array_like(leaf) and not is_typed_key(leaf)
 
 
 def _no_columns(flat: Any, **kwargs: Any) -> Any:

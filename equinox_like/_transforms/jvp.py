@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._compat.tracer import Tracer
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
@@ -78,7 +79,13 @@ def filter_jvp(
     def watched(data, token):
         inexact, aux = flat(data)
         values, treedef = jtu.tree_flatten(inexact)
-        return treedef.unflatten(_watch(depends)(token, values)), aux
+        # Anything else, such as a NumPy array, has no tangent, and stays as it is.
+        traced = [i for i, x in enumerate(values) if isinstance(x, Tracer)]
+        depends[:] = [False] * len(values)
+        found = _watch(depends, traced)(token, [values[i] for i in traced])
+        for i, x in zip(traced, found, strict=True):
+            values[i] = x
+        return treedef.unflatten(values), aux
 
     if not places:
         out = fn(*primals, **kwargs)
@@ -94,8 +101,10 @@ def filter_jvp(
     return rejoin(inexact, aux)[0], treedef.unflatten(found)
 
 
-def _watch(depends: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
-    """An identity that records in `depends` which of its values have a tangent.
+def _watch(
+    depends: list[bool], places: list[int]
+) -> Callable[[Any, list[Any]], list[Any]]:
+    """An identity that records in `depends`, at `places`, which values have a tangent.
 
     `jax.jvp` returns arrays of zeros for zero tangents; a rule with symbolic zeros can
     tell them apart. The token always has a tangent, so that the rule runs in this
@@ -107,7 +116,8 @@ def _watch(depends: list[bool]) -> Callable[[Any, list[Any]], list[Any]]:
         return values
 
     def rule(primals, tangents):
-        depends[:] = [not is_zero(t) for t in tangents[1]]
+        for i, tangent in zip(places, tangents[1], strict=True):
+            depends[i] = not is_zero(tangent)
         return primals[1], tangents[1]
 
     identity.defjvp(rule, symbolic_zeros=True)

@@ -163,7 +163,7 @@ class Pmapped(Transformed[..., Any]):
     _exact: bool = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, devices, exact):
-        super().__init__(fun)
+        super().__init__(fun, "filter_pmap")
         self._in_axes = in_axes
         self._out_axes = out_axes
         self._axis_name = "<filter_pmap>" if axis_name is None else axis_name

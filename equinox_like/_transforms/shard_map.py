@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, by_position, name_of
@@ -125,7 +125,7 @@ class ShardMapped(Transformed[..., Any]):
     _check_vma: bool = field(static=True)
 
     def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
-        super().__init__(fun)
+        super().__init__(fun, "filter_shard_map")
         self._mesh = mesh
         self._in_specs = in_specs
         self._out_specs = out_specs
@@ -232,8 +232,7 @@ class ShardMapped(Transformed[..., Any]):
                 f"`{option}` gives {spec!r} for `{name}`: it must be a `PartitionSpec`, or "
                 "`None`."
             )
-        where = spec if self._mesh is None else NamedSharding(self._mesh, spec)
-        refuse_misfit(option, name, where, x)
+        refuse_misfit(option, name, spec, x, mesh=self._mesh)
 
     def __repr__(self) -> str:
         return f"<filter_shard_map of {name_of(self.__wrapped__)}>"

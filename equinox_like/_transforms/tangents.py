@@ -117,10 +117,15 @@ def is_zero(tangent: Any) -> bool:
     return type(tangent) is SymbolicZero or is_float0(tangent)
 
 
-def refuse_non_arrays(out: Any, name: str, transformation: str) -> None:
+def refuse_non_arrays(
+    out: Any,
+    name: str,
+    transformation: str,
+    takes: Callable[[Any], bool] = is_array_like,
+) -> None:
     """Raises `TypeError` for the first leaf of an output that JAX cannot take."""
     for path, leaf in jtu.tree_flatten_with_path(out)[0]:
-        if not is_array_like(leaf):
+        if not takes(leaf):
             raise TypeError(
                 f"`{transformation}` of `{name}`: the output must hold arrays and "
                 f"numbers only; `{path_str(path, 'output')}` is {describe_node(leaf)}."

@@ -156,7 +156,7 @@ class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
     """The result of [`equinox_like.filter_make_jaxpr`][]."""
 
     def __init__(self, fun: Any):
-        super().__init__(fun)
+        super().__init__(fun, "filter_make_jaxpr")
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, Any, Any]:

@@ -95,7 +95,8 @@ class Pullback(Module):
                     f"output of shape {struct.shape} and dtype {struct.dtype}: pass "
                     "zeros."
                 )
-        return self._primals.unflatten(self._pull(cotangent)[0])
+        out = jtu.tree_structure(self._out, is_leaf=is_none)
+        return self._primals.unflatten(self._pull(out.unflatten(matched))[0])
 
     def __repr__(self) -> str:
         return f"<vjp of {self._name}>"

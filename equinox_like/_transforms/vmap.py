@@ -19,7 +19,7 @@ from jax.sharding import AxisType
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
 from .._core.parts import Rest
 from .._module.fields import field
-from .._tree.filters import is_array, is_none
+from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
 from .arguments import argument_name, by_name
@@ -148,7 +148,7 @@ class Vmapped(Transformed[..., Any]):
     _vmapkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
-        super().__init__(fun)
+        super().__init__(fun, "filter_vmap")
         self._in_axes = in_axes
         self._out_axes = out_axes
         self._axis_name = axis_name
@@ -238,6 +238,8 @@ class Unmapped:
     def split(self, out: Any, axes: list[int | None]) -> tuple[list[Any], list[Any]]:
         leaves, treedef = jtu.tree_flatten(out)
         with_batch = [i for i, axis in enumerate(axes) if axis is not None]
+        for i in with_batch:
+            _check_output_axis(leaves[i], axes[i], out, i)
         without = [i for i, x in enumerate(leaves) if axes[i] is None and is_array(x)]
         self._axes: list[Any] = [axes[i] for i in with_batch]
         self._without = without
@@ -261,6 +263,23 @@ class Unmapped:
         number = self._without[int(found[1])]
         placeholders = [0] * len(self._rest.places)
         return leaf_name(self._rest.fill(placeholders), number, "out")
+
+
+def _check_output_axis(x: Any, axis: Any, out: Any, number: int) -> None:
+    if not is_array_like(x):
+        raise TypeError(
+            f"`{leaf_name(out, number, 'out')}` is {describe_node(x)}, which is not a "
+            f"valid JAX type, so it cannot have the batch axis {axis} that `out_axes` "
+            f"gives it. In `out_axes`, write `equinox_like.if_array({axis})` for "
+            f"`{axis}`: it returns everything that is not an array as it is."
+        )
+    ndim = getattr(x, "ndim", 0) + 1
+    if not -ndim <= axis < ndim:
+        raise ValueError(
+            f"`out_axes` gives `{leaf_name(out, number, 'out')}` the batch axis {axis}, "
+            f"which is out of bounds: with a batch axis it has {ndim} "
+            f"dimension{'s' * (ndim > 1)}."
+        )
 
 
 def output_axes(out_axes: Any, out: Any) -> list[int | None]:

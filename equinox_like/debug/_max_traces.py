@@ -106,7 +106,7 @@ class Counted(Transformed[_P, _T]):
     _counter: "_Counter" = field(static=True)
 
     def __init__(self, fn: Any, max_traces: int | None):
-        super().__init__(fn)
+        super().__init__(fn, "assert_max_traces")
         self._max_traces = max_traces
         self._counter = _Counter()
 

@@ -290,6 +290,23 @@ class TestBufferObjects:
                 lambda c: True, lambda c: (c[0], jnp.zeros(3)), (0, jnp.zeros(3))
             )
 
+    @pytest.mark.parametrize("pred", [jnp.asarray([True]), 1], ids=["vector", "int"])
+    def test_predicate_of_a_write_must_be_a_boolean_scalar(self, pred):
+        def body(carry):
+            i, buffer = carry
+            return i + 1, buffer.at[i].set(1.0, pred=pred)
+
+        with pytest.raises(
+            ValueError, match=r"`pred` .* must be a boolean scalar; got"
+        ):
+            eqxi.while_loop(
+                lambda carry: carry[0] < 2,
+                body,
+                (0, jnp.zeros(2)),
+                buffers=lambda carry: carry[1],
+                kind="lax",
+            )
+
     def test_only_arrays_can_be_buffers(self):
         with pytest.raises(ValueError, match="Only arrays"):
             eqxi.while_loop(

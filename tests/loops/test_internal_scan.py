@@ -230,3 +230,12 @@ class TestScanTrick:
         run = lambda x: eqxi.scan_trick(jnp.sin, [jnp.cos], x)  # noqa: E731
         plain = lambda x: jnp.sin(jnp.cos(jnp.sin(x)))  # noqa: E731
         assert jnp.allclose(jax.grad(run)(0.3), jax.grad(plain)(0.3))
+
+
+def test_step_that_returns_no_pair_is_named():
+    with pytest.raises(TypeError, match=r"`step` must return a pair.*float32\[\]"):
+
+        def step(c, x):
+            return c
+
+        eqxi.scan(step, 1.0, jnp.arange(3.0), kind="checkpointed")

@@ -230,3 +230,18 @@ def test_outputs_in_a_shard_map_vary_as_those_of_the_function(transform):
     # What varies is refused where one value for all devices is promised.
     with pytest.raises(ValueError, match="out_specs"):
         jax.jit(map_over(eqxi.noinline(f), out_specs=P()))(jnp.stack([X, 2 * X]), X)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_typed_keys_go_in_and_come_out(impl):
+    def f(key, x):
+        new, used = jax.random.split(key)
+        return new, x * jax.random.normal(used, x.shape)
+
+    def both(f):
+        keys = jax.random.split(jax.random.key(0, impl=impl), 2)
+        news, values = jax.jit(jax.vmap(f))(keys, jnp.stack([X, X]))
+        gradient = jax.jit(jax.grad(lambda x: f(keys[0], x)[1].sum()))(X)
+        return jax.random.key_data(news), values, gradient
+
+    assert jax.tree.all(jax.tree.map(jnp.allclose, both(eqxi.noinline(f)), both(f)))

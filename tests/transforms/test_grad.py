@@ -265,6 +265,14 @@ def test_output_with_aux_must_be_a_pair():
         eqx.filter_grad(lambda x: x.sum(), has_aux=True)(jnp.ones(2))
 
 
+def test_pair_with_aux_may_be_a_list():
+    loss = lambda x: [x.sum(), "aux"]  # noqa: E731
+    (value, aux), gradient = eqx.filter_value_and_grad(loss, has_aux=True)(jnp.ones(2))
+    assert value == 2 and aux == "aux" and gradient.tolist() == [1, 1]
+    assert eqx.filter_jacrev(loss, has_aux=True)(jnp.ones(2))[1] == "aux"
+    assert eqx.filter_vjp(loss, jnp.ones(2), has_aux=True)[2] == "aux"
+
+
 @pytest.mark.parametrize("transform", [eqx.filter_grad, eqx.filter_value_and_grad])
 def test_options_are_checked_when_wrapping(transform):
     with pytest.raises(ValueError, match="argnums"):

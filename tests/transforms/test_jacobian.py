@@ -147,3 +147,9 @@ def test_messages_of_a_hessian_name_it():
     with pytest.raises(TypeError, match="filter_hessian") as caught:
         eqx.filter_hessian(lambda x: "text")(jnp.ones(2))
     assert "filter_jac" not in str(caught.value)
+
+
+@ALL
+def test_output_that_holds_a_key_is_named(transform):
+    with pytest.raises(TypeError, match=r"`output\['key'\]` is key<fry>"):
+        transform(lambda x: {"key": jax.random.key(0), "x": x})(jnp.ones(2))

@@ -177,3 +177,12 @@ def test_tangent_of_a_module_output_is_a_module():
         isinstance(tangent, Scale) and tangent.factor == 2.0 and tangent.name == "scale"
     )
     assert jtu.tree_structure(tangent) == jtu.tree_structure(out)
+
+
+@pytest.mark.parametrize(
+    "value", [np.ones(2), np.float64(1.5)], ids=["array", "scalar"]
+)
+def test_numpy_outputs_come_back_as_they_are(value):
+    out, tangent = eqx.filter_jvp(lambda x: {"x": 2 * x, "n": value}, (ONE,), (ONE,))
+    assert out["n"] is value and out["x"] == 2
+    assert tangent["n"] is None and tangent["x"] == 2

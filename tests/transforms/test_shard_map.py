@@ -311,6 +311,15 @@ class TestErrors:
         ):
             f(1, x)
 
+    def test_unknown_axis_is_refused_with_the_path(self):
+        message = r"P\('q',?\) for `x\['a'\]`.*no axis 'q'. Its axes: 'x', 'y'"
+        options = {"in_specs": P("q"), "out_specs": P()}
+        x, mesh = {"a": jnp.ones(4)}, mesh_of()
+        with pytest.raises(ValueError, match=message):
+            eqx.filter_shard_map(lambda x: x, mesh=mesh, **options)(x)
+        with jax.set_mesh(mesh), pytest.raises(ValueError, match=message):
+            eqx.filter_shard_map(lambda x: x, **options)(x)
+
     def test_no_mesh_is_refused(self):
         f = eqx.filter_shard_map(lambda x: x, in_specs=P(), out_specs=P())
         with pytest.raises(ValueError, match=r"has no mesh.*set_mesh"):

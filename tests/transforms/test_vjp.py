@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import equinox_like as eqx
@@ -113,3 +114,9 @@ def test_can_be_mapped():
 
     out, gradient = eqx.filter_vmap(f)(jnp.arange(3.0))
     assert out.tolist() == [0, 1, 4] and gradient.tolist() == [0, 2, 4]
+
+
+def test_float0_is_taken_for_none():
+    _, pullback = eqx.filter_vjp(lambda x: (x.astype("int32"), 2 * x), jnp.ones(2))
+    zero = np.zeros(2, jax.dtypes.float0)
+    assert pullback((zero, jnp.ones(2)))[0].tolist() == [2, 2]

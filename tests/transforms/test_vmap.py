@@ -274,9 +274,16 @@ class TestErrors:
         with pytest.raises(ValueError):
             eqx.filter_vmap(lambda x: x, in_axes=[0])(jnp.ones(2))
 
-    def test_string_under_an_axis_is_refused(self):
-        with pytest.raises(TypeError):
-            eqx.filter_vmap(lambda x: "text", out_axes=0)(jnp.ones(2))
+    def test_string_under_an_output_axis_is_refused_by_its_path(self):
+        with pytest.raises(TypeError, match=r"`out\['a'\]` is a str"):
+            eqx.filter_vmap(lambda x: {"a": "text"}, out_axes=0)(jnp.ones(2))
+
+    @pytest.mark.parametrize("axis", [2, -3])
+    @pytest.mark.parametrize("transform", [eqx.filter_vmap, eqx.filter_pmap])
+    def test_output_axis_out_of_range_is_refused_by_its_path(self, transform, axis):
+        f = transform(lambda x: {"a": x, "b": x[0]}, out_axes={"a": axis, "b": 0})
+        with pytest.raises(ValueError, match=rf"`out\['a'\]` the batch axis {axis},"):
+            f(jnp.ones((1, 3)))
 
     def test_deprecated_arguments_and_what_cannot_be_called_are_refused(self):
         with pytest.raises(ValueError, match="deprecated"):

@@ -133,3 +133,15 @@ def test_keywords_removed_long_ago_are_refused(name):
     for transformation in eqx.filter_jit, eqx.filter_vmap, eqx.filter_pmap:
         with pytest.raises(ValueError, match=f"`{name}`.*deprecated"):
             transformation(total, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("filter_grad", "filter_value_and_grad", "filter_vmap", "filter_pmap"),
+        *("filter_jacfwd", "filter_jacrev", "filter_hessian", "filter_checkpoint"),
+    ],
+)
+def test_errors_name_the_transformation_as_the_user_does(name):
+    with pytest.raises(TypeError, match=f"`{name}` wraps a function"):
+        getattr(eqx, name)(3)
