@@ -197,12 +197,19 @@ class WeightNorm(Module, Generic[_Layer]):
 
         **Raises:**
 
-        `AttributeError` if the layer has no such weight.
+        `AttributeError` if the layer has no such weight; `ValueError` if the weight has
+        no such axis.
         """
         self.layer = layer
         self.weight_name = weight_name
         self.axis = axis
-        self.g = jnp.sqrt(_square_sum(jnp.asarray(getattr(layer, weight_name)), axis))
+        weight = jnp.asarray(getattr(layer, weight_name))
+        if axis is not None and axis not in range(-weight.ndim, weight.ndim):
+            raise ValueError(
+                f"WeightNorm takes an axis of the weight as `axis`, or None; got {axis!r}, "
+                f"and `{weight_name}` has shape {weight.shape}."
+            )
+        self.g = jnp.sqrt(_square_sum(weight, axis))
 
     @jax.named_scope("eqx.nn.WeightNorm")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Any:

@@ -131,6 +131,13 @@ def test_weight_norm_is_that_of_the_formula(axis, shape, x64, build, draw) -> No
     np.testing.assert_allclose(layer(x), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("axis", [2, -3, 0.5])
+def test_axis_that_the_weight_lacks_is_an_error(axis, build, without_type_checks):
+    message = rf"WeightNorm takes .* `axis`.* got {axis}, .* shape \(2, 3\)"
+    with pytest.raises(ValueError, match=message):
+        nn.WeightNorm(build(nn.Linear, 3, 2), axis=axis)
+
+
 def test_weight_norm_of_a_kernel_and_of_complex_numbers(build, draw) -> None:
     inner, x = build(nn.Conv2d, 2, 3, 2), draw(2, 4, 4)
     layer = nn.WeightNorm(inner)
