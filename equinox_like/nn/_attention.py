@@ -147,18 +147,24 @@ class MultiheadAttention(Module):
         """
         query_size = as_size(self, "query_size", query_size)
         self.num_heads = as_size(self, "num_heads", num_heads)
-        self.query_size = query_size
-        self.key_size = query_size if key_size is None else key_size
-        self.value_size = query_size if value_size is None else value_size
-        self.output_size = query_size if output_size is None else output_size
         per_head = query_size // self.num_heads
-        self.qk_size = per_head if qk_size is None else qk_size
-        self.vo_size = per_head if vo_size is None else vo_size
+
+        def size(name: str, given: int | None, default: int) -> int:
+            return default if given is None else as_size(self, name, given)
+
+        self.query_size = query_size
+        self.key_size = size("key_size", key_size, query_size)
+        self.value_size = size("value_size", value_size, query_size)
+        self.output_size = size("output_size", output_size, query_size)
+        self.qk_size = size("qk_size", qk_size, per_head)
+        self.vo_size = size("vo_size", vo_size, per_head)
         self.use_query_bias = use_query_bias
         self.use_key_bias = use_key_bias
         self.use_value_bias = use_value_bias
         self.use_output_bias = use_output_bias
-        self.num_kv_heads = _kv_heads(self.num_heads, num_kv_heads)
+        self.num_kv_heads = _kv_heads(
+            self.num_heads, size("num_kv_heads", num_kv_heads, self.num_heads)
+        )
         self.implementation = checked_implementation(_NAME, implementation)
         self.dropout = Dropout(dropout_p, inference)
 
@@ -313,14 +319,13 @@ class MultiheadAttention(Module):
         return empty_cache(max_length, key, value, overflow)
 
 
-def _kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
-    number = num_heads if num_kv_heads is None else num_kv_heads
-    if number < 1 or num_heads % number != 0:
+def _kv_heads(num_heads: int, num_kv_heads: int) -> int:
+    if num_kv_heads < 1 or num_heads % num_kv_heads != 0:
         raise ValueError(
             "MultiheadAttention takes a `num_kv_heads` that divides `num_heads`; got "
             f"{num_kv_heads}, with {num_heads} heads."
         )
-    return number
+    return num_kv_heads
 
 
 def _window(window: int | None, cache: KVCache | None) -> int | None:

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._tree import combine, is_array, is_inexact_array, partition
+from .._tree.nodes import describe_node
 from .._typing import DTypeLike
 from ._init import default_dtype
 from ._linear import Linear, mapped
@@ -67,7 +68,14 @@ def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
 
 
 def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
-    processed = tuple(process_heads(*heads))
+    returned = process_heads(*heads)
+    try:
+        processed = tuple(returned)
+    except TypeError:
+        raise ShapeError(
+            "`process_heads` must return queries, keys and values; it returned "
+            f"{describe_node(returned)}."
+        ) from None
     before = [head.shape for head in heads]
     after = [jnp.shape(head) for head in processed]
     if before != after:

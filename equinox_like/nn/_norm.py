@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from .._module import Module, field
@@ -179,7 +180,7 @@ class RMSNorm(Module):
 
 
 def _dims(norm: Any, shape: int | Sequence[int]) -> tuple[int, ...]:
-    dims = shape if isinstance(shape, Sequence) else (shape,)
+    dims = (shape,) if np.ndim(shape) == 0 else tuple(shape)
     return tuple(as_size(norm, "shape", size) for size in dims)
 
 

@@ -12,6 +12,7 @@ from .._typing import ArrayLike, PRNGKeyArray
 from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
+from ._shape import as_size
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
@@ -88,7 +89,9 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         """
         self.layer = layer
         self.weight_name = weight_name
-        self.num_power_iterations = num_power_iterations
+        self.num_power_iterations = as_size(
+            self, "num_power_iterations", num_power_iterations
+        )
         self.eps = eps
         self.inference = inference
         weight = jnp.asarray(getattr(layer, weight_name))
@@ -136,16 +139,20 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         with jax.numpy_dtype_promotion("standard"):
             work = jnp.result_type(weight.dtype, stored)
         matrix, u, v = (a.astype(work) for a in (_as_matrix(weight), u, v))
-        if not at_inference(self, inference):
+        at_rest = at_inference(self, inference)
+        if not at_rest:
             fixed = jax.lax.stop_gradient(matrix)
             u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
-            state = state.set(self.uv_index, (u.astype(stored), v.astype(stored)))
         u, v = jax.lax.stop_gradient((u, v))
         projected = matvec(matrix, v)
         whole = None if explicit_mesh(projected) is None else PartitionSpec()
         sigma = placed(jnp.vdot, whole, u, projected)
         divided = (weight.astype(work) / sigma).astype(weight.dtype)
-        return with_weight(layer, self.weight_name, divided)(x), state
+        out = with_weight(layer, self.weight_name, divided)(x)
+        if not at_rest:
+            # Last, so that the state is still valid if the layer refuses `x`.
+            state = state.set(self.uv_index, (u.astype(stored), v.astype(stored)))
+        return out, state
 
 
 class WeightNorm(Module, Generic[_Layer]):
@@ -190,12 +197,19 @@ class WeightNorm(Module, Generic[_Layer]):
 
         **Raises:**
 
-        `AttributeError` if the layer has no such weight.
+        `AttributeError` if the layer has no such weight; `ValueError` if the weight has
+        no such axis.
         """
         self.layer = layer
         self.weight_name = weight_name
         self.axis = axis
-        self.g = jnp.sqrt(_square_sum(jnp.asarray(getattr(layer, weight_name)), axis))
+        weight = jnp.asarray(getattr(layer, weight_name))
+        if axis is not None and axis not in range(-weight.ndim, weight.ndim):
+            raise ValueError(
+                f"WeightNorm takes an axis of the weight as `axis`, or None; got {axis!r}, "
+                f"and `{weight_name}` has shape {weight.shape}."
+            )
+        self.g = jnp.sqrt(_square_sum(weight, axis))
 
     @jax.named_scope("eqx.nn.WeightNorm")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Any:

@@ -20,13 +20,17 @@ from .._tree.nodes import describe_node
 def check_input(
     layer: Any, x: Any, wanted: Sequence[int | None], name: str = "x"
 ) -> None:
-    """Raises `ShapeError` unless `x` has the `wanted` shape; `None` is any size."""
-    if isinstance(x, (list, tuple)):
-        raise TypeError(
-            f"{type(layer).__name__} takes an array as `{name}`; got "
-            f"{describe_node(x)}. Convert it with `jnp.asarray`."
-        )
+    """Raises `ShapeError` unless `x` has the `wanted` shape; `None` is any size.
+
+    Raises `TypeError` if `x` is not an array.
+    """
     shape = _shape_of(x)
+    if shape is None and not (hasattr(x, "__jax_array__") or hasattr(x, "__array__")):
+        hint = " Convert it with `jnp.asarray`." if isinstance(x, list | tuple) else ""
+        raise NotAnArrayError(
+            f"{type(layer).__name__} takes an array as `{name}`; got "
+            f"{describe_node(x)}.{hint}"
+        )
     if shape is None or _matches(shape, wanted):
         return
     extra = len(shape) - len(wanted)
@@ -85,12 +89,16 @@ class MissingKeyError(RuntimeError):
     """A layer that draws random numbers was called without a `key`."""
 
 
+class NotAnArrayError(TypeError):
+    """A layer was called with something that is not an array."""
+
+
 @contextmanager
 def within(path: str) -> Iterator[None]:
-    """Adds `path` to the message of a `ShapeError` or `MissingKeyError` from inside."""
+    """Adds `path` to the message of one of our errors from inside."""
     try:
         yield
-    except (ShapeError, MissingKeyError) as error:
+    except (ShapeError, MissingKeyError, NotAnArrayError) as error:
         # Changed in place, so that the traceback still leads to the inner layer.
         message = str(error)
         if message.startswith(_AT):

@@ -215,6 +215,13 @@ def test_no_query_gives_no_rows(shared, build) -> None:
     assert out.shape == (0, 3) and weights.shape == (4, 0, 6)
 
 
+@pytest.mark.parametrize("returned", [None, 3.0])
+def test_process_heads_must_return_three_arrays(returned, build, inputs) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8)
+    with pytest.raises(ValueError, match=r"`process_heads` must return .* it returned"):
+        attention(*inputs, process_heads=lambda q, k, v: returned)
+
+
 def test_mask_must_be_an_array(build, inputs, without_type_checks) -> None:
     attention = build(nn.MultiheadAttention, 2, 8)
     with pytest.raises(TypeError, match="takes an array as `mask`; got a list"):
@@ -227,7 +234,13 @@ def test_mask_must_be_an_array(build, inputs, without_type_checks) -> None:
         ({"num_kv_heads": 3}, "`num_kv_heads` that divides `num_heads`; got 3"),
         ({"num_kv_heads": 0}, "`num_kv_heads` that divides"),
         ({"implementation": "flash"}, "'auto' as `implementation`; got 'flash'"),
+        ({"num_kv_heads": 2.0}, "an int >= 0 as `num_kv_heads`; got 2.0"),
         ({"query_size": -1}, "an int >= 0 as `query_size`"),
+        ({"key_size": -1}, "an int >= 0 as `key_size`; got -1"),
+        ({"value_size": "scalar"}, "an int >= 0 as `value_size`; got 'scalar'"),
+        ({"output_size": 1.5}, "an int >= 0 as `output_size`; got 1.5"),
+        ({"qk_size": -1}, "an int >= 0 as `qk_size`; got -1"),
+        ({"vo_size": 2.0}, "an int >= 0 as `vo_size`; got 2.0"),
     ],
 )
 def test_wrong_argument_is_an_error(options, message, key, without_type_checks) -> None:

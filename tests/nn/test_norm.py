@@ -93,6 +93,12 @@ def test_negative_size_is_an_error() -> None:
         nn.LayerNorm((2, -1))
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_shape_may_be_a_numpy_array(norm, without_type_checks) -> None:
+    assert norm(np.array([2, 3])).shape == (2, 3)
+    assert norm(np.int64(3)).shape == (3,)
+
+
 def test_weight_of_another_size_decides_what_is_taken() -> None:
     norm = nn.LayerNorm(3)
     norm = eqx.tree_at(lambda n: (n.weight, n.bias), norm, (jnp.ones(7), jnp.zeros(7)))

@@ -95,6 +95,20 @@ def test_spectral_norm_runs_under_vmap_and_jit(build, draw) -> None:
     assert new.get(layer.uv_index)[0].shape == (2,)
 
 
+def test_state_is_valid_after_an_error_of_the_layer(build) -> None:
+    layer, state = spectral(build(nn.Linear, 3, 2))
+    with pytest.raises(eqx.ShapeError):
+        layer(jnp.ones(5), state)
+    layer(jnp.ones(3), state)
+
+
+def test_number_of_iterations_is_validated(build, key, without_type_checks) -> None:
+    inner = build(nn.Linear, 3, 2)
+    message = "SpectralNorm takes an int >= 0 as `num_power_iterations`; got -1"
+    with pytest.raises(ValueError, match=message):
+        nn.SpectralNorm(inner, "weight", -1, key=key)
+
+
 def test_wrong_weight_is_an_error(key) -> None:
     with pytest.raises(ValueError, match=r"at least two axes; `bias` has shape \(2,\)"):
         nn.SpectralNorm(nn.Linear(3, 2, key=key), "bias", key=key)
@@ -115,6 +129,13 @@ def test_weight_norm_is_that_of_the_formula(axis, shape, x64, build, draw) -> No
     norm = np.sqrt((np.asarray(inner.weight) ** 2).sum(others, keepdims=True))
     expected = np.asarray(layer.g) * inner.weight / norm @ x + inner.bias
     np.testing.assert_allclose(layer(x), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [2, -3, 0.5])
+def test_axis_that_the_weight_lacks_is_an_error(axis, build, without_type_checks):
+    message = rf"WeightNorm takes .* `axis`.* got {axis}, .* shape \(2, 3\)"
+    with pytest.raises(ValueError, match=message):
+        nn.WeightNorm(build(nn.Linear, 3, 2), axis=axis)
 
 
 def test_weight_norm_of_a_kernel_and_of_complex_numbers(build, draw) -> None:

@@ -72,6 +72,26 @@ def test_wrong_size_names_the_class_and_both_shapes(layer, shape) -> None:
         layer(jnp.ones(shape))
 
 
+@pytest.mark.parametrize("x", [None, "text", {"a": 1}, object()])
+@pytest.mark.parametrize(
+    "layer",
+    [*(layer for layer, _, _ in LAYERS), nn.GroupNorm(2, 2), nn.InstanceNorm(2)],
+    ids=name_of,
+)
+def test_what_is_not_an_array_is_named(layer, x, without_type_checks) -> None:
+    name = "Linear" if isinstance(layer, nn.MLP) else type(layer).__name__
+    with pytest.raises(TypeError, match=rf"{name} takes an array as `x`; got .+\.$"):
+        layer(x)
+
+
+def test_error_of_a_missing_return_names_the_next_layer(without_type_checks) -> None:
+    linear = nn.Linear(3, 3, key=KEY)
+    model = nn.Sequential([linear, lambda x: None, linear])
+    message = r"^At `layers\[2\]`: Linear takes an array as `x`; got None\.$"
+    with pytest.raises(TypeError, match=message):
+        model(jnp.ones(3))
+
+
 @pytest.mark.parametrize("error", [ValueError, TypeError, AssertionError])
 def test_shape_error_is_what_other_libraries_raise(error) -> None:
     with pytest.raises(error):
