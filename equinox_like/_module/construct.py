@@ -43,10 +43,10 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     if spec.init_is_all:
         self = _new(cls)
         if kwargs:
-            cls.__init__(self, *args, **kwargs)
+            spec.assign(self, *args, **kwargs)
             args += tuple(kwargs.values())
         else:  # faster
-            cls.__init__(self, *args)
+            spec.assign(self, *args)
         if spec.has_checks:
             _check_fields(self, spec, spec.read_all(self))
             return self
@@ -63,16 +63,17 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             return self
         if _is_finished(self, spec) and _count_references(self) != _ALONE:
             # `__new__` returned an instance that it made before.
-            if cls.__init__ is spec.init:  # assigns past `__setattr__`
-                refuse_assignment(self, spec.names[0])
             cls.__init__(self, *args, **kwargs)
             return self
+    init = cls.__init__
+    if init is spec.init:
+        init = spec.assign
     _set(self, OPEN, cls._open_names_)
     try:
         if kwargs:
-            cls.__init__(self, *args, **kwargs)
+            init(self, *args, **kwargs)
         else:
-            cls.__init__(self, *args)
+            init(self, *args)
         try:
             values = spec.read_all(self)
         except AttributeError:

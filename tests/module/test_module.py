@@ -382,6 +382,23 @@ class TestFrozen:
             module.__init__(2)
         assert module.weight == 1
 
+    def test_generated_init_cannot_be_called_again(self):
+        class Point(eqx.Module):
+            x: int
+            y: int = 2
+
+        class Above(Point):
+            def __init__(self, x):
+                super().__init__(x)
+
+        read = eqx.filter_jit(lambda m: (m.x, m.y))
+        for module in (Point(1), Above(1)):
+            assert read(module) == (1, 2)
+            for init in (module.__init__, lambda x, m=module: Point.__init__(m, x)):
+                with pytest.raises(dataclasses.FrozenInstanceError, match="'x'"):
+                    init(5)
+            assert (module.x, module.y) == read(module) == (1, 2)
+
     def test_instance_that_new_returns_again_stays_frozen(self):
         class Single(eqx.Module):
             x: int
