@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._compat.varying import varying_axes
 from .._core.base import name_of
 from .._core.difference import tree_differences
 from .._core.parts import is_number, take_apart, take_apart_like
@@ -112,11 +113,23 @@ class Carry:
         paths = [
             path for path, x in jtu.tree_leaves_with_path(self.init) if is_array(x)
         ]
+        pairs = zip(before, after, strict=True)
         return " ".join(
-            f"`{path_str(path, 'carry')}` was {old}, and is now {new}."
-            for path, (old, new) in zip(paths, types, strict=True)
+            f"`{path_str(path, 'carry')}` was {old}, and is now {new}.{_how_to_vary(*pair)}"
+            for path, (old, new), pair in zip(paths, types, pairs, strict=True)
             if old != new
         )
+
+
+def _how_to_vary(before: Any, after: Any) -> str:
+    axes = varying_axes(jax.typeof(after)) - varying_axes(jax.typeof(before))
+    if not axes:
+        return ""
+    names = tuple(sorted(map(str, axes)))
+    return (
+        f" It varies over the axes {names} of the mesh after a step: mark its initial "
+        f"value `x` as varying, by `jax.lax.pcast(x, {names}, to='varying')`."
+    )
 
 
 def type_of(x: Any) -> str:

@@ -181,3 +181,25 @@ class TestErrors:
     def test_other_kinds_are_refused(self, without_type_checks):
         with pytest.raises(ValueError, match=r'"lax", "bounded" or .*\'other\''):
             eqx.filter_while_loop(lambda x: x, lambda x: x, None, kind="other")
+
+
+def test_carry_that_starts_to_vary_over_a_mesh_is_named_with_the_fix():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def total(x, start):
+        return eqx.filter_while_loop(
+            lambda c: c["i"] < 3,
+            lambda c: {"i": c["i"] + 1, "sum": c["sum"] + x},
+            start,
+        )["sum"]
+
+    def run(f):
+        specs = {"in_specs": jax.P("d"), "out_specs": jax.P("d")}
+        return jax.jit(jax.shard_map(f, mesh=mesh, **specs))
+
+    message = r"`carry\['sum'\]` was .*jax.lax.pcast\(x, \('d',\), to='varying'\)"
+    with pytest.raises(TypeError, match=message):
+        run(lambda x: total(x, {"i": 0, "sum": jnp.zeros(2)}))(jnp.arange(4.0))
+    varying = lambda: jax.lax.pcast(jnp.zeros(2), ("d",), to="varying")  # noqa: E731
+    out = run(lambda x: total(x, {"i": 0, "sum": varying()}))(jnp.arange(4.0))
+    assert out.tolist() == [0, 3, 6, 9]
