@@ -212,8 +212,8 @@ class SinusoidalPositionalEmbedding(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` or `positions` has another shape. `ValueError`
-        if both `offset` and `positions` are given.
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape.
+        `ValueError` if both `offset` and `positions` are given.
         """
         check_input(self, x, (None, self.embedding_size))
         x = jnp.asarray(x)
