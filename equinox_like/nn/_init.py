@@ -64,10 +64,14 @@ def initialised(
     at: str,
 ) -> Array:
     """The value by `init` for a parameter of this stored shape; errors name it `at`."""
-    if isinstance(init, str):
-        init = _factory(init, at)()
-    values = layout(init, key, shape, dtype) if callable(init) else jnp.asarray(init)
-    values = jnp.asarray(values)
+    try:
+        if isinstance(init, str):
+            init = _factory(init, at)()
+        values = layout(init, key, shape, dtype) if callable(init) else init
+        values = jnp.asarray(values)
+    except Exception as error:
+        error.add_note(f"This is from the initialiser for `{at}`.")
+        raise
     if not callable(init) and values.ndim == 0:
         values = jnp.broadcast_to(values, shape)
     if values.shape != shape:

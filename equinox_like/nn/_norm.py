@@ -180,7 +180,7 @@ class RMSNorm(Module):
 
 
 def _dims(norm: Any, shape: int | Sequence[int]) -> tuple[int, ...]:
-    dims = (shape,) if np.ndim(shape) == 0 else tuple(shape)
+    dims: Any = (shape,) if np.ndim(shape) == 0 else shape
     return tuple(as_size(norm, "shape", size) for size in dims)
 
 

@@ -109,10 +109,10 @@ class LearnedPositionalEmbedding(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` or `positions` has another shape, or more rows
-        than there are positions. `IndexError` for a position out of range that is not
-        traced, `TypeError` for one that is not an integer. `ValueError` if both `offset`
-        and `positions` are given.
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape, or
+        `x` more rows than there are positions. `IndexError` for a position out of range
+        that is not traced, `TypeError` for one that is not an integer. `ValueError` if
+        both `offset` and `positions` are given.
         """
         shape = parameter_shape(self, "weight", 2) or (
             self.max_length,
@@ -212,8 +212,8 @@ class SinusoidalPositionalEmbedding(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` or `positions` has another shape. `ValueError`
-        if both `offset` and `positions` are given.
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape.
+        `ValueError` if both `offset` and `positions` are given.
         """
         check_input(self, x, (None, self.embedding_size))
         x = jnp.asarray(x)

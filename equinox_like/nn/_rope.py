@@ -99,8 +99,8 @@ class RotaryPositionalEmbedding(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another shape. `ValueError` if both
-        `offset` and `positions` are given.
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape.
+        `ValueError` if both `offset` and `positions` are given.
         """
         check_input(self, x, (None, self.embedding_size))
         x = jnp.asarray(x)
@@ -173,6 +173,12 @@ def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array
     """The position of each row, from the arguments of a call."""
     if positions is None:
         offset = jnp.asarray(offset)
+        if offset.ndim != 0:
+            raise ShapeError(
+                f"{type(layer).__name__} takes a scalar as `offset`, the position of the "
+                f"first row, but was given shape {offset.shape}. Pass the position of "
+                "each row as `positions`."
+            )
         # The dtype of the offset may be too small for the sum.
         is_integer = jnp.issubdtype(offset.dtype, jnp.integer)
         dtype = jnp.result_type(int if is_integer else float)

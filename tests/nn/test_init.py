@@ -92,6 +92,18 @@ def test_wrong_initialiser_names_the_parameter(key) -> None:
         nn.Linear(3, 2, key=key, bias_init="he")
 
 
+@pytest.mark.parametrize(
+    "init", ["he_normal", "constant", lambda key, shape, dtype: None]
+)
+def test_error_of_an_initialiser_names_the_parameter(init, key) -> None:
+    with pytest.raises((ValueError, TypeError)) as info:
+        nn.Linear(3, 2, bias_init=init, key=key)
+    assert "`Linear.bias`" in info.value.__notes__[0]
+    with pytest.raises((ValueError, TypeError)) as info:
+        nn.reinit([nn.Linear(3, 2, key=key)], [("**.bias", init)], key=key)
+    assert "`[0].bias`" in info.value.__notes__[0]
+
+
 def test_missing_bias_is_not_drawn(key) -> None:
     assert nn.Linear(3, 2, use_bias=False, key=key, bias_init="ones").bias is None
     assert eqx.tree_equal(

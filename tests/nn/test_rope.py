@@ -64,6 +64,13 @@ def test_offset_and_positions_exclude_one_another() -> None:
         rope(x, positions=jnp.arange(4))
 
 
+@pytest.mark.parametrize("offset", [jnp.arange(3), jnp.ones((2, 1), int)])
+def test_offset_is_a_scalar(offset, without_type_checks) -> None:
+    message = r"RotaryPositionalEmbedding takes a scalar as `offset`.* shape \(\d"
+    with pytest.raises(eqx.ShapeError, match=message):
+        nn.RotaryPositionalEmbedding(4)(jnp.ones((3, 4)), offset=offset)
+
+
 def test_two_of_one_size_have_angles_of_their_own(draw) -> None:
     x = draw(3, 4)
     one, other = (nn.RotaryPositionalEmbedding(4, theta)(x) for theta in (10.0, 1e4))
