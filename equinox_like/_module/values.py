@@ -106,13 +106,13 @@ def check_values(self: Any, fields: Fields) -> None:
     _set(self, OPEN, SCANNED)
     try:
         for name, value in fields:
-            partials: list[Any] = []
+            wrappers: list[Any] = []
             try:
-                leaves = _leaves(value, is_leaf=_collector(jtu.Partial, partials))
+                leaves = _leaves(value, is_leaf=_collector(wrappers))
             except ContainsItself:
                 _refuse_itself(self, name)
-            if partials or not _OPAQUE.isdisjoint(map(type, leaves)):
-                _check_opaque(self, name, [*leaves, *partials])
+            if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
+                _check_opaque(self, name, [*leaves, *wrappers])
     finally:
         _unset(self, OPEN)
 
@@ -147,11 +147,11 @@ def _leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[An
         return []  # for example, a dictionary whose keys cannot be sorted
 
 
-def _collector(kind: type, found: list[Any]) -> Callable[[Any], bool]:
-    """A function for `is_leaf` that appends each node of this type to `found`."""
+def _collector(found: list[Any]) -> Callable[[Any], bool]:
+    """A function for `is_leaf` that appends each node that wraps a callable to `found`."""
 
     def visit(node):
-        if isinstance(node, kind):
+        if isinstance(node, jtu.Partial) or _is_transformed(node):
             found.append(node)
         return False
 
@@ -171,6 +171,10 @@ def _read_only(leaf: Any) -> Any:
 
 def _is_module(node: Any) -> bool:
     return isinstance(node, Node)
+
+
+def _is_transformed(node: Any) -> bool:
+    return isinstance(node, Node) and node._wraps_callables_
 
 
 def _has_arrays(wrapped: Any) -> bool:
@@ -194,7 +198,7 @@ def _inside(leaf: Any) -> Iterator[Any]:
         for part in (leaf.func, shown, *leaf.args, *leaf.keywords.values()):
             yield part
             yield from _inside(part)
-    elif isinstance(leaf, _TRANSFORMED):
+    elif isinstance(leaf, _TRANSFORMED) or _is_transformed(leaf):
         yield from _wrapped_by(leaf)
 
 

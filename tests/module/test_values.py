@@ -191,8 +191,10 @@ class TestCycles:
             lambda self: jtu.Partial(max, functools.partial(self.method)),
             lambda self: jax.jit(self.method),
             lambda self: jax.vmap(self),
+            lambda self: eqx.filter_vmap(self.__call__),
+            lambda self: [eqx.filter_jit(eqx.filter_grad(self.__call__))],
         ],
-        ids=range(9),
+        ids=range(11),
     )
     def test_one_that_hides_it_from_jax_is_warned_of(self, hide):
         class Hiding(eqx.Module):
@@ -219,7 +221,12 @@ class TestCycles:
 
             def __init__(self, other):
                 self.other = other
-                self.f = None if other is None else [other.method, other.__call__]
+                self.f = other and [
+                    other.method,
+                    other.__call__,
+                    eqx.filter_vmap(other.__call__),
+                    eqx.filter_jit(other.method),
+                ]
 
             def __call__(self):
                 pass
