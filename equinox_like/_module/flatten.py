@@ -70,6 +70,9 @@ class ContainsItself(Exception):
 class Node(Cached):
     """Base class of Modules: a node that is flattened field by field."""
 
+    # Whether it is a callable around another one, which may be JAX's and hold arrays.
+    _wraps_callables_ = False
+
 
 class Functions(NamedTuple):
     """How the instances of one class are flattened and built."""

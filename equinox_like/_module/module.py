@@ -58,9 +58,6 @@ class _Frozen(Node):
         # `WRAPPER_ATTRIBUTES`.
         _open_names_: ClassVar[frozenset[str]]
 
-    # Whether a field may hold a JAX-transformed callable with arrays.
-    _wraps_callables_ = False
-
     def __setattr__(self, name: str, value: Any) -> None:
         # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
         if name in self._is_open_ or name == "__orig_class__":
