@@ -132,11 +132,15 @@ def as_arrays(data: Sequence[Any]) -> list[Any]:
     return [x if is_array(x) else jnp.asarray(x) for x in data]
 
 
-def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
-    """The pair that `fun` must return under `has_aux=True`; `TypeError` otherwise."""
-    if isinstance(out, tuple | list) and len(out) == 2:
-        return out[0], out[1]
+def pair_of(returned: Any, function: str, pair: str) -> tuple[Any, Any]:
+    """The two values that a user's function returned; `TypeError` for anything else."""
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        return returned[0], returned[1]
     raise TypeError(
-        f"`{name_of(fun)}` must return a pair `(value, aux)`, because of "
-        f"`has_aux=True`; it returned {describe_node(out)}."
+        f"{function} must return a pair `{pair}`; it returned {describe_node(returned)}."
     )
+
+
+def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
+    """The pair that `fun` must return under `has_aux=True`."""
+    return pair_of(out, f"With `has_aux=True`, `{name_of(fun)}`", "(value, aux)")

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jax import lax
 
 from .._core.base import frames_hidden, name_of
-from .._tree.nodes import describe_node
+from .._core.parts import pair_of
 from .branch import filter_switch
 from .checkpointed_scan import checkpointed_scan
 from .flat_carry import FlatCarry, arrays_of
@@ -82,12 +82,7 @@ def scan(
     def flat(pred, data, row):
         nonlocal out_tree
         out = f(carry.fill(pred, data), in_tree.unflatten(row))
-        if not (isinstance(out, tuple | list) and len(out) == 2):
-            raise TypeError(
-                f"`scan`: `{name_of(f)}` must return a pair `(carry, y)`; it returned "
-                f"{describe_node(out)}."
-            )
-        new, y = out
+        new, y = pair_of(out, f"`scan`: `{name_of(f)}`", "(carry, y)")
         leaves, out_tree = jtu.tree_flatten(arrays_of(y, "y"))
         return carry.flatten(new), leaves
 

@@ -9,11 +9,10 @@ import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, name_of
 from .._core.pack import pack, unpack
-from .._core.parts import take_apart
+from .._core.parts import pair_of, take_apart
 from .._core.show_as import show_as
 from .._transforms.arguments import data_names
 from .._tree.filters import is_array
-from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .carry import Carry, with_carry
 from .checkpointed_scan import checkpointed_scan
@@ -101,12 +100,8 @@ def _filter_scan(
     def run(carry: Carry) -> Any:
         def flat(before, x):
             out = f(carry.fill(before), rest.fill(x))
-            if not (isinstance(out, tuple) and len(out) == 2):
-                raise TypeError(
-                    f"`filter_scan`: `{name_of(f)}` must return a pair `(carry, y)`; "
-                    f"it returned {describe_node(out)}."
-                )
-            return carry.step(before, out[0]), pack(out[1])
+            new, y = pair_of(out, f"`filter_scan`: `{name_of(f)}`", "(carry, y)")
+            return carry.step(before, new), pack(y)
 
         names = data_names(f, None, (carry.init, xs), {})
         show_as(flat, f, lambda: names)

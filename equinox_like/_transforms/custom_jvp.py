@@ -10,12 +10,12 @@ from jax.custom_derivatives import zero_from_primal
 
 from .._core.base import Transformed, frames_hidden, name_of
 from .._core.context import in_context_of_now
-from .._core.parts import as_arrays, take_apart
+from .._core.parts import as_arrays, pair_of, take_apart
 from .._module.fields import field
 from .._tree.filters import is_inexact_array, is_none
 from .._tree.match import leaf_name
 from .._warn import warn
-from .custom_rules import Rules, check_output, hold, pair_of, type_of
+from .custom_rules import Rules, check_output, hold, type_of
 from .tangents import is_zero, refuse_non_arrays
 
 _P = ParamSpec("_P")

@@ -15,7 +15,6 @@ from .._core.pack import unpack
 from .._core.parts import is_array_or_struct, is_number
 from .._tree.arrays import describe_type
 from .._tree.filters import is_inexact_array
-from .._tree.nodes import describe_node
 from .tangents import is_zero, shape_and_dtype
 
 
@@ -48,14 +47,6 @@ def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
     identity.defjvp(rule, symbolic_zeros=True)
     return (
         identity(list(values)) if any(map(is_inexact_array, values)) else list(values)
-    )
-
-
-def pair_of(returned: Any, rule: str, pair: str) -> tuple[Any, Any]:
-    if isinstance(returned, tuple | list) and len(returned) == 2:
-        return returned[0], returned[1]
-    raise TypeError(
-        f"{rule} must return a pair `{pair}`; it returned {describe_node(returned)}."
     )
 
 

@@ -15,10 +15,9 @@ from jax.custom_batching import custom_vmap
 from .._compat.jaxpr import eval_jaxpr
 from .._core.base import Transformed, by_position, frames_hidden, name_of
 from .._core.difference import tree_differences
-from .._core.parts import Rest, is_array_or_struct, take_apart, take_apart_like
+from .._core.parts import Rest, is_array_or_struct, pair_of, take_apart, take_apart_like
 from .._module.fields import field
 from .._tree.match import leaf_name, spread
-from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .custom_rules import Rules
 from .trace import trace
@@ -51,7 +50,7 @@ def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
     **Raises:**
 
     `ValueError` if the rule returns another tree, shape or dtype than the function, or
-    another axis than it says, naming the path.
+    another axis than it says, naming the path. `TypeError` if it does not return a pair.
 
     !!! example
 
@@ -141,14 +140,10 @@ class _Expected:
 
         **Raises:**
 
-        `ValueError` if the rule's output does not match the function's output.
+        `ValueError` if the rule's output does not match the function's output;
+        `TypeError` if it is not a pair.
         """
-        if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise ValueError(
-                f"{self._where} must return a pair `(out, out_batched)`; it returned "
-                f"{describe_node(returned)}."
-            )
-        out, out_batched = returned
+        out, out_batched = pair_of(returned, self._where, "(out, out_batched)")
         data, rest = take_apart_like(out, self._rest)
         if rest != self._rest:
             expected = self._rest.fill(self._structs)

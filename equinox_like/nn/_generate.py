@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .._compat.tracer import Tracer
+from .._core.parts import pair_of
 from .._errors import DonationError, ShapeError
 from .._jit import filter_jit
 from .._loops import filter_scan
@@ -242,12 +243,7 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
 
 def _next_logits(model: Any, token: Array, cache: Any) -> tuple[Array, Any]:
     out = model(token[None], cache)
-    if not (isinstance(out, tuple) and len(out) == 2):
-        raise TypeError(
-            "`generate` takes a `model` that returns a pair, the logits and the next "
-            f"cache; it returned {describe_node(out)}."
-        )
-    logits, cache = out
+    logits, cache = pair_of(out, "`generate`: the `model`", "(logits, cache)")
     if jnp.ndim(logits) != 2 or len(logits) != 1:
         raise ShapeError(
             "`generate` takes a `model` that returns logits of shape (tokens, vocabulary); "

@@ -213,8 +213,14 @@ class TestScanErrors:
             )
 
     def test_what_is_no_pair_is_refused(self):
+        with pytest.raises(TypeError, match=r"pair `\(carry, y\)`.*float32\[1\]"):
+            eqx.filter_scan(lambda c, _: c, jnp.ones(1), length=2)
         with pytest.raises(TypeError, match=r"pair `\(carry, y\)`.*list"):
-            eqx.filter_scan(lambda c, _: [c, c], jnp.ones(1), length=2)
+            eqx.filter_scan(lambda c, _: [c, c, c], jnp.ones(1), length=2)
+
+    def test_a_list_of_two_is_a_pair_as_for_jax(self):
+        out = eqx.filter_scan(lambda c, _: [c, c], jnp.ones(1), length=2)
+        assert eqx.tree_equal(out, (jnp.ones(1), jnp.ones((2, 1))))
 
     def test_lengths_that_differ_are_named_with_their_paths(self):
         xs = {"a": jnp.ones(2), "b": [jnp.ones(3), "text"]}

@@ -302,7 +302,7 @@ def test_other_values_compile_no_other_program(model, key) -> None:
             eqx.ShapeError,
             r"batch, 2, .*`cache\[0\]\.length` has shape \(\)",
         ),
-        ({"model": lambda tokens, cache: tokens}, TypeError, "returns a pair.*"),
+        ({"model": lambda tokens, cache: tokens}, TypeError, "return a pair.*"),
         (
             {"model": lambda tokens, cache: (jnp.ones(5), cache)},
             eqx.ShapeError,

@@ -228,7 +228,6 @@ class TestErrors:
     @pytest.mark.parametrize(
         "returned, message",
         [
-            (lambda x: x, r"pair `\(out, out_batched\)`"),
             (lambda x: (x, True), r"`out` is a dict.*an array from the rule"),
             (
                 lambda x: ({"a": x, "n": 2}, True),
@@ -254,7 +253,6 @@ class TestErrors:
             (lambda x: ({"a": x, "n": 1}, 1), "`out_batched` is 1|`out_batched.*is 1"),
         ],
         ids=[
-            "pair",
             "tree",
             "static",
             "size",
@@ -271,6 +269,12 @@ class TestErrors:
         for call in (eqx.filter_vmap(f), eqx.filter_jit(eqx.filter_vmap(f))):
             with pytest.raises(ValueError, match=message):
                 call(jnp.ones((3, 2)))
+
+    def test_rule_must_return_a_pair(self):
+        f = eqx.filter_custom_vmap(lambda x: x)
+        f.def_vmap(lambda n, batched, x: x)
+        with pytest.raises(TypeError, match=r"pair `\(out, out_batched\)`.*\[3,2\]"):
+            eqx.filter_vmap(f)(jnp.ones((3, 2)))
 
 
 def test_name_and_documentation_are_those_of_the_function():
