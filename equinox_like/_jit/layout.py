@@ -199,6 +199,11 @@ def groups_of(
     return itertools.groupby(data, label_of)
 
 
+def chained(groups: Iterable[Iterable[_T]]) -> list[_T]:
+    """The members of all groups, in order."""
+    return [x for group in groups for x in group]
+
+
 class Form(NamedTuple):
     """The layouts of calls of one structure, by the types of their open leaves.
 

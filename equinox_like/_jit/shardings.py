@@ -22,7 +22,7 @@ from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .layout import Layout, groups_of, keep
+from .layout import Layout, chained, groups_of, keep
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL = (
@@ -244,7 +244,7 @@ class _Sharded:
             raise
 
     def _make(self, specs: Any) -> Any:
-        for name, spec in zip(self._layout.data_names, _chain(specs), strict=True):
+        for name, spec in zip(self._layout.data_names, chained(specs), strict=True):
             refuse_other("in_shardings", name, spec)
         return jax.jit(self._traced, in_shardings=tuple(specs), **self._options)
 
@@ -264,7 +264,9 @@ class _Sharded:
         without_mesh = "non-empty mesh" in str(error)
         if not isinstance(error, ValueError) and not without_mesh:
             return
-        named = zip(self._layout.data_names, _chain(specs), _chain(groups), strict=True)
+        named = zip(
+            self._layout.data_names, chained(specs), chained(groups), strict=True
+        )
         for name, spec, x in named:
             if spec is None:
                 continue
@@ -286,10 +288,6 @@ class _Sharded:
                     f"`in_shardings` says {spec}. Move it there with `jax.device_put`, "
                     "or let JAX choose its sharding with `None`."
                 ) from error
-
-
-def _chain(groups: Any) -> list[Any]:
-    return [x for group in groups for x in group]
 
 
 def _is_leaf(spec: Any) -> bool:

@@ -25,7 +25,7 @@ from .._tree.filters import is_array
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
 from .checks import explained, holds_check, there_are_checks, wait_for
-from .layout import DONATE, MAX_KEPT, Layout, groups_of, keep
+from .layout import DONATE, MAX_KEPT, Layout, chained, groups_of, keep
 from .retrace import Trace, announce, trace_of
 
 
@@ -67,15 +67,11 @@ class Outputs:
         if number is None:
             return data
         _, rest = self._known[number]
-        return rest.fill(_chained(data) if self._are_grouped else data, static)
+        return rest.fill(chained(data) if self._are_grouped else data, static)
 
 
 def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda groups: build(_chained(groups))
-
-
-def _chained(groups: Any) -> list[Any]:
-    return [x for group in groups for x in group]
+    return lambda groups: build(chained(groups))
 
 
 class Specialization:

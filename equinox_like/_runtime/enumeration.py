@@ -14,6 +14,7 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._module import Module, field
+from .._module.dataclass import is_dunder
 from .._tree import is_array, tree_pformat
 from .._tree.nodes import describe_node
 from .._warn import warn
@@ -97,7 +98,7 @@ class EnumerationMeta(_BaseMeta):
         new: Any = super().__new__
         if bases == (object,):
             return new(mcs, name, bases, namespace | {"__messages__": {}})
-        own = {key: x for key, x in namespace.items() if not _is_dunder(key)}
+        own = {key: x for key, x in namespace.items() if not is_dunder(key)}
         _refuse_bad_bodies(name, bases, own)
         messages = _merge_messages(name, bases, own)
         rest = {key: x for key, x in namespace.items() if key not in own}
@@ -372,7 +373,3 @@ def _describe(x: Any) -> str:
 
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")

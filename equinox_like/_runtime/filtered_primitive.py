@@ -24,6 +24,7 @@ from .._core.base import MISSING
 from .._core.difference import tree_differences
 from .._core.parts import Rest, take_apart
 from .._tree import is_array
+from .._tree.filters import is_none
 
 
 class _Data:
@@ -270,19 +271,15 @@ def _as_array(x: Any) -> Any:
 def _take(tree: Any, treedef: Any, places: Sequence[int]) -> list[Any]:
     """The values of `tree` at these leaves of `treedef`; `None` may be a subtree."""
     whole = treedef.unflatten(range(treedef.num_leaves))
-    spread = jax.tree.broadcast(tree, whole, is_leaf=_is_none)
-    found = jtu.tree_leaves(spread, is_leaf=_is_none)
-    numbers = jtu.tree_leaves(whole, is_leaf=_is_none)
+    spread = jax.tree.broadcast(tree, whole, is_leaf=is_none)
+    found = jtu.tree_leaves(spread, is_leaf=is_none)
+    numbers = jtu.tree_leaves(whole, is_leaf=is_none)
     by_number = dict(zip(numbers, found, strict=True))
     return [by_number[i] for i in places]
 
 
 def _is_marker(x: Any) -> bool:
     return x is _DATA
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def _is_abstract(x: Any) -> bool:

@@ -20,7 +20,7 @@ from ._keys import split_key
 from ._precision import computes
 from ._shape import IF_AN_ENSEMBLE, as_size, described, within
 from ._stack import build_stacked
-from ._state import Marker, RowMarker, StateIndex, with_marker
+from ._state import Marker, RowMarker, is_index, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
 
 _L = TypeVar("_L")
@@ -360,21 +360,17 @@ def _whole(markers: Sequence[Any]) -> Any:
 
 
 def _markers(layer: Any) -> list[Any]:
-    nodes = jax.tree.leaves(layer, is_leaf=_is_index)
-    return [node.marker for node in nodes if _is_index(node)]
+    nodes = jax.tree.leaves(layer, is_leaf=is_index)
+    return [node.marker for node in nodes if is_index(node)]
 
 
 def _with_markers(layers: Any, new: Callable[[Any], Any]) -> Any:
     """The layers, with `new(marker)` in place of each state marker."""
     return jax.tree.map(
-        lambda x: with_marker(x, new(x.marker)) if _is_index(x) else x,
+        lambda x: with_marker(x, new(x.marker)) if is_index(x) else x,
         layers,
-        is_leaf=_is_index,
+        is_leaf=is_index,
     )
-
-
-def _is_index(node: Any) -> bool:
-    return type(node) is StateIndex
 
 
 def _refuse_difference(first: Any, layer: Any, index: int) -> None:

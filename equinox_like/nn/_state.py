@@ -290,10 +290,10 @@ def make_with_state(
         root = type(model).__name__
         model = jtu.tree_map_with_path(
             lambda path, node: (
-                with_marker(node, root + jtu.keystr(path)) if _is_index(node) else node
+                with_marker(node, root + jtu.keystr(path)) if is_index(node) else node
             ),
             model,
-            is_leaf=_is_index,
+            is_leaf=is_index,
         )
         state = State(model)
         return delete_init_state(model), state
@@ -326,19 +326,19 @@ def delete_init_state(model: _Tree) -> _Tree:
         ```
     """
     return jax.tree.map(
-        lambda node: _with(node, init=_Deleted()) if _is_index(node) else node,
+        lambda node: _with(node, init=_Deleted()) if is_index(node) else node,
         model,
-        is_leaf=_is_index,
+        is_leaf=is_index,
     )
 
 
-def _is_index(node: Any) -> bool:
+def is_index(node: Any) -> bool:
     return type(node) is StateIndex
 
 
 def _indices(tree: Any) -> list[tuple[Any, StateIndex[Any]]]:
-    found, _ = jtu.tree_flatten_with_path(tree, _is_index)
-    return [(path, node) for path, node in found if _is_index(node)]
+    found, _ = jtu.tree_flatten_with_path(tree, is_index)
+    return [(path, node) for path, node in found if is_index(node)]
 
 
 def with_marker(index: StateIndex[Any], marker: Any) -> StateIndex[Any]:
