@@ -30,9 +30,9 @@ from .._tree.splitting import (
 )
 from .._tree.strict import has_hash, strict_key
 from .._tree.structure import Fixed, may_become_node
+from .binding import Call, bind
 
 _T = TypeVar("_T")
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 DONATE: Final = "donate"
 KEEP: Final = "keep"
@@ -266,7 +266,7 @@ class LayoutTable:
         it. `is_data` returns whether a leaf is passed to the compiled function.
         """
         leaves, treedef = jtu.tree_flatten(call)
-        arguments = _bind(self._signature, self._name, call, treedef, self._donates)
+        arguments = bind(self._signature, self._name, call, treedef, self._donates)
         expanded = [False] * len(leaves) if expanded is None else expanded
         counter = itertools.count()
         where = [None if type(x) is Fixed else next(counter) for x in expanded]
@@ -300,59 +300,6 @@ class LayoutTable:
                 self.forms.pop(structure, None)
 
 
-class _Argument(NamedTuple):
-    name: str
-    span: range
-    is_donated: bool
-
-
-class _Bound(NamedTuple):
-    """The arguments of a call in canonical order, and the call rebuilt from them."""
-
-    each: list[_Argument]
-    canonical: Call
-
-
-def _bind(
-    signature: inspect.Signature,
-    name: str,
-    call: Call,
-    treedef: Any,
-    donates: Callable[[str, bool], bool],
-) -> _Bound:
-    tree, args, kwargs = call
-    tree_def, args_def, kwargs_def = treedef.children()
-    sizes = [
-        d.num_leaves for d in (tree_def, *args_def.children(), *kwargs_def.children())
-    ]
-    ends = list(itertools.accumulate(sizes))
-    spans = [range(end - n, end) for end, n in zip(ends, sizes, strict=True)]
-    # Bind the indices of the arguments' spans in place of the arguments.
-    by_key = dict(zip(sorted(kwargs), range(len(args) + 1, len(spans)), strict=True))
-    try:
-        bound = signature.bind(*range(1, len(args) + 1), **by_key)
-    except TypeError as e:
-        raise TypeError(f"{name}: {e}") from None
-    values = {position: kwargs[key] for key, position in by_key.items()}
-    values |= dict(enumerate(args, start=1))
-
-    # Keyword-only arguments are not among these.
-    first = bound.args[0] if bound.args else None
-    names = argument_names(bound) | {0: (name, None)}
-    positions = [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]
-    each = []
-    for position in positions:
-        shown, parameter = names[position]
-        is_donated = parameter is not None and donates(parameter, position == first)
-        each.append(_Argument(shown, spans[position], is_donated))
-    canonical = (
-        tree,
-        tuple(values[i] for i in bound.args),
-        {k: values[i] for k, i in bound.kwargs.items()},
-    )
-    return _Bound(each, canonical)
-
-
 # The most structures, layouts and specializations that one function keeps of each.
 MAX_KEPT: Final = 4096
 
@@ -371,22 +318,6 @@ def keep(
 def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:
     # A tracer is always data, because it would leak as a static value.
     return is_data(leaf) or isinstance(leaf, Tracer)
-
-
-def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
-    """For each argument: its name in messages, and its parameter."""
-    names = {}
-    for parameter, value in bound.arguments.items():
-        kind = bound.signature.parameters[parameter].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            for i, position in enumerate(value):
-                names[position] = f"{parameter}[{i}]", parameter
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            for key, position in value.items():
-                names[position] = f"{parameter}[{key!r}]", parameter
-        else:
-            names[value] = parameter, parameter
-    return names
 
 
 def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:

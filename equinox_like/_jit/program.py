@@ -14,9 +14,10 @@ from typing import Any
 from .._compat.trace_state import at_top_level
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton
+from .binding import Call
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, records
-from .layout import Call, Layout, LayoutTable, keep
+from .layout import Layout, LayoutTable, keep
 from .retrace import Trace
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization

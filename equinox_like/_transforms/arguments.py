@@ -7,7 +7,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._core.base import name_of
-from .._jit.layout import argument_names
+from .._jit.binding import argument_names
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 
