@@ -6,7 +6,6 @@ options.
 """
 
 import functools
-import inspect
 import operator
 import os
 import sys
@@ -26,6 +25,7 @@ from typing import (
 import jax
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._compat.source_info import pass_over, was_cut
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
@@ -140,7 +140,7 @@ def by_position(
     """The same call, with each argument that has a position passed by position."""
     if not kwargs:
         return args, kwargs
-    bound = inspect.signature(fun).bind(*args, **kwargs)
+    bound = signature_of(fun).bind(*args, **kwargs)
     return bound.args, bound.kwargs
 
 

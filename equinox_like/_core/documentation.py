@@ -9,6 +9,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .._annotations import signature_of
+
 _T = TypeVar("_T")
 
 
@@ -72,7 +74,7 @@ def doc_remove_args(*names: str) -> Callable[[_T], _T]:
 
     def decorate(fn: Any) -> Any:
         if _is_generating():
-            signature = inspect.signature(fn)
+            signature = signature_of(fn)
             kept = [p for k, p in signature.parameters.items() if k not in names]
             # `inspect.signature` follows `__wrapped__` to the innermost function.
             innermost: Any = inspect.unwrap(fn)

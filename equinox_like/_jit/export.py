@@ -16,6 +16,7 @@ import jax
 import jax.export
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._core.base import hide_frames, name_of
 from .._core.describe import (
     Description,
@@ -314,7 +315,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         name_of(jitted.__wrapped__),
         _signature_of(
             (p.name, p.kind.name, p.default is not p.empty)
-            for p in inspect.signature(jitted.__wrapped__).parameters.values()
+            for p in signature_of(jitted.__wrapped__).parameters.values()
         ),
         [name for name in layout.names if name in there and name not in own],
         _describe_arguments(layout, leaves),

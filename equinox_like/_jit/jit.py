@@ -3,13 +3,13 @@
 This file holds the public interface. How a call works is in `program.py`.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._compat.trace_state import at_top_level
 from .._core.base import (
     MISSING,
@@ -24,7 +24,8 @@ from .._core.base import (
 )
 from .._core.parts import is_array_or_struct
 from .._module.fields import field
-from .._module.partial import Partial, show_partial
+from .._module.names import show_function
+from .._module.partial import Partial
 from .checks import explained, holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
@@ -137,7 +138,7 @@ class JittedMethod(Partial[Any]):
             raise
 
 
-show_partial(JittedMethod)
+show_function(JittedMethod)
 
 
 class Jitted(Transformed[_P, _T]):
@@ -149,7 +150,7 @@ class Jitted(Transformed[_P, _T]):
 
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         require_callable(fun, "filter_jit")
-        signature = inspect.signature(fun)  # raises if `fun` has no signature
+        signature = signature_of(fun)  # raises if `fun` has no signature
         super().__init__(fun, "filter_jit")
         Donation(donate).check_names(signature, name_of(fun))
         shardings = None

@@ -6,7 +6,6 @@ are therefore called through `filter_jit`. What is compiled lives as long as the
 functions, and until a variable that they read has another value.
 """
 
-import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._compat.trace_state import at_top_level
 from .._core.base import jit_is_disabled
 from .._core.caches import on_clear
@@ -70,7 +70,7 @@ class _Compiled:
             traces.append(None)
             return control([reference() for reference in references], *args)
 
-        signature = inspect.signature(control)
+        signature = signature_of(control)
         _, *parameters = signature.parameters.values()
         # Messages about arguments show these names.
         vars(call)["__signature__"] = signature.replace(parameters=parameters)

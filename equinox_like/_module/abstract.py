@@ -4,11 +4,12 @@ An abstract variable is only an annotation. It does not make a field, so it does
 affect the order of a constructor's parameters.
 """
 
-import inspect
 import sys
 import typing
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+from .._annotations import annotations_of
 
 _T = TypeVar("_T")
 
@@ -204,7 +205,7 @@ def _provides(base: type, name: str, kind: Any) -> bool:
     """Whether the body of `base` provides the abstract variable `name`."""
     if name in base.__dict__:
         return True
-    annotation = inspect.get_annotations(base).get(name)
+    annotation = annotations_of(base).get(name)
     if annotation is None or _kind_of(base, annotation)[0] is not None:
         return False
     if _is_class_variable(annotation):

@@ -1,9 +1,9 @@
 """Makes a class a dataclass. Its annotations are fields or abstract variables."""
 
 import dataclasses
-import inspect
 from typing import Any
 
+from .._annotations import annotations_of
 from .._tree.cached import MISSING, Attribute
 from .._tree.own_registry import FLAT
 from .abstract import own_declarations
@@ -13,7 +13,7 @@ _RESERVED = frozenset({FLAT, AUX, OPEN})
 
 
 def make_dataclass(cls: Any) -> None:
-    annotations = inspect.get_annotations(cls)
+    annotations = annotations_of(cls)
     reserved = sorted(_RESERVED.intersection(annotations))
     if reserved:
         raise TypeError(
@@ -26,18 +26,21 @@ def make_dataclass(cls: Any) -> None:
     abstract = own_declarations(cls, annotations)
     if abstract:
         # Hide them from `dataclasses`, which would make them fields.
+        lazy = getattr(cls, "__annotate__", None)  # of Python 3.14
         cls.__annotations__ = {
             n: a for n, a in annotations.items() if n not in abstract
         }
         make(cls)
         cls.__annotations__ = annotations
+        if lazy is not None:
+            type.__setattr__(cls, "__annotate__", lazy)
     else:
         make(cls)
 
 
 def put_attributes(cls: Any) -> None:
     """Puts an `Attribute` on `cls` for each field. Lazy instances need them."""
-    for name in inspect.get_annotations(cls):
+    for name in annotations_of(cls):
         declared = cls.__dataclass_fields__.get(name)
         if declared is None or declared._field_type is not dataclasses._FIELD:  # pyright: ignore
             continue

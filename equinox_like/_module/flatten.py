@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import jax.tree_util as jtu
 
+from .._annotations import ARE_LAZY
 from .._tree.cached import (
     Attribute,
     Cached,
@@ -32,7 +33,7 @@ WRAPPER_ATTRIBUTES: Final = (
     "__name__",
     "__qualname__",
     "__doc__",
-    "__annotations__",
+    *(() if ARE_LAZY else ("__annotations__",)),  # see `Shown`
 )
 AUX: Final = "_aux_"
 # The attribute with the names that can be assigned while an instance is constructed.

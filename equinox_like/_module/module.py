@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 import jax
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
@@ -25,7 +26,7 @@ from .construct import construct, refuse_assignment
 from .dataclass import is_dunder, make_dataclass, put_attributes
 from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES, Node, register
-from .names import OfCallables, code_of, show_function
+from .names import OfCallables, Shown, code_of, show_function
 from .spec import (
     KNOWING_NOTHING_OF_INIT,
     ModuleSpec,
@@ -47,7 +48,7 @@ def spec_of(cls: type) -> ModuleSpec | None:
     return cls.__dict__.get("_module_spec_")
 
 
-class _Frozen(Node):
+class _Frozen(Shown, Node):
     """Makes instances immutable. The metaclass refers to it, so it is not a Module."""
 
     # An annotation would show in `typing.get_type_hints` of every Module.
@@ -227,7 +228,7 @@ class ModuleMeta(abc.ABCMeta):
         if spec.converters and "__init__" in cls.__dict__:
             convert_annotations(cls.__init__, spec)
         if "__doc__" not in namespace:
-            shown = str(inspect.signature(cls)).removesuffix(" -> None")
+            shown = str(signature_of(cls)).removesuffix(" -> None")
             cls.__doc__ = cls.__name__ + shown
         _set_spec(cls, spec)
         if body_is_empty:
@@ -239,7 +240,7 @@ class ModuleMeta(abc.ABCMeta):
     @property
     def __signature__(cls) -> inspect.Signature:
         # Otherwise `inspect` would show the signature of the metaclass's `__call__`.
-        signature = inspect.signature(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue]
+        signature = signature_of(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue]
         parameters = list(signature.parameters.values())[1:]
         return signature.replace(parameters=parameters)
 
@@ -367,6 +368,9 @@ class BoundMethod(Module):
     def __wrapped__(self) -> types.MethodType:
         return types.MethodType(self.__func__, self.__self__)
 
+    def _shown_(self) -> Any:
+        return self.__func__
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # By name where possible, since a function that is wrapped may not be picklable.
         name = self.__func__.__name__
@@ -408,7 +412,7 @@ def _unflatten_bound(function: Any, children: Any) -> BoundMethod:
     return MethodDescriptor(function).__get__(children[0])
 
 
-show_function(BoundMethod, lambda bound: bound.__func__)
+show_function(BoundMethod)
 jtu.register_pytree_with_keys(
     BoundMethod, _flatten_bound_with_keys, _unflatten_bound, _flatten_bound
 )

@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from .._annotations import ARE_LAZY
+
 
 def function_of(fun: Any) -> Any:
     """The function that a `functools.partial` calls; other callables unchanged."""
@@ -50,12 +52,11 @@ class OfCallables:
 class _Doc:
     """The docstring of a class; for an instance, that of its function."""
 
-    def __init__(self, of_class: str | None, function: Callable[[Any], Any]):
+    def __init__(self, of_class: str | None):
         self.of_class = of_class
-        self.function = function
 
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self.of_class if instance is None else self.function(instance).__doc__
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self.of_class if instance is None else owner._shown_(instance).__doc__
 
 
 class _Annotations(dict[str, Any]):
@@ -64,14 +65,24 @@ class _Annotations(dict[str, Any]):
     It is a dictionary, since Python expects one in the class.
     """
 
-    function: Callable[[Any], Any]
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else self.function(instance).__annotations__
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else owner._shown_(instance).__annotations__
 
 
-def show_function(cls: Any, function: Callable[[Any], Any]) -> None:
-    """Gives instances of `cls` the docstring and annotations of `function(instance)`."""
-    cls.__doc__ = _Doc(cls.__doc__, function)
-    annotations = cls.__annotations__ = _Annotations(cls.__annotations__)
-    annotations.function = function
+class Shown:
+    """Base class of callables that show the attributes of a function."""
+
+    def _shown_(self) -> Any:
+        """The function."""
+        return self.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
+
+    if ARE_LAZY:
+        __annotations__ = _Annotations()
+        __annotate__ = OfCallables(lambda self: type(self)._shown_(self).__annotate__)
+
+
+def show_function(cls: Any) -> None:
+    """Gives instances of `cls` the docstring and annotations of their function."""
+    cls.__doc__ = _Doc(cls.__doc__)
+    if not ARE_LAZY:
+        cls.__annotations__ = _Annotations(cls.__annotations__)

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from .._annotations import signature_of
 from .module import Module
 from .names import OfCallables, code_of, name_of, show_function
 
@@ -45,6 +46,9 @@ class Partial(Module, Generic[_T]):
         self.args = args
         self.keywords = kwargs
 
+    def _shown_(self) -> Any:
+        return self.func
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> _T:
         if self.keywords:
             return self.func(*self.args, *args, **kwargs, **self.keywords)
@@ -54,7 +58,7 @@ class Partial(Module, Generic[_T]):
     def __signature__(self) -> inspect.Signature:
         partial = functools.partial(self.func, *self.args, **self.keywords)
         try:
-            signature = inspect.signature(partial)
+            signature = signature_of(partial)
         except (TypeError, ValueError) as e:  # `inspect` then uses `__call__`
             raise AttributeError("__signature__") from e
         parameters = signature.parameters.values()
@@ -62,9 +66,4 @@ class Partial(Module, Generic[_T]):
         return signature.replace(parameters=left)
 
 
-def show_partial(cls: type[Partial]) -> None:
-    """Gives instances of `cls` the docstring and annotations of their function."""
-    show_function(cls, lambda partial: partial.func)
-
-
-show_partial(Partial)
+show_function(Partial)

@@ -4,9 +4,11 @@ import copy
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, Final
 
+from .._annotations import annotate, annotations_of, signature_of
 from .._tree.cached import Attribute
 from .._warn import warn
 from .abstract import find_open_variables
@@ -158,7 +160,7 @@ def generate_init(cls: type, past_setattr: bool) -> Callable[..., None]:
     annotations = namespace["__annotations__"] = {}
     pseudo_fields = cls.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
     regular = {f.name for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
-    parameters = {}
+    parameters = []
     for name, f in pseudo_fields.items():
         if name in regular:
             annotations[name] = object
@@ -168,7 +170,7 @@ def generate_init(cls: type, past_setattr: bool) -> Callable[..., None]:
             continue
         namespace[name] = copy.copy(f)
         if f.init:
-            parameters[name] = f.type
+            parameters.append(name)
     if hasattr(cls, "__post_init__"):
         namespace["__post_init__"] = _called_if_present
     make = dataclasses.dataclass(
@@ -179,18 +181,26 @@ def generate_init(cls: type, past_setattr: bool) -> Callable[..., None]:
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     init.__doc__ = cls.__init__.__doc__
-    init.__annotations__ = parameters | {"return": None}
+
+    def annotations_of_init(read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            found |= read(base)
+        return {name: found[name] for name in parameters} | {"return": None}
+
+    annotate(init, annotations_of_init)
     return init
 
 
 def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:
     """Annotates each parameter that has a converter with the converter's input type."""
-    annotations = getattr(init, "__annotations__", None)
-    if annotations is None:
+    if not isinstance(init, types.FunctionType):
         return
+    annotations = annotations_of(init)
     for name, convert in spec.converters:
         if name in annotations:
             annotations[name] = _first_annotation(convert)
+    init.__annotations__ = annotations
 
 
 def warn_of_unused_post_init(cls: type) -> None:
@@ -208,7 +218,7 @@ def _called_if_present(self, *args: Any) -> None:
 
 def _first_annotation(convert: Callable[[Any], Any]) -> Any:
     try:
-        parameters = list(inspect.signature(convert).parameters.values())
+        parameters = list(signature_of(convert).parameters.values())
     except (ValueError, TypeError):
         return Any
     if not parameters or parameters[0].annotation is inspect.Parameter.empty:

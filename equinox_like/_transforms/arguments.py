@@ -1,11 +1,11 @@
 """Arguments by the names of their parameters: options by name, and paths of leaves."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._core.base import name_of
 from .._jit.binding import argument_names
 from .._tree.filters import is_array
@@ -52,11 +52,11 @@ def _names(
     """
     call = range(len(args)), {k: k for k in kwargs}
     try:
-        bound = inspect.signature(fun).bind(*call[0], **call[1])
+        bound = signature_of(fun).bind(*call[0], **call[1])
     except TypeError:
         # `functools.wraps` shows the signature of the wrapped function, not the actual
         # one.
-        signature = inspect.signature(fun, follow_wrapped=False)
+        signature = signature_of(fun, follow_wrapped=False)
         bound = signature.bind(*call[0], **call[1])
     names = argument_names(bound)
     return [names[i] for i in range(len(args))]

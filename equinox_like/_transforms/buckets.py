@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._annotations import signature_of
 from .._core.base import Transformed, frames_hidden, hide_frames, name_of
 from .._core.difference import Difference
 from .._jit.jit import Jitted, filter_jit
@@ -103,7 +104,7 @@ class Bucketed(Transformed[_P, _T]):
         super().__init__(
             fun if isinstance(fun, Jitted) else filter_jit(fun), "bucketed"
         )
-        parameters = inspect.signature(fun).parameters
+        parameters = signature_of(fun).parameters
         if "lengths" not in parameters:
             raise TypeError(
                 f"`bucketed` passes the true lengths to `{name_of(fun)}`, which has no "
@@ -126,7 +127,7 @@ class Bucketed(Transformed[_P, _T]):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return _without_lengths(inspect.signature(self.__wrapped__))
+        return _without_lengths(signature_of(self.__wrapped__))
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
@@ -166,7 +167,7 @@ class Bucketed(Transformed[_P, _T]):
         return dataclasses.replace(difference, fix=fix)
 
     def _padded(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any], Lengths]:
-        signature = inspect.signature(self.__wrapped__)
+        signature = signature_of(self.__wrapped__)
         bound = _without_lengths(signature).bind(*args, **kwargs)
         bound.apply_defaults()
         lengths: Lengths = {}

@@ -6,13 +6,13 @@ matter.
 """
 
 import bisect
-import inspect
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .glob import matches
 from .nodes import children_of
 from .paths import listed, plain_path
@@ -343,7 +343,7 @@ def _nodes_of(tree: Any) -> _Nodes:
 def _of_path_and_node(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
     """`fn` as a function of a path and a node, if it takes only the node."""
     try:
-        parameters = inspect.signature(fn).parameters.values()
+        parameters = signature_of(fn).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have no signature
         parameters = ()
     required = [

@@ -1,12 +1,12 @@
 """Counts how often a function is traced, and raises if it is traced too often."""
 
-import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._core.base import MISSING, Transformed, name_of
 from .._jit.layout import LayoutTable
 from .._jit.retrace import Trace, explain, trace_to_be
@@ -140,7 +140,7 @@ class _Counter:
 
 def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
     try:
-        signature = inspect.signature(fn)
+        signature = signature_of(fn)
         layout = LayoutTable(signature, name_of(fn), lambda *_: False).make(call)
         return trace_to_be(layout, jtu.tree_leaves(call))
     except Exception:

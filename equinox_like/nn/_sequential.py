@@ -1,12 +1,12 @@
 """`Sequential` and `Lambda`: a chain of layers, and a function as a layer."""
 
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex, overload
 
 import jax
 
+from .._annotations import signature_of
 from .._module import Module
 from .._tree.nodes import describe_node
 from .._typing import PRNGKeyArray
@@ -156,7 +156,7 @@ class Lambda(Module):
 def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:
     """A copy with other members; of the same class if its constructor can be called."""
     cls = type(sequential)
-    parameters = inspect.signature(cls).parameters
+    parameters = signature_of(cls).parameters
     kwargs = {
         name: getattr(sequential, name)
         for name in parameters

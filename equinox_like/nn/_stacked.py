@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._annotations import signature_of
 from .._core.difference import ARRAY_TYPE, tree_differences
 from .._errors import ShapeError
 from .._module import field
@@ -274,7 +275,7 @@ def _makes_policies(policy: Callable[..., Any]) -> bool:
     ):
         return False
     # A policy is called with the parameters of any primitive, so it takes `**kwargs`.
-    kinds = {p.kind for p in inspect.signature(policy).parameters.values()}
+    kinds = {p.kind for p in signature_of(policy).parameters.values()}
     return inspect.Parameter.VAR_KEYWORD not in kinds
 
 

@@ -4,9 +4,9 @@
 """
 
 import abc
-import inspect
 from typing import Any
 
+from .._annotations import signature_of
 from .._compat.batching import is_vmapped
 from .._core.base import Transformed
 from .._module import Frozen, Module
@@ -76,7 +76,7 @@ def takes_key(layer: Any) -> bool:
     if is_vmapped(layer):
         return False
     try:
-        parameters = inspect.signature(layer).parameters.values()
+        parameters = signature_of(layer).parameters.values()
     except (TypeError, ValueError):  # a function in C may have no signature
         return False
     return any(

@@ -1,0 +1,49 @@
+"""Annotations and signatures, which may name what is not defined.
+
+Since Python 3.14 an annotation is evaluated when it is read, not when it is written. So a
+class may name itself, and a function a type that is imported for type checkers only. Here
+such a name is a `ForwardRef`; reading `__annotations__`, and `inspect.signature`, would
+raise `NameError`.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+# Since then, an instance does not find the annotations of its class, either.
+ARE_LAZY: Final = sys.version_info >= (3, 14)
+
+if sys.version_info >= (3, 14):
+    import annotationlib
+    from annotationlib import Format
+
+    def annotations_of(x: Any) -> dict[str, Any]:
+        """The own annotations of a class or function."""
+        return annotationlib.get_annotations(x, format=Format.FORWARDREF)
+
+    def signature_of(fun: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
+        """As `inspect.signature`."""
+        return inspect.signature(
+            fun, follow_wrapped=follow_wrapped, annotation_format=Format.FORWARDREF
+        )
+
+    def annotate(
+        function: Any, make: Callable[[Callable[[Any], Any]], dict[str, Any]]
+    ) -> None:
+        """Sets a function's annotations to `make(annotations_of)`, when they are read."""
+
+        def made(format: Any, /) -> dict[str, Any]:
+            return make(lambda x: annotationlib.get_annotations(x, format=format))
+
+        function.__annotate__ = made
+
+else:
+    annotations_of = inspect.get_annotations
+    signature_of = inspect.signature
+
+    def annotate(
+        function: Any, make: Callable[[Callable[[Any], Any]], dict[str, Any]]
+    ) -> None:
+        """Sets a function's annotations to `make(annotations_of)`."""
+        function.__annotations__ = make(annotations_of)
