@@ -91,8 +91,9 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
 
     **Arguments:**
 
-    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays, so a model that is too
-        large to build can be looked at through [`equinox_like.filter_eval_shape`][].
+    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays, so a model that is
+        too large to build can be summarised through
+        [`equinox_like.filter_eval_shape`][].
     - `depth`: the length of the paths in the table: deeper arrays are summed up in one
         row.
     - `where`: restricts the table to a part of the model: a function that returns it,
