@@ -138,8 +138,8 @@ class Selection(Generic[_Tree]):
 
         **Arguments:**
 
-        - `predicate`: a function of a node, or of a path and a node, told apart as
-            `apply` does.
+        - `predicate`: a function of a node; or, if it has two positional parameters
+            without a default, of a path and a node.
         """
         call = _of_path_and_node(predicate)
         name = getattr(predicate, "__name__", type(predicate).__name__)
