@@ -125,8 +125,8 @@ class Save(_ocp.args.CheckpointArgs):
 
     **Raises:**
 
-    `LeafError`, a `RuntimeError` with attribute `path`, before Orbax is asked for anything,
-    if an array is traced or was deleted, is a `jax.ShapeDtypeStruct` or a masked array, or
+    `LeafError`, a `RuntimeError` with attribute `path`, before anything is written, if
+    an array is traced or was deleted, is a `jax.ShapeDtypeStruct` or a masked array, or
     is of a dtype that Orbax does not store.
 
     !!! example
@@ -173,10 +173,10 @@ class Restore(_ocp.args.CheckpointArgs):
     - `like`: a tree with the structure, shapes and dtypes of what was saved. Its leaves may
         be `jax.ShapeDtypeStruct`s, as [`equinox_like.filter_eval_shape`][] makes them.
     - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
-        [`equinox_like.shardings`][] makes of `like`. It need not be on the mesh that was
-        saved from. Where it is `None`, arrays go where those of `like` are.
-    - `at`: a pattern for paths, or a sequence of patterns: only what they match, or what
-        lies below that, is read. Other leaves come from `like`.
+        [`equinox_like.shardings`][] makes of `like`. The mesh may differ from that of
+        the saved arrays. Where it is `None`, arrays go where those of `like` are.
+    - `at`: a pattern for paths, or a sequence of patterns: only nodes that match are
+        read, with all that is below them. Other leaves come from `like`.
 
     **Raises:**
 

@@ -24,6 +24,21 @@ import equinox_like as eqx
 ROOT = Path(__file__).resolve().parents[1]
 # The page says which function that is, and shows no signature of its own.
 SECOND_NAMES = ("equinox_like.nn.inference_mode",)
+# Methods that users do not call: for other layers, for Orbax, old names.
+WITHOUT_ENTRY = {
+    "equinox_like.MemoryTotals.peak",  # among its attributes
+    "equinox_like.nn.Dropout.deterministic",
+    "equinox_like.nn.Dropout.is_active",
+    "equinox_like.nn.LoRA.is_stateful",
+    "equinox_like.nn.RotaryPositionalEmbedding.precompute_freqs_cis",
+    "equinox_like.nn.RotaryPositionalEmbedding.rotate_half",
+    "equinox_like.nn.Sequential.is_stateful",
+    "equinox_like.nn.Stacked.is_stateful",
+    *(
+        f"equinox_like.orbax.TreeHandler.{method}"
+        for method in ("async_save", "close", "finalize", "metadata", "restore", "save")
+    ),
+}
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
@@ -181,6 +196,20 @@ def test_entry_of_each_name_has_its_own_text(pages) -> None:
             if not shown or not words(purpose) <= words(shown[0]):
                 wrong.append(f"{name}: {shown[:1]}")
     assert [name for name in wrong if not name.startswith(SECOND_NAMES)] == []
+
+
+def test_each_public_method_has_an_entry(pages) -> None:
+    entries = entries_of(pages)
+    missing = {
+        f"{name}.{member}"
+        for name, value in public_objects(eqx)
+        if isinstance(value, type) and ".internal." not in name
+        for member, method in vars(value).items()
+        if not member.startswith("_")
+        and (callable(method) or isinstance(method, property | classmethod))
+        and f"{name}.{member}" not in entries
+    }
+    assert missing == WITHOUT_ENTRY
 
 
 def test_table_of_layers_names_every_layer(pages) -> None:

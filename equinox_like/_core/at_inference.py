@@ -10,9 +10,10 @@ _inference: Final[Context[bool]] = Context(False, name="inference")
 def inference() -> Entering:
     """A context in which layers are at inference if their flag `inference` is `None`.
 
-    Such are the layers of `nn.inference_mode(model, None)`, and those constructed with
-    `inference=None`. A flag that is `True` or `False` is obeyed before the context, and
-    `False` is what layers are constructed with. So are the arguments of a call.
+    Layers are constructed with the flag `False`. To have them follow the context, use
+    `nn.inference_mode(model, None)`, or construct them with `inference=None`. A flag
+    that is `True` or `False` takes precedence over the context, and so does the
+    argument of a call.
 
     **Returns:**
 
@@ -39,8 +40,7 @@ def inference() -> Entering:
 def training() -> Entering:
     """A context in which layers are in training if their flag `inference` is `None`.
 
-    That is the default, so this is for a part of what is within
-    [`equinox_like.inference`][].
+    That is the default, so this is only needed within [`equinox_like.inference`][].
 
     **Returns:**
 

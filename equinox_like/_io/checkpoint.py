@@ -111,10 +111,10 @@ def load(
         one on the explicit axes of a mesh, under `jax.set_mesh`.
     - `strict`: `False` takes leaves from `like` that the file does not have, and
         ignores what else is in the file. Other shapes and dtypes remain errors.
-    - `verify`: whether to compare the data with their checksums. `False` is quicker: then
-        data that are not used are not read at all. Of an array that is sharded over
-        several processes, each one reads and checks only the pieces of 1 MiB that its own
-        shards lie in, or without `verify` only the shards.
+    - `verify`: whether to compare the data with their checksums. `False` is quicker:
+        then data that are not used are not read at all. If an array is sharded over
+        several processes, each process reads and checks only the pieces of 1 MiB that
+        contain its own shards, or without `verify` only the shards.
     - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
         [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
         arrays of `like` are. Where it is `None`, `like` decides.

@@ -50,9 +50,9 @@ def tree_serialise_leaves(
 ) -> None:
     """Saves the leaves of a tree to a file.
 
-    A file named by its path is replaced in one step, once all is written: even if the
-    process is killed, what stands there is the old file or the new one. Another hard link
-    to the old file keeps that. A pipe or a device is written to.
+    A file given by its path is replaced atomically: if the process is killed, the path
+    holds the old file or the new one. Other hard links keep the old file. Pipes and
+    devices are written to directly.
 
     **Arguments:**
 

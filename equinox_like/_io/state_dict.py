@@ -62,24 +62,24 @@ def load_state_dict(
     **Arguments:**
 
     - `tree`: a pytree; its arrays say which shape and dtype is wanted.
-    - `mapping`: from dotted names to arrays: of JAX, of NumPy, or anything that turns into
-        one, as the tensors of PyTorch on the CPU do (after `.detach()`). The arrays are
-        copied.
-    - `strict`: `False` leaves alone what `mapping` does not have, and ignores what only
-        `mapping` has. Other shapes and dtypes remain errors. Python numbers and flags,
-        such as the rate of a dropout, may be missing in any case: other frameworks do
-        not save them.
+    - `mapping`: from dotted names to arrays: JAX or NumPy arrays, or objects that
+        convert to one, such as PyTorch's tensors on the CPU (after `.detach()`). The
+        arrays are copied.
+    - `strict`: `False` keeps the leaves that `mapping` does not have, and ignores names
+        that only `mapping` has. Other shapes and dtypes remain errors. Python numbers
+        and flags, such as the rate of a dropout, may be missing in any case: other
+        frameworks do not save them.
     - `rename`: from a name in `tree` to its name in `mapping`: a dictionary of those that
         differ, or a function for all.
 
     **Returns:**
 
-    A tree of the structure of `tree`, whose leaves have the types that they have there.
+    A tree like `tree`, with leaves of the same types.
 
     **Raises:**
 
-    `LeafError`, a `RuntimeError` with attribute `path`, which lists all that is missing,
-    left over, or of another shape or dtype.
+    `LeafError`, a `RuntimeError` with attribute `path`, which lists all leaves that are
+    missing, left over, or of another shape or dtype.
 
     !!! example
 

@@ -18,19 +18,24 @@ Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
 
 
 class DonationRow(NamedTuple):
-    """What happens to one array of the arguments."""
+    """What happens to one array of the arguments.
+
+    **Attributes:**
+
+    - `path`, `shape`, `dtype`: of the array; `bytes`: of its part on one device.
+    - `outcome`: see [`equinox_like.DonationReport`][].
+    - `output`: the path of the output that reuses the buffer, if it is aliased.
+    - `reason`: why the array is unusable, or why it is kept, if that may surprise.
+    - `is_used`: whether the program uses it. If not, XLA does not count its memory.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
-    #: Of the array, or of its part on one device.
     bytes: int
     outcome: Outcome
-    #: The path of the output that takes its buffer, if it is aliased.
     output: str | None = None
-    #: Why no output takes it, if it is unusable; or why it is kept, if that may surprise.
     reason: str | None = None
-    #: Whether the program uses it. If not, XLA does not count its memory.
     is_used: bool = True
 
     def __str__(self) -> str:
@@ -39,21 +44,29 @@ class DonationRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """One array of the output."""
+    """One array of the output.
+
+    **Attributes:**
+
+    - `path`, `shape`, `dtype`: of the array; `bytes`: of its part on one device.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
-    #: Of the array, or of its part on one device.
     bytes: int
 
 
 class MemoryTotals(NamedTuple):
     """The memory of one call on one device, in bytes, by XLA's account.
 
-    `peak` is all that is allocated while the call runs: arguments, outputs and temporary
-    values, less the outputs that reuse (are aliased to) an argument's buffer. XLA's own
-    `peak_memory_in_bytes` leaves out temporary values on some platforms.
+    **Attributes:**
+
+    - `arguments`, `outputs`, `temporary`: the bytes of each.
+    - `aliased`: the bytes of the outputs that reuse an argument's buffer.
+    - `peak`: all that is allocated while the call runs: arguments, outputs and temporary
+        values, less what is aliased. XLA's own `peak_memory_in_bytes` leaves out
+        temporary values on some platforms.
     """
 
     arguments: int

@@ -48,9 +48,10 @@ def filter_scan(
     - `checkpoint`: what is stored for the backward pass, which computes everything else
         again. [Loops](../loops.md) says what it costs.
         - `None` or `False`: whatever it needs.
-        - `True`: of each step its carry, or one of `jax.checkpoint_policies`.
-        - An integer: the carry of so many steps; of each for `"all"`. There is no forward
-            mode then, and no `unroll`.
+        - `True`: the carry of each step. One of `jax.checkpoint_policies`: also the
+            values that it chooses.
+        - An integer: the carries of that many steps; `"all"`: those of all steps. Then
+            there is no forward mode, and no `unroll`.
 
     **Returns:**
 

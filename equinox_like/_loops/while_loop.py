@@ -59,7 +59,7 @@ def while_loop(
     **Raises:**
 
     `ValueError` for options that do not fit, and if a step returns another structure;
-    `TypeError` if the carry holds something else than arrays and numbers, and if `cond_fun`
+    `TypeError` if the carry holds anything but arrays and numbers, and if `cond_fun`
     does not return a boolean scalar.
 
     !!! example

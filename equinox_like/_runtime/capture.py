@@ -38,7 +38,7 @@ def capture(
     *,
     of: Literal["outputs", "inputs"] = "outputs",
 ) -> "Captured":
-    """Calls a model, and returns what chosen parts of it return.
+    """A function that calls a model, and also returns what chosen parts of it return.
 
     **Arguments:**
 
@@ -57,17 +57,18 @@ def capture(
     was called, or from a name, to its output: any pytree; the tuple of its outputs, in the
     order of the calls, if there was more than one. The model itself has the path `""`.
 
-    Within `jax.vmap`, `jax.lax.scan` and so in [`equinox_like.nn.Stacked`][], the arrays
-    have the axes of the batch, or of the steps, in front. Within `jax.shard_map` they have
-    one row for each device along its mesh axes, in front. The values have derivatives.
-    Nothing is captured of a Module whose attributes are read, but which is not called.
+    Within `jax.vmap`, `jax.lax.scan` and so in [`equinox_like.nn.Stacked`][], the
+    arrays have the axes of the batch, or of the steps, in front. Within `jax.shard_map`
+    they have one row for each device along its mesh axes, in front. The values have
+    derivatives. A Module whose attributes are read, but which is not called, has no
+    output to capture.
 
     **Raises:**
 
     `TypeError` for a `where` of another type. When called: `ValueError` if a part of
     `where` chooses nothing that is called; `RuntimeError`, naming the path, for a value
-    that is computed within `jax.lax.cond` or `jax.lax.while_loop`, where nothing but the
-    run of the program tells whether and how often that happens.
+    that is computed within `jax.lax.cond` or `jax.lax.while_loop`, where it is not
+    known in advance whether and how often that happens.
 
     !!! example
 
@@ -89,8 +90,7 @@ def capture(
 def tag(value: _T, name: str) -> _T:
     """Gives a value a name, by which [`equinox_like.capture`][] returns it.
 
-    Without a `capture` or an [`equinox_like.intervene`][] around, it returns `value`, the
-    very object.
+    Outside of `capture` and [`equinox_like.intervene`][] it returns `value` itself.
 
     **Arguments:**
 
@@ -100,7 +100,7 @@ def tag(value: _T, name: str) -> _T:
 
     **Returns:**
 
-    `value`, or by what `intervene` replaces it.
+    `value`, or its replacement by `intervene`.
 
     **Raises:**
 
@@ -132,7 +132,7 @@ def tag(value: _T, name: str) -> _T:
 def intervene(
     model: Callable[..., Any], replacements: Mapping[str, Callable[[Any], Any]]
 ) -> "Intervened":
-    """Calls a model in which the outputs of chosen parts are replaced in passing.
+    """A function that calls a model with the outputs of chosen parts replaced.
 
     **Arguments:**
 

@@ -139,8 +139,8 @@ def filter_grad(
 
     **Raises:**
 
-    `TypeError` if `x` is not passed by position, if it has leaves of which none can be
-    differentiated, or `wrt` chooses none of those, or if it holds a `jax.Ref`.
+    `TypeError` if `x` is not passed by position, if it has leaves but none can be
+    differentiated, or `wrt` chooses none of these, or if it holds a `jax.Ref`.
     `ValueError` if `argnums` is given, or `wrt` does not fit `x`.
 
     !!! example

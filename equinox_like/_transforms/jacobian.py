@@ -58,7 +58,7 @@ def filter_jacfwd(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -
     **Raises:**
 
     `TypeError` if `x` is not passed by position or has nothing to differentiate, or if
-    the output holds something else than arrays and numbers.
+    the output holds anything but arrays and numbers.
 
     !!! example
 

@@ -89,8 +89,8 @@ def filter_pmap(
 
     **Returns:**
 
-    A function of the same arguments, with `.lower` and all else that
-    [`equinox_like.filter_jit`][] gives.
+    A function of the same arguments, with `.lower` and the other methods of what
+    [`equinox_like.filter_jit`][] returns.
 
     **Raises:**
 

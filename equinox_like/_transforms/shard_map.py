@@ -83,8 +83,8 @@ def filter_shard_map(
 
     **Returns:**
 
-    A function of the same arguments, with `.lower` and all else that
-    [`equinox_like.filter_jit`][] gives.
+    A function of the same arguments, with `.lower` and the other methods of what
+    [`equinox_like.filter_jit`][] returns.
 
     **Raises:**
 

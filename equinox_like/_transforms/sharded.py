@@ -33,10 +33,11 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
 
     - `tree`: any pytree. `jax.ShapeDtypeStruct`s may stand for arrays.
     - `mesh`: a `jax.sharding.Mesh`.
-    - `rules`: pairs of a pattern and a `PartitionSpec`. For each array the first pair
-        counts whose pattern matches its path, as [`equinox_like.save`][] writes it. In a
-        pattern `*` stands for anything within one component, and `**` for any components.
-        `("**", PartitionSpec())` as the last one leaves the rest whole on each device.
+    - `rules`: pairs of a pattern and a `PartitionSpec`. The first pair whose pattern
+        matches the path of an array, as [`equinox_like.save`][] writes it, applies to
+        it. In a pattern `*` stands for anything within one component, and `**` for any
+        components. `("**", PartitionSpec())` as the last one replicates all other
+        arrays on each device.
 
     **Returns:**
 
@@ -45,10 +46,10 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
 
     **Raises:**
 
-    `ValueError`, naming the path, if no rule matches an array, or if the spec of the first
-    that does cannot be right: it names an axis that the mesh does not have, or one axis
-    twice, it has more entries than the array has dimensions, or a dimension does not
-    divide. `TypeError` if the rules are no such pairs.
+    `ValueError`, naming the path, if no rule matches an array, or if its spec is
+    invalid: it names an axis that the mesh does not have, or one axis twice, it has
+    more entries than the array has dimensions, or a dimension is not divisible.
+    `TypeError` if the rules are not such pairs.
 
     !!! example
 
@@ -96,8 +97,8 @@ def make_sharded(
     """Builds a model, a State or the state of an optimiser directly in its shards.
 
     Neither a device nor the host ever holds the whole. The values are those of
-    `filter_jit(make)(*args, **kwargs)`, whatever the mesh, and so those of
-    `make(*args, **kwargs)` but for rounding.
+    `filter_jit(make)(*args, **kwargs)`, whatever the mesh, and those of
+    `make(*args, **kwargs)` up to rounding.
 
     **Arguments:**
 
@@ -108,8 +109,8 @@ def make_sharded(
 
     **Returns:**
 
-    What `make` returns. Arrays are sharded, NumPy arrays among them; other leaves are as
-    `make` returned them.
+    What `make` returns. Arrays are sharded, NumPy arrays among them; other leaves are
+    returned unchanged.
 
     **Raises:**
 

@@ -28,8 +28,8 @@ def tree_inference(
     **Arguments:**
 
     - `pytree`: any pytree, usually a model.
-    - `value`: what to set: `True`, `False`, an array of `bool`, or `None`, with which the
-        layers obey [`equinox_like.inference`][] and [`equinox_like.training`][].
+    - `value`: what to set: `True`, `False`, an array of `bool`, or `None`, with which
+        the layers follow [`equinox_like.inference`][] and [`equinox_like.training`][].
     - `where`: as in [`equinox_like.tree_at`][], to choose nodes; only the fields below
         these are set.
 

@@ -101,9 +101,23 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
         whole subtree in a later one.
     - `is_leaf`: further nodes to treat as leaves.
 
+    **Returns:**
+
+    The filled tree, with the identical leaves.
+
     **Raises:**
 
     `ValueError` if the structures differ, `TypeError` if no tree is given.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        arrays, static = {"w": jnp.ones(2), "f": None}, {"w": None, "f": jnp.tanh}
+        assert eqx.combine(arrays, static)["f"] is jnp.tanh
+        ```
     """
     if not pytrees:
         raise TypeError("`combine` takes at least one tree.")

@@ -30,7 +30,8 @@ def select(tree: _Tree) -> "Selection[_Tree]":
 
     **Returns:**
 
-    A [`equinox_like.Selection`][], which neither it nor any of its methods changes.
+    A [`equinox_like.Selection`][]. Its methods return new selections or trees, and
+    change neither it nor `tree`.
 
     !!! example
 
@@ -137,8 +138,8 @@ class Selection(Generic[_Tree]):
 
         **Arguments:**
 
-        - `predicate`: a function of a node, or of a path and a node, told apart as
-            `apply` does.
+        - `predicate`: a function of a node; or, if it has two positional parameters
+            without a default, of a path and a node.
         """
         call = _of_path_and_node(predicate)
         name = getattr(predicate, "__name__", type(predicate).__name__)
@@ -214,7 +215,7 @@ class Selection(Generic[_Tree]):
 
         **Arguments:**
 
-        - `value`: anything; for values of their own, use `apply`.
+        - `value`: anything. To give each node a value of its own, use `apply`.
 
         **Raises:**
 
@@ -236,9 +237,9 @@ class Selection(Generic[_Tree]):
     def apply(self, fn: Callable[..., Any]) -> _Tree:
         """A copy of the tree with `fn` of each chosen node in its place.
 
-        Nodes are rewritten in JAX's order, but for those within another chosen one: they
-        come before it, and it is passed on with them rewritten. Leaves that are not
-        replaced are the identical objects. No `__init__` of a Module runs.
+        Nodes are rewritten in JAX's order, except that a node within another chosen one
+        comes first: `fn` gets the outer one with the inner one rewritten. Leaves that
+        are not replaced are the identical objects. No `__init__` of a Module runs.
 
         **Arguments:**
 

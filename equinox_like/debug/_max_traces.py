@@ -28,7 +28,7 @@ def assert_max_traces(fn: Any = MISSING, *, max_traces: int | None) -> Any:
     """Raises an error when `fn` is called more than `max_traces` times.
 
     Python runs a function under `filter_jit`, `jax.jit` and the like only to trace it.
-    So under these this limits the number of traces, each of which costs a compilation.
+    So there it limits the number of traces, each of which costs a compilation.
 
     **Arguments:**
 

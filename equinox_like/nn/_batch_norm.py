@@ -120,7 +120,7 @@ class BatchNorm(StatefulLayer):
         - `dtype`: of parameters and state; by default float32, or float64 if
             `jax_enable_x64` is on.
         - `mode`: `"batch"` or `"ema"`, see above. By default `"batch"` without an
-            `axis_name`; with one `"ema"`, as it has always been, and a warning.
+            `axis_name`; with one `"ema"`, as in Equinox, and a warning.
         - `batch_axis`: the axis of the input that is the batch; the first of the others is
             that of the channels. By default 0 without an `axis_name`, and none with one. If
             both are given, the statistics run over both.

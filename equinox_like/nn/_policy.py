@@ -27,9 +27,9 @@ _STARTS = "init_cache", "init_state"
 class Policy(Module):
     """Three dtypes: of parameters, of computation, and of outputs.
 
-    Casts change real floating arrays only. Integers, bools, keys, complex arrays,
-    Python numbers, and every [`equinox_like.nn.State`][], its initial values in a
-    [`equinox_like.nn.StateIndex`][], and every [`equinox_like.nn.KVCache`][] do not change.
+    Casts change real floating arrays only: not integers, bools, keys, complex arrays
+    and Python numbers, and nothing in a [`equinox_like.nn.State`][], its initial values
+    in a [`equinox_like.nn.StateIndex`][], or a [`equinox_like.nn.KVCache`][].
 
     !!! example
 
@@ -54,7 +54,7 @@ class Policy(Module):
         compute_dtype: DTypeLike | None = None,
         output_dtype: DTypeLike | None = None,
     ):
-        """**Arguments:** the dtypes; `None` leaves alone.
+        """**Arguments:** the dtypes; `None` means no cast.
 
         **Raises:**
 
@@ -192,8 +192,8 @@ class _Kept(_Casting):
 def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
     """A layer that computes in another dtype than that of its parameters.
 
-    Norms and softmax still are computed in float32 at least. Gradients have the dtype of
-    the parameters. See [Mixed Precision Training](https://arxiv.org/abs/1710.03740)
+    Norms and softmax are still computed in float32 at least. Gradients have the dtype
+    of the parameters. See [Mixed Precision Training](https://arxiv.org/abs/1710.03740)
     (Micikevicius et al. 2018).
 
     **Arguments:**
@@ -236,15 +236,15 @@ def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
 def precision(policy: Policy | DTypeLike | None) -> Entering:
     """A context in which layers compute in another dtype than that of their parameters.
 
-    Each layer that has parameters casts them, and its arguments, to this dtype, and returns
-    it. Norms and softmax still are computed in float32 at least, and gradients have the
-    dtype of the parameters. What a model computes between its layers is left alone: wrap
-    the model by [`equinox_like.nn.mixed`][] to cast that, too.
+    Each layer that has parameters casts them, and its arguments, to this dtype, and
+    returns that dtype. Norms and softmax are still computed in float32 at least, and
+    gradients have the dtype of the parameters. What a model computes between its layers
+    is left alone: wrap the model by [`equinox_like.nn.mixed`][] to cast that, too.
 
     **Arguments:**
 
-    - `policy`: a real floating dtype; a [`equinox_like.nn.Policy`][], or the text of one,
-        that says nothing but the compute dtype; or `None`, for the layers' own dtypes.
+    - `policy`: a real floating dtype; a [`equinox_like.nn.Policy`][], or the text of
+        one, with nothing but a compute dtype; or `None`, for the layers' own dtypes.
 
     **Returns:**
 
@@ -253,8 +253,8 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
 
     **Raises:**
 
-    `ValueError` for another dtype, and for a policy with other dtypes, which a context,
-    that has neither a model nor an output, cannot apply.
+    `ValueError` for another dtype, and for a policy with other dtypes, because a
+    context has neither stored parameters nor an output to cast.
 
     !!! example
 

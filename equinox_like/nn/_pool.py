@@ -199,7 +199,7 @@ class MaxPool3d(Pool):
 class AvgPool1d(Pool):
     """The average of each window, along one spatial axis.
 
-    Padding counts as zeros: it is divided by the whole kernel's size.
+    Padding counts as zeros: sums are divided by the size of the whole kernel.
 
     !!! example
 
@@ -231,7 +231,7 @@ class AvgPool1d(Pool):
 class AvgPool2d(Pool):
     """The average of each window, along two spatial axes.
 
-    Padding counts as zeros: it is divided by the whole kernel's size.
+    Padding counts as zeros: sums are divided by the size of the whole kernel.
 
     !!! example
 
@@ -263,7 +263,7 @@ class AvgPool2d(Pool):
 class AvgPool3d(Pool):
     """The average of each window, along three spatial axes.
 
-    Padding counts as zeros: it is divided by the whole kernel's size.
+    Padding counts as zeros: sums are divided by the size of the whole kernel.
 
     !!! example
 

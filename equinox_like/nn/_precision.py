@@ -54,9 +54,9 @@ def cast_to_precision(tree: _Tree) -> _Tree:
     **Returns:**
 
     `tree` with its real floating arrays in the dtype of the innermost
-    [`equinox_like.nn.precision`][], but for each [`equinox_like.nn.State`][],
-    [`equinox_like.nn.StateIndex`][] and [`equinox_like.nn.KVCache`][]. Outside of any,
-    `tree` itself.
+    [`equinox_like.nn.precision`][], except those in a [`equinox_like.nn.State`][],
+    [`equinox_like.nn.StateIndex`][] or [`equinox_like.nn.KVCache`][]. Without a
+    context, `tree` itself.
 
     !!! example
 

@@ -107,7 +107,7 @@ class Bidirectional(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `init` is not a pair, or a cell says so.
+        [`equinox_like.ShapeError`][] if `init` is not a pair, or if a cell raises one.
         """
         states = _as_states(self, init, 2, "direction")
         cells = self.forward, self.backward

@@ -68,9 +68,9 @@ class Sequential(StatefulLayer):
 
         **Raises:**
 
-        `TypeError` if a member cannot be called, or is stateful and no `state` was passed.
-        An error about the shape of an array or a missing key says at its head which member
-        it came from, for example `layers[1]`.
+        `TypeError` if a member cannot be called, or is stateful and no `state` was
+        passed. An error about the shape of an array or a missing key begins with the
+        member it came from, for example `layers[1]`.
         """
         number = len(self.layers)
         keys = [None] * number if key is None else jax.random.split(key, number)

@@ -210,7 +210,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         return is_stateful(self.layers)
 
     def unstack(self) -> tuple[_L, ...]:
-        """The layers, one by one. See `__getitem__` for stateful layers."""
+        """The layers, one by one. A State of this `Stacked` has no values for them."""
         return tuple(self[i] for i in range(self.depth))
 
     @overload

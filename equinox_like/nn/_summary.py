@@ -23,9 +23,15 @@ _Status = Literal["trainable", "frozen", "state", "mixed"]
 class SummaryRow(NamedTuple):
     """One row of a [`equinox_like.nn.Summary`][].
 
-    `tied_to` is the path at which the same array was counted, if it occurs there as
-    well. In a row for several arrays, `shape` is `None`, and a value that differs
-    between them is `"mixed"`.
+    **Attributes:**
+
+    - `path`, `shape`, `dtype`: of the array; `layer`: the class of its layer.
+    - `params`, `bytes`: the number of its elements, and their size.
+    - `status`: `"trainable"`, `"frozen"` or `"state"`.
+    - `tied_to`: the path at which the same array was counted, if it occurs there too.
+
+    In a row for several arrays, `shape` is `None`, and a value that differs between them
+    is `"mixed"`.
     """
 
     path: str
@@ -91,8 +97,9 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
 
     **Arguments:**
 
-    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays, so a model that is too
-        large to build can be looked at through [`equinox_like.filter_eval_shape`][].
+    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays, so a model that is
+        too large to build can be summarised through
+        [`equinox_like.filter_eval_shape`][].
     - `depth`: the length of the paths in the table: deeper arrays are summed up in one
         row.
     - `where`: restricts the table to a part of the model: a function that returns it,
