@@ -66,7 +66,10 @@ class _Annotations(dict[str, Any]):
     """
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        return self if instance is None else owner._shown_(instance).__annotations__
+        if instance is None:
+            return self
+        # Not its `__annotations__`: `functools.lru_cache` copies `__annotate__` only.
+        return inspect.get_annotations(owner._shown_(instance))
 
 
 class Shown:
