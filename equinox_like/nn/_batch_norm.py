@@ -17,7 +17,7 @@ from ._batch_layout import Layout, laid_out
 from ._inference import at_inference
 from ._init import default_dtype
 from ._precision import computes
-from ._shape import as_size
+from ._shape import as_axis, as_size
 from ._sharding import explicit_mesh, parts, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
@@ -135,7 +135,8 @@ class BatchNorm(StatefulLayer):
 
         **Raises:**
 
-        `ValueError` for another `mode` or `debias`, or a negative `num_spatial_dims`.
+        `ValueError` for another `mode` or `debias`, a negative `num_spatial_dims`, or a
+        `batch_axis` that is not an integer.
         """
         if mode not in ("batch", "ema", "legacy"):
             raise ValueError(
@@ -159,7 +160,11 @@ class BatchNorm(StatefulLayer):
         self.momentum = momentum
         self.inference = inference
         self.mode = mode
-        self.batch_axis = 0 if batch_axis is None and axis_name is None else batch_axis
+        if batch_axis is None and axis_name is None:
+            batch_axis = 0
+        if batch_axis is not None:
+            batch_axis = as_axis(self, "batch_axis", batch_axis)
+        self.batch_axis = batch_axis
         self.debias = debias
         self.unbiased = unbiased
         if num_spatial_dims is not None:
@@ -199,8 +204,9 @@ class BatchNorm(StatefulLayer):
         - `key`: ignored.
         - `inference`: overrides the layer's own, unless it is `None`.
         - `mask`: which examples count: shape `(batch,)`, or `()` for one example. The
-            others are normalised, too. If no example counts, the state does not change,
-            and the running averages are used.
+            others are normalised, too, with 0 in place of their infinities and NaN. If no
+            example counts, the state does not change, and the running averages are used;
+            so it is for an empty batch.
 
         **Returns:**
 
@@ -226,11 +232,16 @@ class BatchNorm(StatefulLayer):
             work = jnp.result_type(x.dtype, stored, jnp.float32)
             out_dtype = jnp.result_type(x.dtype, own)
         x = x.astype(work)
+        if layout.mask is not None:
+            # The gradient of what does not count is zero, and zero times NaN is NaN.
+            x = jnp.where(layout.mask | jnp.isfinite(x), x, 0)
         running = running.astype(work)
-        if at_rest:
+        count = None if at_rest else _count(self, x, layout)
+        is_empty = isinstance(count, int) and count == 0
+        if at_rest or is_empty:
             used = _for_inference(self, running)
         else:
-            batch = _batch_moments(self, x, layout)
+            batch = _batch_moments(self, x, layout, count)
             used, new = _blend(self, running, batch)
             if mask is not None:
                 # If no example counts, the running averages are used and kept.
@@ -306,14 +317,23 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
     left = norm.momentum ** running.steps.astype(running.mean.real.dtype)
     # Before the first step, and with a momentum of 1, there is no average yet.
     started = left < 1
-    divisor = jnp.where(started, 1 - left, 1)
+    divisor = jnp.where(started, 1 - left, 1).astype(running.mean.dtype)
     variance = running.variance
     if norm.debias == "exact":
-        variance = jnp.where(started, variance - left, variance)
+        variance = jnp.where(started, variance - left.astype(variance.dtype), variance)
     return _Moments(running.mean / divisor, variance / divisor)
 
 
-def _batch_moments(norm: BatchNorm, x: Array, layout: Layout) -> _Moments:
+def _count(norm: BatchNorm, x: Array, layout: Layout) -> Any:
+    """How many numbers of each channel count; an array only if there is a mask."""
+    size = math.prod(x.shape[i] for i in layout.others)
+    if layout.mask is None:
+        return _over_names(psum, size, norm)
+    of_each = size // max(layout.mask.size, 1)
+    return _over_names(psum, layout.mask.sum() * of_each, norm)
+
+
+def _batch_moments(norm: BatchNorm, x: Array, layout: Layout, count: Any) -> _Moments:
     """The mean and variance of each channel, over the whole batch."""
 
     def mean(values: Array) -> Array:
@@ -323,12 +343,6 @@ def _batch_moments(norm: BatchNorm, x: Array, layout: Layout) -> _Moments:
         total = _over_names(psum, total, norm)
         return total / jnp.maximum(count, 1).astype(total.real.dtype)
 
-    size = math.prod(x.shape[i] for i in layout.others)
-    if layout.mask is None:
-        count = _over_names(psum, size, norm)
-    else:
-        of_each = size // layout.mask.size
-        count = _over_names(psum, layout.mask.sum() * of_each, norm)
     center = mean(x)
     off = x - layout.spread(center, x)
     square = off * off.conj() if jnp.iscomplexobj(off) else off * off

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._module import Module, field
+from .._tree import is_array_like
 from .._typing import ArrayLike, PRNGKeyArray
 from .._warn import warn
 from ._inference import at_inference
 from ._keys import key_named
-from ._shape import MissingKeyError
+from ._shape import MissingKeyError, as_axes
 
 _T = TypeVar("_T")
 
@@ -66,12 +67,13 @@ class Dropout(Module):
 
         **Raises:**
 
-        `ValueError` if `p` is a Python number outside of $[0, 1]$.
+        `ValueError` if `p` is a Python number outside of $[0, 1]$, or is not a number, or
+        if `broadcast_axes` is not a sequence of ints.
         """
         _check_range(p)
         self.p = p
         self.inference = resolve_inference("Dropout", inference, deterministic)
-        self.broadcast_axes = tuple(broadcast_axes)
+        self.broadcast_axes = as_axes(self, "broadcast_axes", broadcast_axes)
 
     @property
     def deterministic(self) -> Any:
@@ -141,7 +143,8 @@ def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
 
 
 def _check_range(p: Any) -> None:
-    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+    is_number = isinstance(p, (int, float))
+    if not is_array_like(p) or (is_number and not 0 <= p <= 1):
         raise ValueError(f"Dropout takes a `p` between 0 and 1; got {p!r}.")
 
 

@@ -18,6 +18,7 @@ from .._module import Module, field
 from .._runtime.error_if import error_if
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
+from ._shape import as_size
 
 
 class KVCache(Module):
@@ -139,8 +140,7 @@ def empty_cache(
     """An empty cache. `key` and `value`, `(1, heads, size)`, fill its empty slots."""
     if overflow not in ("error", "ring"):
         raise ValueError(f"`overflow` must be 'error' or 'ring'; got {overflow!r}.")
-    if max_length < 1:
-        raise ValueError(f"A KVCache takes a `max_length` >= 1; got {max_length}.")
+    max_length = as_size(KVCache, "max_length", max_length, 1)
     return KVCache(
         key=jnp.broadcast_to(key, (max_length, *key.shape[1:])),
         value=jnp.broadcast_to(value, (max_length, *value.shape[1:])),

@@ -4,11 +4,14 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 from jaxtyping import Array, Bool
 
 from .._module import Module, field
 from .._tree import is_array, is_inexact_array, tree_at
+from .._tree.paths import path_str
 from .._typing import ArrayLike
+from ._shape import as_number, described
 
 _Tree = TypeVar("_Tree")
 
@@ -135,6 +138,10 @@ class DynamicLossScale(Module):
 
         `ValueError` if `factor` is not above 1, or `min_scale` is above `max_scale`.
         """
+        # Python numbers, because one of NumPy could change the dtype of the scale.
+        factor = as_number(self, "factor", factor)
+        min_scale = as_number(self, "min_scale", min_scale)
+        max_scale = as_number(self, "max_scale", max_scale)
         if factor <= 1:
             raise ValueError(
                 f"DynamicLossScale takes a `factor` above 1; got {factor!r}."
@@ -210,6 +217,10 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
     - `on_true`, `on_false`: the trees. Leaves that are not arrays are those of
         `on_true`.
 
+    **Raises:**
+
+    `ValueError`, naming the path, if two arrays have another shape or dtype.
+
     !!! example
 
         ```python
@@ -220,11 +231,20 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
         assert chosen[0].tolist() == [0, 0]
         ```
     """
-    return jax.tree.map(
-        lambda a, b: jax.lax.select(jnp.asarray(pred), a, b) if is_array(a) else a,
-        on_true,
-        on_false,
-    )
+    pred = jnp.asarray(pred)
+
+    def each(path: Any, a: Any, b: Any) -> Any:
+        if not is_array(a):
+            return a
+        if is_array(b) and (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise ValueError(
+                "`select_tree` takes trees whose arrays have equal shapes and dtypes; "
+                f"`{path_str(path, 'on_true')}` has {described(a)}, and "
+                f"`{path_str(path, 'on_false')}` {described(b)}."
+            )
+        return jax.lax.select(pred, a, b)
+
+    return jtu.tree_map_with_path(each, on_true, on_false)
 
 
 def _times(x: Array, factor: Array) -> Array:

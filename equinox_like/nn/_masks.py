@@ -188,8 +188,14 @@ def visible_keys(
 
 
 def check_window(name: str, window: int | None) -> None:
-    if window is not None and window < 1:
-        raise ValueError(f"{name} takes a `window` >= 1; got {window}.")
+    if window is None:
+        return
+    try:
+        if operator.index(window) >= 1:
+            return
+    except TypeError:
+        pass
+    raise ValueError(f"{name} takes an int >= 1 as `window`; got {window!r}.")
 
 
 def _length(function: str, name: str, value: Any) -> Any:

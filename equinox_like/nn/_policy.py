@@ -9,6 +9,7 @@ import jax
 from .._core.context import Entering
 from .._module import AbstractVar, Frozen, Module, field
 from .._module.wrapper import check_forwards
+from .._tree.nodes import describe_node
 from .._typing import DTypeLike
 from ._precision import cast, compute_dtype, floating, is_real
 from ._stateful import StatefulLayer, is_stateful, takes_key
@@ -73,8 +74,13 @@ class Policy(Module):
 
         **Raises:**
 
-        `ValueError` for anything else.
+        `ValueError` for other text, `TypeError` for anything else.
         """
+        if not isinstance(text, str):
+            raise TypeError(
+                "A policy is text such as 'params=f32,compute=bf16,output=f32'; got "
+                f"{describe_node(text)}."
+            )
         dtypes = {}
         for part in filter(None, map(str.strip, text.split(","))):
             role, _, name = map(str.strip, part.partition("="))

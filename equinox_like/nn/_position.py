@@ -16,7 +16,7 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, initialised, layout_of
 from ._precision import computes
 from ._rope import cos_and_sin, row_positions
-from ._shape import as_even_size, as_size, check_input, parameter_shape
+from ._shape import as_even_size, as_number, as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed
 
 _STANDARD_DEVIATION = 0.02
@@ -183,10 +183,10 @@ class SinusoidalPositionalEmbedding(Module):
 
         **Raises:**
 
-        `ValueError` if `embedding_size` is negative or odd.
+        `ValueError` if `embedding_size` is negative or odd, or `theta` is not a number.
         """
         self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
-        self.theta = theta
+        self.theta = as_number(self, "theta", theta)
 
     @jax.named_scope("eqx.nn.SinusoidalPositionalEmbedding")
     def __call__(

@@ -11,7 +11,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import default_dtype
-from ._shape import as_even_size, check_input
+from ._shape import as_even_size, as_number, check_input
 
 
 class RotaryPositionalEmbedding(Module):
@@ -69,11 +69,12 @@ class RotaryPositionalEmbedding(Module):
 
         **Raises:**
 
-        `ValueError` if `embedding_size` is negative or odd.
+        `ValueError` if `embedding_size` is negative or odd, `theta` is not a number, or
+        `dtype` is not floating or complex.
         """
         self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
-        self.theta = theta
-        self.dtype = np.dtype(default_dtype(dtype))
+        self.theta = as_number(self, "theta", theta)
+        self.dtype = _inexact(self, default_dtype(dtype))
         self.interleaved = interleaved
 
     @jax.named_scope("eqx.nn.RotaryPositionalEmbedding")
@@ -147,6 +148,17 @@ class RotaryPositionalEmbedding(Module):
         """
         positions = jnp.arange(end, dtype=float)
         return cos_and_sin(embedding_size, positions, theta, dtype)
+
+
+def _inexact(rope: RotaryPositionalEmbedding, dtype: DTypeLike) -> np.dtype[Any]:
+    try:
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return np.dtype(dtype)
+    except TypeError:
+        pass
+    raise ValueError(
+        f"{type(rope).__name__} takes a floating or complex `dtype`; got {dtype!r}."
+    )
 
 
 def cos_and_sin(

@@ -158,6 +158,18 @@ def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
     )
 
 
+def as_number(layer: Any, name: str, value: Any) -> float:
+    """`value` as a Python float, after validating that it is a number."""
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"{type(layer).__name__} takes a number as `{name}`; got {value!r}."
+    )
+
+
 def as_even_size(layer: Any, name: str, value: Any) -> int:
     size = as_size(layer, name, value)
     if size % 2 != 0:
@@ -199,6 +211,26 @@ def check_length(layer: Any, name: str, value: Sequence[Any], length: int) -> No
             f"{type(layer).__name__} takes one value for each spatial axis as `{name}`: "
             f"{length} in all; got {value!r}."
         )
+
+
+def as_axis(layer: Any, name: str, value: Any) -> int:
+    """`value` as an int, after validating that it is one."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{type(layer).__name__} takes an int as `{name}`; got {value!r}.")
+
+
+def as_axes(layer: Any, name: str, value: Any) -> tuple[int, ...]:
+    """`value` as a tuple of ints, after validating that it is a sequence of these."""
+    try:
+        return tuple(operator.index(each) for each in value)
+    except TypeError:
+        pass
+    raise ValueError(
+        f"{type(layer).__name__} takes a sequence of ints as `{name}`; got {value!r}."
+    )
 
 
 def as_padding(layer: Any, value: Any, length: int) -> tuple[tuple[int, int], ...]:

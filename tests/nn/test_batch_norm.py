@@ -282,6 +282,7 @@ def test_dtypes_of_input_and_layer_may_differ(
     for _ in range(2):
         out, state = norm(x, state)
         assert out.dtype == out_dtype
+    assert norm(x, state, inference=True)[0].dtype == out_dtype
     if dtype != "complex64" and mode == "batch":
         np.testing.assert_allclose(out.astype(float), expected, atol=0.02)
     mean = jax.tree.leaves(state)[1]
@@ -369,6 +370,8 @@ def test_wrong_argument_is_an_error(without_type_checks) -> None:
         nn.BatchNorm(3, "b", mode="other")
     with pytest.raises(ValueError, match="'exact' or 'peer' as `debias`"):
         nn.BatchNorm(3, debias="none")
+    with pytest.raises(ValueError, match="BatchNorm takes an int as `batch_axis`"):
+        nn.BatchNorm(3, batch_axis="a")
 
 
 @pytest.mark.parametrize(
@@ -488,6 +491,63 @@ def test_sharded_batch_has_statistics_of_the_whole(draw) -> None:
     )
     out, state = jax.jit(run)(x, state)
     np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_values_that_do_not_count_reach_no_gradient(
+    mode, inference, value, draw
+) -> None:
+    mask = jnp.array([True, False, True, True])
+    x = draw(4, 3, 2)
+    norm, state = make(3, mode=mode)
+    leaves, treedef = jax.tree.flatten(state)
+
+    @eqx.filter_jit
+    def run(norm, x):
+        def loss(norm_and_x):
+            norm, x = norm_and_x
+            state = jax.tree.unflatten(treedef, leaves)
+            out, state = norm(x, state, mask=mask, inference=inference)
+            return (out[mask] ** 3).sum(), state
+
+        return eqx.filter_value_and_grad(loss, has_aux=True)((norm, x))
+
+    found = run(norm, x.at[1, 0].set(value))
+    expected = run(norm, x.at[1, 0].set(0))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        jax.tree.leaves(found),
+        jax.tree.leaves(expected),
+    )
+    assert jnp.isfinite(norm(x.at[1, 0].set(value), state, mask=mask)[0]).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("form", ["batch", "vmap"])
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_empty_batch_leaves_the_state_as_it_is(mode, form, masked, draw) -> None:
+    axes = {"axis_name": "b"} if form == "vmap" else {}
+    norm, state = make(3, mode=mode, **axes)
+    mask = jnp.ones(0, bool) if masked else None
+
+    def apply(x, state, mask):
+        if form == "batch":
+            return norm(x, state, mask=mask)
+        one = lambda x, s, m: norm(x, s, mask=m)  # noqa: E731
+        in_axes = (0, None, 0 if masked else None)
+        return jax.vmap(one, in_axes, (0, None), axis_name="b")(x, state, mask)
+
+    _, state = (
+        norm(draw(4, 3), state) if form == "batch" else mapped(norm)(draw(4, 3), state)
+    )
+    before = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    with jax.debug_nans(True):
+        out, state = apply(jnp.ones((0, 3)), state, mask)
+    assert out.shape == (0, 3)
+    for old, new in zip(before, jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(old, new)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -118,7 +118,7 @@ def test_wrong_shapes_are_an_error(shapes, message) -> None:
 
 
 def test_wrong_options_are_errors(heads, without_type_checks) -> None:
-    with pytest.raises(ValueError, match="`window` >= 1; got 0"):
+    with pytest.raises(ValueError, match="an int >= 1 as `window`; got 0"):
         nn.dot_product_attention(*heads, window=0)
     with pytest.raises(ValueError, match="as `implementation`; got 'flash'"):
         nn.dot_product_attention(*heads, implementation="flash")

@@ -133,6 +133,18 @@ def test_draws_are_shared_along_broadcast_axes(axes, key) -> None:
     assert (out[tuple(first)] == 2 * mask).all()
 
 
+@pytest.mark.parametrize("axes", [1, "a", ["a"]])
+def test_broadcast_axes_are_a_sequence_of_ints(axes, without_type_checks) -> None:
+    with pytest.raises(ValueError, match=r"sequence of ints as `broadcast_axes`; got"):
+        nn.Dropout(broadcast_axes=axes)
+
+
+@pytest.mark.parametrize("p", ["a", None, [0.5]])
+def test_p_that_is_not_a_number_is_an_error(p, without_type_checks) -> None:
+    with pytest.raises(ValueError, match="Dropout takes a `p` between 0 and 1; got"):
+        nn.Dropout(p)
+
+
 def test_missing_broadcast_axis_is_an_error(key) -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\), which has no axis 1"):
         nn.Dropout(broadcast_axes=(1,))(jnp.ones(3), key=key)

@@ -146,10 +146,14 @@ def test_wrong_cache_is_an_error(build, without_type_checks) -> None:
     other = build(nn.MultiheadAttention, 4, 8).init_cache(4)
     with pytest.raises(eqx.ShapeError, match=r"a `key` of shape \(4, 2\).*\(2, 4\)"):
         attention(x, x, x, cache=other)
-    with pytest.raises(ValueError, match="`max_length` >= 1; got 0"):
+    with pytest.raises(ValueError, match="an int >= 1 as `max_length`; got 0"):
         attention.init_cache(0)
-    with pytest.raises(ValueError, match="`window` >= 1; got 0"):
+    with pytest.raises(ValueError, match="an int >= 1 as `max_length`; got 'a'"):
+        attention.init_cache("a")
+    with pytest.raises(ValueError, match="an int >= 1 as `window`; got 0"):
         attention(x, x, x, window=0)
+    with pytest.raises(ValueError, match="an int >= 1 as `window`; got 'a'"):
+        attention(x, x, x, window="a")
 
 
 # Its dtype and its devices

@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import equinox_like as eqx
@@ -87,3 +88,29 @@ def test_select_tree_chooses_whole_trees() -> None:
     for flag, chosen in ((True, one), (False, other)):
         assert eqx.tree_equal(nn.select_tree(flag, one, other), chosen)
         assert eqx.tree_equal(nn.select_tree(jnp.array(flag), one, other), chosen)
+
+
+def test_numbers_of_numpy_do_not_change_the_dtype_of_the_scale(x64, strict) -> None:
+    scale = nn.DynamicLossScale(
+        8.0,
+        period=1,
+        factor=np.float64(2),
+        min_scale=np.float64(1),
+        max_scale=np.float64(64),
+    )
+    for finite, expected in (True, 16), (False, 8):
+        scale = scale.adjust(jnp.array(finite))
+        assert scale.loss_scale.dtype == jnp.float32
+        assert scale.loss_scale == expected
+
+
+def test_selected_trees_have_arrays_of_equal_types() -> None:
+    pred, tree = jnp.array(True), {"a": [jnp.ones(2), 1.0]}
+    message = (
+        r"`on_true\['a'\]\[0\]` has shape \(2,\) and dtype float32, and "
+        r"`on_false\['a'\]\[0\]` shape \(2,\) and dtype float16"
+    )
+    with pytest.raises(ValueError, match=message):
+        nn.select_tree(pred, tree, {"a": [jnp.ones(2, jnp.float16), 1.0]})
+    with pytest.raises(ValueError, match=r"`on_false\['a'\]\[0\]` shape \(3,\)"):
+        nn.select_tree(pred, tree, {"a": [jnp.ones(3), 1.0]})

@@ -38,7 +38,12 @@ def test_masks_combine_by_and(strict) -> None:
     [
         (lambda: nn.causal_mask(-1), ValueError, "`query_length`; got -1"),
         (lambda: nn.causal_mask(2, 1.5), ValueError, "`key_length`; got 1.5"),
-        (lambda: nn.causal_mask(2, window=0), ValueError, "`window` >= 1; got 0"),
+        (
+            lambda: nn.causal_mask(2, window=0),
+            ValueError,
+            "int >= 1 as `window`; got 0",
+        ),
+        (lambda: nn.causal_mask(2, window="a"), ValueError, "as `window`; got 'a'"),
         (lambda: nn.padding_mask(1, -2), ValueError, "`key_length`; got -2"),
         (
             lambda: nn.padding_mask(jnp.array([1, 2]), 3),

@@ -63,6 +63,11 @@ def test_wrong_text_is_an_error(text) -> None:
         nn.Policy.parse(text)
 
 
+def test_policy_is_parsed_from_text(without_type_checks) -> None:
+    with pytest.raises(TypeError, match=r"A policy is text such as .*; got an int"):
+        nn.Policy.parse(3)
+
+
 def test_dtype_is_not_a_policy(key, without_type_checks) -> None:
     with pytest.raises(TypeError, match=r"`mixed` takes a `Policy`.*bfloat16"):
         nn.mixed(nn.Linear(2, 2, key=key), jnp.bfloat16)  # pyright: ignore[reportArgumentType]

@@ -98,6 +98,30 @@ def test_strict_promotion_names_both_dtypes(strict) -> None:
     assert half(jnp.ones((3, 4), jnp.float16)).dtype == jnp.float16
 
 
+@pytest.mark.parametrize("dtype", [int, "a"])
+def test_dtype_is_floating_or_complex(dtype, without_type_checks) -> None:
+    message = "RotaryPositionalEmbedding takes a floating or complex `dtype`; got"
+    with pytest.raises(ValueError, match=message):
+        nn.RotaryPositionalEmbedding(4, dtype=dtype)
+
+
+def test_theta_is_a_number(without_type_checks) -> None:
+    for layer in nn.RotaryPositionalEmbedding, nn.SinusoidalPositionalEmbedding:
+        message = f"{layer.__name__} takes a number as `theta`; got 'a'"
+        with pytest.raises(ValueError, match=message):
+            layer(4, theta="a")
+
+
+def test_theta_of_numpy_does_not_change_the_dtype(
+    x64, strict, without_type_checks
+) -> None:
+    x = jnp.ones((3, 4), jnp.float32)
+    rope = nn.RotaryPositionalEmbedding(4, np.float32(100), jnp.float32)
+    expected = nn.RotaryPositionalEmbedding(4, 100.0, jnp.float32)
+    assert rope == expected
+    np.testing.assert_array_equal(rope(x), expected(x))
+
+
 @pytest.mark.parametrize("size", [-2, 3])
 def test_negative_or_odd_size_is_an_error(size) -> None:
     with pytest.raises(ValueError, match=f"`embedding_size`; got {size}"):
