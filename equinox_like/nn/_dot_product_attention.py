@@ -17,7 +17,7 @@ from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._dropout import Dropout
-from ._masks import check_window, visible_keys
+from ._masks import check_window, combine_masks, visible_keys
 from ._norm import accumulation_dtype
 from ._shape import within
 
@@ -347,6 +347,11 @@ def _jax_kernel(
 
     if scale is not None:  # JAX only takes a Python number, but this may be traced
         q = _scaled(q, scale)
+    if bias is not None and name == "xla":
+        # JAX would return NaN for a query whose row is -inf throughout.
+        is_masked = jnp.isneginf(bias)
+        visible = combine_masks(visible, ~is_masked)
+        bias = jnp.where(is_masked, 0, bias)
     # JAX's function mixes dtypes, which would fail under "strict" dtype promotion.
     with jax.numpy_dtype_promotion("standard"):
         out = jax.nn.dot_product_attention(

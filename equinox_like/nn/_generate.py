@@ -216,7 +216,8 @@ def _row(
         is_new = ~ended
         if options.end_token is not None:
             # A token fed after the end is cut off, so that a ring loses no token.
-            cache = _each_cache(lambda c: cut(c, c.length - ended), cache)
+            fed = ended.astype(jnp.int32)
+            cache = _each_cache(lambda c: cut(c, c.length - fed), cache)
             token = jnp.where(ended, options.pad_token, token)
             ended = ended | (token == options.end_token)
         if seen is not None:

@@ -34,7 +34,8 @@ def sample_logits(
 
     **Arguments:**
 
-    - `logits`: shape `(vocabulary,)`, floating. `-inf` forbids a token.
+    - `logits`: shape `(vocabulary,)`, floating. `-inf` forbids a token,
+        and `inf` forces it.
     - `key`: the PRNG key; not needed if `temperature` is the number 0.
     - `temperature`: a finite scalar, 0 or more, that the logits are divided by. 0 is
         greedy: the most likely token, and of equals the first.
@@ -97,9 +98,11 @@ def sample_logits(
             )
         temperature = jnp.asarray(temperature, logits.dtype)
         # Subtract the maximum, or a low temperature could make several logits infinite.
-        logits = (logits - logits[best]) / jnp.where(temperature > 0, temperature, 1)
+        highest = logits[best]
+        logits = (logits - highest) / jnp.where(temperature > 0, temperature, 1)
         token = _drawn(logits, key, top_k, top_p)
-        return jnp.where(temperature > 0, token, best)
+        # Less an infinite maximum, logits are NaN.
+        return jnp.where((temperature > 0) & jnp.isfinite(highest), token, best)
 
 
 def _drawn(logits: Array, key: Any, top_k: int | None, top_p: Any) -> Array:

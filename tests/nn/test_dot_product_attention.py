@@ -56,12 +56,19 @@ def test_query_that_attends_to_nothing_takes_the_mean(implementation, draw) -> N
     np.testing.assert_allclose(out[1], v.mean(0), atol=1e-5)
 
 
-def test_bias_of_minus_infinity_gives_a_finite_result_and_gradient(draw) -> None:
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("mask", [None, [[True] * 3, [True, True, False]]])
+def test_bias_of_minus_infinity_gives_a_finite_result_and_gradient(
+    mask, implementation, draw
+) -> None:
     q, k, v = draw(2, 4), draw(3, 4), draw(3, 4)
     bias = jnp.array([[0.0, -jnp.inf, 0.0], [-jnp.inf] * 3])
+    mask = None if mask is None else jnp.array(mask)
 
     def run(q):
-        return nn.dot_product_attention(q, k, v, bias=bias)
+        return nn.dot_product_attention(
+            q, k, v, mask, bias=bias, implementation=implementation
+        )
 
     out, grads = run(q), jax.grad(lambda q: run(q).sum())(q)
     np.testing.assert_allclose(

@@ -132,7 +132,7 @@ def test_rows_of_padded_prompts_are_what_they_are_alone(overflow, model, key) ->
             assert together.position[i].tolist() == single.position.tolist()
 
 
-def test_nothing_follows_the_end_token(model) -> None:
+def test_nothing_follows_the_end_token(model, strict) -> None:
     prompt = jnp.array([3, 1])
     free = nn.generate(model, prompt, model.init_cache(), 6, temperature=0)
     end = int(free.tokens[2])

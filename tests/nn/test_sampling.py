@@ -85,6 +85,11 @@ def test_forbidden_tokens_are_not_drawn(options, key) -> None:
         assert token == 1 and token.dtype == jnp.int32
     nothing = jnp.full(4, -jnp.inf)
     assert nn.sample_logits(nothing, key, **options) == 0
+    forced = jnp.array([0.0, jnp.inf, 1.0])
+    tokens = jax.vmap(lambda key: nn.sample_logits(forced, key, **options))(
+        jax.random.split(key, 8)
+    )
+    assert (tokens == 1).all()
 
 
 def test_half_precision_and_strict_promotion(strict, key) -> None:
