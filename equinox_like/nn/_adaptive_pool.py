@@ -212,7 +212,8 @@ def _reduced(pool: AdaptivePool, x: Array, axis: int, target: int) -> Array:
     split = number_of_large * (small + 1)
     x = jnp.moveaxis(whole_along(x, axis), axis, -1)
     bins = [
-        each.reshape(*x.shape[:-1], -1, width)
+        # Not -1, which is ambiguous if there are no channels.
+        each.reshape(*x.shape[:-1], each.shape[-1] // width, width)
         for each, width in ((x[..., :split], small + 1), (x[..., split:], small))
         if each.shape[-1] > 0
     ]

@@ -1,5 +1,6 @@
 """`SpectralNorm` and `WeightNorm`: layers that compute the weight of another layer."""
 
+import math
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -32,6 +33,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
     first axis. Gradients flow through $W$, not through $u$ and $v$, which are kept in the
     [`equinox_like.nn.State`][]. From [Spectral Normalization for Generative Adversarial
     Networks](https://arxiv.org/abs/1802.05957) (Miyato et al. 2018).
+
+    A weight of zeros is not divided.
 
     For complex weights $T$ is the conjugate transpose, and $\sigma$ the largest singular
     value. (Equinox 0.13.8 does not conjugate, which gives another number.)
@@ -147,6 +150,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         projected = matvec(matrix, v)
         whole = None if explicit_mesh(projected) is None else PartitionSpec()
         sigma = placed(jnp.vdot, whole, u, projected)
+        # A weight of zeros stays as it is.
+        sigma = jnp.where(sigma == 0, 1, sigma)
         divided = (weight.astype(work) / sigma).astype(weight.dtype)
         out = with_weight(layer, self.weight_name, divided)(x)
         if not at_rest:
@@ -233,20 +238,25 @@ class WeightNorm(Module, Generic[_Layer]):
 
 
 def _as_matrix(weight: Array) -> Array:
-    return weight.reshape(len(weight), -1)
+    # Not -1, which is ambiguous if there are no rows.
+    return weight.reshape(len(weight), math.prod(weight.shape[1:]))
 
 
 def _iterate(
     matrix: Array, u: Array, v: Array, number: int, eps: float
 ) -> tuple[Array, Array]:
     for _ in range(number):
-        u = _normalised(matvec(matrix, v), eps)
-        v = _normalised(matvec(matrix.T.conj(), u), eps)
+        u = _normalised(matvec(matrix, v), eps, u)
+        v = _normalised(matvec(matrix.T.conj(), u), eps, v)
     return u, v
 
 
-def _normalised(vector: Array, eps: float) -> Array:
-    return vector / jnp.maximum(jnp.linalg.norm(vector), eps).astype(vector.dtype)
+def _normalised(vector: Array, eps: float, before: Array) -> Array:
+    """`vector`, of length 1. If it is zero, `before`: all later ones would be zero."""
+    norm = jnp.linalg.norm(vector)
+    unit = vector / jnp.maximum(norm, eps).astype(vector.dtype)
+    # A sum: for `where`, explicit axes of a mesh would have to split both alike.
+    return unit + before * (norm == 0).astype(before.dtype)
 
 
 def _square_sum(v: Array, axis: int | None) -> Array:

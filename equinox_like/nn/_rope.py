@@ -107,7 +107,8 @@ class RotaryPositionalEmbedding(Module):
         x = jnp.asarray(x)
         cos, sin = self._angles(row_positions(self, x.shape[0], offset, positions))
         if self.interleaved:
-            pairs = x.reshape(*x.shape[:-1], -1, 2)
+            # Not -1, which is ambiguous if there are no rows.
+            pairs = x.reshape(*x.shape[:-1], self.embedding_size // 2, 2)
             first, second = pairs[..., 0], pairs[..., 1]
         else:
             first, second = jnp.split(x, 2, axis=-1)

@@ -42,6 +42,10 @@ def test_first_bins_are_the_larger_ones() -> None:
     assert (nn.AdaptiveAvgPool1d(10)(x) == x).all()
 
 
+def test_there_may_be_no_channels() -> None:
+    assert nn.AdaptiveAvgPool2d((2, 3))(jnp.ones((0, 4, 7))).shape == (0, 2, 3)
+
+
 def test_int_target_is_that_of_each_axis() -> None:
     assert nn.AdaptiveAvgPool3d(2).target_shape == (2, 2, 2)
     assert nn.AdaptivePool([3], 1, jnp.max).target_shape == (3,)

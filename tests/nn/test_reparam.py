@@ -102,6 +102,33 @@ def test_state_is_valid_after_an_error_of_the_layer(build) -> None:
     layer(jnp.ones(3), state)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_weight_of_zeros_stays_zero_until_it_changes(dtype, build, draw) -> None:
+    inner = build(nn.Linear, 3, 2, use_bias=False, dtype=dtype)
+    weight, x = inner.weight, draw(3).astype(dtype)
+    inner = eqx.tree_at(lambda m: m.weight, inner, jnp.zeros_like(weight))
+    layer, state = spectral(inner)
+    leaves, treedef = jax.tree.flatten(state)
+
+    def loss(layer):
+        return layer(x, jax.tree.unflatten(treedef, leaves))[0].real.sum()
+
+    grads = eqx.filter_grad(loss)(layer)
+    assert jnp.isfinite(grads.layer.weight).all() and grads.layer.weight.any()
+    out, state = layer(x, state)
+    assert not out.any()
+    layer = eqx.tree_at(lambda m: m.layer.weight, layer, weight)
+    for _ in range(30):
+        out, state = layer(x, state)
+    largest = np.linalg.svd(weight, compute_uv=False)[0]
+    np.testing.assert_allclose(out, weight @ x / largest, rtol=1e-4)
+
+
+def test_spectral_norm_of_a_weight_without_rows() -> None:
+    layer, state = spectral(nn.Linear(3, 0, key=jax.random.key(0)))
+    assert layer(jnp.ones(3), state)[0].shape == (0,)
+
+
 def test_number_of_iterations_is_validated(build, key, without_type_checks) -> None:
     inner = build(nn.Linear, 3, 2)
     message = "SpectralNorm takes an int >= 0 as `num_power_iterations`; got -1"

@@ -64,6 +64,12 @@ def test_offset_and_positions_exclude_one_another() -> None:
         rope(x, positions=jnp.arange(4))
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_sequence_may_be_empty(interleaved) -> None:
+    rope = nn.RotaryPositionalEmbedding(4, interleaved=interleaved)
+    assert rope(jnp.ones((0, 4))).shape == (0, 4)
+
+
 @pytest.mark.parametrize("offset", [jnp.arange(3), jnp.ones((2, 1), int)])
 def test_offset_is_a_scalar(offset, without_type_checks) -> None:
     message = r"RotaryPositionalEmbedding takes a scalar as `offset`.* shape \(\d"
