@@ -136,7 +136,8 @@ class MultiheadAttention(Module):
         - `implementation`: of the attention itself. `None`: the formula. `"xla"`,
             `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the first
             of `"cudnn"`, `"xla"` and `None` that can serve the call. In half precision, JAX
-            cannot lower the gradient of `"xla"` under strict dtype promotion.
+            cannot lower the gradient of `"xla"` under strict dtype promotion; nor, but for
+            GPUs, a compiled function with `"xla"` in float16.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
             projections.
 

@@ -387,7 +387,9 @@ def _chosen(
     if name == "auto":
         if found is not None:
             return None
-        return "cudnn" if _cudnn_serves(q, k, v) else "xla"
+        if _cudnn_serves(q, k, v):
+            return "cudnn"
+        return "xla" if _xla_serves(q) else None
     if found is not None:
         raise ValueError(
             f"The implementation {name!r} of attention cannot be used for this call: "
@@ -413,3 +415,8 @@ def _cudnn_serves(q: Array, k: Array, v: Array) -> bool:
         return False
     half = all(x.dtype in (jnp.float16, jnp.bfloat16) for x in (q, k, v))
     return half and q.shape[2] % 8 == 0 and q.shape[2] <= 128
+
+
+def _xla_serves(q: Array) -> bool:
+    # With jax 0.10 to 0.12, a compiled program in float16 is only lowered for GPUs.
+    return q.dtype != jnp.float16 or jax.default_backend() == "gpu"

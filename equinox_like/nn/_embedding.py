@@ -122,6 +122,7 @@ class Embedding(Module):
             return table[x]
         return placed(_row, out_sharding, table, x)
 
+    @computes("eqx.nn.Embedding.attend")
     def attend(self, x: ArrayLike) -> Array:
         """The product of the table with a vector: an output layer with tied weights.
 

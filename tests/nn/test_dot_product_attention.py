@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +90,16 @@ def test_half_precision_runs_under_strict_promotion(
     assert out.dtype == dtype
     np.testing.assert_allclose(
         out.astype("float32"), by_formula(q, k, k, scale=0.5), atol=4e-2
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_auto_takes_a_kernel_that_can_be_compiled(dtype, heads) -> None:
+    q, k, _ = (x.astype(dtype) for x in heads)
+    call = functools.partial(nn.dot_product_attention, q, k, k, scale=0.5)
+    out = jax.jit(lambda: call(implementation="auto"))()
+    np.testing.assert_allclose(
+        out.astype("float32"), call().astype("float32"), atol=4e-2
     )
 
 

@@ -24,6 +24,7 @@ LAYERS = {
     "ConvTranspose": (nn.ConvTranspose1d(1, 2, 2, key=K), (X[None],)),
     "Einsum": (nn.Einsum("i,io->o", {"i": 4, "o": 2}, key=K), (X,)),
     "Embedding": (nn.Embedding(3, 2, key=K), (jnp.asarray(1),)),
+    "Embedding.attend": (nn.Embedding(3, 4, key=K).attend, (X,)),
     "LearnedPositional": (nn.LearnedPositionalEmbedding(4, 1, key=K), (X[:, None],)),
     "LayerNorm": (nn.LayerNorm(4), (X,)),
     "RMSNorm": (nn.RMSNorm(4), (X,)),
