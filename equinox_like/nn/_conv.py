@@ -155,7 +155,8 @@ class Conv(Module):
 
         **Returns:**
 
-        An array of shape `(out_channels, new_size_1, ..., new_size_n)`.
+        An array of shape `(out_channels, new_size_1, ..., new_size_n)`. A new size is 0
+        where the kernel does not fit into the padded input.
 
         **Raises:**
 

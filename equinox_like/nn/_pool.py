@@ -92,7 +92,8 @@ class Pool(Module):
 
         **Returns:**
 
-        An array of shape `(channels, new_size_1, ..., new_size_n)`.
+        An array of shape `(channels, new_size_1, ..., new_size_n)`. A new size is 0 where
+        the kernel does not fit into the padded input.
 
         **Raises:**
 
