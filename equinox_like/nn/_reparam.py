@@ -9,10 +9,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._module import Module, field
+from .._tree import is_inexact_array
 from .._typing import ArrayLike, PRNGKeyArray
 from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
+from ._norm import accumulation_dtype
 from ._shape import as_size
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
@@ -107,7 +109,9 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         u_key, v_key = split_key(key, 2, self)
         u = jax.random.normal(u_key, matrix.shape[:1], matrix.dtype)
         v = jax.random.normal(v_key, matrix.shape[1:], matrix.dtype)
-        self.uv_index = StateIndex(_iterate(matrix, u, v, 15, eps))
+        work = accumulation_dtype(weight)
+        u, v = _iterate(*(a.astype(work) for a in (matrix, u, v)), 15, eps)
+        self.uv_index = StateIndex((u.astype(weight.dtype), v.astype(weight.dtype)))
 
     @jax.named_scope("eqx.nn.SpectralNorm")
     def __call__(
@@ -140,7 +144,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         # Under a `Policy` the weight is cast, but the state is not.
         stored = u.dtype
         with jax.numpy_dtype_promotion("standard"):
-            work = jnp.result_type(weight.dtype, stored)
+            # In float16 the squares of small and of large weights would be lost.
+            work = jnp.result_type(weight.dtype, stored, jnp.float32)
         matrix, u, v = (a.astype(work) for a in (_as_matrix(weight), u, v))
         at_rest = at_inference(self, inference)
         if not at_rest:
@@ -214,7 +219,9 @@ class WeightNorm(Module, Generic[_Layer]):
                 f"WeightNorm takes an axis of the weight as `axis`, or None; got {axis!r}, "
                 f"and `{weight_name}` has shape {weight.shape}."
             )
-        self.g = jnp.sqrt(_square_sum(weight, axis))
+        lengths = jnp.sqrt(_square_sum(weight, axis))
+        is_inexact = is_inexact_array(weight)
+        self.g = lengths.astype(weight.real.dtype) if is_inexact else lengths
 
     @jax.named_scope("eqx.nn.WeightNorm")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Any:
@@ -225,16 +232,18 @@ class WeightNorm(Module, Generic[_Layer]):
 
         **Returns:**
 
-        The wrapped layer's output.
+        The wrapped layer's output. The weight is computed in float32 at least.
         """
         layer = merge_lora(self.layer)
-        v = jnp.asarray(getattr(layer, self.weight_name))
+        v, g = jnp.asarray(getattr(layer, self.weight_name)), jnp.asarray(self.g)
+        dtype = jnp.result_type(v.dtype, g.dtype)
+        v = v.astype(accumulation_dtype(v))
         square = _square_sum(v, self.axis)
         is_zero = square == 0
         # The gradient of the root of 0 would be NaN, although its value is masked.
         norm = jnp.sqrt(jnp.where(is_zero, 1, square))
-        weight = jnp.where(is_zero, 0, v * self.g / norm)
-        return with_weight(layer, self.weight_name, weight)(x)
+        weight = jnp.where(is_zero, 0, v * g.astype(square.dtype) / norm)
+        return with_weight(layer, self.weight_name, weight.astype(dtype))(x)
 
 
 def _as_matrix(weight: Array) -> Array:
@@ -260,6 +269,8 @@ def _normalised(vector: Array, eps: float, before: Array) -> Array:
 
 
 def _square_sum(v: Array, axis: int | None) -> Array:
+    """The sum of squares over all axes but one, in float32 at least."""
+    v = v.astype(accumulation_dtype(v))
     square = (v * v.conj()).real if jnp.iscomplexobj(v) else v * v
     kept = None if axis is None else axis % v.ndim
     others = tuple(i for i in range(v.ndim) if i != kept)

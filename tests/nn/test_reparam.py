@@ -124,6 +124,26 @@ def test_weight_of_zeros_stays_zero_until_it_changes(dtype, build, draw) -> None
     np.testing.assert_allclose(out, weight @ x / largest, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_norms_in_half_precision_are_computed_in_float32(
+    scale, dtype, strict, build, draw
+) -> None:
+    inner = build(nn.Linear, 16, 8, use_bias=False)
+    weight, x = (inner.weight * scale).astype(dtype), draw(16).astype(dtype)
+    inner = eqx.tree_at(lambda m: m.weight, inner, weight)
+    wide, expected = weight.astype("float32"), inner(x).astype("float32")
+    layer = nn.WeightNorm(inner)
+    assert layer.g.dtype == layer(x).dtype == dtype
+    np.testing.assert_allclose(layer(x).astype("float32"), expected, rtol=0.05)
+    layer, state = spectral(inner, num_power_iterations=30)
+    assert {x.dtype for x in jax.tree.leaves(state)} == {jnp.dtype(dtype)}
+    out, state = layer(x, state)
+    assert out.dtype == dtype
+    largest = np.linalg.svd(wide, compute_uv=False)[0]
+    np.testing.assert_allclose(out.astype("float32"), expected / largest, rtol=0.05)
+
+
 def test_spectral_norm_of_a_weight_without_rows() -> None:
     layer, state = spectral(nn.Linear(3, 0, key=jax.random.key(0)))
     assert layer(jnp.ones(3), state)[0].shape == (0,)
