@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
+from ._norm import accumulation_dtype
 from ._shape import as_padding, as_size, check_input, check_length, per_axis
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]
@@ -225,8 +226,11 @@ class AvgPool1d(Pool):
 
     @jax.named_scope("eqx.nn.AvgPool1d")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats."""
-        return super().__call__(x) / math.prod(self.kernel_size)
+        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
+
+        Numbers in half precision are summed in float32.
+        """
+        return _mean(self, x, super().__call__)
 
 
 class AvgPool2d(Pool):
@@ -257,8 +261,11 @@ class AvgPool2d(Pool):
 
     @jax.named_scope("eqx.nn.AvgPool2d")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats."""
-        return super().__call__(x) / math.prod(self.kernel_size)
+        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
+
+        Numbers in half precision are summed in float32.
+        """
+        return _mean(self, x, super().__call__)
 
 
 class AvgPool3d(Pool):
@@ -289,8 +296,22 @@ class AvgPool3d(Pool):
 
     @jax.named_scope("eqx.nn.AvgPool3d")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats."""
-        return super().__call__(x) / math.prod(self.kernel_size)
+        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
+
+        Numbers in half precision are summed in float32.
+        """
+        return _mean(self, x, super().__call__)
+
+
+def _mean(pool: Pool, x: ArrayLike, add: Callable[[Any], Array]) -> Array:
+    """The average, from a function that adds up the windows."""
+    check_input(pool, x, (None,) * (pool.num_spatial_dims + 1))
+    x, number = jnp.asarray(x), math.prod(pool.kernel_size)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return add(x) / number
+    # In half precision the sum of a large window overflows, or loses its last elements.
+    wide = x.astype(accumulation_dtype(x))
+    return (add(wide) / number).astype(x.dtype)
 
 
 def _check_padding(pool: Pool) -> None:

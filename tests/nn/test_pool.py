@@ -173,6 +173,14 @@ def test_average_of_integers_is_a_float(dtype, out_dtype, strict) -> None:
     assert out.dtype == out_dtype and out.tolist() == [[0.5, 1.5]]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_average_of_a_large_window_is_summed_in_float32(dtype, strict) -> None:
+    x = jnp.full((1, 2048), 100, dtype)
+    out, pull = jax.vjp(nn.AvgPool1d(2048), x)
+    assert out.dtype == pull(out)[0].dtype == dtype
+    assert (out == 100).all()
+
+
 def test_pool_reduces_by_any_operation() -> None:
     x = jnp.arange(1.0, 5.0)[None]
     assert nn.Pool(1, jax.lax.mul, 1, 2)(x).tolist() == [[2, 6, 12]]
