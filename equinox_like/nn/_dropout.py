@@ -152,7 +152,8 @@ def _keep_probability(p: Any) -> Any:
     """`1 - p`: a Python float if `p` is a Python number."""
     _check_range(p)
     if isinstance(p, (int, float)):
-        return 1.0 - p
+        # A float64 of NumPy is a `float`, too, but it would promote the input.
+        return 1.0 - float(p)
     p = jnp.asarray(p)
     if not jnp.issubdtype(p.dtype, jnp.floating):
         p = p.astype(jnp.result_type(float))
@@ -160,7 +161,7 @@ def _keep_probability(p: Any) -> Any:
 
 
 def _is_zero(p: Any) -> bool:
-    return isinstance(p, (int, float)) and p == 0
+    return isinstance(p, (int, float)) and bool(p == 0)
 
 
 def _mask_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:

@@ -133,6 +133,13 @@ def test_draws_are_shared_along_broadcast_axes(axes, key) -> None:
     assert (out[tuple(first)] == 2 * mask).all()
 
 
+def test_number_of_numpy_does_not_change_the_dtype(key, strict) -> None:
+    x = jnp.ones(4, jnp.bfloat16)
+    out = nn.Dropout(np.float64(0.5))(x, key=key)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(out, nn.Dropout(0.5)(x, key=key))
+
+
 @pytest.mark.parametrize("axes", [1, "a", ["a"]])
 def test_broadcast_axes_are_a_sequence_of_ints(axes, without_type_checks) -> None:
     with pytest.raises(ValueError, match=r"sequence of ints as `broadcast_axes`; got"):
