@@ -14,6 +14,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, Layout, default_dtype, first_values
+from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed, resharded
@@ -98,7 +99,7 @@ class Einsum(Module):
         fan_in = math.prod(sizes[name] for name in axes.summed)
         limit = 1 / math.sqrt(fan_in) if fan_in else 1.0
         dtype = default_dtype(dtype)
-        weight_key, bias_key = jax.random.split(key, 2)
+        weight_key, bias_key = split_key(key, 2, self)
         shape = tuple(sizes[name] for name in axes.weight)
         self.weight = first_values(
             self, "weight", weight_init, weight_key, shape, limit, dtype

@@ -27,6 +27,7 @@ from ._linear import Linear
 from ._places import places
 from ._precision import computes
 from ._rnn import GRUCell, LSTMCell
+from ._shape import as_number, as_size
 from ._sharding import explicit_mesh, like
 from ._state import StateIndex
 from ._stateful import StatefulLayer, is_stateful, takes_key
@@ -103,13 +104,13 @@ class LoRA(StatefulLayer):
 
         **Raises:**
 
-        `ValueError` if `rank` is less than 1, or if there is no such weight.
+        `ValueError` if `rank` is not an int of 1 or more, `alpha` is not a number, or if
+        there is no such weight.
         """
-        if rank < 1:
-            raise ValueError(f"LoRA takes a `rank` of at least 1; got {rank}.")
+        rank = as_size(self, "rank", rank, 1)
         self.layer = layer
         self.weight_name = weight_name
-        self.alpha = float(rank if alpha is None else alpha)
+        self.alpha = as_number(self, "alpha", rank if alpha is None else alpha)
         self.is_merged = False
         if isinstance(weight_name, str):
             self.a, self.b = _first_matrices(layer, weight_name, rank, batch_ndim, key)

@@ -236,7 +236,7 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
     def each(path: Any, a: Any, b: Any) -> Any:
         if not is_array(a):
             return a
-        if is_array(b) and (a.shape, a.dtype) != (b.shape, b.dtype):
+        if is_array(b) and described(a) != described(b):
             raise ValueError(
                 "`select_tree` takes trees whose arrays have equal shapes and dtypes; "
                 f"`{path_str(path, 'on_true')}` has {described(a)}, and "

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import jax
@@ -135,11 +136,11 @@ def _check_options(name: str, size: Any, scale: Any, method: Any) -> None:
         raise ValueError(f"`{name}` takes one of {known} as `method`; got {method!r}.")
     if size is not None:
         for each in size if isinstance(size, Sequence) else [size]:
-            if not isinstance(each, int) or each < 1:
+            if not isinstance(each, Integral) or each < 1:
                 raise ValueError(f"`{name}` takes ints >= 1 as `size`; got {size!r}.")
         return
     for each in scale if isinstance(scale, Sequence) else [scale]:
-        if not isinstance(each, int | float) or not 0 < each < math.inf:
+        if not isinstance(each, Real) or not 0 < float(each) < math.inf:
             raise ValueError(f"`{name}` takes numbers > 0 as `scale`; got {scale!r}.")
 
 
@@ -181,7 +182,7 @@ def _new_sizes(name: str, x: Array, size: Any, scale: Any) -> tuple[int, ...]:
         return each
     # Rounded first, because 100 * 0.29 is a little less than 29.
     new = tuple(
-        n * s if isinstance(s, int) else math.floor(round(n * s, 6))
+        n * int(s) if isinstance(s, Integral) else math.floor(round(n * float(s), 6))
         for n, s in zip(old, each, strict=True)
     )
     if 0 in new:

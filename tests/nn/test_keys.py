@@ -18,6 +18,7 @@ LAYERS = """
     nn.Conv1d(1, 1, 1, key=key)
     nn.ConvTranspose1d(1, 1, 1, key=key)
     nn.Embedding(1, 1, key=key)
+    nn.Einsum("i,io->o", {"i": 1, "o": 1}, key=key)
     nn.GRUCell(1, 1, key=key)
     nn.LSTMCell(1, 1, key=key)
     nn.MultiheadAttention(1, 1, key=key)

@@ -276,7 +276,7 @@ def test_weight_may_be_split_over_a_mesh(name, spec, draw):
         assert jax.typeof(back).sharding.spec == spec
 
 
-def test_layers_without_a_weight_are_an_error_that_says_what_to_do():
+def test_layers_without_a_weight_are_an_error_that_says_what_to_do(without_type_checks):
     attention = nn.MultiheadAttention(2, 4, key=KEY)
     with pytest.raises(ValueError, match=r"this MultiheadAttention has none.*add_lora"):
         nn.LoRA(attention, 2, key=KEY)
@@ -284,8 +284,12 @@ def test_layers_without_a_weight_are_an_error_that_says_what_to_do():
         ValueError, match=r"`weight` of this LayerNorm has shape \(3,\)"
     ):
         nn.LoRA(nn.LayerNorm(3), 2, key=KEY)
-    with pytest.raises(ValueError, match=r"`rank` of at least 1; got 0"):
+    with pytest.raises(ValueError, match=r"int >= 1 as `rank`; got 0"):
         nn.LoRA(nn.Linear(3, 2, key=KEY), 0, key=KEY)
+    with pytest.raises(ValueError, match=r"int >= 1 as `rank`; got 1.5"):
+        nn.LoRA(nn.Linear(3, 2, key=KEY), 1.5, key=KEY)
+    with pytest.raises(ValueError, match=r"LoRA takes a number as `alpha`; got 'a'"):
+        nn.LoRA(nn.Linear(3, 2, key=KEY), 1, "a", key=KEY)
     with pytest.raises(
         ValueError, match=r"no weight with at least two axes under 'layer'"
     ):

@@ -114,3 +114,7 @@ def test_selected_trees_have_arrays_of_equal_types() -> None:
         nn.select_tree(pred, tree, {"a": [jnp.ones(2, jnp.float16), 1.0]})
     with pytest.raises(ValueError, match=r"`on_false\['a'\]\[0\]` shape \(3,\)"):
         nn.select_tree(pred, tree, {"a": [jnp.ones(3), 1.0]})
+    # A float64 of NumPy becomes float32 in JAX.
+    assert nn.select_tree(pred, {"a": np.ones(2)}, {"a": jnp.ones(2)})["a"].shape == (
+        2,
+    )

@@ -99,6 +99,13 @@ def test_wrong_option_is_an_error(make, options, message, without_type_checks) -
         make(*args, **options)
 
 
+def test_sizes_and_scales_of_numpy_are_taken(strict, without_type_checks) -> None:
+    x = jnp.ones((2, 4))
+    assert nn.resize(x, size=np.int64(3)).shape == (2, 3)
+    assert nn.Upsample(scale=[np.float32(1.5)])(x).shape == (2, 6)
+    assert nn.Upsample(scale=np.int32(2))(x).shape == (2, 8)
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [

@@ -104,7 +104,7 @@ def test_strict_promotion_names_both_dtypes(strict) -> None:
     assert half(jnp.ones((3, 4), jnp.float16)).dtype == jnp.float16
 
 
-@pytest.mark.parametrize("dtype", [int, "a"])
+@pytest.mark.parametrize("dtype", [int, "nonsense"])
 def test_dtype_is_floating_or_complex(dtype, without_type_checks) -> None:
     message = "RotaryPositionalEmbedding takes a floating or complex `dtype`; got"
     with pytest.raises(ValueError, match=message):
