@@ -6,9 +6,7 @@ options.
 """
 
 import functools
-import operator
 import os
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -146,43 +144,6 @@ def by_position(
 
 def jit_is_disabled() -> bool:
     return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def is_global(value: Any) -> bool:
-    """Whether a function or class can be found by its name in the module it is from."""
-    try:
-        module = sys.modules[value.__module__]
-        return operator.attrgetter(value.__qualname__)(module) is value
-    except (AttributeError, KeyError, TypeError):
-        return False
-
-
-class _InMain:
-    """A name of the script or notebook that is running."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def find(self) -> Any:
-        return operator.attrgetter(self.name)(sys.modules["__main__"])
-
-
-def _make(make: Callable[..., Any], args: Any, _: _InMain) -> Any:
-    return make(*args)
-
-
-def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
-    """What `value.__reduce__` returns if `is_global(value)`: its name.
-
-    In cloudpickle, what is not importable is made by `make(*args)`.
-    """
-    name = value.__qualname__
-    if value.__module__ != "__main__":
-        return name
-    # `pickle` saves this method as `_InMain(name).find`, and cloudpickle by its function.
-    function: Any = functools.partial(_make, make, args)
-    function.__name__ = "find"
-    return types.MethodType(function, _InMain(name)), ()
 
 
 def hide_frames(error: BaseException) -> None:

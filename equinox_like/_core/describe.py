@@ -20,8 +20,8 @@ from .._tree.nodes import children_of, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC
 from .._tree.strict import strictly_same
-from .base import is_global
 from .difference import Leaf, static_fields
+from .pickling import is_global
 
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
 

@@ -16,13 +16,12 @@ from .._core.base import (
     Transformed,
     frames_hidden,
     hide_frames,
-    is_global,
     name_of,
-    reduce_global,
     refuse_deprecated,
     require_callable,
 )
 from .._core.parts import is_array_or_struct
+from .._core.pickling import is_global, reduce_global
 from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial

@@ -1,0 +1,64 @@
+"""Pickling by name, for compiled functions and others that JAX wraps."""
+
+import copyreg
+import functools
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def is_global(value: Any) -> bool:
+    """Whether a function or class can be found by its name in the module it is from."""
+    try:
+        module = sys.modules[value.__module__]
+        return operator.attrgetter(value.__qualname__)(module) is value
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+class _InMain:
+    """A name of the script or notebook that is running."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def find(self) -> Any:
+        return operator.attrgetter(self.name)(sys.modules["__main__"])
+
+
+def _make(make: Callable[..., Any], args: Any, _: _InMain) -> Any:
+    return make(*args)
+
+
+def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
+    """What `value.__reduce__` returns if `is_global(value)`: its name.
+
+    In cloudpickle, what is not importable is made by `make(*args)`.
+    """
+    name = value.__qualname__
+    if value.__module__ != "__main__":
+        return name
+    # `pickle` saves this method as `_InMain(name).find`, and cloudpickle by its function.
+    function: Any = functools.partial(_make, make, args)
+    function.__name__ = "find"
+    return types.MethodType(function, _InMain(name)), ()
+
+
+def _reduce_function(function: Any) -> Any:
+    """What pickles and copies a function that JAX wraps: if possible, its name.
+
+    JAX pickles what is wrapped, which is not found by its name: that is the wrapper's. So
+    `jax.nn.relu`, the activation of `nn.MLP`, would not be pickled, and `copy.deepcopy`
+    would make another function of it.
+    """
+    if is_global(function) and function.__module__ != "__main__":
+        return function.__qualname__
+    return function.__reduce_ex__(2)
+
+
+for _kind in (type(jax.jit(is_global)), jax.custom_jvp, jax.custom_vjp):
+    copyreg.pickle(_kind, _reduce_function)

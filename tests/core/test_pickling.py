@@ -1,0 +1,81 @@
+import copy
+import pickle
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import equinox_like as eqx
+
+
+@jax.custom_jvp
+def double(x):
+    return 2 * x
+
+
+double.defjvp(lambda primals, tangents: (2 * primals[0], 3 * tangents[0]))
+
+
+@jax.custom_vjp
+def triple(x):
+    return 3 * x
+
+
+triple.defvjp(lambda x: (3 * x, None), lambda _, grad: (4 * grad,))
+
+
+@jax.jit
+def jitted(x):
+    return x
+
+
+def through_pickle(x):
+    return pickle.loads(pickle.dumps(x))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
+@pytest.mark.parametrize(
+    "activation", [jax.nn.relu, jax.nn.silu, jax.nn.gelu, double, triple, jitted]
+)
+def test_copies_keep_the_activation(key, activation, copied):
+    mlp = eqx.nn.MLP(2, 2, 2, 1, activation=activation, key=key)
+    copy_ = copied(mlp)
+    assert copy_.activation is activation
+    assert eqx.tree_equal(copy_, mlp)
+    call = eqx.filter_jit(eqx.debug.assert_max_traces(lambda m, x: m(x), max_traces=1))
+    assert eqx.tree_equal(call(mlp, jnp.ones(2)), call(copy_, jnp.ones(2)))
+
+
+def test_function_without_a_global_name_is_copied_by_jax():
+    @jax.custom_jvp
+    def local(x):
+        return 2 * x
+
+    local.defjvp(lambda primals, tangents: (2 * primals[0], 5 * tangents[0]))
+    copied = copy.deepcopy(local)
+    assert copied is not local
+    assert jax.grad(copied)(1.0) == 5
+    with pytest.raises(Exception, match="local"):
+        pickle.dumps(local)
+
+
+def test_cloudpickle_sends_what_a_script_defines():
+    code = """
+import cloudpickle, sys, jax
+
+@jax.custom_jvp
+def double(x):
+    return 2 * x
+
+double.defjvp(lambda primals, tangents: (2 * primals[0], 3 * tangents[0]))
+import equinox_like
+sys.stdout.buffer.write(cloudpickle.dumps((double, jax.nn.relu)))
+"""
+    sent = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True
+    ).stdout
+    received, relu = pickle.loads(sent)
+    assert jax.grad(received)(1.0) == 3
+    assert relu is jax.nn.relu
