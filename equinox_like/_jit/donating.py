@@ -22,8 +22,7 @@ from .donation import (
     are_any_sharded,
     are_deleted,
     lowering_warnings,
-    refuse_deleted,
-    refuse_shared,
+    refuse_fatal,
     refuse_unused,
     unusable,
 )
@@ -107,7 +106,7 @@ class DonatingSpecialization(Specialization):
 
     def _before(self, layout: Layout, leaves: list[Any], groups: Sequence[Any]) -> None:
         """Inspects the arrays of a call, unless their traits equal the last call's."""
-        self._refuse_fatal(layout, leaves)
+        refuse_fatal(layout, leaves)
         traits = traits_of(groups)
         if traits != self._traits:
             self._before_lowering(layout, leaves, groups)
@@ -122,17 +121,6 @@ class DonatingSpecialization(Specialization):
         self._before_lowering(layout, leaves, groups)
         with expected.trace_of(self):
             return lowering_warnings.lower(lambda: self.function(*groups))
-
-    def _refuse_fatal(self, layout: Layout, leaves: list[Any]) -> None:
-        """Raises for arrays on several devices that crash the process on jax 0.10."""
-        data = layout.take_data(leaves)
-        any_deleted = True in are_deleted(data)
-        if not any_deleted and len(set(map(id, data))) == len(data):
-            return
-        if are_any_sharded(data):
-            if any_deleted:
-                refuse_deleted(layout.named_leaves(leaves))
-            refuse_shared(layout.named_leaves(leaves))
 
     def _before_lowering(
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]

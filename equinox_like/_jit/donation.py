@@ -337,6 +337,18 @@ def refuse_unused(layout: Any, leaves: Sequence[Any], unused: Iterable[int]) -> 
         refuse_shared(layout.named_leaves(leaves))
 
 
+def refuse_fatal(layout: Any, leaves: Sequence[Any]) -> None:
+    """Raises for arrays on several devices that crash the process on jax 0.10."""
+    data = layout.take_data(leaves)
+    any_deleted = True in are_deleted(data)
+    if not any_deleted and len(set(map(id, data))) == len(data):
+        return
+    if are_any_sharded(data):
+        if any_deleted:
+            refuse_deleted(layout.named_leaves(leaves))
+        refuse_shared(layout.named_leaves(leaves))
+
+
 def unusable(
     named: Sequence[tuple[str, Any, bool]],
     buffers: Sequence[Any] | None,

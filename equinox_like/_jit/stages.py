@@ -22,9 +22,8 @@ from .._tree.splitting import STATIC
 from .checks import wait_for
 from .donating import Deletion
 from .donation import (
-    are_deleted,
     lowering_warnings,
-    refuse_deleted,
+    refuse_fatal,
     refuse_unused,
     unusable,
 )
@@ -230,8 +229,8 @@ class Compiled(_Stage[_P, _T]):
                 "donates nothing there."
             )
         try:
-            if self._is_watched and True in are_deleted(layout.take_data(leaves)):
-                refuse_deleted(layout.named_leaves(leaves))
+            if self._is_watched:
+                refuse_fatal(layout, leaves)
             if self._unused:
                 refuse_unused(layout, leaves, self._unused)
             out: Any = self.compiled(*layout.groups(leaves))

@@ -337,6 +337,21 @@ class TestCalls:
                 compiled(x)
         assert compiled(y).tolist() == [3, 3, 3, 3]
 
+    @pytest.mark.parametrize("spec", [jax.P("d"), jax.P()])
+    def test_sharded_array_in_two_places_is_an_error(self, spec):
+        mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = jax.NamedSharding(mesh, spec)
+        f = eqx.filter_jit(lambda x, y: (x + 1, 2 * y["b"]), donate="arrays")
+        x, y, z = (jax.device_put(jnp.ones(4) + i, sharding) for i in range(3))
+        compiled = f.lower(x, {"b": y}).compile()
+        for _ in range(2):  # a process of jax 0.10 would end here
+            with pytest.raises(eqx.DonationError, match=r"`x` and `y\['b'\]` are the"):
+                compiled(x, {"b": x})
+            assert not x.is_deleted()
+        assert compiled(x, {"b": y})[1].tolist() == [4, 4, 4, 4]
+        with pytest.raises(eqx.DonationError, match=r"`y\['b'\]`.*has been deleted"):
+            compiled(z, {"b": y})
+
     def test_donation_carries_over(self):
         f = eqx.filter_jit(lambda x, name: (x + 1, name), donate="arrays")
         compiled = f.lower(FLOAT, "n").compile()
