@@ -17,7 +17,7 @@ import jax.export
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._core.base import hide_frames, name_of
+from .._core.base import frames_hidden, hide_frames, name_of
 from .._core.describe import (
     Description,
     describe_tree,
@@ -88,6 +88,7 @@ def filter_export(
     if program.donation.is_any:  # a loaded program donates no buffers
         jitted = Jitted(jitted.__wrapped__, "none", program.jitkwargs)
 
+    @frames_hidden
     def export(*args: Any, **kwargs: Any) -> Any:
         return _export(jitted, args, kwargs, platforms, disabled_checks)
 
@@ -303,13 +304,9 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 
     traced.__name__ = traced.__qualname__ = name_of(jitted.__wrapped__)
-    try:
-        exported = jax.export.export(
-            jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
-        )({n: x for n, x in named if n not in own})
-    except Exception as e:
-        hide_frames(e)
-        raise
+    exported = jax.export.export(
+        jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
+    )({n: x for n, x in named if n not in own})
     there = {name for name, _ in named}
     call = _Call(
         name_of(jitted.__wrapped__),

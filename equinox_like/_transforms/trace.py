@@ -197,6 +197,7 @@ class ShapeCache:
         self._functions: dict[Skeleton, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
+    @frames_hidden
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         try:
             groups, skeleton = split((fn, args, kwargs), _label)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from .._core.base import frames_hidden
 from .._jit import DonationReport, filter_jit
 from .._jit.jit import Jitted, JittedMethod
 from .._tree.arrays import describe_array
@@ -115,6 +116,7 @@ class MemoryReport:
         return ax
 
 
+@frames_hidden
 def memory_report(
     fun: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> MemoryReport:
