@@ -1,7 +1,7 @@
-"""Recognises what JAX cannot do with a `jax.custom_vjp`, by the text of its error.
+"""Recognises what JAX cannot do with a `jax.custom_vjp`, by the text of its errors.
 
-Serves jax 0.10 to 0.12. If JAX changes the text, `call_with_rules` raises JAX's error in
-a `jax.shard_map` that is not compiled.
+Serves jax 0.10 to 0.12. If JAX changes the texts, `call_with_rules` raises JAX's error
+in a `jax.shard_map` that is not compiled, and forward mode raises JAX's own message.
 """
 
 from collections.abc import Callable
@@ -21,3 +21,8 @@ def call_with_rules(function: Callable[..., Any], *args: Any) -> Any:
         if "symbolic_zeros support with shard_map" not in str(e):
             raise
     return jax.jit(lambda *args: function(*args))(*args)
+
+
+def is_forward_mode(error: BaseException) -> bool:
+    """Whether this is JAX's error that a `jax.custom_vjp` has no forward mode."""
+    return isinstance(error, TypeError) and "forward-mode autodiff" in str(error)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from .._compat.identity import identity
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import unpack
 from .._core.parts import is_array_or_struct, is_number
@@ -36,7 +35,7 @@ def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
     """Returns `values`, and raises `error(index)` for the first one with a tangent."""
 
     @jax.custom_jvp
-    def held(values):
+    def identity(values):
         return values
 
     def rule(primals, tangents):
@@ -45,48 +44,10 @@ def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
                 raise error(i)
         return primals[0], tangents[0]
 
-    held.defjvp(rule, symbolic_zeros=True)
-    return held(list(values)) if any(map(is_inexact_array, values)) else list(values)
-
-
-def reverse_only(values: Sequence[Any], message: str) -> list[Any]:
-    """Returns `values`; forward-mode autodiff raises `TypeError(message)`.
-
-    It raises where a tangent is evaluated, batched or compiled. Reverse mode does none of
-    these: it transposes what computes the tangents. The rules of a `jax.custom_vjp` raise
-    in the same places, but later, and do not name the function.
-    """
-    return _reverse_only_p.bind(*values, message=message) if values else []
-
-
-def _refuse_forward_mode(stage: str, message: str) -> Any:
-    if stage != "abstract":
-        raise TypeError(message)
-
-
-_reverse_only_p = identity(
-    "reverse_only",
-    # An outer transformation may use forward mode: it differentiates the rules.
-    jvp=lambda primals, tangents, **params: (
-        primals,
-        {i: _tangent_p.bind(t, **params)[0] for i, t in tangents.items()},
-    ),
-    transpose=lambda cotangents, **_: cotangents,
-    batch=lambda arrays, axes, **params: (
-        _reverse_only_p.bind(*arrays, **params),
-        axes,
-    ),
-)
-_tangent_p = identity(
-    "tangent_of_reverse_only",
-    jvp=lambda primals, tangents, **params: (
-        _tangent_p.bind(*primals, **params),
-        {i: _tangent_p.bind(t, **params)[0] for i, t in tangents.items()},
-    ),
-    transpose=lambda cotangents, **_: cotangents,
-    batch=lambda arrays, axes, message: _refuse_forward_mode("batch", message),
-    on_stage=_refuse_forward_mode,
-)
+    identity.defjvp(rule, symbolic_zeros=True)
+    return (
+        identity(list(values)) if any(map(is_inexact_array, values)) else list(values)
+    )
 
 
 def check_output(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat.custom_vjp import call_with_rules
+from .._compat.custom_vjp import call_with_rules, is_forward_mode
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.context import in_context_of_now
 from .._core.pack import pack, unpack
@@ -18,7 +18,7 @@ from .._tree.match import pair_leaves
 from .._tree.partitioning import combine, filter, partition
 from .._tree.paths import path_str
 from .._warn import warn
-from .custom_rules import Rules, check_output, hold, reverse_only, type_of
+from .custom_rules import Rules, check_output, hold, type_of
 from .tangents import is_zero
 
 _P = ParamSpec("_P")
@@ -179,8 +179,12 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
         )
         message = _UNEXPECTED_TANGENT.format(name=name)
         held = hold(held, lambda _: RuntimeError(message))
-        data = reverse_only(data, _NO_FORWARD_MODE.format(name=name))
-        return unpack(call_with_rules(flat_with_rules, data, held))
+        try:
+            return unpack(call_with_rules(flat_with_rules, data, held))
+        except TypeError as e:
+            if not is_forward_mode(e):
+                raise
+            raise TypeError(_NO_FORWARD_MODE.format(name=name)) from e
 
     def _fwd_and_bwd(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         fwd, bwd = self._rules.fwd, self._rules.bwd

@@ -294,5 +294,4 @@ _OF_PARTS: Final[dict[str, Callable[[_Equation, list[Any]], Sequence[Any]]]] = {
     "unstack": lambda e, outs: [jnp.stack(outs, e.params["axis"])],
     "split": lambda e, outs: [jnp.concatenate(outs, e.params["axis"])],
     "optimization_barrier": lambda e, outs: outs,
-    "reverse_only": lambda e, outs: outs,  # of `filter_custom_vjp`
 }

@@ -14,6 +14,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._compat.batching import mapped_at_once
+from .._compat.custom_vjp import is_forward_mode
 from .._compat.tracer import Tracer
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.parts import take_apart
@@ -24,7 +25,6 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
 from .._tree.partitioning import combine, filter, partition
 from .._tree.paths import path_str
-from .custom_rules import reverse_only
 from .custom_vjp import filter_custom_vjp
 from .inverse import derived_inverse
 from .inverse_check import refuse_large
@@ -130,25 +130,20 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
         fun = self.__wrapped__
         if self._check:
             x = _verified(fun, self._inverse, blocks, x)
-        blocks, x = _without_forward_mode((blocks, x), fun)
-        return _run(fun, self._inverse, blocks, x)
+        try:
+            return _run(fun, self._inverse, blocks, x)
+        except TypeError as e:
+            if not is_forward_mode(e.__cause__ or e):
+                raise
+            raise TypeError(
+                f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no "
+                "forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
+                "`jax.hessian`): forward mode stores nothing that could be saved. "
+                "Apply the blocks in a loop instead."
+            ) from None
 
     def __repr__(self) -> str:
         return f"<filter_invertible of {name_of(self.__wrapped__)}>"
-
-
-_NO_FORWARD_MODE = (
-    "`filter_invertible` of `{name}` has a gradient, but no forward mode (forward-mode "
-    "autodiff is `jax.jvp`, `jax.jacfwd`, `jax.hessian`): forward mode stores nothing "
-    "that could be saved. Apply the blocks in a loop instead."
-)
-
-
-def _without_forward_mode(arguments: Any, fun: Any) -> Any:
-    data, rest = partition(arguments, is_inexact_array)
-    leaves, treedef = jtu.tree_flatten(data)
-    leaves = reverse_only(leaves, _NO_FORWARD_MODE.format(name=name_of(fun)))
-    return combine(treedef.unflatten(leaves), rest)
 
 
 def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
@@ -193,7 +188,6 @@ def _run_batch(fun: Any, inverse: Any, size: int, arguments: Any, batched: Any) 
             mapped = filter_vmap(fun, in_axes=(axes, if_array(0)), axis_size=size)
             return mapped(block["block"], x)
 
-        call.__name__ = name_of(fun)
         return call
 
     if isinstance(blocks, list | tuple):
@@ -236,8 +230,7 @@ def _chain(arguments: Any, fun: Any, inverse: Any) -> Any:
 
 @_chain.def_fwd
 def _forward(perturbed: Any, arguments: Any, fun: Any, inverse: Any) -> Any:
-    # A second derivative may differentiate this rule in forward mode.
-    y = _chain(_without_forward_mode(arguments, fun), fun, inverse)
+    y = _chain(arguments, fun, inverse)
     return y, y
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from equinox_like._compat.custom_vjp import call_with_rules
+from equinox_like._compat.custom_vjp import call_with_rules, is_forward_mode
 
 P = jax.sharding.PartitionSpec
 
@@ -34,3 +34,10 @@ def test_other_errors_pass():
 
     with pytest.raises(NotImplementedError, match="something else"):
         call_with_rules(fails, 1.0)
+
+
+def test_forward_mode_is_recognised():
+    with pytest.raises(TypeError) as caught:
+        jax.jvp(double, (1.0,), (1.0,))
+    assert is_forward_mode(caught.value)
+    assert not is_forward_mode(TypeError("another one"))
