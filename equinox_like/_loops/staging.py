@@ -119,6 +119,8 @@ class _Step:
             new if buffer or new is old else _select(pred, new, old)
             for new, old, buffer in zip(after, before, self._is_buffer, strict=True)
         ]
+        if any(new.dtype != old.dtype for new, old in zip(after, before, strict=True)):
+            return [pred, *after]  # `stage` traces the condition for these dtypes
         return [pred & self._goes_on_after(after), *after]
 
 

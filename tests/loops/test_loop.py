@@ -167,6 +167,14 @@ class TestErrors:
         with pytest.raises(TypeError, match=message):
             eqx.filter_fori_loop(0, 3, lambda i, s: body(s), init)
 
+    @pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+    @pytest.mark.parametrize("start", [0, jnp.asarray(0)], ids=["number", "array"])
+    def test_weakly_typed_carry_takes_the_type_of_a_step(self, kind, start):
+        last = eqx.filter_while_loop(
+            lambda x: x < 3, lambda x: x + jnp.float32(1), start, kind=kind, max_steps=8
+        )
+        assert last == 3 and last.dtype == jnp.float32
+
     def test_condition_that_is_no_boolean_is_jaxs_to_refuse(self):
         with pytest.raises(TypeError, match="bool"):
             eqx.filter_while_loop(lambda x: x, lambda x: x, jnp.asarray(1.0))
