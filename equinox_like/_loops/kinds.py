@@ -35,8 +35,10 @@ def runner(
     if kind == "bounded":
         if max_steps is None:
             raise ValueError(f'`{loop}` with `kind="bounded"` needs `max_steps`.')
-        if base < 2:
-            raise ValueError(f"`{loop}`: `base` must be at least 2; got {base}.")
+        if not isinstance(base, int) or base < 2:
+            raise ValueError(
+                f"`{loop}`: `base` must be an integer, at least 2; got {base!r}."
+            )
         return lambda loop: run_bounded(loop, max_steps, base)
     if kind == "checkpointed":
         if max_steps is not None:

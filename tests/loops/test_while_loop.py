@@ -321,6 +321,13 @@ class TestOptions:
         with pytest.raises(ValueError, match="`while_loop`"):
             eqxi.while_loop(lambda c: True, lambda c: c, 0, **options)
 
+    @pytest.mark.parametrize("base", [2.5, "4", True])
+    def test_base_must_be_an_int(self, base, without_type_checks):
+        with pytest.raises(ValueError, match="`while_loop`: `base` must be an integer"):
+            eqxi.while_loop(
+                lambda c: True, lambda c: c, 0, kind="bounded", max_steps=9, base=base
+            )
+
     def test_public_loop_refuses_checkpoints_for_another_kind(self):
         with pytest.raises(ValueError, match="checkpoints"):
             eqx.filter_while_loop(lambda c: True, lambda c: c, None, checkpoints=2)
