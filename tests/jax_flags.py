@@ -206,9 +206,17 @@ FAULTS: dict[str, list[Fault]] = {
                 "loops/test_buffers.py"
                 "::test_within_shard_map_buffer_varies_as_what_is_written[bounded]",
                 "loops/test_loop.py::TestErrors"
-                "::test_weakly_typed_carry_takes_the_type_of_a_step[array-bounded]",
+                "::test_weakly_typed_carry_takes_the_type_of_a_step"
+                "[strong-array-bounded]",
                 "loops/test_loop.py::TestErrors"
-                "::test_weakly_typed_carry_takes_the_type_of_a_step[number-bounded]",
+                "::test_weakly_typed_carry_takes_the_type_of_a_step"
+                "[strong-number-bounded]",
+                "loops/test_loop.py::TestErrors"
+                "::test_weakly_typed_carry_takes_the_type_of_a_step"
+                "[weak-array-bounded]",
+                "loops/test_loop.py::TestErrors"
+                "::test_weakly_typed_carry_takes_the_type_of_a_step"
+                "[weak-number-bounded]",
                 "loops/test_eager.py::test_numbers_of_steps_may_be_arrays",
                 "loops/test_eager.py::test_static_values_select_what_is_compiled",
                 "loops/test_internal_scan.py"

@@ -151,7 +151,8 @@ def _as_after_a_step(carry: list[Any], types: Sequence[Any]) -> list[Any] | None
         vary_over(
             varying_axes(out),
             lax.convert_element_type(x, out.dtype)
-            if getattr(x, "weak_type", False) and not out.weak_type
+            if getattr(x, "weak_type", False)
+            and (x.dtype != out.dtype or not out.weak_type)
             else x,
         )
         for x, out in zip(carry, types, strict=True)

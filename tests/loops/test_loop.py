@@ -169,9 +169,10 @@ class TestErrors:
 
     @pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
     @pytest.mark.parametrize("start", [0, jnp.asarray(0)], ids=["number", "array"])
-    def test_weakly_typed_carry_takes_the_type_of_a_step(self, kind, start):
+    @pytest.mark.parametrize("one", [1.0, jnp.float32(1)], ids=["weak", "strong"])
+    def test_weakly_typed_carry_takes_the_type_of_a_step(self, kind, start, one):
         last = eqx.filter_while_loop(
-            lambda x: x < 3, lambda x: x + jnp.float32(1), start, kind=kind, max_steps=8
+            lambda x: x < 3, lambda x: x + one, start, kind=kind, max_steps=8
         )
         assert last == 3 and last.dtype == jnp.float32
 
