@@ -330,7 +330,8 @@ def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
     """A function, implemented in C, that picks these items of a list, as a sequence."""
-    if len(indices) < 2:
-        start = indices[0] if indices else 0
-        return operator.itemgetter(slice(start, start + len(indices)))
+    start = indices[0] if indices else 0
+    end = start + len(indices)
+    if list(indices) == list(range(start, end)):
+        return operator.itemgetter(slice(start, end))  # faster
     return operator.itemgetter(*indices)

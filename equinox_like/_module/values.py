@@ -51,12 +51,12 @@ def may_hold_callable(value: Any) -> bool:
     kind = type(value)
     if kind in harmless_types:
         return False
-    if kind is list or kind is tuple:
-        return not harmless_types.issuperset(map(type, value)) and any(
-            map(may_hold_callable, value)
-        )
-    if kind is dict:
-        return any(map(may_hold_callable, value.values()))
+    if kind is list or kind is tuple or kind is dict:
+        for item in value.values() if kind is dict else value:
+            # Tested first, because a function call would take longer.
+            if type(item) not in harmless_types and may_hold_callable(item):
+                return True
+        return False
     if kind is types.FunctionType:
         return hasattr(value, "__wrapped__")
     if isinstance(value, (jax.Array, np.ndarray, Node)):
