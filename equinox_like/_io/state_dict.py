@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._tree.arrays import describe_array, describe_type, is_typed_key
+from .._tree.arrays import (
+    describe_array,
+    describe_type,
+    is_typed_key,
+    with_key,
+    without_key,
+)
 from .._tree.paths import path_str
 from .faults import Faults
 from .tensors import is_savable
@@ -44,10 +50,7 @@ def state_dict(tree: Any) -> dict[str, Any]:
         assert list(eqx.state_dict(model)) == ["weight", "bias"]
         ```
     """
-    return {
-        name: jax.random.key_data(leaf) if is_typed_key(leaf) else leaf
-        for name, _, leaf in _named_leaves(tree)
-    }
+    return {name: without_key(leaf) for name, _, leaf in _named_leaves(tree)}
 
 
 def load_state_dict(
@@ -126,9 +129,7 @@ def _convert(value: Any, like: Any) -> Any:
     if is_typed_key(like):
         data = jax.eval_shape(jax.random.key_data, like)
         _require(array, data.dtype, data.shape)
-        # The implementation is part of the dtype, so this also works for a struct.
-        impl = jax.random.key_impl(jnp.empty((0,), like.dtype))
-        return jax.random.wrap_key_data(jnp.array(array), impl=impl)
+        return with_key(jnp.array(array), like)
     if not hasattr(like, "dtype"):
         return _convert_number(array, like)
     _require(array, like.dtype, like.shape)

@@ -36,7 +36,7 @@ from .._core.context import entered_here, within
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._tree import is_array
-from .._tree.arrays import is_typed_key, struct_of
+from .._tree.arrays import struct_of, with_key, without_key
 from .._tree.splitting import STATIC, Skeleton, merge, split
 
 _P = ParamSpec("_P")
@@ -312,26 +312,15 @@ def _lowered(*data: Any, call: Any) -> Sequence[Any]:
     structs = [*map(struct_of, types)]
     # `jax.pure_callback` takes and returns the data of typed PRNG keys.
     inputs = [struct_of(as_aval(x)) for x in data]
-    given = jax.eval_shape(lambda xs: [*map(_without_key, xs)], structs)
+    given = jax.eval_shape(lambda xs: [*map(without_key, xs)], structs)
 
     def on_host(*data):
-        data = list(map(_with_key, data, inputs))
+        data = list(map(with_key, data, inputs))
         out = _compiled(call.found(data))(*data)
-        return [np.asarray(_without_key(x)) for x in out]
+        return [np.asarray(without_key(x)) for x in out]
 
-    out = jax.pure_callback(on_host, given, *map(_without_key, data))
-    return list(map(_with_key, out, structs))
-
-
-def _without_key(x: Any) -> Any:
-    return jax.random.key_data(x) if is_typed_key(x) else x
-
-
-def _with_key(x: Any, struct: Any) -> Any:
-    if not is_typed_key(struct):
-        return x
-    impl = jax.random.key_impl(jnp.empty((0,), struct.dtype))
-    return jax.random.wrap_key_data(x, impl=impl)
+    out = jax.pure_callback(on_host, given, *map(without_key, data))
+    return list(map(with_key, out, structs))
 
 
 def _push_forward(

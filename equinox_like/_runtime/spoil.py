@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._tree.arrays import is_typed_key
+from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array
 
 
@@ -32,8 +32,7 @@ def spoilt(x: Any, mode: str = "raise") -> Any:
     if is_typed_key(x):
         if mode == "nan":
             return x
-        data = spoilt(jax.random.key_data(x), mode)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return with_key(spoilt(without_key(x), mode), x)
     if jnp.issubdtype(x.dtype, np.inexact):
         return x + lax.full_like(x, np.nan)
     if jnp.issubdtype(x.dtype, np.integer):

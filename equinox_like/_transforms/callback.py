@@ -10,7 +10,7 @@ from jax.experimental import io_callback
 from .._compat.trace_state import at_top_level
 from .._core.base import name_of, require_callable
 from .._core.parts import Rest, take_apart
-from .._tree.arrays import struct_of
+from .._tree.arrays import struct_of, with_key, without_key
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
 from .._tree.match import pair_leaves
@@ -35,7 +35,8 @@ def filter_pure_callback(
     - `callback`: `callback(*args, **kwargs)` runs in Python while the compiled program
         runs. It must be pure: it may be left out, or run more than once. It cannot be
         differentiated.
-    - `*args`, `**kwargs`: arrays reach it as `jax.Array`s, everything else as it is.
+    - `*args`, `**kwargs`: arrays reach it as `jax.Array`s, and typed PRNG keys as such;
+        everything else as it is.
     - `result_shape_dtypes`: what it returns: a tree with a `jax.ShapeDtypeStruct`, or
         anything else with a `shape` and a `dtype`, for each array. All other leaves are the
         values that it must return there.
@@ -137,9 +138,12 @@ def filter_io_callback(
 def _bound(bind: Callable[..., Any], call: "_Call", options: dict[str, Any]) -> Any:
     """The arrays that the callback returns."""
     data, call.data = call.data, []  # JAX keeps `call`; do not keep the arguments too
-    bound = functools.partial(bind, call, call.structs, **options)
+    # JAX passes typed PRNG keys as numbers, and cannot return them.
+    returned = jax.eval_shape(lambda xs: [*map(without_key, xs)], call.structs)
+    bound = functools.partial(bind, call, returned, **options)
     # Outside `jax.jit`, JAX would keep the callback, and what it refers to, forever.
-    return (jax.jit(bound) if at_top_level() else bound)(data)
+    run = jax.jit(bound) if at_top_level() else bound
+    return [*map(with_key, run([*map(without_key, data)]), call.structs)]
 
 
 class _Call:
@@ -154,11 +158,12 @@ class _Call:
         self._callback = callback
         self._where = f"`{transformation}` of `{name_of(callback)}`"
         self.data, self._rest = take_apart((args, kwargs))
+        self._inputs = [*map(struct_of, self.data)]
         described, self.result = take_apart(result_shape_dtypes, _describes_array)
         self.structs = [*map(struct_of, described)]
 
     def __call__(self, data: list[Any]) -> list[Any]:
-        args, kwargs = self._rest.fill(data)
+        args, kwargs = self._rest.fill([*map(with_key, data, self._inputs)])
         out = self._callback(*args, **kwargs)
         message = (
             f"{self._where} did not return the structure of `result_shape_dtypes`."
@@ -166,7 +171,7 @@ class _Call:
         pairs = pair_leaves(self.result.fill(self.structs), out, message)
         for path, wanted, leaf in pairs:
             self._check(leaf, wanted, path_str(path, "result"))
-        return [pairs[i][2] for i in self.result.places]
+        return [without_key(pairs[i][2]) for i in self.result.places]
 
     def _check(self, leaf: Any, wanted: Any, name: str) -> None:
         if not isinstance(wanted, jax.ShapeDtypeStruct):

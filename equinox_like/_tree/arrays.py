@@ -1,4 +1,4 @@
-"""Descriptions of arrays for messages, their buffers, and whether they are deleted.
+"""Descriptions of arrays for messages, their buffers, and typed keys as numbers.
 
 In a lower layer than donation, since copying and printing trees need these helpers.
 """
@@ -52,6 +52,28 @@ def is_typed_key(x: Any) -> bool:
     )
 
 
+def without_key(x: Any) -> Any:
+    """The array of numbers, for an array of typed PRNG keys; any other array itself."""
+    return jax.random.key_data(x) if is_typed_key(x) else x
+
+
+def with_key(x: Any, like: Any) -> Any:
+    """The inverse of `without_key`. `like` is an array, or a struct, of the dtype."""
+    if not is_typed_key(like):
+        return x
+    return jax.random.wrap_key_data(x, impl=_impl_of(like.dtype))
+
+
+@functools.cache
+def _impl_of(dtype: Any) -> Any:
+    """The implementation of typed keys of this dtype."""
+    found = []
+    # Abstractly, because a callback of a running program must not run another one.
+    key = jax.ShapeDtypeStruct((), dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
+    return found[0]
+
+
 def reusable(x: Any) -> Any:
     """`x`, and if it holds PRNG keys, a copy that may be used where `x` was used before,
     or will be. Only `jax.debug_key_reuse` distinguishes the two."""
@@ -60,8 +82,7 @@ def reusable(x: Any) -> Any:
 
 def buffer_pointers(x: jax.Array) -> list[Any]:
     """Hashable values. Two arrays that share memory have at least one in common."""
-    if is_typed_key(x):
-        x = jax.random.key_data(x)
+    x = without_key(x)
     try:
         return [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
     except Exception:

@@ -45,6 +45,46 @@ def test_anything_goes_in_and_comes_out(callback, wrap):
 
 @BOTH
 @WRAPS
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_typed_keys_go_in_and_come_out(callback, wrap, impl):
+    seen = []
+
+    def on_host(key, keys):
+        seen.append(key.dtype)
+        return keys[::-1]
+
+    def f(key, keys):
+        return callback(on_host, key, keys, result_shape_dtypes=keys)
+
+    key = jax.random.key(0, impl=impl)
+    keys = jax.random.split(key, 3)
+    out = wrap(f)(key, keys)
+    assert out.dtype == keys.dtype and (out == keys[::-1]).all()
+    assert seen == [key.dtype]
+
+
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
+def test_typed_keys_are_mapped(method):
+    def f(key):
+        return eqx.filter_pure_callback(
+            lambda key: key, key, result_shape_dtypes=key, vmap_method=method
+        )
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert (eqx.filter_vmap(f)(keys) == keys).all()
+
+
+@BOTH
+def test_raw_key_where_a_typed_one_was_announced_is_a_runtime_error(callback):
+    def f(key):
+        return callback(jax.random.key_data, key, result_shape_dtypes=key)
+
+    with pytest.raises(RuntimeError, match=r"dtype uint32 as `result`.*key<fry>"):
+        jax.block_until_ready(eqx.filter_jit(f)(jax.random.key(0)))
+
+
+@BOTH
+@WRAPS
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
