@@ -9,6 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import attrs
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -140,6 +141,17 @@ class OpenConfig:
     value: Any
 
 
+@attrs.frozen
+class OfAttrs:
+    value: Any
+    ignored: Any = attrs.field(default=None, eq=False)
+
+
+@attrs.define
+class OpenOfAttrs:
+    value: Any
+
+
 class Tagged(list):
     tag: Any = None
 
@@ -172,6 +184,8 @@ CONTAINERS = {
     "slice": lambda x: slice(None, x),
     "dataclass": Config,
     "dataclass with an open value": OpenConfig,
+    "class of attrs": OfAttrs,
+    "class of attrs with an open value": OpenOfAttrs,
     "attribute of a list": _tagged,
     "array of objects": lambda x: np.array([None, x], object)[:, None],
     "Module": lambda x: Node(x),

@@ -275,8 +275,9 @@ def _frozen_by_class(value: Any) -> Any:
             break
     else:
         return _Guarded(value)
-    if dataclasses.is_dataclass(base):
-        return _frozen_fields(value, base)
+    names = _compared_names(type(value), base)
+    if names is not None:
+        return _frozen_fields(value, names, base)
     is_of_python = base.__module__.split(".")[0] in sys.stdlib_module_names
     return _reduced(value) if is_of_python and base is not object else _Guarded(value)
 
@@ -285,16 +286,25 @@ def _is_compared_by_identity(kind: type) -> bool:
     return kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
 
 
-def _frozen_fields(value: Any, base: Any) -> Any:
-    """The key of a dataclass instance whose `==` is defined by `base`."""
-    fields = strict_key(
-        getattr(value, f.name, dataclasses.MISSING)
-        for f in dataclasses.fields(value)
-        if f.compare
-    )
+def _compared_names(kind: Any, base: Any) -> list[str] | None:
+    """The fields to compare, if `base`, which defines `==`, is a dataclass or of attrs."""
+    if dataclasses.is_dataclass(base):
+        return [f.name for f in dataclasses.fields(kind) if f.compare]
+    if "__attrs_attrs__" in base.__dict__:
+        return [f.name for f in kind.__attrs_attrs__ if f.eq]
+    return None
+
+
+def _frozen_fields(value: Any, names: Iterable[str], base: Any) -> Any:
+    """The key of a value with these fields, whose `==` is defined by `base`."""
+    fields = strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
     code = getattr(base.__eq__, "__code__", None)
-    is_generated = code is not None and code.co_filename == "<string>"
+    is_generated = code is not None and code.co_filename.startswith(_GENERATED)
     return fields if is_generated else (fields, _Guarded(value))
+
+
+# The file names of methods that `dataclasses` and attrs generate.
+_GENERATED: Final = ("<string>", "<attrs generated")
 
 
 def _reduced(value: Any) -> Any:

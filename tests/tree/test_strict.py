@@ -7,6 +7,7 @@ import itertools
 import math
 import types
 
+import attrs
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from strategies import (
     CONTAINERS,
     Config,
     Node,
+    OfAttrs,
     One,
     Registered,
     reference_same,
@@ -95,8 +97,24 @@ def test_containers_differ_in_more_than_what_is_in_them():
         assert len({strict_key((x,)) for x in values}) == len(values)
 
 
-def test_field_that_a_dataclass_does_not_compare_is_not_compared():
-    assert strictly_same(Config(1, ignored=2), Config(1, ignored=3))
+@pytest.mark.parametrize("make", [Config, OfAttrs])
+def test_field_that_a_dataclass_does_not_compare_is_not_compared(make):
+    assert strictly_same(make(1, ignored=2), make(1, ignored=3))
+
+
+def test_equality_that_a_class_of_attrs_defines_is_obeyed():
+    @attrs.frozen
+    class Name:
+        text: str
+
+        def __eq__(self, other):
+            return self.text.lower() == other.text.lower()
+
+        def __hash__(self):
+            return hash(self.text.lower())
+
+    assert strictly_same(Name("a"), Name("a"))
+    assert not strictly_same(Name("a"), Name("b"))
 
 
 def test_what_has_an_equality_of_its_own_is_compared_by_it():
