@@ -27,9 +27,10 @@ class DonationError(RuntimeError):
 
 
 class DonationWarning(UserWarning):
-    """A donated buffer was not reused by any output; its array stays alive.
+    """A donated buffer was not reused by any output.
 
-    Issued once for each new trace under `donate="warn"`.
+    Issued once for each new trace under `donate="warn"`, where the array stays alive,
+    and for an array that was donated by name, which is deleted.
     """
 
 

@@ -88,7 +88,9 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     structure and static values, where values of different type differ (`1`, `1.0`,
     `True`). Its outputs may hold anything; what is not an array is the identical object
     that `fun` returned when it was traced. Like `jax.jit` it does not wait for the
-    result. `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
+    result, unless the program contains an [`equinox_like.error_if`][].
+
+    `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
     `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time, and so do
     `.donation_report` and `.explain`; `.clear_cache()` drops the compiled programs.
 

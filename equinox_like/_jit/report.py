@@ -217,7 +217,7 @@ def _why_unusable(row: DonationRow, outputs: list[OutputRow]) -> str:
         is_alike = output.shape == row.shape and output.dtype == row.dtype
         if is_alike and output.bytes != row.bytes:
             return f"the sharding of {output.path} differs"
-    return "no output of that size and dtype is left"
+    return "no output of that size is left"
 
 
 def _bytes_on_a_device(shape: Any, dtype: Any, sharding: Any) -> int:

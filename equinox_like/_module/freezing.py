@@ -188,10 +188,10 @@ def frozen(tree: Any) -> Any:
 
     The marked tree has the same arrays in the same order, so saved files do not change.
     A frozen Module can be called, and its attributes and methods read; a frozen array
-    supports arithmetic and indexing, and every layer takes it as a parameter. No
-    gradients flow through either. [`equinox_like.filter_grad`][] does not differentiate
-    it, so it stays the identical object through `apply_updates`; for `jax.jit`,
-    `jax.vmap` and saving it is like any other.
+    supports arithmetic and indexing, and every layer takes it as a parameter. Neither
+    receives a gradient. [`equinox_like.filter_grad`][] does not differentiate it, so it
+    stays the identical object through `apply_updates`. `jax.jit`, `jax.vmap` and saving
+    treat it like any other array or Module.
 
     **Arguments:**
 

@@ -48,7 +48,7 @@ def tree_inference(
         import equinox_like as eqx
 
         model = eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Identity()])
-        assert eqx.tree_inference(model)[0].inference is True
+        assert eqx.nn.inference_mode(model)[0].inference is True
         assert model[0].inference is False
         ```
     """

@@ -120,9 +120,9 @@ class MultiheadAttention(Module):
             default that of the query.
         - `output_size`: the size of the rows of the output; by default that of the query.
         - `qk_size`, `vo_size`: in each head, the size of the rows of queries and keys, and
-            of values; by default `query_size // num_heads`, rounded down: 3 heads of a
-            `query_size` of 8 have size 2, and are 6 wide together. The output has the
-            `output_size` anyway.
+            of values; by default `query_size // num_heads`, rounded down: for example 2 for
+            `query_size=8` and 3 heads, which makes 6 in all. This does not change the size
+            of the output.
         - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: whether the
             projections have biases.
         - `dropout_p`: with what probability each weight is dropped in training.

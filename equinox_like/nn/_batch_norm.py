@@ -199,14 +199,15 @@ class BatchNorm(StatefulLayer):
         """**Arguments:**
 
         - `x`: with an `axis_name`, one example of shape `(channels, size_1, ..., size_n)`.
-            Without one, a batch of such, and at inference either (see `num_spatial_dims`).
+            Without one, a batch of such; at inference, a batch or one example (see
+            `num_spatial_dims`).
         - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
         - `key`: ignored.
         - `inference`: overrides the layer's own, unless it is `None`.
         - `mask`: which examples count: shape `(batch,)`, or `()` for one example. The
             others are normalised, too, with 0 in place of their infinities and NaN. If no
-            example counts, the state does not change, and the running averages are used;
-            so it is for an empty batch.
+            example counts, the state does not change, and the running averages are used.
+            The same holds for an empty batch.
 
         **Returns:**
 

@@ -47,13 +47,13 @@ class Einsum(Module):
         import jax
         import jax.numpy as jnp
 
-        key = jax.random.key(0)
+        k1, k2, k3 = jax.random.split(jax.random.key(0), 3)
         sizes = {"d": 8, "h": 2, "k": 4}
-        split_heads = eqx.nn.Einsum("...d,dhk->...hk", sizes, key=key)
+        split_heads = eqx.nn.Einsum("...d,dhk->...hk", sizes, key=k1)
         assert split_heads(jnp.ones((5, 8))).shape == (5, 2, 4)
-        join_heads = eqx.nn.Einsum("...hk,hkd->...d", sizes, key=key)
+        join_heads = eqx.nn.Einsum("...hk,hkd->...d", sizes, key=k2)
         assert join_heads(jnp.ones((5, 2, 4))).shape == (5, 8)
-        each_head = eqx.nn.Einsum("...hk,hkl->...hl", {"h": 2, "k": 4, "l": 3}, key=key)
+        each_head = eqx.nn.Einsum("...hk,hkl->...hl", {"h": 2, "k": 4, "l": 3}, key=k3)
         assert each_head(jnp.ones((5, 2, 4))).shape == (5, 2, 3)
         ```
     """

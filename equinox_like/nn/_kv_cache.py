@@ -26,7 +26,7 @@ class KVCache(Module):
 
     Made by `attention.init_cache(...)`; passed to a call, which returns the next one.
     Shapes and dtypes never change, so it is a carry of `jax.lax.scan`. A loop in a compiled
-    function writes each token in place; with the cache donated, so does a call.
+    function writes each token in place. A single call does so if the cache is donated.
 
     **Fields:**
 

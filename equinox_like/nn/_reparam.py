@@ -49,8 +49,9 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         import jax.numpy as jnp
 
         def make(key):
-            linear = eqx.nn.Linear(3, 2, key=key)
-            return eqx.nn.SpectralNorm(linear, "weight", key=key)
+            k1, k2 = jax.random.split(key)
+            linear = eqx.nn.Linear(3, 2, key=k1)
+            return eqx.nn.SpectralNorm(linear, "weight", key=k2)
 
         layer, state = eqx.nn.make_with_state(make)(jax.random.key(0))
         apply = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))

@@ -43,8 +43,9 @@ class Shared(Module, Generic[_Tree]):
             shared: eqx.nn.Shared[tuple[eqx.nn.Embedding, eqx.nn.Linear]]
 
             def __init__(self, key):
-                embedding = eqx.nn.Embedding(10, 4, key=key)
-                linear = eqx.nn.Linear(4, 10, use_bias=False, key=key)
+                k1, k2 = jax.random.split(key)
+                embedding = eqx.nn.Embedding(10, 4, key=k1)
+                linear = eqx.nn.Linear(4, 10, use_bias=False, key=k2)
                 self.shared = eqx.nn.Shared(
                     (embedding, linear),
                     where=lambda pair: pair[1].weight,
