@@ -56,6 +56,14 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             jax_faults.loop_has_a_reverse_mode,
             [
+                "loops/test_numbers.py"
+                "::test_no_array_is_kept_alive_by_a_gradient[scan]",
+                "loops/test_numbers.py"
+                "::test_no_array_is_kept_alive_by_a_gradient[scan-checkpoint]",
+                "loops/test_numbers.py"
+                "::test_no_array_is_kept_alive_by_a_gradient[bounded]",
+                "loops/test_numbers.py"
+                "::test_no_array_is_kept_alive_by_a_gradient[fori]",
                 "runtime/test_error_if.py"
                 "::test_check_is_the_identity_to_derivatives[filter_scan]",
                 "runtime/test_error_if.py"
@@ -200,6 +208,37 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             jax_faults.compiled_loop_with_nothing_but_a_carry_runs,
             [
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[eager-bounded]",
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[eager-fori]",
+                "loops/test_numbers.py::test_value_is_that_of_a_python_loop[jit-scan]",
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[jit-scan-checkpoint]",
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[jit-bounded]",
+                "loops/test_numbers.py::test_value_is_that_of_a_python_loop[jit-fori]",
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[filter_jit-scan]",
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[filter_jit-scan-checkpoint]",
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[filter_jit-bounded]",
+                "loops/test_numbers.py"
+                "::test_value_is_that_of_a_python_loop[filter_jit-fori]",
+                "loops/test_numbers.py::test_jax_finds_no_leaked_tracers[scan]",
+                "loops/test_numbers.py"
+                "::test_jax_finds_no_leaked_tracers[scan-checkpoint]",
+                "loops/test_numbers.py::test_jax_finds_no_leaked_tracers[bounded]",
+                "loops/test_numbers.py::test_jax_finds_no_leaked_tracers[fori]",
+                "loops/test_numbers.py"
+                "::test_effects_of_the_unused_trace_do_not_happen[scan]",
+                "loops/test_numbers.py"
+                "::test_effects_of_the_unused_trace_do_not_happen[scan-checkpoint]",
+                "loops/test_numbers.py"
+                "::test_effects_of_the_unused_trace_do_not_happen[bounded]",
+                "loops/test_numbers.py"
+                "::test_effects_of_the_unused_trace_do_not_happen[fori]",
                 "loops/test_eager.py::test_function_is_traced_once[fori]",
                 "loops/test_eager.py"
                 "::test_variables_that_functions_read_may_change[fori]",
@@ -328,6 +367,14 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             jax_faults.carry_of_another_type_is_a_type_error,
             [
+                "loops/test_numbers.py::test_no_array_is_kept_alive[eager-scan]",
+                "loops/test_numbers.py"
+                "::test_no_array_is_kept_alive[eager-scan-checkpoint]",
+                "loops/test_numbers.py::test_no_array_is_kept_alive[eager-fori]",
+                "loops/test_numbers.py::test_no_array_is_kept_alive[jit-scan]",
+                "loops/test_numbers.py"
+                "::test_no_array_is_kept_alive[jit-scan-checkpoint]",
+                "loops/test_numbers.py::test_no_array_is_kept_alive[jit-fori]",
                 "loops/test_loop.py"
                 "::TestErrors::test_array_that_changes_its_type_is_named[limited]",
                 "loops/test_loop.py"

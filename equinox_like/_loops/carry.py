@@ -23,31 +23,19 @@ from .._tree.strict import strictly_same
 def with_carry(loop: str, fun: Any, init: Any, run: Callable[["Carry"], Any]) -> Any:
     """`run(carry)`; runs again with arrays for the numbers that a step changes."""
     while True:
-        carry = Carry(init, loop, fun)
+        carry, out = Carry(init, loop, fun), None
         try:
-            return run(carry)
-        except TypeError as e:
-            carry.refuse_change(e)
-            raise
-        except _NumbersChange as e:
-            # The arrays are made outside the trace of a step. An array made within it
-            # may become an argument of the compiled program, which the second call
-            # lacks.
-            init = e.with_arrays()
-
-
-class _NumbersChange(Exception):
-    def __init__(self, init: Any, change: list[bool]):
-        super().__init__()
-        self._init = init
-        self._change = change
-
-    def with_arrays(self) -> Any:
-        leaves, treedef = jtu.tree_flatten(self._init)
-        return treedef.unflatten(
-            jnp.asarray(x) if changes else x
-            for x, changes in zip(leaves, self._change, strict=True)
-        )
+            out = run(carry)
+        except Exception as e:
+            if not carry.numbers_change:
+                if isinstance(e, TypeError):
+                    carry.refuse_change(e)
+                raise
+        if not carry.numbers_change:
+            return out
+        # The arrays are made outside the trace of a step. An array made within it may
+        # become an argument of the compiled program, which the second call lacks.
+        init = carry.with_arrays()
 
 
 class Carry:
@@ -55,6 +43,9 @@ class Carry:
 
     def __init__(self, init: Any, loop: str, fun: Any):
         self.init = init
+        # Whether a step has changed a Python number. The loop must then not run.
+        self.numbers_change = False
+        self._number_changes: list[bool] = []
         self._where = f"`{loop}` of `{name_of(fun)}`"
         self._changed: str | None = None
         self.data, self._rest = take_apart(init)
@@ -64,16 +55,21 @@ class Carry:
         self._changed = None
         return self._rest.fill(data)
 
-    def step(self, before: Sequence[Any], carry: Any) -> list[Any]:
+    def step(self, before: Sequence[Any], carry: Any) -> Any:
         """The arrays of the carry that a step returned; `before` are its input arrays.
+
+        `None` if the step has changed a Python number. JAX refuses that after the trace
+        of the step. An exception within the trace would leak: JAX keeps a trace that
+        was not completed, and all arrays that the step closes over.
 
         **Raises:**
 
-        `TypeError` if the structure or a static leaf has changed.
+        `TypeError` if the structure or another static leaf has changed.
         """
         data, rest = take_apart_like(carry, self._rest)
         if rest != self._rest:
-            self._promote_numbers(carry)
+            if self._find_numbers(carry):
+                return None
             difference = next(tree_differences("carry", self.init, carry), None)
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
@@ -83,17 +79,26 @@ class Carry:
         self._changed = self._change(before, data)
         return data
 
-    def _promote_numbers(self, carry: Any) -> None:
+    def with_arrays(self) -> Any:
+        """The initial carry with arrays for the numbers that a step has changed."""
+        leaves, treedef = jtu.tree_flatten(self.init)
+        return treedef.unflatten(
+            jnp.asarray(x) if changes else x
+            for x, changes in zip(leaves, self._number_changes, strict=True)
+        )
+
+    def _find_numbers(self, carry: Any) -> bool:
+        """Whether a step that returned `carry` has changed numbers."""
         before, treedef = jtu.tree_flatten(self.init)
         after, other = jtu.tree_flatten(carry)
         if treedef != other:
-            return
-        change = [
+            return False
+        self._number_changes = [
             is_number(x) and (is_array(y) or is_number(y)) and not strictly_same(x, y)
             for x, y in zip(before, after, strict=True)
         ]
-        if any(change):
-            raise _NumbersChange(self.init, change)
+        self.numbers_change = any(self._number_changes)
+        return self.numbers_change
 
     def refuse_change(self, error: TypeError) -> None:
         """Raises an error with the path, if JAX's `error` is for a changed array type.

@@ -14,12 +14,24 @@ from .place import Place
 from .schedule import number_of_checkpoints
 from .staging import stage
 
+Step = Callable[[Any, Any, Any], tuple[Sequence[Any], Sequence[Any]]]
+
+
+def output_types(f: Step, carry: Sequence[Any], xs: Sequence[Any]) -> Sequence[Any]:
+    """The shapes and dtypes of the `y` of one step; see `checkpointed_scan`."""
+    return jax.eval_shape(
+        lambda carry, xs: f(True, carry, [x[0] for x in xs])[1],
+        list(carry),
+        list(map(jnp.asarray, xs)),
+    )
+
 
 def checkpointed_scan(
-    f: Callable[[Any, Any, Any], tuple[Sequence[Any], Sequence[Any]]],
+    f: Step,
     carry: Sequence[Any],
     is_buffer: Sequence[bool],
     xs: Sequence[Any],
+    types: Sequence[Any],
     length: int,
     checkpoints: int | None,
     reverse: bool = False,
@@ -31,13 +43,11 @@ def checkpointed_scan(
     - `f(pred, carry, x)`: returns the arrays of the next carry and of a `y`, given
         those of a carry and an `x`; `pred` is as in `stage`.
     - `is_buffer`: for each array of the carry, whether it is a buffer.
+    - `types`: the `output_types`.
     - `length`: the number of steps, at least 1.
     - `checkpoints`: as for `while_loop`.
     """
     xs = list(map(jnp.asarray, xs))
-    types = jax.eval_shape(
-        lambda carry, xs: f(True, carry, [x[0] for x in xs])[1], list(carry), xs
-    )
     ys = [_zeros(length, y) for y in types]
     first_x, first_y = 1 + len(carry), 1 + len(carry) + len(xs)
 

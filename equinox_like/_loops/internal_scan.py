@@ -10,7 +10,7 @@ from jax import lax
 from .._core.base import frames_hidden, name_of
 from .._core.parts import pair_of
 from .branch import filter_switch
-from .checkpointed_scan import checkpointed_scan
+from .checkpointed_scan import checkpointed_scan, output_types
 from .flat_carry import FlatCarry, arrays_of
 from .scan import check_lengths, filter_scan
 from .schedule import check_checkpoints
@@ -87,7 +87,10 @@ def scan(
         return carry.flatten(new), leaves
 
     wanted = steps if checkpoints == "all" else check_checkpoints("scan", checkpoints)
-    data, ys = checkpointed_scan(flat, carry.data, carry.is_buffer, rows, steps, wanted)
+    types = output_types(flat, carry.data, rows)
+    data, ys = checkpointed_scan(
+        flat, carry.data, carry.is_buffer, rows, types, steps, wanted
+    )
     return carry.refill(data), out_tree.unflatten(ys)
 
 

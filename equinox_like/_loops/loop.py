@@ -124,12 +124,13 @@ def _filter_while_loop(
             _require_bool(goes_on, cond)
             return goes_on
 
-        loop = stage(
-            flat_cond,
-            lambda _, data: carry.step(data, body(carry.fill(data))),
-            carry.data,
-            [False] * len(carry.data),
-        )
+        def flat_body(_, data):
+            after = carry.step(data, body(carry.fill(data)))
+            return data if after is None else after
+
+        loop = stage(flat_cond, flat_body, carry.data, [False] * len(carry.data))
+        if carry.numbers_change:
+            return None
         return carry.fill(loop.complete(run_loop(loop)))
 
     run = as_jax_does if kind == "lax" else differentiably

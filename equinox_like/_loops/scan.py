@@ -15,7 +15,7 @@ from .._transforms.arguments import data_names
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .carry import Carry, with_carry
-from .checkpointed_scan import checkpointed_scan
+from .checkpointed_scan import checkpointed_scan, output_types
 from .eager import run_cached
 from .schedule import check_checkpoints
 
@@ -107,8 +107,7 @@ def _filter_scan(
         names = data_names(f, None, (carry.init, xs), {})
         show_as(flat, f, lambda: names)
         if checkpoints is not None and steps > 0:
-            last, ys = _by_checkpoints(flat, carry, data, steps, checkpoints, reverse)
-            return carry.fill(last), unpack(ys)
+            return _by_checkpoints(flat, carry, data, steps, checkpoints, reverse)
         last, ys = jax.lax.scan(
             flat if checkpoints is not None else _checkpointed(flat, checkpoint),
             carry.data,
@@ -138,20 +137,23 @@ def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | No
 
 def _by_checkpoints(
     flat: Any, carry: Carry, xs: Any, steps: int, checkpoints: int, reverse: bool
-) -> tuple[Any, Any]:
+) -> Any:
     out_tree: Any = None
 
     def step(_, before, x):
         nonlocal out_tree
         after, y = flat(before, x)
         leaves, out_tree = jtu.tree_flatten(y)
-        return after, leaves
+        return before if after is None else after, leaves
 
+    types = output_types(step, carry.data, xs)
+    if carry.numbers_change:
+        return None
     is_buffer = [False] * len(carry.data)
     last, ys = checkpointed_scan(
-        step, carry.data, is_buffer, xs, steps, checkpoints, reverse
+        step, carry.data, is_buffer, xs, types, steps, checkpoints, reverse
     )
-    return last, out_tree.unflatten(ys)
+    return carry.fill(last), unpack(out_tree.unflatten(ys))
 
 
 def _checkpointed(flat: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
