@@ -13,17 +13,23 @@ def matches(pattern: str, path: str) -> bool:
     """
     if not path:
         return pattern in ("", "**")
+    if "*" not in pattern:  # many patterns are plain paths
+        return pattern.removeprefix(".") == path
     return _compiled(pattern).fullmatch(path) is not None
 
 
 def matches_above(pattern: str, path: str) -> bool:
     """Whether `pattern` matches `path`, or the path of a node above it."""
+    if "*" not in pattern:
+        above = pattern.removeprefix(".")
+        below = above + ".", above + "["
+        return path == above or (above != "" and path.startswith(below))
     expression = _compiled(pattern)
     ends = [m.start() for m in re.finditer(r"[.\[]", path) if m.start() > 0]
     return any(expression.fullmatch(path, 0, end) for end in (*ends, len(path)))
 
 
-@functools.lru_cache
+@functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
     parts = re.split(r"(\*\*\.?|\*)", pattern.removeprefix("."))
     return re.compile("".join(map(_expression, parts)))

@@ -146,17 +146,17 @@ class State(Cached):
             values[index.marker] = jax.tree.map(jnp.asarray, index.init)
         self._set_all(values)
 
-    def get(self, index: StateIndex[_T]) -> _T:
+    def get(self, item: StateIndex[_T]) -> _T:
         """The value at an index.
 
         **Raises:**
 
         `KeyError` if there is none; `ValueError` if this state was invalidated by `set`, or
-        `index` is not a [`equinox_like.nn.StateIndex`][].
+        `item` is not a [`equinox_like.nn.StateIndex`][].
         """
-        return self._alive()[self._marker(index)]
+        return self._alive()[self._marker(item)]
 
-    def set(self, index: StateIndex[_T], value: _T) -> "State":
+    def set(self, item: StateIndex[_T], value: _T) -> "State":
         """Returns a new state with another value at an index, and invalidates this one.
 
         **Raises:**
@@ -165,7 +165,7 @@ class State(Cached):
         another shape or dtype than before. This state then stays valid.
         """
         values = self._alive()
-        marker = self._marker(index)
+        marker = self._marker(item)
         value = _like(value, values[marker], _name(marker, self._markers))
         return self._replaced(values | {marker: value})
 

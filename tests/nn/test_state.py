@@ -31,6 +31,13 @@ def test_set_makes_a_new_state() -> None:
     assert out.tolist() == [2, 2] and state.get(counter.index)[0] == 2
 
 
+def test_arguments_may_be_passed_by_name() -> None:
+    counter, state = make()
+    number, total = state.get(item=counter.index)
+    state = state.set(item=counter.index, value=(number + 1, total))
+    assert state.get(item=counter.index)[0] == 1
+
+
 @pytest.mark.parametrize(
     "use",
     [

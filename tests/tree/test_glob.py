@@ -1,6 +1,6 @@
 import pytest
 
-from equinox_like._tree.glob import matches, matches_above
+from equinox_like._tree.glob import _compiled, matches, matches_above
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,22 @@ def test_pattern_is_the_whole_of_a_path(pattern, path, whole) -> None:
         ("**.inner", "a.inner.b.c", True),
         ("['a']", "['a'][0]", True),
         ("layers[0].weight", "layers[0].weight", True),
+        (".layers[0]", "layers[0].weight", True),
+        ("layers[0]*", "layers[0].weight", True),
+        ("layers[0].weight.inner", "layers[0].weight", False),
+        ("weight", "", False),
+        ("", "weight", False),
+        ("", "[0]", False),
+        ("", "", True),
     ],
 )
 def test_pattern_is_a_node_above_a_path(pattern, path, above) -> None:
     assert matches_above(pattern, path) is above
+
+
+def test_many_patterns_are_compiled_once_each() -> None:
+    patterns = [f"layers[{i}].*" for i in range(600)]
+    for _ in range(2):
+        assert all(matches(p, p.replace("*", "weight")) for p in patterns)
+    found = _compiled.cache_info()
+    assert found.currsize >= 600 and found.hits >= 600
