@@ -156,10 +156,18 @@ def load(
         faults.left_over(name for name in file.tensors if name not in wanted)
     faults.raise_any()
     leaves = [
-        file.read(name, leaf) if name is not None and name in file.tensors else leaf
-        for name, (_, leaf) in zip(names, items, strict=True)
+        _read(file, name, *item) if name in file.tensors else item[1]
+        for name, item in zip(names, items, strict=True)
     ]
     return treedef.unflatten(put_like([leaf for _, leaf in items], leaves, where))
+
+
+def _read(file: File, name: Any, path: _Path, like: Any) -> Any:
+    try:
+        return file.read(name, like)
+    except OverflowError as error:
+        fix = "Set `jax_enable_x64`, or use a template that holds an array of NumPy"
+        raise _error_at(path, f"it has {error}. {fix}") from None
 
 
 def load_metadata(path: Any) -> dict[str, str]:

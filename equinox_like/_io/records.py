@@ -22,6 +22,7 @@ from .._compat.put import Put, putter
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array
 from .._tree.nodes import with_article
+from .narrow import narrowed
 
 _MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
@@ -342,7 +343,11 @@ def _read_array(file: Any, shape: tuple[int, ...], dtype: Any, narrow: bool = Fa
     native = header.dtype.newbyteorder("=")
     is_number = native.kind in "biufc"
     if narrow and is_number and jax.dtypes.canonicalize_dtype(native) == dtype:
-        return read_data(file, header).astype(native, copy=False)
+        data = read_data(file, header).astype(native, copy=False)
+        try:
+            return data if native == dtype else narrowed(data, dtype)
+        except OverflowError as error:
+            raise RecordMismatch(f"has {error}") from None
     raise _mismatch("dtype", stored_name(header.dtype), dtype)
 
 

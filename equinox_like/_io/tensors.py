@@ -17,6 +17,7 @@ import numpy as np
 from .._compat.tracer import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key
 from .._tree.filters import is_array
+from .narrow import narrowed
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {
@@ -153,7 +154,12 @@ def _as_stored(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[Tensor, np.dtyp
 def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
     """The leaf in `data`, with the type of `like`, which must fit.
 
-    For a JAX array, it returns a NumPy array that shares the memory of `data`.
+    For a JAX array, it returns a NumPy array that shares the memory of `data`, unless the
+    array is narrowed.
+
+    **Raises:**
+
+    `OverflowError` for an integer that does not fit the narrower dtype.
     """
     dtype = tensor.leaf_dtype
     assert dtype is not None
@@ -162,7 +168,7 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
         return jax.random.wrap_key_data(jnp.asarray(keys), impl=tensor.kind["key"])
     array = data.view(dtype.newbyteorder("<")).reshape(tensor.leaf_shape)
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
-        return array
+        return array if array.dtype == like.dtype else narrowed(array, like.dtype)
     if isinstance(like, np.ndarray):
         return np.array(array, like.dtype)
     if isinstance(like, np.generic):
@@ -175,7 +181,10 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
     dtype = tensor.leaf_dtype
     if is_array(like) or isinstance(like, jax.ShapeDtypeStruct):
         wanted = describe_array(like)
-        return None if dtype is not None and str(tensor) == wanted else wanted
+        if dtype is None:
+            return wanted
+        fits = str(tensor) == wanted or _narrows_to(tensor, dtype, like)
+        return None if fits else wanted
     python = _python_type(like)
     stored = tensor.kind.get("python")
     fits = (
@@ -187,6 +196,16 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
         and jnp.issubdtype(dtype, _PYTHON[python][1])
     )
     return None if fits else f"a Python {python.__name__}"
+
+
+def _narrows_to(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
+    """Whether `like` is the struct that JAX makes of the NumPy array in the file."""
+    return (
+        isinstance(like, jax.ShapeDtypeStruct)
+        and tensor.leaf_shape == like.shape
+        and not tensor.kind.keys() & {"key", "python"}
+        and jax.dtypes.canonicalize_dtype(dtype) == like.dtype
+    )
 
 
 def _python_type(leaf: Any) -> type:

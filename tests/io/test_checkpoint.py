@@ -85,6 +85,38 @@ class TestRoundTrip:
         assert again.dtype == leaf.dtype and np.array_equal(leaf, again)
         again[0] = 1  # it is the user's own
 
+    @pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "c16"])
+    def test_template_of_structs_has_what_jax_makes_of_numpy(self, tmp_path, dtype):
+        def make():
+            array = np.arange(6).astype(dtype).reshape(2, 3)
+            return Net([array], scale=jnp.ones(()))
+
+        like = eqx.filter_eval_shape(make)
+        assert like.layers[0].dtype != np.dtype(dtype)
+        again = round_trip(make(), tmp_path, like)
+        assert same(again.layers[0], jnp.asarray(make().layers[0]))
+
+    @pytest.mark.parametrize(
+        ("saved", "dtype"),
+        [
+            (np.array([1, 2**31]), jnp.int32),
+            (np.array([2**32], "u8"), jnp.uint32),
+        ],
+    )
+    def test_integer_that_would_change_is_refused_by_its_path(
+        self, tmp_path, saved, dtype
+    ):
+        like = {"a": jax.ShapeDtypeStruct(saved.shape, dtype)}
+        with pytest.raises(
+            eqx.LeafError, match=r"path \['a'\]: it has integers .*cannot"
+        ):
+            round_trip({"a": saved}, tmp_path, like)
+
+    def test_struct_of_another_dtype_is_refused(self, tmp_path):
+        like = [jax.ShapeDtypeStruct((2,), jnp.float32)]
+        with pytest.raises(eqx.LeafError, match=r"`\[0\]` is int64\[2\] in the file"):
+            round_trip([np.arange(2)], tmp_path, like)
+
     @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
     def test_typed_keys_survive(self, tmp_path, impl):
         keys = jax.random.split(jax.random.key(3, impl=impl), 2)

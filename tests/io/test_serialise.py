@@ -265,6 +265,8 @@ def test_64_bit_data_are_narrowed_to_a_jax_array_of_32_bits():
         loaded = through_file(saved, like)
         assert loaded.dtype == like.dtype and np.array_equal(loaded, saved)
     assert not through_file(1.0, jnp.asarray(0.0)).weak_type
+    with pytest.raises(RuntimeError, match="integers in the file that int32 cannot"):
+        through_file(np.array([2**31]), jnp.zeros(1, int))
 
 
 def test_loaded_array_can_be_donated():

@@ -1,0 +1,24 @@
+"""Arrays of 64 bits in a file, for a template with a JAX array of 32 bits.
+
+Without `jax_enable_x64` JAX has no arrays of 64 bits, and converts those of NumPy. So a
+template from `filter_eval_shape` has 32 bits where the saved model has an array of NumPy
+with 64.
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The array in a narrower dtype.
+
+    **Raises:**
+
+    `OverflowError` for an integer that does not fit; JAX would change it.
+    """
+    with np.errstate(over="ignore"):
+        new = array.astype(dtype)
+    if array.dtype.kind in "iu" and not np.array_equal(new, array):
+        raise OverflowError(f"integers in the file that {new.dtype} cannot hold")
+    return new
