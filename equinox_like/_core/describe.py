@@ -6,6 +6,7 @@ with equal descriptions are treated as the same tree. A value that has no descri
 text is kept as it is (`_Itself`): it can be compared in this process, but not written.
 """
 
+import dataclasses
 import enum
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +19,9 @@ from .._module.module import Module
 from .._tree.filters import is_array
 from .._tree.nodes import children_of, with_article
 from .._tree.paths import path_str
-from .._tree.splitting import STATIC
-from .._tree.strict import strictly_same
-from .difference import Leaf, static_fields
+from .._tree.splitting import STATIC, Skeleton
+from .._tree.strict import has_generated_equality, strictly_same
+from .difference import Leaf, static_fields, tree_of
 from .pickling import is_global
 
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
@@ -60,8 +61,8 @@ def stored(path: str, description: Description) -> Any:
         raise ValueError(
             f"`{place}` is the static value {value!r}, of type {type(value).__name__}, "
             "which another process cannot compare with its own values. Static values "
-            "can be exported if they are plain Python values, or functions and "
-            "classes at the top level of a module."
+            "can be exported if they are plain Python values, functions and classes "
+            "at the top level of a module, or dataclasses and Modules of such values."
         )
     return description.content
 
@@ -84,6 +85,7 @@ def rebuild(description: Description) -> Any:
 #     ["node", "module:qualname", [[name, value], ...], [[key, tree], ...]]
 # and a value
 #     [type, text]    ["tuple" | ..., [value, ...]]    ["named", "module:qualname"]
+#     ["object", ["module:qualname", [[name, value], ...]]]    ["skeleton", tree]
 
 
 def _tree(tree: Any) -> Any:
@@ -133,7 +135,26 @@ def _value(value: Any) -> Any:
         return ["dtype", value.str if value.names else value.name]
     if isinstance(value, enum.Enum):
         return ["member", f"{_name(kind)}.{value.name}"]
-    return ["named", _name(value)] if is_global(value) else ["itself", _Itself(value)]
+    if isinstance(value, Skeleton):
+        return ["skeleton", _tree(tree_of(value))]
+    if is_global(value):
+        return ["named", _name(value)]
+    if _is_described_by_fields(value):
+        fields = [[f.name, _value(getattr(value, f.name))] for f in _compared(value)]
+        return ["object", [_name(kind), fields]]
+    return ["itself", _Itself(value)]
+
+
+def _is_described_by_fields(value: Any) -> bool:
+    """Whether `value` is a dataclass, or a Module, that `==` compares by its fields."""
+    kind = type(value)
+    if not dataclasses.is_dataclass(value) or not is_global(kind):
+        return False
+    return isinstance(value, Module) or has_generated_equality(kind)
+
+
+def _compared(value: Any) -> list[Any]:
+    return [f for f in dataclasses.fields(value) if f.compare]
 
 
 def _name(value: Any) -> str:
@@ -147,7 +168,9 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
     if node and [key for key, _ in old[3]] == [key for key, _ in new[3]]:
         if [name for name, _ in old[2]] == [name for name, _ in new[2]]:
             for (name, was), (_, now) in zip(old[2], new[2], strict=True):
-                if was != now:
+                if was[0] == now[0] == "skeleton":
+                    yield from _differences(path + name, was[1], now[1])
+                elif was != now:
                     yield path + name, ["static", was], ["static", now]
             for (key, was), (_, now) in zip(old[3], new[3], strict=True):
                 yield from _differences(path + key[0], was, now)
@@ -199,6 +222,12 @@ def _show_value(value: Any) -> str:
         return "None"
     if kind == "str":
         return repr(content)
+    if kind == "skeleton":
+        return "a structure"
+    if kind == "object":
+        name, fields = content
+        shown = ", ".join(f"{field}={_show_value(v)}" for field, v in fields)
+        return f"{name.partition(':')[2]}({shown})"
     if isinstance(content, list):
         inside = ", ".join(
             _show_value(v) if isinstance(v[0], str) else ": ".join(map(_show_value, v))

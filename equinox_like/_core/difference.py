@@ -103,15 +103,19 @@ class Leaf:
         return _show(self.value) if self.label is STATIC else "an array"
 
 
+def tree_of(skeleton: Skeleton) -> Any:
+    """The tree with a `Leaf` in place of each leaf."""
+    statics = iter(skeleton.statics)
+    return skeleton.treedef.unflatten(
+        Leaf(label, next(statics) if label is STATIC else None)
+        for label in skeleton.labels
+    )
+
+
 def trees(arguments: Arguments, skeleton: Skeleton) -> list[tuple[str, Any]]:
     """Name and tree of the callable and of each argument, with a `Leaf` in place of
     each leaf."""
-    statics = iter(skeleton.statics)
-    leaves = [
-        Leaf(label, next(statics) if label is STATIC else None)
-        for label in skeleton.labels
-    ]
-    fun, args, kwargs = skeleton.treedef.unflatten(leaves)
+    fun, args, kwargs = tree_of(skeleton)
     found = [fun, *args, *(kwargs[key] for key in sorted(kwargs))]
     return [(name, tree) for (name, _), tree in zip(arguments, found, strict=True)]
 

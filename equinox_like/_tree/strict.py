@@ -298,9 +298,13 @@ def _compared_names(kind: Any, base: Any) -> list[str] | None:
 def _frozen_fields(value: Any, names: Iterable[str], base: Any) -> Any:
     """The key of a value with these fields, whose `==` is defined by `base`."""
     fields = strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
-    code = getattr(base.__eq__, "__code__", None)
-    is_generated = code is not None and code.co_filename.startswith(_GENERATED)
-    return fields if is_generated else (fields, _Guarded(value))
+    return fields if has_generated_equality(base) else (fields, _Guarded(value))
+
+
+def has_generated_equality(cls: Any) -> bool:
+    """Whether `==` was generated, and so compares the fields of a dataclass."""
+    code = getattr(cls.__eq__, "__code__", None)
+    return code is not None and code.co_filename.startswith(_GENERATED)
 
 
 # The file names of methods that `dataclasses` and attrs generate.

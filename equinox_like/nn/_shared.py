@@ -1,5 +1,6 @@
 """`Shared`: one node at several places of a model."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -12,14 +13,9 @@ from .._tree import is_array_like, tree_at
 _Tree = TypeVar("_Tree")
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
 class SharedNode:
     """Stands in a [`equinox_like.nn.Shared`][] where a node was removed."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is SharedNode
-
-    def __hash__(self) -> int:
-        return hash(SharedNode)
 
     def __repr__(self) -> str:
         return "SharedNode"

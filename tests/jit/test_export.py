@@ -1,6 +1,7 @@
 """filter_export: what comes back in another process, and what is refused there."""
 
 import collections
+import dataclasses
 import enum
 import json
 import subprocess
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from strategies import Config
 
 import equinox_like as eqx
 from equinox_like._core.describe import (
@@ -338,6 +340,13 @@ class TestBytes:
         )
 
 
+def structure_of(tree):
+    return eqx.split(tree, lambda leaf: eqx.STATIC)[1]
+
+
+SCALARS = st.one_of(st.booleans(), st.integers(0, 2), st.floats(), st.text())
+DTYPES = st.sampled_from([None, jnp.float32, jnp.bfloat16])
+POLICIES = st.builds(eqx.nn.Policy, DTYPES, DTYPES)
 VALUES = st.recursive(
     st.one_of(
         st.none(),
@@ -348,6 +357,9 @@ VALUES = st.recursive(
         st.text(),
         st.binary(),
         st.sampled_from([jnp.tanh, Model, top_level, Colour.RED, np.dtype("int8")]),
+        st.builds(Config, SCALARS),
+        st.builds(lambda policy: Model(1, size=policy), POLICIES),
+        st.builds(lambda x: Model(1, size=structure_of([x, 2])), SCALARS),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
@@ -364,12 +376,66 @@ class TestDescriptions:
     @settings(max_examples=60)
     @given(VALUES, VALUES)
     def test_they_are_the_same_exactly_if_the_skeletons_are(self, a, b):
-        def skeleton(tree):
-            return eqx.split(tree, lambda leaf: eqx.STATIC)[1]
-
         for x, y in ((a, b), (a, a), (b, a)):
             text = json.dumps(stored("x", describe_tree(x)))
             found = first_difference(
                 "x", Description(json.loads(text)), describe_tree(y)
             )
-            assert (found is None) == (skeleton(x) is skeleton(y))
+            assert (found is None) == (structure_of(x) is structure_of(y))
+
+    def test_ignored_field_of_a_dataclass_is_not_described(self):
+        assert (
+            first_difference(
+                "x", describe_tree(Config(1, ignored=2)), describe_tree(Config(1))
+            )
+            is None
+        )
+
+    def test_value_with_an_equality_of_its_own_cannot_be_stored(self):
+        with pytest.raises(ValueError, match=r"`x.size` is the static value Even"):
+            stored("x", describe_tree(Model(1, size=Even(2))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Even:
+    number: int
+
+    def __eq__(self, other):
+        return self.number % 2 == other.number % 2
+
+    def __hash__(self):
+        return self.number % 2
+
+
+WRAPPED = {
+    "mixed": (lambda model: eqx.nn.mixed(model, "compute=bf16"), lambda m, x: m(x)),
+    "EMA": (lambda model: eqx.nn.EMA(model, 0.9), lambda e, x: e.model()(x)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_model_in_a_wrapper_is_an_argument(name):
+    wrap, call = WRAPPED[name]
+    x = jnp.ones(2)
+    models = [eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(i)) for i in (0, 1)]
+    data = eqx.filter_export(call)(wrap(models[0]), x).serialize()
+    again = eqx.deserialize_export(data)
+    for model in models:
+        assert jnp.allclose(again(wrap(model), x), call(wrap(model), x), rtol=1e-2)
+    other = eqx.nn.MLP(2, 2, 4, 1, jax.nn.gelu, key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"activation` was .*, and is now .*gelu"):
+        again(wrap(other), x)
+
+
+def test_dataclass_as_an_argument_is_compared_by_value_and_type():
+    again = eqx.deserialize_export(
+        eqx.filter_export(lambda config, x: config.value * x)(
+            Config(2), jnp.ones(2)
+        ).serialize()
+    )
+    assert again(Config(2), jnp.ones(2)).tolist() == [2, 2]
+    for other in (Config(3), Config(2.0)):
+        with pytest.raises(
+            TypeError, match=r"`config` was .*Config\(value=2\), and is"
+        ):
+            again(other, jnp.ones(2))
