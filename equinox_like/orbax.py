@@ -24,6 +24,7 @@ from ._compat.put import putter as _putter
 from ._compat.tracer import Tracer as _Tracer
 from ._errors import LeafError as _LeafError
 from ._io.faults import Faults as _Faults
+from ._io.narrow import narrowed as _narrowed
 from ._io.placement import shardings_for as _shardings_for
 from ._io.tensors import is_savable as _is_savable
 from ._tree.arrays import (
@@ -275,8 +276,10 @@ class _Wanted(NamedTuple):
     """A leaf of `like` to read from the checkpoint."""
 
     name: str
+    path: tuple[Any, ...]
     like: Any
     sharding: Any
+    is_narrowed: bool
 
 
 def _restored(arrays: Any, directory: Any, args: Restore) -> Any:
@@ -287,8 +290,8 @@ def _restored(arrays: Any, directory: Any, args: Restore) -> Any:
     chosen = _chosen(names, args.at)
     _refuse_differences(directory, items, chosen, saved, args.at is None)
     wanted = {
-        i: _Wanted(names[i], leaf, where[i])
-        for i, (_, leaf) in enumerate(items)
+        i: _Wanted(names[i], path, leaf, where[i], _is_narrowed(saved[names[i]], leaf))
+        for i, (path, leaf) in enumerate(items)
         if chosen[i]
     }
     read = _read(arrays, directory, list(wanted.values()))
@@ -348,12 +351,25 @@ def _refuse_differences(
             faults.missing(path, name)
         else:
             found, wanted = _shown(saved[name]), _shown(_description(leaf))
-            if found != wanted:
+            if found != wanted and not _is_narrowed(saved[name], leaf):
                 faults.mismatch(path, name, found, wanted)
     if is_whole:
         known = set(names)
         faults.left_over(name for name in saved if name not in known)
     faults.raise_any()
+
+
+def _is_narrowed(saved: dict[str, Any], like: Any) -> bool:
+    """Whether `like` is the struct of 32 bits that JAX makes of a NumPy array of 64."""
+    name, _, shape = saved.get("array", "").partition("[")
+    if name not in _WIDE or not isinstance(like, jax.ShapeDtypeStruct):
+        return False
+    narrow = jax.dtypes.canonicalize_dtype(name).name
+    return narrow != name and f"{narrow}[{shape}" == _describe_array(like)
+
+
+# The dtypes that JAX has with `jax_enable_x64` only; `complex128` has parts of 64 bits.
+_WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 def _shown(description: dict[str, Any]) -> str:
@@ -379,7 +395,11 @@ def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
 
 def _restore_args(wanted: _Wanted) -> Any:
     # Orbax would commit an array without a sharding to one device.
-    if isinstance(wanted.like, np.ndarray | np.generic) or wanted.sharding is None:
+    if (
+        isinstance(wanted.like, np.ndarray | np.generic)
+        or wanted.sharding is None
+        or wanted.is_narrowed
+    ):
         return _ocp.RestoreArgs(restore_type=np.ndarray)
     return _ocp.ArrayRestoreArgs(sharding=wanted.sharding)
 
@@ -399,8 +419,19 @@ def _leaf(wanted: _Wanted, saved: dict[str, Any], read: dict[str, Any]) -> Any:
     if not like.size:
         return jax.device_put(jnp.empty(like.shape, like.dtype), wanted.sharding)
     array = read[wanted.name]
+    if wanted.is_narrowed:
+        try:
+            array = _narrowed(array, like.dtype)
+        except OverflowError as error:
+            raise _LeafError(
+                f"`{wanted.name}` has {error}. Set `jax_enable_x64`, or use a template "
+                "that holds an array of NumPy.",
+                wanted.path,
+            ) from None
     if isinstance(array, np.ndarray):
-        array = _putter(copy=True)(array)
+        put = _putter(copy=True)
+        is_free = wanted.sharding is None
+        array = put(array) if is_free else jax.device_put(array, wanted.sharding)
     return (
         jax.random.wrap_key_data(array, impl=saved["key"]) if "key" in saved else array
     )

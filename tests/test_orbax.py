@@ -75,6 +75,28 @@ def test_leaves_of_all_kinds_come_back(manager):
     assert all(map(same, *map(jax.tree.leaves, (again, tree))))
 
 
+@pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "c16"])
+def test_template_of_structs_has_what_jax_makes_of_numpy(manager, dtype):
+    def make():
+        return {"a": np.arange(6).astype(dtype).reshape(2, 3), "b": jnp.ones(2)}
+
+    again = round_trip(manager, make(), eqx.filter_eval_shape(make))
+    assert same(again["a"], jnp.asarray(make()["a"])) and same(again["b"], jnp.ones(2))
+
+
+def test_narrowed_array_is_put_where_it_is_wanted(manager):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+    like = [jax.ShapeDtypeStruct((3,), jnp.int32, sharding=sharding)]
+    (again,) = round_trip(manager, [np.arange(3)], like)
+    assert again.tolist() == [0, 1, 2] and again.sharding == sharding
+
+
+def test_integer_that_would_change_is_refused_by_its_path(manager):
+    like = {"a": jax.ShapeDtypeStruct((1,), jnp.int32)}
+    with pytest.raises(eqx.LeafError, match=r"`\['a'\]` has integers .* int32 cannot"):
+        round_trip(manager, {"a": np.array([2**31])}, like)
+
+
 def test_a_tree_without_arrays_comes_back(manager):
     assert round_trip(manager, {"rate": 0.5}, {"rate": 0.0}) == {"rate": 0.5}
 
