@@ -6,7 +6,6 @@ with equal descriptions are treated as the same tree. A value that has no descri
 text is kept as it is (`_Itself`): it can be compared in this process, but not written.
 """
 
-import dataclasses
 import enum
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from .._tree.filters import is_array
 from .._tree.nodes import children_of, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
-from .._tree.strict import has_generated_equality, strictly_same
+from .._tree.strict import compared_names, has_generated_equality, strictly_same
 from .difference import Leaf, static_fields, tree_of
 from .pickling import is_global
 
@@ -139,22 +138,20 @@ def _value(value: Any) -> Any:
         return ["skeleton", _tree(tree_of(value))]
     if is_global(value):
         return ["named", _name(value)]
-    if _is_described_by_fields(value):
-        fields = [[f.name, _value(getattr(value, f.name))] for f in _compared(value)]
+    names = _compared(kind)
+    if names is not None:
+        fields = [[name, _value(getattr(value, name))] for name in names]
         return ["object", [_name(kind), fields]]
     return ["itself", _Itself(value)]
 
 
-def _is_described_by_fields(value: Any) -> bool:
-    """Whether `value` is a dataclass, or a Module, that `==` compares by its fields."""
-    kind = type(value)
-    if not dataclasses.is_dataclass(value) or not is_global(kind):
-        return False
-    return isinstance(value, Module) or has_generated_equality(kind)
-
-
-def _compared(value: Any) -> list[Any]:
-    return [f for f in dataclasses.fields(value) if f.compare]
+def _compared(kind: type) -> list[str] | None:
+    """The fields of a class whose `==` compares these only, and that has a name."""
+    if not is_global(kind):
+        return None
+    if issubclass(kind, Module) or has_generated_equality(kind):
+        return compared_names(kind, kind)
+    return None
 
 
 def _name(value: Any) -> str:

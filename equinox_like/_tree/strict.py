@@ -275,7 +275,7 @@ def _frozen_by_class(value: Any) -> Any:
             break
     else:
         return _Guarded(value)
-    names = _compared_names(type(value), base)
+    names = compared_names(type(value), base)
     if names is not None:
         return _frozen_fields(value, names, base)
     is_of_python = base.__module__.split(".")[0] in sys.stdlib_module_names
@@ -286,7 +286,7 @@ def _is_compared_by_identity(kind: type) -> bool:
     return kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
 
 
-def _compared_names(kind: Any, base: Any) -> list[str] | None:
+def compared_names(kind: Any, base: Any) -> list[str] | None:
     """The fields to compare, if `base`, which defines `==`, is a dataclass or of attrs."""
     if dataclasses.is_dataclass(base):
         return [f.name for f in dataclasses.fields(kind) if f.compare]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from strategies import Config
+from strategies import Config, OfAttrs
 
 import equinox_like as eqx
 from equinox_like._core.describe import (
@@ -358,6 +358,7 @@ VALUES = st.recursive(
         st.binary(),
         st.sampled_from([jnp.tanh, Model, top_level, Colour.RED, np.dtype("int8")]),
         st.builds(Config, SCALARS),
+        st.builds(OfAttrs, SCALARS),
         st.builds(lambda policy: Model(1, size=policy), POLICIES),
         st.builds(lambda x: Model(1, size=structure_of([x, 2])), SCALARS),
     ),
