@@ -423,11 +423,7 @@ def _leaf(wanted: _Wanted, saved: dict[str, Any], read: dict[str, Any]) -> Any:
         try:
             array = _narrowed(array, like.dtype)
         except OverflowError as error:
-            raise _LeafError(
-                f"`{wanted.name}` has {error}. Set `jax_enable_x64`, or use a template "
-                "that holds an array of NumPy.",
-                wanted.path,
-            ) from None
+            raise _LeafError(f"`{wanted.name}` has {error}.", wanted.path) from None
     if isinstance(array, np.ndarray):
         put = _putter(copy=True)
         is_free = wanted.sharding is None

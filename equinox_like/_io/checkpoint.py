@@ -166,8 +166,7 @@ def _read(file: File, name: Any, path: _Path, like: Any) -> Any:
     try:
         return file.read(name, like)
     except OverflowError as error:
-        fix = "Set `jax_enable_x64`, or use a template that holds an array of NumPy"
-        raise _error_at(path, f"it has {error}. {fix}") from None
+        raise _error_at(path, f"it has {error}") from None
 
 
 def load_metadata(path: Any) -> dict[str, str]:

@@ -20,5 +20,8 @@ def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore"):
         new = array.astype(dtype)
     if array.dtype.kind in "iu" and not np.array_equal(new, array):
-        raise OverflowError(f"integers in the file that {new.dtype} cannot hold")
+        raise OverflowError(
+            f"integers in the file that {new.dtype} cannot hold. Set `jax_enable_x64`, "
+            "or use a template that holds an array of NumPy"
+        )
     return new
