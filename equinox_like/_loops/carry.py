@@ -43,8 +43,7 @@ class Carry:
 
     def __init__(self, init: Any, loop: str, fun: Any):
         self.init = init
-        # Whether a step has changed a Python number. The loop must then not run.
-        self.numbers_change = False
+        # For each leaf, whether it is a Python number that a step has changed.
         self._number_changes: list[bool] = []
         self._where = f"`{loop}` of `{name_of(fun)}`"
         self._changed: str | None = None
@@ -68,7 +67,8 @@ class Carry:
         """
         data, rest = take_apart_like(carry, self._rest)
         if rest != self._rest:
-            if self._find_numbers(carry):
+            self._number_changes = self._changed_numbers(carry)
+            if self.numbers_change:
                 return None
             difference = next(tree_differences("carry", self.init, carry), None)
             raise TypeError(
@@ -79,6 +79,11 @@ class Carry:
         self._changed = self._change(before, data)
         return data
 
+    @property
+    def numbers_change(self) -> bool:
+        """Whether a step has changed a Python number. The loop must then not run."""
+        return any(self._number_changes)
+
     def with_arrays(self) -> Any:
         """The initial carry with arrays for the numbers that a step has changed."""
         leaves, treedef = jtu.tree_flatten(self.init)
@@ -87,18 +92,16 @@ class Carry:
             for x, changes in zip(leaves, self._number_changes, strict=True)
         )
 
-    def _find_numbers(self, carry: Any) -> bool:
-        """Whether a step that returned `carry` has changed numbers."""
+    def _changed_numbers(self, carry: Any) -> list[bool]:
+        """For each leaf, whether it is a number that differs in `carry`."""
         before, treedef = jtu.tree_flatten(self.init)
         after, other = jtu.tree_flatten(carry)
         if treedef != other:
-            return False
-        self._number_changes = [
+            return []
+        return [
             is_number(x) and (is_array(y) or is_number(y)) and not strictly_same(x, y)
             for x, y in zip(before, after, strict=True)
         ]
-        self.numbers_change = any(self._number_changes)
-        return self.numbers_change
 
     def refuse_change(self, error: TypeError) -> None:
         """Raises an error with the path, if JAX's `error` is for a changed array type.

@@ -1,4 +1,4 @@
-"""Descriptions of arrays for messages, their buffers, and typed keys as numbers.
+"""Single arrays: descriptions for messages, buffers, deletion, typed keys as numbers.
 
 In a lower layer than donation, since copying and printing trees need these helpers.
 """
