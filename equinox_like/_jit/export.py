@@ -84,9 +84,7 @@ def filter_export(
         ```
     """
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
-    program = jitted._program
-    if program.donation.is_any:  # a loaded program donates no buffers
-        jitted = Jitted(jitted.__wrapped__, "none", program.jitkwargs)
+    jitted = jitted.with_donation("none")  # a loaded program donates no buffers
 
     @frames_hidden
     def export(*args: Any, **kwargs: Any) -> Any:

@@ -282,8 +282,12 @@ class Jitted(Transformed[_P, _T]):
             return reduce_global(self, type(self), *parts)
         return type(self), parts
 
+    def with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
+        """An equal function, but with this `donate`."""
+        return Jitted(*self._ingredients(donate))
+
     def _ingredients(self, donate: Donate) -> tuple[Any, Donate, dict[str, Any]]:
-        """Arguments of `__init__` for an equal function, but with this `donate`."""
+        # Not `__wrapped__`, which for `filter_pmap` is the function before that.
         fun = self._opaque if self._tree is None else self._tree
         return fun, donate, self._program.jitkwargs
 

@@ -76,7 +76,7 @@ def filter_while_loop(
         assert state["x"] == 0.625 and state["name"] == "halving"
         ```
     """
-    limit = None if max_steps is None else _limit(max_steps)
+    limit = None if max_steps is None else operator.index(max_steps)
     return run_cached(_filter_while_loop, (cond, body), init, limit, kind, checkpoints)
 
 
@@ -145,16 +145,6 @@ def _require_bool(goes_on: Any, cond: Any) -> None:
             f"`filter_while_loop`: the condition `{name_of(cond)}` must return a boolean "
             f"scalar; it returned {found}."
         )
-
-
-def _limit(max_steps: SupportsIndex) -> int:
-    limit, most = operator.index(max_steps), jnp.iinfo(jnp.int32).max
-    if not 0 <= limit <= most:
-        raise ValueError(
-            f"`max_steps` must be between 0 and {most}, or `None` for no limit; got "
-            f"{max_steps}."
-        )
-    return limit
 
 
 @frames_hidden

@@ -157,11 +157,10 @@ def memory_report(
     if isinstance(fun, JittedMethod) and not fun.keywords:
         fun, args = fun.func, (*fun.args, *args)
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
-    plain = Jitted(*jitted._ingredients("none"))
     donates = jitted._program.donation.is_any
-    donating = jitted if donates else Jitted(*jitted._ingredients("all"))
+    donating = jitted if donates else jitted.with_donation("all")
     return MemoryReport(
-        plain.donation_report(*args, **kwargs),
+        jitted.with_donation("none").donation_report(*args, **kwargs),
         donating.donation_report(*args, **kwargs),
     )
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from jax.sharding import PartitionSpec as P
 from strategies import Config, OfAttrs
 
 import equinox_like as eqx
@@ -98,6 +99,25 @@ def test_any_callable_can_be_exported(fun):
     f = loaded(eqx.filter_export(fun)(FLOAT))
     assert jnp.allclose(f(x), model()(x)) and not x.is_deleted()
     assert warnings.filters == filters
+
+
+@pytest.mark.parametrize("donate", ["none", "all"])
+@pytest.mark.parametrize("kind", ["shard_map", "pmap"])
+def test_function_of_each_device_is_exported_as_one(kind, donate):
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    if kind == "pmap":
+        f = eqx.filter_pmap(jnp.cumsum, axis_name="i", donate=donate)
+        x, expected = jnp.ones((4, 2)), [[1, 2]] * 4
+    else:
+        f = eqx.filter_shard_map(
+            jnp.cumsum, mesh=mesh, in_specs=P("i"), out_specs=P("i"), donate=donate
+        )
+        x, expected = jnp.ones(8), [1, 2] * 4
+    x = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("i")))
+    exported = eqx.filter_export(f)(x)
+    assert exported.exported.nr_devices == 4 and "cumsum" in repr(exported)
+    assert exported(x).tolist() == loaded(exported)(x).tolist() == expected
+    assert not x.is_deleted()
 
 
 def test_methods_are_exported_through_their_class():

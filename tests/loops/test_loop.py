@@ -9,6 +9,7 @@ from hypothesis import given
 from nests import FORWARD, agree, few, in_float64, mix, mixed_trees, nests, same_statics
 
 import equinox_like as eqx
+import equinox_like.internal as eqxi
 
 
 def halved(tree):
@@ -182,10 +183,15 @@ class TestErrors:
 
     @pytest.mark.parametrize("limit", [-1, 2**31])
     def test_limit_out_of_range_is_refused(self, limit):
-        with pytest.raises(ValueError, match="max_steps"):
-            eqx.filter_while_loop(
-                lambda x: x < 3, lambda x: x, jnp.ones(()), max_steps=limit
-            )
+        for loop in (eqx.filter_while_loop, eqxi.while_loop):
+            with pytest.raises(ValueError, match=r"max_steps.*between 0 and 2147483647"):
+                loop(
+                    lambda x: x < 3,
+                    lambda x: x,
+                    jnp.ones(()),
+                    max_steps=limit,
+                    kind="lax",
+                )
 
     def test_other_kinds_are_refused(self, without_type_checks):
         with pytest.raises(ValueError, match=r'"lax", "bounded" or .*\'other\''):

@@ -110,6 +110,14 @@ def test_agrees_with_jax_on_arrays(checkpoint):
     assert jtu.tree_all(jtu.tree_map(jnp.allclose, found, expected))
 
 
+@pytest.mark.parametrize("unroll", [2, True])
+def test_number_of_checkpoints_excludes_unrolling(unroll):
+    step = lambda c, _: (c, None)  # noqa: E731
+    with pytest.raises(ValueError, match=r"`unroll` cannot be .*`checkpoint=2`"):
+        eqx.filter_scan(step, jnp.ones(()), length=4, unroll=unroll, checkpoint=2)
+    eqx.filter_scan(step, jnp.ones(()), length=4, unroll=False, checkpoint=2)
+
+
 def test_checkpoint_keeps_nothing_of_a_step_but_its_carry():
     def residuals(checkpoint):
         def loss(c):
