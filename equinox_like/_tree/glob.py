@@ -9,13 +9,14 @@ def matches(pattern: str, path: str) -> bool:
 
     `*` matches anything within one component, and `**` any number of components. All
     other characters match themselves, brackets too. The path of the tree itself is
-    empty, so only `""` and `"**"` match it.
+    empty, so only `""` and `"**"` match it. A key of a dictionary is one component,
+    also if it contains dots or brackets.
     """
     if not path:
         return pattern in ("", "**")
     if "*" not in pattern:  # many patterns are plain paths
         return pattern.removeprefix(".") == path
-    return _compiled(pattern).fullmatch(path) is not None
+    return _compiled(pattern).fullmatch(_with_plain_keys(path)) is not None
 
 
 def matches_above(pattern: str, path: str) -> bool:
@@ -24,14 +25,15 @@ def matches_above(pattern: str, path: str) -> bool:
         above = pattern.removeprefix(".")
         below = above + ".", above + "["
         return path == above or (above != "" and path.startswith(below))
-    expression = _compiled(pattern)
+    expression, path = _compiled(pattern), _with_plain_keys(path)
     ends = [m.start() for m in re.finditer(r"[.\[]", path) if m.start() > 0]
     return any(expression.fullmatch(path, 0, end) for end in (*ends, len(path)))
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*\.?|\*)", pattern.removeprefix("."))
+    pattern = _with_plain_keys(pattern.removeprefix("."))
+    parts = re.split(r"(\*\*\.?|\*)", pattern)
     return re.compile("".join(map(_expression, parts)))
 
 
@@ -41,3 +43,16 @@ def _expression(part: str) -> str:
     if part == "**":
         return ".*"
     return r"[^.\[\]]*" if part == "*" else re.escape(part)
+
+
+# A key of a dictionary, as `repr` writes it.
+_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
+# Characters that stand for those that separate components, where a key contains them.
+_PLAIN = str.maketrans(".[]", "\ue000\ue001\ue002")
+
+
+def _with_plain_keys(path: str) -> str:
+    """The path or pattern, without dots and brackets within keys of dictionaries."""
+    if "'" not in path and '"' not in path:
+        return path
+    return _KEY.sub(lambda m: f"[{m[0][1:-1].translate(_PLAIN)}]", path)
