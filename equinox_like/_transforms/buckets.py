@@ -70,8 +70,8 @@ def bucketed(
     When wrapping: `TypeError` if `fun` has no parameter `lengths`; `ValueError` if it does
     not have a parameter that is named, or for sizes that are not positive.
     When called: `ValueError` naming the path of an array that is longer than the largest
-    bucket, that does not have such an axis, or that is longer than another array of the
-    same argument.
+    bucket, that does not have such an axis, that is longer than another array of the
+    same argument, or whose dtype does not hold the `fill`.
 
     !!! example
 
@@ -111,11 +111,12 @@ class Bucketed(Transformed[_P, _T]):
                 "parameter `lengths`. Add one, and mask what is beyond a length: "
                 '`jnp.where(jnp.arange(len(x)) < lengths["x"][0], x, 0)`.'
             )
-        unknown = [name for name in axes if name not in parameters]
+        passed = [name for name in parameters if name != "lengths"]
+        unknown = [name for name in axes if name not in passed]
         if unknown:
             raise ValueError(
                 f"`axes` names {unknown}, but the parameters of `{name_of(fun)}` are "
-                f"{[name for name in parameters if name != 'lengths']}."
+                f"{passed}."
             )
         self._axes = tuple(
             (name, axis, _checked(sizes, name, axis))
@@ -177,7 +178,7 @@ class Bucketed(Transformed[_P, _T]):
             size = size_of(length)
             if size is None or size < length:
                 raise ValueError(_too_long(value, name, axis, length, size_of))
-            bound.arguments[name] = _pad(value, axis, size - length, self._fill)
+            bound.arguments[name] = _pad(value, name, axis, size - length, self._fill)
             lengths.setdefault(name, {})[axis] = length
         traced = jax.tree.map(np.int32, lengths)
         # `lengths` may be at any position among the parameters.
@@ -214,8 +215,8 @@ def _checked(sizes: Any, name: str, axis: int) -> Any:
         if sizes == "powers-of-two":
             return _next_power_of_two
     elif isinstance(sizes, Sequence) and sizes:
-        if all(isinstance(size, int) and size > 0 for size in sizes):
-            return _Next(tuple(sorted(sizes)))
+        if all(isinstance(size, int | np.integer) and size > 0 for size in sizes):
+            return _Next(tuple(sorted(map(int, sizes))))
     raise ValueError(
         f"`axes[{name!r}][{axis}]` is {sizes!r}; sizes are 'powers-of-two', a sequence of "
         "positive ints, or a function from a length to a size."
@@ -259,17 +260,32 @@ def _too_long(value: Any, name: str, axis: int, length: int, size_of: Any) -> st
     return f"`{path}` has length {length} along axis {axis}, and {largest}."
 
 
-def _pad(value: Any, axis: int, number: int, fill: Any) -> Any:
+def _pad(value: Any, name: str, axis: int, number: int, fill: Any) -> Any:
     """The tree, with `number` elements added to each array along `axis`."""
-    return jax.tree.map(
-        lambda x: _pad_array(x, axis, number, fill) if is_array(x) else x, value
-    )
+
+    def pad(path, x):
+        if not is_array(x):
+            return x
+        element = _element(fill, x.dtype)
+        if element is None:
+            raise ValueError(
+                f"`{path_str(path, name)}` is padded with `fill={fill!r}`, which its "
+                f"dtype {x.dtype} does not hold."
+            )
+        if number == 0:
+            return x
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = 0, number
+        pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
+        return pad(x, widths, constant_values=element)
+
+    return jtu.tree_map_with_path(pad, value)
 
 
-def _pad_array(x: Any, axis: int, number: int, fill: Any) -> Any:
-    if number == 0:
-        return x
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = 0, number
-    pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
-    return pad(x, widths, constant_values=np.asarray(fill, x.dtype))
+def _element(fill: Any, dtype: Any) -> Any:
+    """`fill` as an array of this dtype, or `None` if it would be another value."""
+    try:
+        element = np.asarray(fill, dtype)
+    except (OverflowError, TypeError, ValueError):
+        return None
+    return element if jnp.issubdtype(dtype, np.inexact) or element == fill else None

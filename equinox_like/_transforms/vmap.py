@@ -132,6 +132,7 @@ def filter_vmap(
     refuse_deprecated(
         "filter_vmap", _DEPRECATED, vmapkwargs, ": use `in_axes` and `out_axes`"
     )
+    jax.vmap(len, **vmapkwargs)  # raises for unknown options
     options = (in_axes, out_axes, axis_name, axis_size, vmapkwargs)
     if fun is MISSING:
         return lambda fun: Vmapped(fun, *options)

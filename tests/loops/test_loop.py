@@ -184,7 +184,9 @@ class TestErrors:
     @pytest.mark.parametrize("limit", [-1, 2**31])
     def test_limit_out_of_range_is_refused(self, limit):
         for loop in (eqx.filter_while_loop, eqxi.while_loop):
-            with pytest.raises(ValueError, match=r"max_steps.*between 0 and 2147483647"):
+            with pytest.raises(
+                ValueError, match=r"max_steps.*between 0 and 2147483647"
+            ):
                 loop(
                     lambda x: x < 3,
                     lambda x: x,

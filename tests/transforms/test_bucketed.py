@@ -53,6 +53,7 @@ def test_sizes_are_powers_of_two_a_sequence_or_a_function():
     for sizes, expected in (
         ("powers-of-two", [1, 1, 2, 4, 4, 8]),
         ([8, 4], [4, 4, 4, 4, 4, 8]),
+        ([*np.array([4, 8])], [4, 4, 4, 4, 4, 8]),
         (lambda n: n + 1, [1, 2, 3, 4, 5, 6]),
     ):
         f = eqx.bucketed(masked_sum, {"x": {0: sizes}})
@@ -64,6 +65,26 @@ def test_padded_elements_have_the_value_of_fill():
     f = eqx.bucketed(lambda x, lengths: x, {"x": {0: [4]}}, fill=-1)
     assert f(np.ones(2, np.int32)).tolist() == [1, 1, -1, -1]
     assert f(jnp.ones(2)).tolist() == [1, 1, -1, -1]
+    f = eqx.bucketed(lambda x, lengths: x, {"x": {0: [4]}}, fill=0.1)
+    assert f(jnp.ones(2, jnp.bfloat16)).tolist() == [1, 1, 0.10009765625, 0.10009765625]
+
+
+@pytest.mark.parametrize(
+    "fill, dtype",
+    [
+        (-1, "uint8"),
+        (300, "int8"),
+        (np.nan, "int32"),
+        (0.5, "int32"),
+        (2, "bool"),
+        (1j, "float32"),
+    ],
+)
+@pytest.mark.parametrize("length", [2, 4])
+def test_fill_that_a_dtype_does_not_hold_is_refused_by_path(fill, dtype, length):
+    f = eqx.bucketed(lambda x, lengths: x, {"x": {0: [4]}}, fill=fill)
+    with pytest.raises(ValueError, match=rf"`x\['a'\]` is .*=.*dtype {dtype} does not"):
+        f({"a": np.ones(length, dtype)})
 
 
 def test_outputs_are_cropped_where_it_is_asked_for():
@@ -174,6 +195,8 @@ def test_function_without_lengths_is_refused():
 def test_unknown_parameter_is_refused():
     with pytest.raises(ValueError, match=r"names \['y'\].* are \['x'\]"):
         eqx.bucketed(masked_sum, {"y": {0: [4]}})
+    with pytest.raises(ValueError, match=r"names \['lengths'\].* are \['x'\]"):
+        eqx.bucketed(masked_sum, {"lengths": {0: [4]}})
 
 
 @pytest.mark.parametrize("sizes", [[], [0], "powers", 4, [1.5]])

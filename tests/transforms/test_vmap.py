@@ -288,6 +288,8 @@ class TestErrors:
     def test_deprecated_arguments_and_what_cannot_be_called_are_refused(self):
         with pytest.raises(ValueError, match="deprecated"):
             eqx.filter_vmap(lambda x: x, default=0)
+        with pytest.raises(TypeError, match="in_axis"):
+            eqx.filter_vmap(lambda x: x, in_axis=0)
         with pytest.raises(TypeError, match="wraps a function"):
             eqx.filter_vmap(3)
 
