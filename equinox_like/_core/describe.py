@@ -129,7 +129,8 @@ def _value(value: Any) -> Any:
     if kind in (set, frozenset):
         return [kind.__name__, sorted((_value(v) for v in value), key=repr)]
     if kind is dict:
-        return ["dict", [[_value(k), _value(v)] for k, v in value.items()]]
+        items = ([_value(k), _value(v)] for k, v in value.items())
+        return ["dict", sorted(items, key=repr)]  # their order does not count
     if isinstance(value, np.dtype):
         return ["dtype", value.str if value.names else value.name]
     if isinstance(value, enum.Enum):

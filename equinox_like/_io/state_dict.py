@@ -17,6 +17,7 @@ from .._tree.arrays import (
 )
 from .._tree.paths import path_str
 from .faults import Faults
+from .placement import put_like, shardings_for
 from .tensors import is_savable
 
 _Tree = TypeVar("_Tree")
@@ -64,7 +65,8 @@ def load_state_dict(
 
     **Arguments:**
 
-    - `tree`: a pytree; its arrays say which shape and dtype is wanted.
+    - `tree`: a pytree; its arrays say which shape and dtype is wanted, and where the new
+        arrays are placed, if they are committed to a device or sharded.
     - `mapping`: from dotted names to arrays: JAX or NumPy arrays, or objects that
         convert to one, such as PyTorch's tensors on the CPU (after `.detach()`). The
         arrays are copied.
@@ -117,7 +119,9 @@ def load_state_dict(
         faults.left_over(name for name in mapping if name not in used)
     faults.raise_any()
     items, treedef = jtu.tree_flatten_with_path(tree)
-    return treedef.unflatten([new.get(path, leaf) for path, leaf in items])
+    leaves = [new.get(path, leaf) for path, leaf in items]
+    where = shardings_for(tree, None)
+    return treedef.unflatten(put_like([leaf for _, leaf in items], leaves, where))
 
 
 class _Unfit(Exception):
@@ -133,10 +137,10 @@ def _convert(value: Any, like: Any) -> Any:
     if not hasattr(like, "dtype"):
         return _convert_number(array, like)
     _require(array, like.dtype, like.shape)
-    if isinstance(like, np.ndarray):
-        return np.array(array)
     if isinstance(like, np.generic):
         return like.dtype.type(np.asarray(array)[()])
+    if isinstance(like, np.ndarray) or not isinstance(array, jax.Array):
+        return np.array(array)  # `put_like` places it
     return jnp.array(array)
 
 

@@ -28,9 +28,11 @@ from .shardings import OPTIONS, Shardings
 class Programs:
     """The programs of one callable, by their options."""
 
-    __slots__ = ("__weakref__", "_all", "_lock", "_owner")
+    __slots__ = ("__weakref__", "_all", "_lock", "_owner", "variables")
 
     def __init__(self, owner: Any):
+        # What the callable read when a loop of it was last compiled: see `_loops/eager.py`.
+        self.variables: Any = None
         self._all: dict[Any, Program] = {}
         self._lock = threading.RLock()
         self._owner = weakref.ref(owner) if owner is not None else _nothing
@@ -76,6 +78,7 @@ class Programs:
 
     def clear(self) -> None:
         self._all.clear()
+        self.variables = None
 
     def __reduce__(self) -> Any:  # pickled with the function's attributes, as `None`
         return _nothing, ()
@@ -120,7 +123,7 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
             return Programs(None).get(None, lambda: fun, *options)
         return _of_identity(fun.__self__).get(fun.__func__, opaque, *options)
     if type(fun) is types.FunctionType:
-        return _of_function(fun).get(None, weakref.ref(fun), *options)
+        return of_function(fun).get(None, weakref.ref(fun), *options)
     if dataclasses.is_dataclass(fun) and not isinstance(fun, type):
         return _of_value(fun).get(None, lambda: fun, *options)
     try:
@@ -133,7 +136,7 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
 _NAME: Final = "__equinox_like_programs__"
 
 
-def _of_function(fun: Any) -> Programs:
+def of_function(fun: Any) -> Programs:
     with _lock:
         found = fun.__dict__.get(_NAME)
         # `functools.wraps` copies attributes, so these may be another function's

@@ -18,6 +18,7 @@ from .._compat.trace_state import at_top_level
 from .._core.base import jit_is_disabled
 from .._core.caches import on_clear
 from .._jit import filter_jit
+from .._jit.programs import of_function
 from .._tree.filters import is_array
 from .._tree.strict import has_hash
 
@@ -44,9 +45,10 @@ def run_cached(
     if not is_cached:
         return control(functions, *args)
     key = control, *map(id, functions)
+    variables = list(map(_variables_of, functions))
     found = _compiled.get(key)
-    if found is None or not found.is_current(functions):
-        found = _compiled[key] = _Compiled(key, control, functions)
+    if found is None or not found.is_of(variables):
+        found = _compiled[key] = _Compiled(key, control, functions, variables)
     if len(found.traces) > _MOST:
         found.call.clear_cache()
         found.traces.clear()
@@ -56,11 +58,17 @@ def run_cached(
 class _Compiled:
     """A loop of certain functions, compiled. Holds neither these nor what they read."""
 
-    def __init__(self, key: Any, control: Any, functions: Sequence[Any]):
+    def __init__(
+        self,
+        key: Any,
+        control: Any,
+        functions: Sequence[Any],
+        variables: Sequence["_Variables"],
+    ):
         # A function is forgotten when it is freed, before another object can have its
-        # `id`.
-        def forget(_):
-            _compiled.pop(key, None)
+        # `id`. The table is bound, since a global variable may be `None` at exit.
+        def forget(_, compiled=_compiled):
+            compiled.pop(key, None)
 
         references = [weakref.ref(f, forget) for f in functions]
 
@@ -76,23 +84,47 @@ class _Compiled:
         vars(call)["__signature__"] = signature.replace(parameters=parameters)
         call.__name__ = call.__qualname__ = control.__name__.lstrip("_")
         self.call = filter_jit(call)
-        self._variables = list(map(_reference, _variables_of(functions)))
+        self._variables = list(map(weakref.ref, variables))
 
-    def is_current(self, functions: Sequence[Any]) -> bool:
-        """Whether the variables that the functions read are the same objects."""
-        values = list(_variables_of(functions))
-        return len(values) == len(self._variables) and all(
+    def is_of(self, variables: Sequence["_Variables"]) -> bool:
+        """Whether it was compiled when the functions read these."""
+        return [reference() for reference in self._variables] == variables
+
+
+class _Variables:
+    """The objects that the variables outside a function were, when it read them."""
+
+    def __init__(self, function: Any):
+        self._references = list(map(_reference, _values_read(function)))
+
+    def are_current(self, function: Any) -> bool:
+        """Whether the variables are the same objects now."""
+        values = list(_values_read(function))
+        return len(values) == len(self._references) and all(
             reference() is value
-            for reference, value in zip(self._variables, values, strict=True)
+            for reference, value in zip(self._references, values, strict=True)
         )
 
 
-def _variables_of(functions: Sequence[Any]) -> Iterator[Any]:
-    """The values of variables outside the functions that they read.
+def _variables_of(function: Any) -> _Variables:
+    """The same object for as long as the function's variables do not change.
 
-    Also of those that functions of the same module read, which they call.
+    It is stored with the function. A list in a variable may hold the function, and the
+    garbage collector could not free such a cycle through a global table.
     """
-    todo, seen = list(functions), set(functions)
+    programs = of_function(function)
+    known = programs.variables
+    if known is None or not known.are_current(function):
+        known = programs.variables = _Variables(function)
+    return known
+
+
+def _values_read(function: Any) -> Iterator[Any]:
+    """The values of the variables outside a function that it reads.
+
+    Also of those that functions of the same module read, which it calls.
+    """
+    todo, seen = [function], {function}
     for function in todo:
         values = []
         for cell in function.__closure__ or ():

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._tree.at import tree_at
-from .._tree.filters import is_array, is_inexact_array
+from .._tree.filters import is_array, is_array_like, is_inexact_array
 from .._tree.glob import matches_above
 from .._tree.nodes import describe_node
 from .._tree.partitioning import tree_filter
@@ -153,8 +153,24 @@ class Frozen(Module):
     def __int__(self) -> int:
         return int(self.value)
 
+    def __index__(self) -> int:
+        return operator.index(self.value)
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.asarray(self.value, dtype)
+        return np.array(self.value, dtype, copy=copy)
+
+    # A frozen array is compared element by element, a frozen Module as a whole.
+    def __eq__(self, other: Any) -> Any:
+        return (
+            self.value == other if is_array_like(self.value) else super().__eq__(other)
+        )
+
+    def __ne__(self, other: Any) -> Any:
+        return (
+            self.value != other if is_array_like(self.value) else super().__ne__(other)
+        )
+
+    __hash__ = Module.__hash__
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self._stopped())

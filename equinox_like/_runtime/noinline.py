@@ -6,6 +6,7 @@ Each JAX transformation wraps it in a `_Variant`.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, ParamSpec, TypeVar
@@ -32,6 +33,7 @@ from .._compat.rules import (
 from .._compat.tracer import Tracer
 from .._compat.varying import types_varying_over, varying_alike, varying_axes
 from .._core.base import Transformed, frames_hidden, name_of
+from .._core.caches import on_clear
 from .._core.context import entered_here, within
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
@@ -49,7 +51,8 @@ def noinline(
     """A function that is compiled separately and called by other programs, for the CPU.
 
     A program that uses a large function many times then compiles it only once. Each
-    call costs about 50 us, because it passes through Python.
+    call costs about 50 us, because it passes through Python. The function, and what was
+    compiled for it, are kept until [`equinox_like.clear_caches`][] is called.
 
     **Arguments:**
 
@@ -145,6 +148,7 @@ class NotInlined(Transformed[_P, _T]):
 _DATA: Final = "data"
 # The functions that have an `abstract_fn`, without their arrays.
 _functions: Final[list[Rest]] = []
+_adding: Final = threading.RLock()  # to compare functions may run code of the user
 
 
 def _index_of(rest: Rest) -> int:
@@ -152,11 +156,12 @@ def _index_of(rest: Rest) -> int:
         hash(tuple(rest.leaves))
     except TypeError as e:
         raise TypeError(f"`noinline` needs a hashable function: {e}.") from None
-    for i, known in enumerate(_functions):
-        if known == rest:
-            return i
-    _functions.append(rest)
-    return len(_functions) - 1
+    with _adding:
+        for i, known in enumerate(_functions):
+            if known == rest:
+                return i
+        _functions.append(rest)
+        return len(_functions) - 1
 
 
 @dataclass(frozen=True)
@@ -285,6 +290,9 @@ def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 def _compiled(call: Any) -> Callable[..., list[Any]]:
     return jax.jit(lambda *data: call(*data))
 
+
+on_clear(_trace.cache_clear)
+on_clear(_compiled.cache_clear)
 
 noinline_p = new_primitive("noinline")
 """The primitive of [`equinox_like.internal.noinline`][]."""

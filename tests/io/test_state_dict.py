@@ -88,6 +88,31 @@ def test_values_of_any_array_library_are_taken_and_copied():
     assert type(loaded["d"]) is float and loaded["d"] == 1.5
 
 
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_arrays_are_placed_as_those_of_the_tree(kind, convert):
+    axis_type = jax.sharding.AxisType[kind]
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(axis_type,))
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    tree = {
+        "sharded": jax.device_put(jnp.zeros(8), where),
+        "elsewhere": jax.device_put(jnp.zeros(3), jax.devices()[2]),
+        "key": jax.device_put(jax.random.split(jax.random.key(0), 4), where),
+        "struct": jax.ShapeDtypeStruct((4,), "float32", sharding=where),
+        "free": jnp.zeros(3),
+    }
+    values = tree | {"struct": np.ones(4, "f4")}
+    values = {name: convert(x) for name, x in eqx.state_dict(values).items()}
+    loaded = eqx.load_state_dict(tree, values)
+    for name in ("sharded", "elsewhere", "key", "struct"):
+        assert loaded[name].committed and loaded[name].sharding == tree[name].sharding
+    assert not loaded["free"].committed and loaded["free"].tolist() == [0, 0, 0]
+    jax.tree.map(lambda x: x.delete() if isinstance(x, jax.Array) else None, values)
+    assert (
+        loaded["sharded"].tolist() == [0] * 8 and loaded["struct"].tolist() == [1] * 4
+    )
+
+
 def test_typed_keys_are_their_data():
     keys = jax.random.split(jax.random.key(3, impl="rbg"), 2)
     flat = eqx.state_dict([keys])

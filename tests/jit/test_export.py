@@ -120,6 +120,15 @@ def test_function_of_each_device_is_exported_as_one(kind, donate):
     assert not x.is_deleted()
 
 
+def test_order_of_a_static_dictionary_does_not_count():
+    table, reordered = {"a": 1, 2: "b"}, {2: "b", "a": 1}
+    f = loaded(eqx.filter_export(Model.half)(model(size=table), FLOAT))
+    x = jnp.ones(3)
+    assert jnp.allclose(f(model(size=reordered), x), model().half(x))
+    with pytest.raises(TypeError, match=r"`self\.size` was the static value dict\("):
+        f(model(size={2: "b", "a": 1.0}), x)
+
+
 def test_methods_are_exported_through_their_class():
     f = loaded(eqx.filter_export(Model.jitted)(model(), FLOAT, by=2))
     assert jnp.allclose(f(model(), jnp.ones(3), by=2), 2 * model()(jnp.ones(3)))

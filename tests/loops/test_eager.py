@@ -87,18 +87,23 @@ def test_variables_that_functions_read_may_change(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_is_freed_with_the_function(name):
+@pytest.mark.parametrize("in_cycle", [False, True])
+def test_all_is_freed_with_the_function(name, in_cycle):
     def call():
-        weights = jnp.ones(7)
+        weights, hooks = jnp.ones(7), []
 
         def f(x):
-            return x * (1 + weights[0])
+            return x * (1 + weights[0] + len(hooks))
 
+        if in_cycle:  # a list has no weak references
+            hooks.append(f)
         calls_of(f)[name]()
         return weakref.ref(weights), weakref.ref(f)
 
     references = call()
     gc.collect()
+    if in_cycle:  # the collector has freed the function, and then what was compiled
+        gc.collect()
     assert [reference() for reference in references] == [None, None]
 
 

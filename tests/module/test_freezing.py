@@ -194,6 +194,7 @@ def test_frozen_array_is_calculated_with(wrap) -> None:
         return [
             f + b, b + f, f - b, b - f, f * 2, 2 * f, f / b, b / f, f**2, 2**f,
             f @ b, b @ f, -f, abs(f), f < b, b > f, f // b, b % f, f + f,
+            f == b, b == f, f != b, b != f, f == f, f <= 2, 2 >= f,
             f[0], f.T, f.sum(), f.astype(jnp.int32), jnp.asarray(f) @ b, np.ones(2) @ f,
         ]  # fmt: skip
 
@@ -203,6 +204,25 @@ def test_frozen_array_is_calculated_with(wrap) -> None:
     assert (f.shape, f.dtype, f.ndim, len(f)) == ((2, 2), a.dtype, 2, 2)
     assert (np.asarray(f) == a).all() and float(eqx.frozen(jnp.float32(2))) == 2
     assert [row.tolist() for row in f] == a.tolist() and int(eqx.frozen(3)) == 3
+    assert ["a", "b"][eqx.frozen(jnp.asarray(1))] == "b" and eqx.frozen(2.0) == 2
+
+
+def test_frozen_arrays_are_compared_by_element_and_frozen_modules_as_a_whole() -> None:
+    ids = eqx.frozen(np.array([1, 2, 1]))
+    assert (ids == 1).tolist() == (np.ones(3) == ids).tolist() == [True, False, True]
+    assert (ids != ids).tolist() == [False] * 3 and eqx.tree_equal(ids, ids)
+    layers = [nn.Linear(2, 2, key=jax.random.key(i)) for i in (0, 0, 1)]
+    first, same, other = map(eqx.frozen, layers)
+    assert first == same and first != other and first != layers[0]
+    assert hash(eqx.frozen("a")) == hash(eqx.frozen("a"))
+
+
+def test_numpy_copies_what_is_frozen() -> None:
+    value = np.ones(3)
+    copy = np.array(eqx.frozen(value))
+    copy[0] = 5
+    assert value.tolist() == [1, 1, 1]
+    assert np.asarray(eqx.frozen(value)) is value
 
 
 LAYERS = {

@@ -1,4 +1,6 @@
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +153,20 @@ class TestAbstractFunction:
         wrapped = eqxi.noinline(lambda x: x[:2], lambda arrays, x: x)
         with pytest.raises(Exception, match="shape"):
             jax.block_until_ready(jax.jit(wrapped)(X))
+
+
+def test_cleared_caches_free_the_function():
+    def use():
+        weights = jnp.ones(7)
+        f = jax.jit(eqxi.noinline(lambda x: x * weights[0]))
+        assert f(jnp.ones(())) == 1
+        return weakref.ref(weights)
+
+    weights = use()
+    eqx.clear_caches()
+    jax.clear_caches()
+    gc.collect()
+    assert weights() is None
 
 
 def test_function_that_closes_over_a_tracer_is_refused():
