@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.trace_state import current_trace
+from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array
 from .._tree.nodes import describe_node
 from .buffer_rules import read, write
@@ -177,12 +178,19 @@ def _as_written(
 ) -> Any:
     """The value, in the shape and dtype at `place`; the old value if not `chosen`."""
     there = jax.eval_shape(place.written, array, *arrays)
-    if jnp.result_type(value, there.dtype) != there.dtype:
+    dtype = value.dtype if is_typed_key(value) else jnp.result_type(value)
+    # JAX does not promote the dtypes of typed keys.
+    if dtype != there.dtype and (
+        is_typed_key(value)
+        or is_typed_key(there)
+        or jnp.result_type(value, there.dtype) != there.dtype
+    ):
         raise ValueError(
-            f"A value of dtype {jnp.result_type(value)} cannot be written to a buffer of "
-            f"dtype {there.dtype}: convert it first."
+            f"A value of dtype {dtype} cannot be written to a buffer of dtype "
+            f"{there.dtype}: convert it first."
         )
-    value = jnp.broadcast_to(jnp.asarray(value, there.dtype), there.shape)
+    value = value if is_typed_key(value) else jnp.asarray(value, there.dtype)
+    value = jnp.broadcast_to(value, there.shape)
     if chosen is True:
         return value
     return jnp.where(chosen, value, place.written(array, *arrays))

@@ -73,7 +73,7 @@ class Carry:
             difference = next(tree_differences("carry", self.init, carry), None)
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
-                f"step. {difference or 'Its structure changed.'} A value that changes "
+                f"step. {difference or 'Its structure changed.'} A number that changes "
                 "must be an array from the start: convert it with `jnp.asarray`."
             )
         self._changed = self._change(before, data)

@@ -73,17 +73,21 @@ def scan(
     where = f"`scan` of `{name_of(f)}`"
     init, xs = arrays_of(init, "init"), arrays_of(xs, "xs")
     steps = check_lengths(where, xs, length)
+
+    def step(carry, x):
+        new, y = pair_of(f(carry, x), f"`scan`: `{name_of(f)}`", "(carry, y)")
+        return new, arrays_of(y, "y")
+
     if kind == "lax" or steps == 0:
-        return lax.scan(f, init, xs, length)
+        return lax.scan(step, init, xs, length)
     carry = FlatCarry(init, buffers, where)
     rows, in_tree = jtu.tree_flatten(xs)
     out_tree: Any = None
 
     def flat(pred, data, row):
         nonlocal out_tree
-        out = f(carry.fill(pred, data), in_tree.unflatten(row))
-        new, y = pair_of(out, f"`scan`: `{name_of(f)}`", "(carry, y)")
-        leaves, out_tree = jtu.tree_flatten(arrays_of(y, "y"))
+        new, y = step(carry.fill(pred, data), in_tree.unflatten(row))
+        leaves, out_tree = jtu.tree_flatten(y)
         return carry.flatten(new), leaves
 
     wanted = steps if checkpoints == "all" else check_checkpoints("scan", checkpoints)

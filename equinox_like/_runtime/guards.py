@@ -16,7 +16,7 @@ from jax.custom_derivatives import zero_from_primal
 from .._compat.identity import Tangents, identity
 from .._core.parts import take_apart
 from .._transforms.custom_rules import hold
-from .._tree.arrays import without_key
+from .._tree.arrays import with_key, without_key
 from .._tree.filters import is_array_like
 from .._tree.paths import path_str
 from .error_if import error_if
@@ -365,8 +365,11 @@ def _refuse_batched(
 
 def _element(batch: jax.Array, message: str) -> jax.Array:
     """The element that a constant batch repeats; checks at run time that it does."""
+    all_data = without_key(batch)
+    if not len(batch):
+        return with_key(jnp.zeros(all_data.shape[1:], all_data.dtype), batch)
     first = batch[0]
-    all_data, first_data = without_key(batch), without_key(first)
+    first_data = without_key(first)
     differs = all_data != first_data
     if jnp.issubdtype(all_data.dtype, jnp.inexact):
         differs &= ~(jnp.isnan(all_data) & jnp.isnan(first_data))

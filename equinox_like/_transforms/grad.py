@@ -81,7 +81,7 @@ def filter_value_and_grad(
         assert value == 2 and grad["name"] is None
         ```
     """
-    _check(gradkwargs)
+    _check("filter_value_and_grad", gradkwargs)
     if fun is MISSING:
         return lambda fun: Differentiated(fun, True, has_aux, wrt, gradkwargs)
     return Differentiated(fun, True, has_aux, wrt, gradkwargs)
@@ -157,7 +157,7 @@ def filter_grad(
         assert gradient["f"] is None and gradient["w"].shape == (2,)
         ```
     """
-    _check(gradkwargs)
+    _check("filter_grad", gradkwargs)
     if fun is MISSING:
         return lambda fun: Differentiated(fun, False, has_aux, wrt, gradkwargs)
     return Differentiated(fun, False, has_aux, wrt, gradkwargs)
@@ -179,7 +179,7 @@ class Differentiated(Transformed[..., Any]):
         wrt: Any,
         gradkwargs: dict[str, Any],
     ):
-        super().__init__(fun, "filter_value_and_grad" if with_value else "filter_grad")
+        super().__init__(fun, _NAMES[with_value])
         self._with_value = with_value
         self._has_aux = has_aux
         self._wrt = wrt
@@ -188,7 +188,8 @@ class Differentiated(Transformed[..., Any]):
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun, has_aux = self.__wrapped__, self._has_aux
-        data, first, others = first_argument(self, args, kwargs, self._wrt)
+        name = _NAMES[self._with_value]
+        data, first, others = first_argument(name, fun, args, kwargs, self._wrt)
 
         def inner(data):
             out = fun(first.fill(data), *others, **kwargs)
@@ -207,8 +208,10 @@ class Differentiated(Transformed[..., Any]):
         return (gradient, unpack(aux)) if has_aux else gradient
 
     def __repr__(self) -> str:
-        kind = "filter_value_and_grad" if self._with_value else "filter_grad"
-        return f"<{kind} of {name_of(self.__wrapped__)}>"
+        return f"<{_NAMES[self._with_value]} of {name_of(self.__wrapped__)}>"
+
+
+_NAMES = {False: "filter_grad", True: "filter_value_and_grad"}
 
 
 def _value(fun: Any, out: Any) -> Any:
@@ -222,17 +225,17 @@ def _value(fun: Any, out: Any) -> Any:
 
 
 def first_argument(
-    transformed: Transformed[..., Any],
+    transformation: str,
+    fun: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     wrt: Any = None,
 ) -> tuple[list[Any], Rest, tuple[Any, ...]]:
     """The leaves of the first argument to differentiate, its rest, other arguments."""
-    fun = transformed.__wrapped__
     if not args:
         raise TypeError(
-            "Functions wrapped with `filter_grad` and its relatives are differentiated "
-            f"with respect to their first positional argument; `{name_of(fun)}` was called "
+            f"`{transformation}` differentiates a function with respect to its first "
+            f"positional argument; `{name_of(fun)}` was called "
             + ("with keywords only." if kwargs else "without arguments.")
         )
     x, *others = args
@@ -293,18 +296,22 @@ def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
     )
 
 
-def _check(gradkwargs: dict[str, Any]) -> None:
-    if gradkwargs.get("argnums") is not None:
-        raise ValueError(
-            "`filter_grad` and `filter_value_and_grad` do not take `argnums`: they "
-            "differentiate with respect to the first argument. Put several into a tuple, "
-            "as in `filter_grad(lambda xy: fun(*xy))((x, y))`."
-        )
+def _check(name: str, gradkwargs: dict[str, Any]) -> None:
+    refuse_argnums(name, gradkwargs)
     refuse_deprecated(
-        "filter_grad",
+        name,
         _DEPRECATED,
         gradkwargs,
         ": use `partition` and `combine` to choose what to differentiate",
     )
-    gradkwargs.pop("argnums", None)
     jax.value_and_grad(lambda x: x, **gradkwargs)  # raises for unknown options
+
+
+def refuse_argnums(name: str, options: dict[str, Any]) -> None:
+    """Removes `argnums=None`, and raises for another one."""
+    if options.pop("argnums", None) is not None:
+        raise ValueError(
+            f"`{name}` does not take `argnums`: it differentiates with respect to the "
+            f"first argument. Put several into a tuple, as in "
+            f"`{name}(lambda xy: fun(*xy))((x, y))`."
+        )

@@ -15,7 +15,7 @@ from .._core.parts import value_and_aux
 from .._module.fields import field
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like
-from .grad import first_argument
+from .grad import first_argument, refuse_argnums
 from .tangents import refuse_non_arrays
 
 _P = ParamSpec("_P")
@@ -152,18 +152,12 @@ def _jacobian(
 ) -> Any:
     """`shown` is the name in messages, by default that of the transformation."""
     name = shown or transformation
-    options = {k: v for k, v in jackwargs.items() if k != "argnums"}
-    if jackwargs.get("argnums") is not None:
-        raise ValueError(
-            f"`{name}` does not take `argnums`: it differentiates with respect to the "
-            f"first argument. Put several into a tuple, as in "
-            f"`{name}(lambda xy: fun(*xy))((x, y))`."
-        )
+    refuse_argnums(name, jackwargs)
     # Raises for unknown options.
-    _TRANSFORMATIONS[transformation](lambda x: x, **options)
+    _TRANSFORMATIONS[transformation](lambda x: x, **jackwargs)
     if fun is MISSING:
-        return lambda fun: Jacobian(fun, transformation, name, has_aux, options)
-    return Jacobian(fun, transformation, name, has_aux, options)
+        return lambda fun: Jacobian(fun, transformation, name, has_aux, jackwargs)
+    return Jacobian(fun, transformation, name, has_aux, jackwargs)
 
 
 _TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
@@ -192,7 +186,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, has_aux = self.__wrapped__, self._has_aux
-        data, first, others = first_argument(self, args, kwargs)
+        data, first, others = first_argument(self._shown, fun, args, kwargs)
 
         def flat(data):
             out, aux = fun(first.fill(data), *others, **kwargs), None

@@ -92,5 +92,6 @@ def describe_node(node: Any) -> str:
 def with_article(name: str) -> str:
     """`a Linear`, `an Embedding`, `an MLP`, for the name of a class."""
     # Acronyms are spelled out when read: "an em-el-pee".
-    vowels = "AEFHILMNORSX" if name[1:2].isupper() else "AEIOaeio"
-    return f"{'an' if name.lstrip('_').startswith(tuple(vowels)) else 'a'} {name}"
+    read = name.lstrip("_")
+    vowels = "AEFHILMNORSX" if read[1:2].isupper() else "AEIOaeio"
+    return f"{'an' if read.startswith(tuple(vowels)) else 'a'} {name}"

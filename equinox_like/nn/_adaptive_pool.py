@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
 from ._shape import as_size, check_input
@@ -76,8 +77,8 @@ class AdaptivePool(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another rank. `ValueError` if an axis
-        of `x` is smaller than its target.
+        [`equinox_like.ShapeError`][] if `x` has another rank, or if an axis of `x` is
+        smaller than its target.
         """
         check_input(self, x, (None,) * (len(self.target_shape) + 1))
         x = jnp.asarray(x)
@@ -203,7 +204,7 @@ class AdaptiveMaxPool3d(AdaptivePool):
 def _reduced(pool: AdaptivePool, x: Array, axis: int, target: int) -> Array:
     size = x.shape[axis]
     if not 0 < target <= size:
-        raise ValueError(
+        raise ShapeError(
             f"{type(pool).__name__} splits axis {axis} of its input into {target} "
             f"bins, but was given shape {x.shape}: {size} elements cannot be split "
             f"into {target} bins."

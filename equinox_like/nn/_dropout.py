@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array_like
 from .._typing import ArrayLike, PRNGKeyArray
@@ -107,6 +108,7 @@ class Dropout(Module):
         **Raises:**
 
         `RuntimeError` if there is no key and one is needed.
+        [`equinox_like.ShapeError`][] if `x` has no axis that `broadcast_axes` names.
         """
         inference = resolve_inference("Dropout", inference, deterministic)
         if not self.is_active(inference):
@@ -167,7 +169,7 @@ def _is_zero(p: Any) -> bool:
 def _mask_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     for axis in axes:
         if not -len(shape) <= axis < len(shape):
-            raise ValueError(
+            raise ShapeError(
                 f"Dropout shares its draws along the axes {axes}, but was given an array "
                 f"of shape {shape}, which has no axis {axis}."
             )

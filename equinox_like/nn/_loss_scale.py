@@ -9,9 +9,10 @@ from jaxtyping import Array, Bool
 
 from .._module import Module, field
 from .._tree import is_array, is_inexact_array, tree_at
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike
-from ._shape import as_number, described
+from ._shape import as_number, as_size, described
 
 _Tree = TypeVar("_Tree")
 
@@ -153,7 +154,7 @@ class DynamicLossScale(Module):
             )
         self.loss_scale = jnp.asarray(scale, jnp.float32)
         self.good_steps = jnp.zeros((), jnp.int32)
-        self.period = period
+        self.period = as_size(self, "period", period, minimum=1)
         self.factor = factor
         self.min_scale = min_scale
         self.max_scale = max_scale
@@ -219,7 +220,8 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
 
     **Raises:**
 
-    `ValueError`, naming the path, if two arrays have another shape or dtype.
+    `ValueError`, naming the path, if two arrays have another shape or dtype, or if only
+    one of two leaves is an array.
 
     !!! example
 
@@ -234,13 +236,14 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
     pred = jnp.asarray(pred)
 
     def each(path: Any, a: Any, b: Any) -> Any:
-        if not is_array(a):
+        if not is_array(a) and not is_array(b):
             return a
-        if is_array(b) and described(a) != described(b):
+        is_one = is_array(a) and is_array(b)
+        if not is_one or described(a) != described(b):
             raise ValueError(
                 "`select_tree` takes trees whose arrays have equal shapes and dtypes; "
-                f"`{path_str(path, 'on_true')}` has {described(a)}, and "
-                f"`{path_str(path, 'on_false')}` {described(b)}."
+                f"`{path_str(path, 'on_true')}` is {describe_node(a)}, and "
+                f"`{path_str(path, 'on_false')}` {describe_node(b)}."
             )
         return jax.lax.select(pred, a, b)
 

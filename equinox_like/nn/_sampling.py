@@ -63,8 +63,8 @@ def sample_logits(
 
     `ValueError` for a number out of range, for no `key` where one is needed, and if only
     one of `repetition_penalty` and `seen` is given. `TypeError` for logits that are not
-    floating, or a `top_k` that is not an integer. [`equinox_like.ShapeError`][] for arrays
-    of another shape.
+    a floating-point array, or a `top_k` that is not an integer.
+    [`equinox_like.ShapeError`][] for arrays of another shape.
 
     !!! example
 
@@ -174,6 +174,10 @@ def check_sampling(
 
 
 def _check_logits(logits: Any, seen: Any) -> None:
+    if not is_array(logits):
+        raise TypeError(
+            f"`sample_logits` takes an array of logits; got {describe_node(logits)}."
+        )
     if logits.ndim != 1 or logits.shape[0] == 0:
         raise ShapeError(
             "`sample_logits` takes `logits` of shape (vocabulary,); got shape "

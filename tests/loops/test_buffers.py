@@ -113,6 +113,28 @@ def test_writes_take_any_index_and_a_condition(kind):
     assert out.tolist() == [[1, 1, 0, 5, 6], [0, 0, 0, 5, 6], [3, 3, 0, 5, 6]]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_typed_keys_are_written(kind):
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    def body(carry):
+        i, out = carry
+        return i + 1, out.at[i].set(keys[i], pred=i != 1)
+
+    start = jax.random.split(jax.random.key(1), 4)
+    _, out = with_buffer(kind, max_steps=3)(lambda c: True, body, (0, start))
+    data = jax.random.key_data
+    assert (
+        data(out).tolist()
+        == data(keys.at[1].set(start[1]).at[3].set(start[3])).tolist()
+    )
+    for array, value in ((keys, 0), (jnp.ones(3), keys[0]), (keys, keys[0].dtype)):
+        with pytest.raises((ValueError, TypeError)):
+            eqxi.buffer_at_set(array, 0, value, pred=True)
+    with pytest.raises(ValueError, match=r"key<fry> cannot be .* dtype float32"):
+        eqxi.buffer_at_set(jnp.ones(3), 0, keys[0], pred=jnp.array(True))
+
+
 def test_condition_of_a_write_is_differentiated():
     def run(x, loop):
         def body(carry):

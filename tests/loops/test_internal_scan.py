@@ -232,10 +232,11 @@ class TestScanTrick:
         assert jnp.allclose(jax.grad(run)(0.3), jax.grad(plain)(0.3))
 
 
-def test_step_that_returns_no_pair_is_named():
+@pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+def test_step_that_returns_no_pair_is_named(kind):
     with pytest.raises(TypeError, match=r"`step` must return a pair.*float32\[\]"):
 
         def step(c, x):
             return c
 
-        eqxi.scan(step, 1.0, jnp.arange(3.0), kind="checkpointed")
+        eqxi.scan(step, 1.0, jnp.arange(3.0), kind=kind)

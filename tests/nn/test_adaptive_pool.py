@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import equinox_like as eqx
 from equinox_like import nn
 
 
@@ -65,8 +66,10 @@ def test_operation_is_applied_once(size) -> None:
 def test_axis_that_cannot_be_divided_is_an_error(target) -> None:
     pool = nn.AdaptiveAvgPool2d((1, target))
     message = rf"AdaptiveAvgPool2d splits axis 2 .* into {target} bins.*3 elements"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(eqx.ShapeError, match=message):
         pool(jnp.ones((1, 2, 3)))
+    with pytest.raises(eqx.ShapeError, match=rf"At `layers\[0\]`: {message}"):
+        nn.Sequential([pool])(jnp.ones((1, 2, 3)))
 
 
 def test_target_of_another_length_is_an_error() -> None:

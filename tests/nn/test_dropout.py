@@ -153,5 +153,5 @@ def test_p_that_is_not_a_number_is_an_error(p, without_type_checks) -> None:
 
 
 def test_missing_broadcast_axis_is_an_error(key) -> None:
-    with pytest.raises(ValueError, match=r"shape \(3,\), which has no axis 1"):
+    with pytest.raises(eqx.ShapeError, match=r"shape \(3,\), which has no axis 1"):
         nn.Dropout(broadcast_axes=(1,))(jnp.ones(3), key=key)

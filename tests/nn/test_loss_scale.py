@@ -68,6 +68,7 @@ def test_scales_are_no_parameters() -> None:
     ("kwargs", "message"),
     [
         ({"factor": 1.0}, "a `factor` above 1; got 1.0"),
+        ({"period": 0}, "an int >= 1 as `period`; got 0"),
         ({"min_scale": 4.0, "max_scale": 2.0}, "at most `max_scale`; got 4.0 and 2.0"),
     ],
 )
@@ -106,14 +107,22 @@ def test_numbers_of_numpy_do_not_change_the_dtype_of_the_scale(x64, strict) -> N
 
 def test_selected_trees_have_arrays_of_equal_types() -> None:
     pred, tree = jnp.array(True), {"a": [jnp.ones(2), 1.0]}
-    message = (
-        r"`on_true\['a'\]\[0\]` has shape \(2,\) and dtype float32, and "
-        r"`on_false\['a'\]\[0\]` shape \(2,\) and dtype float16"
-    )
-    with pytest.raises(ValueError, match=message):
-        nn.select_tree(pred, tree, {"a": [jnp.ones(2, jnp.float16), 1.0]})
-    with pytest.raises(ValueError, match=r"`on_false\['a'\]\[0\]` shape \(3,\)"):
-        nn.select_tree(pred, tree, {"a": [jnp.ones(3), 1.0]})
+    for other, shown in (
+        (jnp.ones(2, jnp.float16), r"float16\[2\]"),
+        (jnp.ones(3), r"float32\[3\]"),
+        (1.0, "a float"),
+        (None, "None"),
+    ):
+        message = (
+            r"`on_true\['a'\]\[0\]` is float32\[2\], and "
+            rf"`on_false\['a'\]\[0\]` {shown}"
+        )
+        with pytest.raises(ValueError, match=message):
+            nn.select_tree(pred, tree, {"a": [other, 1.0]})
+    with pytest.raises(ValueError, match=r"`on_true\['a'\]\[1\]` is a float, and"):
+        nn.select_tree(pred, tree, {"a": [jnp.ones(2), jnp.ones(())]})
+    keys = jax.random.split(jax.random.key(0))
+    assert nn.select_tree(pred, *keys) == keys[0]
     # A float64 of NumPy becomes float32 in JAX.
     assert nn.select_tree(pred, {"a": np.ones(2)}, {"a": jnp.ones(2)})["a"].shape == (
         2,

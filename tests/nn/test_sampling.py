@@ -129,6 +129,7 @@ def test_half_precision_and_strict_promotion(strict, key) -> None:
         ({"temperature": jnp.ones(2)}, eqx.ShapeError, r"scalar as `temperature`"),
         ({"key": None}, ValueError, "needs a `key`"),
         ({"logits": jnp.ones((2, 3))}, eqx.ShapeError, r"\(2, 3\).*jax\.vmap"),
+        ({"logits": [1.0, 2.0]}, TypeError, "array of logits; got a list of length 2"),
         ({"logits": jnp.ones(3, int)}, TypeError, "floating logits; got int32"),
     ],
 )

@@ -259,6 +259,9 @@ def test_constant_batch_comes_out_unbatched(constant, other):
     with pytest.raises(eqx.EquinoxRuntimeError, match="Nonconstant batch"):
         f(other)
 
+    empty = f(constant[:0])
+    assert (empty.shape, empty.dtype) == ((), constant.dtype)
+
     nested = eqx.filter_jit(jax.vmap(jax.vmap(one, out_axes=None), out_axes=None))
     assert str(nested(jnp.stack([constant, constant]))) == str(constant[0])
     with pytest.raises(eqx.EquinoxRuntimeError, match="Nonconstant batch"):

@@ -9,7 +9,16 @@ from equinox_like._tree.nodes import describe_node, with_article
 
 @pytest.mark.parametrize(
     "text",
-    ["a Linear", "an MLP", "an LSTMCell", "a GRUCell", "a UNet", "an int", "an _Inner"],
+    [
+        "a Linear",
+        "an MLP",
+        "an LSTMCell",
+        "a GRUCell",
+        "a UNet",
+        "an int",
+        "an _Inner",
+        "a _Linear",
+    ],
 )
 def test_article_fits_how_a_name_is_read(text):
     assert with_article(text.split()[1]) == text
