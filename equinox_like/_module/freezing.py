@@ -22,6 +22,7 @@ from .._tree.nodes import describe_node
 from .._tree.partitioning import tree_filter
 from .._tree.paths import plain_path
 from .._tree.registry import register_cached
+from .._tree.strict import compared_as_trees
 from .fields import field
 from .flatten import Node
 from .module import Module
@@ -310,4 +311,5 @@ def _unflatten(_: None, children: Iterable[Any]) -> Frozen:
 
 
 jtu.register_pytree_with_keys(Frozen, _flatten_with_keys, _unflatten, _flatten)
+compared_as_trees.add(Frozen)  # although its `==` is that of an array
 register_cached(Frozen, _flatten, _unflatten, lambda _: ("value",))

@@ -21,6 +21,7 @@ from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
 from .._tree.format import tree_pformat
 from .._tree.render import render
+from .._tree.strict import compared_as_trees
 from .by_value import is_empty, register_empty, restore
 from .construct import construct, refuse_assignment
 from .dataclass import is_dunder, make_dataclass, put_attributes
@@ -354,6 +355,9 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         return render(self, path, subtree_renderer)
+
+
+compared_as_trees.add(Module)
 
 
 class BoundMethod(Module):

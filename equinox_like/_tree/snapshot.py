@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .strict import strict_key
+from .strict import is_compared_as_tree, strict_key
 
 # Immutable types without content, for a fast path: most static values have one of
 # these.
@@ -66,7 +66,7 @@ def snapshot(value: Any) -> Any:
     """`value` with a copy of each container in it that can be changed in place.
 
     Returns `value` itself if it has none. Containers are those of the standard library,
-    dataclasses and pytree nodes. Objects of other types are shared with the copy.
+    dataclasses and Modules. Objects of other types are shared with the copy.
     """
     if type(value) in UNCHANGING:
         return value
@@ -76,7 +76,7 @@ def snapshot(value: Any) -> Any:
         return _of_container(value)
     if isinstance(value, types.MappingProxyType):
         return types.MappingProxyType(snapshot(dict(value)))
-    if not jtu.all_leaves([value]):
+    if is_compared_as_tree(type(value)):
         children, treedef = jtu.tree_flatten(value, lambda x: x is not value)
         copies = list(map(snapshot, children))
         return value if _are_same(copies, children) else treedef.unflatten(copies)
@@ -102,11 +102,14 @@ def _of_tuple(value: Any) -> Any:
 def _of_container(value: Any) -> Any:
     made = copy.copy(value)
     if isinstance(value, dict):
-        for key, item in value.items():
+        items = value.items()
+    else:
+        items = enumerate(value) if isinstance(value, list | deque) else ()
+    try:
+        for key, item in items:
             made[key] = snapshot(item)
-    elif isinstance(value, list | deque):
-        for i, item in enumerate(value):
-            made[i] = snapshot(item)
+    except Exception:  # a derived class may forbid it, such as `frozendict`
+        return value
     return made
 
 

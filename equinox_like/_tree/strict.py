@@ -9,6 +9,7 @@ hashable even if the container is not. Values whose `==` does not return a bool,
 arrays, are wrapped.
 """
 
+import contextlib
 import dataclasses
 import enum
 import itertools
@@ -100,6 +101,8 @@ def has_hash(value: Any) -> bool:
 
 # Types that other files add here, whose `==` follows the strict rule.
 strict_types: Final[set[type]] = set()
+# Types of nodes whose `==` compares the tree, or that have none of their own.
+compared_as_trees: Final[set[type]] = {jtu.Partial}
 _OF_STRINGS: Final = frozenset({str})
 
 
@@ -256,30 +259,47 @@ def _frozen_other(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         name = value._name_
         return strict_key((value._value_,)) if name is None else name
-    if not isinstance(value, tuple | dict) and not jtu.all_leaves([value]):
-        children, treedef = jtu.tree_flatten(value, lambda x: x is not value)
-        # `jax.tree_util.register_static` makes a value its own aux data.
-        if treedef.node_data()[1] is not value:
-            return strict_treedef(treedef), strict_key(children)
+    if is_compared_as_tree(kind):
+        return _frozen_tree(value)
     if _is_compared_by_identity(kind):
         return value
     return _frozen_by_class(value)
 
 
+def is_compared_as_tree(kind: type) -> bool:
+    """Whether the first class with an `==`, from `kind` up, compares nodes as trees."""
+    for base in kind.__mro__:
+        if base in compared_as_trees:
+            return True
+        if "__eq__" in base.__dict__:
+            break
+    return False
+
+
+def _frozen_tree(value: Any) -> Any:
+    children, treedef = jtu.tree_flatten(value, lambda x: x is not value)
+    return strict_treedef(treedef), strict_key(children)
+
+
 def _frozen_by_class(value: Any) -> Any:
     """As `_frozen`, for values with a custom `==`; depends on the class defining it."""
-    for base in type(value).__mro__:
+    kind = type(value)
+    for base in kind.__mro__:
         if base in _FREEZE:
             return _FREEZE[base](value), strict_key((object.__getstate__(value),))
         if "__eq__" in base.__dict__:
             break
     else:
         return _Guarded(value)
-    names = compared_names(type(value), base)
-    if names is not None:
-        return _frozen_fields(value, names, base)
-    is_of_python = base.__module__.split(".")[0] in sys.stdlib_module_names
-    return _reduced(value) if is_of_python and base is not object else _Guarded(value)
+    names = compared_names(kind, base)
+    if names is not None and has_generated_equality(base):
+        return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
+    if base.__module__.split(".")[0] in sys.stdlib_module_names and base is not object:
+        return _reduced(value)
+    if isinstance(value, Mapping):  # of a library, such as `frozendict`
+        with contextlib.suppress(Exception):
+            return _frozen_dict(value), _Guarded(value)
+    return _Guarded(value)
 
 
 def _is_compared_by_identity(kind: type) -> bool:
@@ -293,12 +313,6 @@ def compared_names(kind: Any, base: Any) -> list[str] | None:
     if "__attrs_attrs__" in base.__dict__:
         return [f.name for f in kind.__attrs_attrs__ if f.eq]
     return None
-
-
-def _frozen_fields(value: Any, names: Iterable[str], base: Any) -> Any:
-    """The key of a value with these fields, whose `==` is defined by `base`."""
-    fields = strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
-    return fields if has_generated_equality(base) else (fields, _Guarded(value))
 
 
 def has_generated_equality(cls: Any) -> bool:

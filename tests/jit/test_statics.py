@@ -179,6 +179,40 @@ class TestValuesThatCannotBeCompared:
         assert jtu.tree_structure(modules[0]) == jtu.tree_structure(modules[2])
 
 
+class FrozenDict(dict):
+    def __setitem__(self, key, value):
+        raise TypeError("frozen")
+
+    def __hash__(self):
+        return hash(tuple(self.items()))
+
+    def __copy__(self):
+        return self
+
+
+class FrozenDictWithEquality(FrozenDict):
+    def __eq__(self, other):
+        return dict(self) == dict(other)
+
+    __hash__ = FrozenDict.__hash__
+
+
+@pytest.mark.parametrize("kind", [FrozenDict, FrozenDictWithEquality])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, [1])])
+def test_static_dictionary_may_be_immutable(kind, wrap):
+    traces = []
+
+    @eqx.filter_jit
+    def f(node):
+        traces.append(node.tag)
+        return node
+
+    for value in (1, 1.0, 1, 1.0, True):
+        tag = wrap(kind(a=value))
+        assert strictly_same(f(Node(jnp.ones(2), tag=tag)).tag, tag)
+    assert len(traces) == 3
+
+
 MUTABLE = {
     "list": (lambda: [1, 2], lambda x: x.append(3)),
     "list in a tuple": (lambda: (0, [1, 2]), lambda x: x[1].append(3)),

@@ -6,6 +6,8 @@ import datetime
 import itertools
 import math
 import types
+from functools import partial
+from typing import Any
 
 import attrs
 import hypothesis
@@ -129,6 +131,67 @@ def test_what_has_an_equality_of_its_own_is_compared_by_it():
 
     assert strictly_same([Even(1)], [Even(3)])
     assert not strictly_same([Even(1)], [Even(2)])
+
+
+class Marked(eqx.Module):
+    name: str
+    note: Any = 0
+
+    def __eq__(self, other):
+        return self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+class Symbol(eqx.Module):
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@jtu.register_pytree_node_class
+class Partly:
+    """Its flattened form lacks the name."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def tree_flatten(self):
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls("unknown")
+
+
+class PartlyWithEquality(Partly):
+    def __eq__(self, other):
+        return self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+jtu.register_pytree_node_class(PartlyWithEquality)
+
+
+def test_nodes_with_an_equality_of_their_own_are_compared_by_it():
+    for make in (Marked, PartlyWithEquality):
+        assert strictly_same([make("a")], [make("a")])
+        assert not strictly_same([make("a")], [make("b")])
+    assert strictly_same([Marked("a", 1)], [Marked("a", 2)])
+    for make in (Symbol, lambda: Partly("a")):
+        value = make()
+        assert strictly_same([value], [value])
+        assert not strictly_same([value], [make()])
+
+
+def test_modules_and_partial_functions_of_jax_are_compared_as_trees():
+    linear = eqx.nn.Lambda(jnp.tanh)
+    assert strictly_same([linear], [eqx.nn.Lambda(jnp.tanh)])
+    for make in (eqx.frozen, partial(jtu.Partial, max), Node):
+        assert strictly_same([make(1)], [make(1)])
+        assert not strictly_same([make(1)], [make(1.0)])
 
 
 @pytest.mark.parametrize("answer", [np.ones(3), np.True_ + np.ones(1), "yes", None])
