@@ -43,15 +43,15 @@ def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
     is_offered = any(offer in str(x) for x in parameters for offer in _OFFERS)
     if is_offered and not (_ALIASED.search(header) or _DONORS.search(header)):
         return None
-    fates: list[int | Buffer] = [Buffer.PRUNED] * count
+    outcomes: list[int | Buffer] = [Buffer.PRUNED] * count
     for index in kept:
-        fates[index] = Buffer.KEPT
+        outcomes[index] = Buffer.KEPT
     for donors in _DONORS.findall(header):
         for parameter in _DONOR.findall(donors):
-            fates[kept[int(parameter)]] = Buffer.DONOR
+            outcomes[kept[int(parameter)]] = Buffer.DONOR
     for output, parameter in _ALIASED.findall(header):
-        fates[kept[int(parameter)]] = int(output or 0)
-    return fates
+        outcomes[kept[int(parameter)]] = int(output or 0)
+    return outcomes
 
 
 def unused_arguments(lowered: Any) -> list[int]:

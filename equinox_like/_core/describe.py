@@ -19,7 +19,12 @@ from .._tree.filters import is_array
 from .._tree.nodes import children_of, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
-from .._tree.strict import compared_names, has_generated_equality, strictly_same
+from .._tree.strict import (
+    compared_names,
+    has_generated_equality,
+    is_compared_as_tree,
+    strictly_same,
+)
 from .difference import Leaf, static_fields, tree_of
 from .pickling import is_global
 
@@ -150,7 +155,7 @@ def _compared(kind: type) -> list[str] | None:
     """The fields of a class whose `==` compares these only, and that has a name."""
     if not is_global(kind):
         return None
-    if issubclass(kind, Module) or has_generated_equality(kind):
+    if is_compared_as_tree(kind) or has_generated_equality(kind):
         return compared_names(kind, kind)
     return None
 

@@ -130,6 +130,22 @@ def load(
     `RuntimeError` if the file is damaged, or of a newer version. `ValueError` if
     `shardings` is not a prefix of `like`. `ImportError` without the package
     `safetensors`, which comes with `pip install safetensors`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        def make(key):
+            return eqx.nn.MLP(3, 2, 8, 1, key=key)
+
+        model = make(jax.random.key(0))
+        eqx.save("model", model)
+        # The structure of the model, without arrays that would be thrown away.
+        like = eqx.filter_eval_shape(make, jax.random.key(0))
+        assert eqx.tree_equal(eqx.load("model", like), model)
+        ```
     """
     file = File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
@@ -179,6 +195,16 @@ def load_metadata(path: Any) -> dict[str, str]:
     **Raises:**
 
     As [`equinox_like.load`][], where it is about the file.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        eqx.save("weights", {"w": jnp.ones(2)}, metadata={"step": "100"})
+        assert eqx.load_metadata("weights") == {"step": "100"}
+        ```
     """
     return File(with_suffix(path, _SUFFIX)).metadata
 

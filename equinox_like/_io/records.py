@@ -48,6 +48,26 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
 
     `TypeError` for an array of Python objects, a masked array, and an integer beyond 64
     bits.
+
+    !!! example
+
+        ```python
+        import io
+
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        # Arrays in half precision, everything else as usual.
+        def as_float16(f, x):
+            x = x.astype(jnp.float16) if eqx.is_inexact_array(x) else x
+            eqx.default_serialise_filter_spec(f, x)
+
+        file = io.BytesIO()
+        eqx.tree_serialise_leaves(file, [jnp.ones(2), 3], as_float16)
+        file.seek(0)
+        like = [jnp.zeros(2, jnp.float16), 0]
+        assert eqx.tree_deserialise_leaves(file, like)[1] == 3
+        ```
     """
     if is_array(x) or isinstance(x, (bool, int, float, complex)):
         write_record(f, encode(x))
@@ -73,6 +93,25 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
     **Raises:**
 
     An exception if the record is damaged, or does not fit `x` exactly.
+
+    !!! example
+
+        ```python
+        import io
+
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        # Read everything, but keep the strings of `like`.
+        def read(f, x):
+            return x if isinstance(x, str) else eqx.default_deserialise_filter_spec(f, x)
+
+        file = io.BytesIO()
+        eqx.tree_serialise_leaves(file, [jnp.ones(2), "old"])
+        file.seek(0)
+        x, name = eqx.tree_deserialise_leaves(file, [jnp.zeros(2), "new"], read)
+        assert x.tolist() == [1, 1] and name == "new"
+        ```
     """
     return read_leaf(f, x, putter(copy=True)) if is_data(x) else x
 

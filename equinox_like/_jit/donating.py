@@ -101,7 +101,7 @@ class DonatingSpecialization(Specialization):
         if inspects:
             lowering_warnings.show_again()
         data, (number,) = out
-        self._deletion.finish(layout, leaves, number, self._fates)
+        self._deletion.finish(layout, leaves, number, self._outcomes)
         return self.outputs.build[number](data)
 
     def _before(self, layout: Layout, leaves: list[Any], groups: Sequence[Any]) -> None:
@@ -132,7 +132,7 @@ class DonatingSpecialization(Specialization):
         if not jit_is_disabled():
             self._find_unused(layout, leaves, groups)
             if self._donation.inspects_first:
-                self._fates(layout, leaves)
+                self._outcomes(layout, leaves)
             # Also outside `_first_call`, because JAX may lower this call without
             # tracing.
             lowering_warnings.hide()
@@ -147,7 +147,7 @@ class DonatingSpecialization(Specialization):
             self._unused.update(unused_arguments(self._lower(layout, leaves)))
             keep(self._lowered, key, True)
 
-    def _fates(self, layout: Layout, leaves: list[Any]) -> Buffers:
+    def _outcomes(self, layout: Layout, leaves: list[Any]) -> Buffers:
         """For each data leaf, what happens to its buffer; `None` if JAX does not say.
 
         The arrays may already be deleted: only their shapes, dtypes and shardings are
@@ -180,7 +180,7 @@ class DonatingSpecialization(Specialization):
         )
 
 
-class _Plan(NamedTuple):
+class _AfterCall(NamedTuple):
     """What to do after a call that deleted these donated arrays.
 
     The other fields hold the indices of donated arrays.
@@ -203,40 +203,40 @@ class Deletion:
         self.forget()
 
     def forget(self) -> None:
-        # By the number of the trace: the plan of its last call. Most calls leave the
+        # By the number of the trace: what to do after a call. Most calls leave the
         # same arrays alive as the last one did.
-        self._plans: dict[int | None, _Plan] = {}
+        self._after: dict[int | None, _AfterCall] = {}
 
     def finish(
         self,
         layout: Layout,
         leaves: list[Any],
         number: int | None,
-        fates: Callable[[Layout, list[Any]], Buffers],
+        outcomes: Callable[[Layout, list[Any]], Buffers],
     ) -> None:
         """After a call of the trace with this number.
 
-        `fates` returns what happens to the buffer of each data leaf of a call.
+        `outcomes` returns what happens to the buffer of each data leaf of a call.
         """
         donated = layout.take_donated(leaves)
         deleted = are_deleted(donated)
-        plan = self._plans.get(number)
-        if plan is None or plan.deleted != deleted:
+        after = self._after.get(number)
+        if after is None or after.deleted != deleted:
             if jit_is_disabled():
                 return
-            to_delete = self._alive_though_aliased(layout, leaves, deleted, fates)
-            plan = _make_plan(layout, donated, deleted, to_delete)
-            self._plans[number] = plan
-        for i in plan.to_delete:
+            to_delete = self._alive_though_aliased(layout, leaves, deleted, outcomes)
+            after = _after_call(layout, donated, deleted, to_delete)
+            self._after[number] = after
+        for i in after.to_delete:
             donated[i].delete()
-        self._record.calls.append([weakref.ref(donated[i]) for i in plan.to_note])
+        self._record.calls.append([weakref.ref(donated[i]) for i in after.to_note])
 
     def _alive_though_aliased(
         self,
         layout: Layout,
         leaves: list[Any],
         deleted: Sequence[bool | None],
-        fates: Callable[[Layout, list[Any]], Buffers],
+        outcomes: Callable[[Layout, list[Any]], Buffers],
     ) -> list[int]:
         """The donated arrays to delete: JAX copied them because NumPy reads their memory.
 
@@ -245,23 +245,25 @@ class Deletion:
         alive = [i for i, is_deleted in enumerate(deleted) if is_deleted is False]
         if not alive or self._donation.names is not None:
             return alive
-        found = layout.donated_of_data(fates(layout, leaves))
+        found = layout.donated_of_data(outcomes(layout, leaves))
         return [i for i in alive if isinstance(found[i], int)]
 
 
-def _make_plan(
+def _after_call(
     layout: Layout,
     donated: Sequence[Any],
     deleted: Sequence[bool | None],
     to_delete: list[int],
-) -> _Plan:
-    gone = [i for i, is_deleted in enumerate(deleted) if is_deleted or i in to_delete]
+) -> _AfterCall:
+    all_deleted = [
+        i for i, is_deleted in enumerate(deleted) if is_deleted or i in to_delete
+    ]
     # One array of each argument is noted. To note them all would cost every call.
     to_note: dict[int, int] = {}
     arguments = layout.arguments_of_donated
-    for i in gone:
+    for i in all_deleted:
         to_note.setdefault(arguments[i], i)
     if DELETES_BUFFERS_ONLY:
-        sharded = {i for i in gone if len(donated[i].sharding.device_set) > 1}
+        sharded = {i for i in all_deleted if len(donated[i].sharding.device_set) > 1}
         to_delete = sorted(sharded.union(to_delete))
-    return _Plan(deleted, to_delete, [*to_note.values()])
+    return _AfterCall(deleted, to_delete, [*to_note.values()])

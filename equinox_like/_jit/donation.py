@@ -72,10 +72,10 @@ class Donation:
                 "execution, and nothing was deleted. Return an updated array for each "
                 'of them, or donate the others by name, as in `donate=("model",)`.'
             )
-        fate = "stay alive" if self.names is None else "are deleted anyway"
+        outcome = "stay alive" if self.names is None else "are deleted anyway"
         warn(
             f"Some donated buffers were not usable: {listing}. No remaining output has "
-            f"their size, or the function does not use them; these arrays {fate}. "
+            f"their size, or the function does not use them; these arrays {outcome}. "
             "Return an updated array for each of them, or do not donate them.",
             DonationWarning,
         )

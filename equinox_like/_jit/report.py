@@ -150,8 +150,8 @@ def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
     fill = lowered._call.specialization.outputs.fill
     outputs = _outputs(lowered.lowered.out_info, compiled.output_shardings, fill)
     rows = [
-        _row(name, x, outputs, is_donated, fate)
-        for (name, x, is_donated), fate in zip(named, buffers, strict=True)
+        _row(name, x, outputs, is_donated, buffer)
+        for (name, x, is_donated), buffer in zip(named, buffers, strict=True)
     ]
     if lowered._call.jitted._program.donation.is_any:
         for i in range(lowered._call.layout.number_of_own_data):
@@ -187,7 +187,7 @@ class _Number:
 
 
 def _row(
-    name: str, x: Any, outputs: list[OutputRow], is_donated: bool, fate: Any
+    name: str, x: Any, outputs: list[OutputRow], is_donated: bool, buffer: Any
 ) -> DonationRow:
     is_numpy = isinstance(x, np.ndarray | np.generic)
     # JAX may pass a NumPy array in a narrower dtype, int32 for int64.
@@ -198,18 +198,18 @@ def _row(
         dtype,
         _bytes_on_a_device(x.shape, dtype, getattr(x, "sharding", None)),
         "kept",
-        is_used=fate is not Buffer.PRUNED,
+        is_used=buffer is not Buffer.PRUNED,
     )
     if not is_donated:
         return row
     if is_numpy:
         return row._replace(reason="a NumPy array is copied for the call")
-    if isinstance(fate, int):
-        return row._replace(outcome="aliased", output=outputs[fate].path)
-    if fate is Buffer.KEPT:
+    if isinstance(buffer, int):
+        return row._replace(outcome="aliased", output=outputs[buffer].path)
+    if buffer is Buffer.KEPT:
         return row._replace(outcome="unusable", reason=_why_unusable(row, outputs))
     outcomes: dict[Any, Outcome] = {Buffer.PRUNED: "unused", Buffer.DONOR: "donor"}
-    return row._replace(outcome=outcomes.get(fate, "unknown"))
+    return row._replace(outcome=outcomes.get(buffer, "unknown"))
 
 
 def _why_unusable(row: DonationRow, outputs: list[OutputRow]) -> str:

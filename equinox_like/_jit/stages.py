@@ -200,11 +200,11 @@ class Compiled(_Stage[_P, _T]):
         # The layout and the static key of the last call that was validated.
         self._fitting: tuple[Layout | None, Any] = None, None
         # For each data leaf: what happens to its buffer, `None` if JAX does not say.
-        self._fates = buffers or [None] * len(call.named)
+        self._outcomes = buffers or [None] * len(call.named)
         # If it donates: the indices of data leaves that it does not use, which JAX does
         # not check.
-        fates = enumerate(self._fates if call.layout.donates else ())
-        self._unused = [i for i, fate in fates if fate is Buffer.PRUNED]
+        outcomes = enumerate(self._outcomes if call.layout.donates else ())
+        self._unused = [i for i, outcome in outcomes if outcome is Buffer.PRUNED]
         self._deletion = Deletion(program.donation, program.record)
         self._is_watched = call.layout.donates and any(
             len(s.device_set) > 1 for s in jtu.tree_leaves(compiled.input_shardings)
@@ -239,7 +239,7 @@ class Compiled(_Stage[_P, _T]):
         except Exception as e:
             raise_explained(e, layout, leaves)
         if layout.donates:
-            self._deletion.finish(layout, leaves, None, lambda *_: self._fates)
+            self._deletion.finish(layout, leaves, None, lambda *_: self._outcomes)
         return self._call.specialization.outputs.tree(out)
 
     def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:

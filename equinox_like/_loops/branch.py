@@ -42,8 +42,8 @@ def filter_cond(
     **Returns:**
 
     What the chosen function returns. A number becomes an array where the other function
-    returns another number, or an array. Everything else that is not an array must be
-    the same in both outputs.
+    returns another number, or an array, of the same dtype. Everything else that is not
+    an array must be the same in both outputs.
 
     **Raises:**
 

@@ -111,7 +111,20 @@ def finalise_make_jaxpr(
 
 
 def finalise_jaxpr(closed_jaxpr: Any) -> Any:
-    """A closed jaxpr without any primitive of this library."""
+    """A closed jaxpr without any primitive of this library.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        from equinox_like import internal as eqxi
+
+        checked = lambda x: eqx.error_if(x, x < 0, "negative")
+        jaxpr = eqxi.finalise_jaxpr(jax.make_jaxpr(checked)(1.0))
+        assert "for_whole_batch" not in str(jaxpr)
+        ```
+    """
     jaxpr, _ = opened(closed_jaxpr)
     make: Any = jax.make_jaxpr(finalise_jaxpr_as_fn(closed_jaxpr))
     # The types as they are: an input may be a mutable array, or sharded explicitly.
@@ -122,13 +135,34 @@ def finalise_jaxpr_as_fn(closed_jaxpr: Any) -> Callable[..., list[Any]]:
     """A function that runs the jaxpr without any primitive of this library.
 
     It takes arrays, and returns a list of arrays.
+
+    !!! example
+
+        ```python
+        import jax
+        from equinox_like import internal as eqxi
+
+        f = eqxi.finalise_jaxpr_as_fn(jax.make_jaxpr(lambda x: x + 1)(1.0))
+        assert f(2.0) == [3.0]
+        ```
     """
     jaxpr, consts = opened(closed_jaxpr)
     return lambda *args: finalise_eval_jaxpr(jaxpr, consts, *args)
 
 
 def finalise_eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """Runs an open jaxpr with its constants, without any primitive of this library."""
+    """Runs an open jaxpr with its constants, without any primitive of this library.
+
+    !!! example
+
+        ```python
+        import jax
+        from equinox_like import internal as eqxi
+
+        closed = jax.make_jaxpr(lambda x: x + 1)(1.0)
+        assert eqxi.finalise_eval_jaxpr(closed.jaxpr, closed.consts, 2.0) == [3.0]
+        ```
+    """
     values: dict[Any, Any] = {}
 
     def read(atom):

@@ -81,7 +81,18 @@ def tree_pprint(
     struct_as_array: bool = False,
     truncate_leaf: Callable[[Any], bool] | None = None,
 ) -> None:
-    """Prints the text of [`equinox_like.tree_pformat`][], whose arguments these are."""
+    """Prints the text of [`equinox_like.tree_pformat`][], whose arguments these are.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        eqx.tree_pprint(eqx.nn.Linear(3, 2, key=jax.random.key(0)))
+        # Linear(weight=f32[2,3], bias=f32[2], in_features=3, out_features=2)
+        ```
+    """
     text = tree_pformat(
         pytree,
         width=width,

@@ -240,6 +240,18 @@ def hashable_combine(
     **Returns:**
 
     The tree. Where both have a leaf, the static one is taken.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        tree = {"a": jnp.ones(2), "b": "text"}
+        dynamic, static = eqx.internal.hashable_partition(tree, eqx.is_array)
+        doubled = tuple(x if x is None else 2 * x for x in dynamic)
+        assert eqx.internal.hashable_combine(doubled, static)["a"].tolist() == [2, 2]
+        ```
     """
     static_leaves, treedef = static
     pairs = zip(dynamic_leaves, static_leaves, strict=True)

@@ -130,6 +130,19 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
     **Raises:**
 
     `ValueError` if a group is missing, or has too few or too many leaves.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        tree = {"w": jnp.ones(2), "name": "layer"}
+        label = lambda leaf: "data" if eqx.is_array(leaf) else eqx.STATIC
+        groups, skeleton = eqx.split(tree, label)
+        doubled = eqx.merge({"data": [2 * x for x in groups["data"]]}, skeleton)
+        assert doubled["w"].tolist() == [2, 2] and doubled["name"] == "layer"
+        ```
     """
     parts = {name: iter(leaves) for name, leaves in groups.items()}
     parts[STATIC] = iter(skeleton.statics)

@@ -88,6 +88,10 @@ def inspect_dce(name: Hashable = None) -> None:
     **Raises:**
 
     `RuntimeError` inside of a function that is being transformed.
+
+    !!! example
+
+        See [`equinox_like.debug.store_dce`][].
     """
     if not at_top_level():
         raise RuntimeError(

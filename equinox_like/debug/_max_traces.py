@@ -85,6 +85,22 @@ def get_num_traces(fn: Any) -> int:
     **Raises:**
 
     `ValueError` if `fn` does not wrap such a function.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit
+        @eqx.debug.assert_max_traces(max_traces=2)
+        def f(x):
+            return 2 * x
+
+        for size in (3, 4, 3):
+            f(jnp.ones(size))
+        assert eqx.debug.get_num_traces(f) == 2
+        ```
     """
     seen = set()
     inner = fn
