@@ -100,17 +100,17 @@ def _of_tuple(value: Any) -> Any:
 
 
 def _of_container(value: Any) -> Any:
-    made = copy.copy(value)
-    if isinstance(value, dict):
-        items = value.items()
-    else:
-        items = enumerate(value) if isinstance(value, list | deque) else ()
     try:
-        for key, item in items:
-            made[key] = snapshot(item)
+        made = copy.copy(value)
+        if isinstance(value, dict):
+            for key, item in value.items():
+                made[key] = snapshot(item)
+        elif isinstance(value, list | deque):
+            for i, item in enumerate(value):
+                made[i] = snapshot(item)
+        return made
     except Exception:  # a derived class may forbid it, such as `frozendict`
         return value
-    return made
 
 
 def _of_attributes(value: Any, names: list[str]) -> Any:
@@ -122,10 +122,13 @@ def _of_attributes(value: Any, names: list[str]) -> Any:
     after = list(map(snapshot, before))
     if type(value).__hash__ is not None and _are_same(after, before):
         return value
-    made = copy.copy(value)
-    for name, item in zip(names, after, strict=True):
-        object.__setattr__(made, name, item)
-    return made
+    try:
+        made = copy.copy(value)
+        for name, item in zip(names, after, strict=True):
+            object.__setattr__(made, name, item)
+        return made
+    except Exception:  # it cannot be copied
+        return value
 
 
 def _are_same(copies: Any, values: Any) -> bool:

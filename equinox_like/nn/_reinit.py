@@ -52,7 +52,7 @@ def reinit(
     **Raises:**
 
     `ValueError` if an initialiser gives another shape, naming the path, or if a selector
-    chooses nothing.
+    chooses nothing. `TypeError` if a rule is not a pair.
 
     !!! example
 
@@ -72,6 +72,12 @@ def reinit(
         ```
     """
     rules = list(rules)
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, tuple | list) or len(rule) != 2:
+            raise TypeError(
+                "`reinit` takes a sequence of pairs `(selector, initialiser)` as `rules`; "
+                f"`rules[{i}]` is {rule!r}."
+            )
     used = [False] * len(rules)
     leaves = []
     for place in places(tree):

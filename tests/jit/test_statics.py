@@ -190,6 +190,14 @@ class FrozenDict(dict):
         return self
 
 
+class FrozenDictWithoutCopy(dict):
+    def __setitem__(self, key, value):
+        raise TypeError("frozen")
+
+    def __copy__(self):
+        raise TypeError("no copy")
+
+
 class FrozenDictWithEquality(FrozenDict):
     def __eq__(self, other):
         return dict(self) == dict(other)
@@ -197,9 +205,19 @@ class FrozenDictWithEquality(FrozenDict):
     __hash__ = FrozenDict.__hash__
 
 
-@pytest.mark.parametrize("kind", [FrozenDict, FrozenDictWithEquality])
+@dataclasses.dataclass(eq=True)  # without a hash
+class WithoutCopy:
+    a: object
+
+    def __copy__(self):
+        raise TypeError("no copy")
+
+
+@pytest.mark.parametrize(
+    "kind", [FrozenDict, FrozenDictWithEquality, FrozenDictWithoutCopy, WithoutCopy]
+)
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, [1])])
-def test_static_dictionary_may_be_immutable(kind, wrap):
+def test_static_value_may_be_immutable_or_without_copies(kind, wrap):
     traces = []
 
     @eqx.filter_jit

@@ -107,3 +107,9 @@ def test_dtype_is_kept_and_a_wrong_shape_names_the_path(model, key) -> None:
     assert new[0].weight.dtype == jnp.float16
     with pytest.raises(ValueError, match=r"`layers\[0\]\.weight` returned .*\(2,\)"):
         nn.reinit(model, [(nn.Linear, jnp.ones(2))], key=key)
+
+
+@pytest.mark.parametrize("rules", ["**.weight", ("**.weight", "zeros"), [(1, 2, 3)]])
+def test_rules_are_pairs(rules, model, key, without_type_checks) -> None:
+    with pytest.raises(TypeError, match=r"pairs .*; `rules\[0\]` is .*"):
+        nn.reinit(model, rules, key=key)
