@@ -6,14 +6,22 @@ stored with the list, and copies are returned once the list itself has changed.
 
 import copy
 import dataclasses
+import enum
+import operator
 import sys
 import types
 from collections import deque
 from typing import Any, Final
 
 import jax.tree_util as jtu
+import numpy as np
 
-from .strict import is_compared_as_tree, strict_key
+from .strict import (
+    has_generated_equality,
+    is_compared_as_tree,
+    is_compared_by_identity,
+    strict_key,
+)
 
 # Immutable types without content, for a fast path: most static values have one of
 # these.
@@ -44,13 +52,14 @@ class Kept:
     - `can_change`: whether it is a copy.
     """
 
-    __slots__ = ("_given", "can_change", "key", "value")
+    __slots__ = ("_given", "_is_plain", "can_change", "key", "value")
 
     def __init__(self, value: Any):
         self._given = value
         self.value = snapshot(value)
         self.key = strict_key((self.value,))
         self.can_change = self.value is not value
+        self._is_plain = self.can_change and _is_plain(self.value)
 
     def get(self) -> Any:
         """The original object, or a copy of the snapshot if the object has changed."""
@@ -59,6 +68,9 @@ class Kept:
         return self._given
 
     def has_changed(self) -> bool:
+        # Most values have not changed, which is faster to see without a key.
+        if self._is_plain and _holds_the_same(self._given, self.value):
+            return False
         return strict_key((self._given,)) != self.key
 
 
@@ -88,6 +100,41 @@ def snapshot(value: Any) -> Any:
     if type(value).__module__.split(".")[0] in sys.stdlib_module_names:
         return _of_attributes(value, list(getattr(value, "__dict__", ())))
     return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether all in `value` is containers of Python, dataclasses, values that cannot
+    change, and values that are compared by identity."""
+    kind = type(value)
+    if kind in UNCHANGING or isinstance(value, type | np.dtype | enum.Enum):
+        return True
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    if dataclasses.is_dataclass(kind) and has_generated_equality(kind):
+        return not hasattr(kind, "__slots__") and _is_plain(vars(value))
+    return is_compared_by_identity(kind) and not is_compared_as_tree(kind)
+
+
+def _holds_the_same(value: Any, made: Any) -> bool:
+    """Whether `value` holds the same objects as `made`, its snapshot that is plain."""
+    kind = type(value)
+    if kind is not type(made):
+        return False
+    if kind is list or kind is tuple:
+        pairs = zip(value, made)  # noqa: B905
+    elif kind is dict:
+        if not all(map(operator.is_, value, made)):
+            return False
+        pairs = zip(value.values(), made.values())  # noqa: B905
+    elif dataclasses.is_dataclass(kind):
+        return _holds_the_same(vars(value), vars(made))
+    else:
+        return value is made
+    return len(value) == len(made) and all(
+        a is b or _holds_the_same(a, b) for a, b in pairs
+    )
 
 
 def _of_tuple(value: Any) -> Any:

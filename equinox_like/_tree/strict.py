@@ -116,7 +116,7 @@ def _compares_strictly(data: Any) -> bool:
         kind in _PLAIN
         or kind in strict_types
         or isinstance(data, type)
-        or _is_compared_by_identity(kind)
+        or is_compared_by_identity(kind)
     )
 
 
@@ -261,7 +261,7 @@ def _frozen_other(value: Any) -> Any:
         return strict_key((value._value_,)) if name is None else name
     if is_compared_as_tree(kind):
         return _frozen_tree(value)
-    if _is_compared_by_identity(kind):
+    if is_compared_by_identity(kind):
         return value
     return _frozen_by_class(value)
 
@@ -302,7 +302,7 @@ def _frozen_by_class(value: Any) -> Any:
     return _Guarded(value)
 
 
-def _is_compared_by_identity(kind: type) -> bool:
+def is_compared_by_identity(kind: type) -> bool:
     return kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
 
 
