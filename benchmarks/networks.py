@@ -279,6 +279,8 @@ def run(rounds: int) -> None:
     # SGD has no state arrays, so it is only used for steps.
     stepping = [make_case("MLP", make_mlp, "SGD"), *cases]
     show("Networks: reading what the user built", run_reading(cases, False, rounds))
+    title = "Networks: `jax.tree.map`, and reading what it returned"
+    show(title, run_updated(cases, rounds))
     show("Networks: carried step", run_carried(stepping, False, rounds))
     show("Networks: carried step with donation", run_carried(stepping, True, rounds))
     title = "Networks: carried step with donation, on a batch from NumPy with a key"
@@ -307,6 +309,22 @@ def run_reading(cases: list[Case], returned: bool, rounds: int) -> list[Row]:
             aim = goal(trees["ours"], "1.1x" if returned else "1.5x")
             rows.append(compare(case.title(trees), contenders, goal=aim, rounds=rounds))
     return rows
+
+
+def run_updated(cases: list[Case], rounds: int) -> list[Row]:
+    rows: list[Row] = []
+    for case in cases:
+        models = case.models()
+        contenders = {
+            k: partial(_update_and_read, jit(k, read), m) for k, m in models.items()
+        }
+        rows.append(compare(case.title(models), contenders, rounds=rounds))
+    return rows
+
+
+def _update_and_read(fun: Any, model: Any) -> Any:
+    """An eager update gives a tree of new nodes, which no call has seen before."""
+    return fun(jax.tree.map(lambda x: x, model))
 
 
 def run_carried(cases: list[Case], donate: bool, rounds: int) -> list[Row]:

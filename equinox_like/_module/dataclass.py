@@ -5,7 +5,7 @@ from typing import Any
 
 from .._annotations import annotations_of
 from .._tree.cached import MISSING, Attribute
-from .._tree.own_registry import FLAT
+from .._tree.structure import FLAT
 from .abstract import own_declarations
 from .flatten import AUX, OPEN
 

@@ -56,6 +56,8 @@ class Aux(tuple):
     values: tuple[Any, ...] | None
     # Then, and if `open` is empty: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
+    # For `_tree/own_registry.py`: the structures of nodes with it, by their outline.
+    structures: dict[Any, Any]
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.statics.items())
@@ -104,7 +106,10 @@ def make_functions(
     """For instances whose children are the `dynamic` fields."""
     get_dynamic, get_static = getter(dynamic), getter(static)
     are_same = _comparer(len(static))
+    # By aux data: its `structures`, so that new instances find those of earlier ones.
+    shared: dict[Any, dict[Any, Any]] = {}
     names = dynamic + static
+    all_names = frozenset(names)
 
     def flatten(self):
         try:
@@ -123,11 +128,18 @@ def make_functions(
         state = self._is_open_
         if state is SCANNED:
             raise ContainsItself
+        if attributes.keys() == all_names and not state:
+            aux = _make_aux(dynamic, static, get_static(self), shared)
+            aux.values = get_static(self)
+            _set(self, AUX, aux)
+            return get_dynamic(self), aux
         # Fields may be missing, and there may be other attributes: cached properties,
         # and the names of a wrapped function. Of these, only the names are structure.
         present = tuple(name for name in dynamic if name in attributes)
         fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
-        aux = _make_aux(present, fixed, tuple(attributes[name] for name in fixed))
+        aux = _make_aux(
+            present, fixed, tuple(attributes[name] for name in fixed), shared
+        )
         if not state:
             if present + fixed == names:
                 aux.values = get_static(self)
@@ -148,7 +160,10 @@ def make_functions(
 
 
 def _make_aux(
-    names: tuple[str, ...], fixed: tuple[str, ...], statics: tuple[Any, ...]
+    names: tuple[str, ...],
+    fixed: tuple[str, ...],
+    statics: tuple[Any, ...],
+    structures: dict[Any, dict[Any, Any]],
 ) -> Aux:
     by_name = dict(zip(fixed, statics, strict=True))
     found = {}
@@ -160,7 +175,24 @@ def _make_aux(
     aux = Aux((names, fixed, strict_key(by_name.values())))
     aux.statics, aux.open = by_name, found
     aux.values = aux.blank = None
+    aux.structures = {}
+    if all(map(_is_shareable, statics)):
+        if len(structures) >= _MOST_SHARED:
+            structures.clear()
+        aux.structures = structures.setdefault(aux, aux.structures)
     return aux
+
+
+# Types of statics that refer to nothing, so that a table may hold them.
+_SHAREABLE: Final = frozenset({bool, int, float, str, type(None)})
+_MOST_SHARED: Final = 256
+
+
+def _is_shareable(value: Any) -> bool:
+    kind = type(value)
+    return kind in _SHAREABLE or (
+        kind is tuple and _SHAREABLE.issuperset(map(type, value))
+    )
 
 
 def _unflatten_first(cls: type[Node], aux: Aux, children: Sequence[Any]) -> Any:

@@ -8,12 +8,11 @@ reads it. A node that a compiled function returns has only this flattened form a
 import dataclasses
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from .own_registry import FLAT
 from .registry import registry
-from .structure import Structure, cached_types
+from .structure import FLAT, Structure, cached_types
 
 MISSING: Final[Any] = dataclasses.MISSING
 _set = object.__setattr__
@@ -31,35 +30,36 @@ class _Flat:
         describe = getattr(registry, "describe", None)  # `PublicRegistry` has none
         if describe is None or type(instance) not in cached_types:
             raise AttributeError(FLAT)  # for tools that read every name in `dir`
+        flat: Any = None
         try:
-            for node in reversed(_below(instance)):
-                _set(node, FLAT, describe(node))
-            flat = describe(instance)
+            for node, values, aux in reversed(_to_describe(instance)):
+                flat = describe(type(node), values, aux)
+                if not node._is_open_:
+                    _set(node, FLAT, flat)
         except AttributeError as e:  # would call a `__getattr__` of the user's class
             raise RuntimeError(str(e)) from e
-        if not instance._is_open_:
-            _set(instance, FLAT, flat)
         return flat
 
 
-def _below(instance: Any) -> list[Any]:
-    """The cached nodes below that have no `_flat_` yet, from top to bottom.
+def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
+    """The instance and the cached nodes below it that have no `_flat_` yet, from top to
+    bottom, each with its children and aux data.
 
     Otherwise `describe` would call itself for each level of a deep tree.
     """
-    found: list[Any] = []
-    level = [instance]
-    while level:
-        level = [
+    found: list[tuple[Any, Sequence[Any], Any]] = []
+    pending = [instance]
+    for node in pending:
+        values, aux = cached_types[type(node)].flatten(node)
+        found.append((node, values, aux))
+        pending += [
             value
-            for node in level
-            for value in cached_types[type(node)].flatten(node)[0]
+            for value in values
             if (cached := cached_types.get(type(value))) is not None
             and cached.is_frozen
             and FLAT not in raw_dict(value)
             and not value._is_open_
         ]
-        found += level
     return found
 
 

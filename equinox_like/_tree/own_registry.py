@@ -7,6 +7,7 @@ nodes, which JAX's treedefs do not have: see `structure.py`.
 import functools
 import operator
 import threading
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -16,8 +17,10 @@ import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
 from .filters import is_array
+from .outline import outline
 from .strict import has_hash, strict_treedef
 from .structure import (
+    FLAT,
     Fixed,
     Foreign,
     Open,
@@ -28,8 +31,8 @@ from .structure import (
     structures,
 )
 
-# The attribute in which a cached node stores its children and its structure.
-FLAT: Final = "_flat_"
+# The most structures that the aux data of a node remembers.
+_MOST_KNOWN: Final = 64
 _set = object.__setattr__
 _new = object.__new__
 
@@ -65,10 +68,29 @@ class OwnRegistry:
 
         self._nodes.register_node(kind, operator.attrgetter(FLAT), unflatten)
 
-    def describe(self, instance: Any) -> tuple[tuple[Any, ...], Structure]:
-        """The children and the structure of a cached node."""
-        kind = type(instance)
-        values, aux = cached_types[kind].flatten(instance)
+    def describe(
+        self, kind: type, values: Sequence[Any], aux: Any
+    ) -> tuple[Sequence[Any], Structure]:
+        """The children and the structure of a cached node, from its flattened form."""
+        # `jax.tree.map` and the like return nodes with the aux data of their inputs, so
+        # that most structures are known there.
+        known = getattr(aux, "structures", None)
+        found = None if known is None else outline(values)
+        if known is None or found is None:
+            return self._describe_anew(kind, values, aux)
+        children, key = found
+        reference = known.get(key)
+        structure = reference and reference()
+        if structure is None:
+            children, structure = self._describe_anew(kind, values, aux)
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+            known[key] = weakref.ref(structure)
+        return children, structure
+
+    def _describe_anew(
+        self, kind: type, values: Sequence[Any], aux: Any
+    ) -> tuple[Sequence[Any], Structure]:
         children: list[Any] = []
         parts = [self._describe(value, children) for value in values]
         return tuple(children), self._structure(kind, aux, parts)

@@ -30,6 +30,9 @@ class CachedType(NamedTuple):
 
 cached_types: Final[dict[type, CachedType]] = {}
 
+# The attribute in which a cached node stores its children and its structure.
+FLAT: Final = "_flat_"
+
 
 class Fixed(Kept):
     """A static leaf as a node without children. It is its own aux data."""
