@@ -12,7 +12,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._module.module import BoundMethod, Module
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_number
 from .._tree.nodes import children_of, describe_node, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
@@ -173,7 +173,7 @@ def _static(path: str, old: Any, new: Any, fix: str = "") -> Iterator[Difference
 
 
 def _fix(old: Any, new: Any) -> str:
-    if isinstance(new, bool | int | float | complex):
+    if is_number(new):
         return (
             f"It is a Python {type(new).__name__} and so static: pass "
             "`jnp.asarray(...)`, or keep its value fixed."

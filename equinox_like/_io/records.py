@@ -20,7 +20,7 @@ import numpy as np
 
 from .._compat.put import Put, putter
 from .._tree.arrays import is_typed_key
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_number
 from .._tree.nodes import with_article
 from .narrow import narrowed
 
@@ -87,7 +87,7 @@ def read_leaf(f: Any, x: Any, put: Put) -> Any:
         return _read_array(f, x.shape, x.dtype)
     if isinstance(x, np.generic):
         return _read_numpy_scalar(f, x)
-    if isinstance(x, (bool, int, float, complex)):
+    if is_number(x):
         return _read_number(f, x)
     return x
 

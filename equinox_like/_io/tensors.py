@@ -16,7 +16,7 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_number
 from .narrow import narrowed
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
@@ -90,7 +90,7 @@ class Tensor(NamedTuple):
 
 
 def is_savable(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+    return is_array(leaf) or is_number(leaf)
 
 
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:

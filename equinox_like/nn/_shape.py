@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._errors import ShapeError
+from .._tree.filters import is_number
 from .._tree.nodes import describe_node
 
 
@@ -122,7 +123,7 @@ def described(tree: Any) -> str:
 
 def _shape_of(x: Any) -> tuple[int, ...] | None:
     """The shape of an array or a number; `None` for an object without a known shape."""
-    if isinstance(x, (bool, int, float, complex)):
+    if is_number(x):
         return ()
     return getattr(x, "shape", None)
 
