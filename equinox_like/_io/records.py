@@ -20,9 +20,10 @@ import numpy as np
 
 from .._compat.put import Put, putter
 from .._tree.arrays import is_typed_key
-from .._tree.filters import is_array, is_number
+from .._tree.filters import is_number
 from .._tree.nodes import with_article
 from .narrow import narrowed
+from .tensors import is_loadable, is_savable
 
 _MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
@@ -49,7 +50,7 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
     `TypeError` for an array of Python objects, a masked array, and an integer beyond 64
     bits.
     """
-    if is_array(x) or isinstance(x, (bool, int, float, complex)):
+    if is_savable(x):
         write_record(f, encode(x))
 
 
@@ -74,7 +75,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
     An exception if the record is damaged, or does not fit `x` exactly.
     """
-    return read_leaf(f, x, putter(copy=True)) if is_data(x) else x
+    return read_leaf(f, x, putter(copy=True)) if is_loadable(x) else x
 
 
 def read_leaf(f: Any, x: Any, put: Put) -> Any:
@@ -90,13 +91,6 @@ def read_leaf(f: Any, x: Any, put: Put) -> Any:
     if is_number(x):
         return _read_number(f, x)
     return x
-
-
-def is_data(leaf: Any) -> bool:
-    """Whether a file has a record for this leaf."""
-    return is_array(leaf) or isinstance(
-        leaf, (bool, int, float, complex, jax.ShapeDtypeStruct)
-    )
 
 
 class RecordMismatch(Exception):

@@ -18,7 +18,7 @@ from .._tree.arrays import (
 from .._tree.paths import path_str
 from .faults import Faults
 from .placement import put_like, shardings_for
-from .tensors import is_savable
+from .tensors import is_loadable
 
 _Tree = TypeVar("_Tree")
 _Path = tuple[Any, ...]
@@ -190,7 +190,7 @@ def _renamer(rename: Any) -> Callable[[str], Any]:
 def _named_leaves(tree: Any) -> list[tuple[str, _Path, Any]]:
     named, seen = [], {}
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
-        if is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+        if is_loadable(leaf):
             # The key from a frozen part to its content has an empty text.
             written = tuple(key for key in path if str(key))
             name = jtu.keystr(written, simple=True, separator=".")

@@ -93,6 +93,11 @@ def is_savable(leaf: Any) -> bool:
     return is_array(leaf) or is_number(leaf)
 
 
+def is_loadable(leaf: Any) -> bool:
+    """Whether a file has data for this leaf of a template."""
+    return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
     """The description of `leaf`, and its bytes as a 1D array of `uint8`.
 
