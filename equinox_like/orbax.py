@@ -26,7 +26,7 @@ from ._errors import LeafError as _LeafError
 from ._io.faults import Faults as _Faults
 from ._io.narrow import narrowed as _narrowed
 from ._io.placement import shardings_for as _shardings_for
-from ._io.tensors import is_savable as _is_savable
+from ._io.tensors import is_savable as _is_savable, number_type as _number_type
 from ._tree.arrays import (
     describe_array as _describe_array,
     is_deleted as _is_deleted,
@@ -255,7 +255,7 @@ def _description(leaf: Any) -> dict[str, Any]:
     if _is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
         return {"array": _describe_array(leaf)}
     if _is_savable(leaf):
-        kind: Any = next(t for t in (bool, int, float, complex) if isinstance(leaf, t))
+        kind = _number_type(leaf)
         parts = [leaf.real, leaf.imag] if kind is complex else kind(leaf)
         return {"number": kind.__name__, "value": parts}
     return {"static": _name_of(leaf)}

@@ -23,7 +23,7 @@ from .._tree.arrays import is_typed_key
 from .._tree.filters import is_number
 from .._tree.nodes import with_article
 from .narrow import narrowed
-from .tensors import is_loadable, is_savable
+from .tensors import NUMBERS, is_loadable, is_savable, number_type
 
 _MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
@@ -370,7 +370,7 @@ def _read_numpy_scalar(file: Any, like: np.generic) -> Any:
 
 def _read_number(file: Any, like: Any) -> Any:
     header = _read_fitting_header(file, ())
-    natural: Any = next(t for t in (bool, int, float, complex) if isinstance(like, t))
+    natural = number_type(like)
     _refuse_other_kind(header, np.dtype(natural), natural.__name__)
     stored = read_data(file, header)[()]
     value = natural(stored)
@@ -379,10 +379,9 @@ def _read_number(file: Any, like: Any) -> Any:
 
 
 def _refuse_other_kind(header: Header, dtype: np.dtype, name: Any) -> None:
-    kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating
     if not any(
         jnp.issubdtype(header.dtype, kind) and jnp.issubdtype(dtype, kind)
-        for kind in kinds
+        for kind in NUMBERS.values()
     ):
         raise _mismatch("type", stored_name(header.dtype), name)
 

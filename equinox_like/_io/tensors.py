@@ -39,12 +39,12 @@ _NATIVE: Final = {
 }
 _FROM_NATIVE: Final = {there: here for here, there in _NATIVE.items()}
 _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
-# The dtype that stores a Python number, and the dtypes that it may be loaded from.
-_PYTHON: Final[dict[type, tuple[Any, Any]]] = {
-    bool: (np.bool_, jnp.bool_),
-    int: (np.int64, jnp.integer),
-    float: (np.float64, jnp.floating),
-    complex: (np.complex128, jnp.complexfloating),
+# The types of Python numbers, and the dtypes that each may be loaded from.
+NUMBERS: Final[dict[Any, Any]] = {
+    bool: jnp.bool_,
+    int: jnp.integer,
+    float: jnp.floating,
+    complex: jnp.complexfloating,
 }
 
 
@@ -98,6 +98,11 @@ def is_loadable(leaf: Any) -> bool:
     return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
+def number_type(number: Any) -> Any:
+    """Which of Python's types of numbers `number` is an instance of."""
+    return next(t for t in NUMBERS if isinstance(number, t))
+
+
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
     """The description of `leaf`, and its bytes as a 1D array of `uint8`.
 
@@ -113,10 +118,10 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
     elif isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask")
     elif not isinstance(leaf, (np.ndarray, np.generic)):
-        python = _python_type(leaf)
+        python = number_type(leaf)
         kind = {"python": python.__name__}
         try:
-            leaf = np.asarray(leaf, _PYTHON[python][0])
+            leaf = np.asarray(leaf, python)
         except OverflowError:
             raise TypeError(f"the integer {leaf} needs more than 64 bits") from None
     try:
@@ -190,7 +195,7 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
             return wanted
         fits = str(tensor) == wanted or _narrows_to(tensor, dtype, like)
         return None if fits else wanted
-    python = _python_type(like)
+    python = number_type(like)
     stored = tensor.kind.get("python")
     fits = (
         dtype is not None
@@ -198,7 +203,7 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
         and math.prod(tensor.leaf_shape) == 1
         and not tensor.leaf_shape
         and (stored is None or stored == python.__name__)
-        and jnp.issubdtype(dtype, _PYTHON[python][1])
+        and jnp.issubdtype(dtype, NUMBERS[python])
     )
     return None if fits else f"a Python {python.__name__}"
 
@@ -211,10 +216,6 @@ def _narrows_to(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
         and not tensor.kind.keys() & {"key", "python"}
         and jax.dtypes.canonicalize_dtype(dtype) == like.dtype
     )
-
-
-def _python_type(leaf: Any) -> type:
-    return next(t for t in _PYTHON if isinstance(leaf, t))
 
 
 @functools.cache
