@@ -22,7 +22,7 @@ from .._compat.put import Put, putter
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_number
 from .._tree.nodes import with_article
-from .narrow import narrowed
+from .narrow import narrowed, narrows_to
 from .tensors import NUMBERS, is_loadable, is_savable, number_type
 
 _MAGIC: Final = b"\x93NUMPY"
@@ -334,12 +334,10 @@ def _read_array(file: Any, shape: tuple[int, ...], dtype: Any, narrow: bool = Fa
     header = _read_fitting_header(file, shape)
     if is_stored_as(dtype, header.dtype):
         return read_data(file, header).view(dtype)
-    native = header.dtype.newbyteorder("=")
-    is_number = native.kind in "biufc"
-    if narrow and is_number and jax.dtypes.canonicalize_dtype(native) == dtype:
-        data = read_data(file, header).astype(native, copy=False)
+    name = header.dtype.name  # without the byte order
+    if narrow and (name == dtype.name or narrows_to(name, dtype)):
         try:
-            return data if native == dtype else narrowed(data, dtype)
+            return narrowed(read_data(file, header), dtype)
         except OverflowError as error:
             raise RecordMismatch(f"has {error}") from None
     raise _mismatch("dtype", stored_name(header.dtype), dtype)

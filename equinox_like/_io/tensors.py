@@ -17,7 +17,7 @@ import numpy as np
 from .._compat.tracer import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key
 from .._tree.filters import is_array, is_number
-from .narrow import narrowed
+from .narrow import narrowed, narrows_to
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {
@@ -193,7 +193,7 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
         wanted = describe_array(like)
         if dtype is None:
             return wanted
-        fits = str(tensor) == wanted or _narrows_to(tensor, dtype, like)
+        fits = str(tensor) == wanted or _is_struct_of(tensor, dtype, like)
         return None if fits else wanted
     python = number_type(like)
     stored = tensor.kind.get("python")
@@ -208,13 +208,13 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
     return None if fits else f"a Python {python.__name__}"
 
 
-def _narrows_to(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
+def _is_struct_of(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
     """Whether `like` is the struct that JAX makes of the NumPy array in the file."""
     return (
         isinstance(like, jax.ShapeDtypeStruct)
         and tensor.leaf_shape == like.shape
         and not tensor.kind.keys() & {"key", "python"}
-        and jax.dtypes.canonicalize_dtype(dtype) == like.dtype
+        and narrows_to(dtype.name, like.dtype)
     )
 
 
