@@ -200,7 +200,6 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
     fits = (
         dtype is not None
         and "key" not in tensor.kind
-        and math.prod(tensor.leaf_shape) == 1
         and not tensor.leaf_shape
         and (stored is None or stored == python.__name__)
         and jnp.issubdtype(dtype, NUMBERS[python])
