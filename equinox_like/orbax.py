@@ -24,9 +24,9 @@ from ._compat.put import putter as _putter
 from ._compat.tracer import Tracer as _Tracer
 from ._errors import LeafError as _LeafError
 from ._io.faults import Faults as _Faults
-from ._io.narrow import narrowed as _narrowed
+from ._io.narrow import narrowed as _narrowed, narrows_to as _narrows_to
 from ._io.placement import shardings_for as _shardings_for
-from ._io.tensors import is_savable as _is_savable
+from ._io.tensors import is_savable as _is_savable, number_type as _number_type
 from ._tree.arrays import (
     describe_array as _describe_array,
     is_deleted as _is_deleted,
@@ -255,7 +255,7 @@ def _description(leaf: Any) -> dict[str, Any]:
     if _is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
         return {"array": _describe_array(leaf)}
     if _is_savable(leaf):
-        kind: Any = next(t for t in (bool, int, float, complex) if isinstance(leaf, t))
+        kind = _number_type(leaf)
         parts = [leaf.real, leaf.imag] if kind is complex else kind(leaf)
         return {"number": kind.__name__, "value": parts}
     return {"static": _name_of(leaf)}
@@ -362,14 +362,9 @@ def _refuse_differences(
 def _is_narrowed(saved: dict[str, Any], like: Any) -> bool:
     """Whether `like` is the struct of 32 bits that JAX makes of a NumPy array of 64."""
     name, _, shape = saved.get("array", "").partition("[")
-    if name not in _WIDE or not isinstance(like, jax.ShapeDtypeStruct):
+    if not isinstance(like, jax.ShapeDtypeStruct):
         return False
-    narrow = jax.dtypes.canonicalize_dtype(name).name
-    return narrow != name and f"{narrow}[{shape}" == _describe_array(like)
-
-
-# The dtypes that JAX has with `jax_enable_x64` only; `complex128` has parts of 64 bits.
-_WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
+    return _narrows_to(name, like.dtype) and _describe_array(like).endswith(f"[{shape}")
 
 
 def _shown(description: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import (
     Any,
     Concatenate,
-    Final,
     Generic,
     ParamSpec,
     TypeVar,
@@ -30,21 +29,13 @@ from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
 from .._module.names import OfCallables, function_of as function_of, name_of as name_of
 from .._module.partial import Partial
+from .._tree.at import MISSING as MISSING
 from .._tree.cached import set_raw_dict
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _T = TypeVar("_T")
 _new = object.__new__
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-# Stands for the function in `@filter_jit(option=...)`.
-MISSING: Final[Any] = _Missing()
 
 
 class Transformed(Module, Generic[_P, _T]):

@@ -3,7 +3,8 @@
 A treedef holds classes, and a static leaf may be any object, so neither can be written
 to a file. A description is written instead: nested lists of text and numbers. Trees
 with equal descriptions are treated as the same tree. A value that has no description as
-text is kept as it is (`_Itself`): it can be compared in this process, but not written.
+text is kept as it is (`_Undescribed`): it can be compared in this process, but not
+written.
 """
 
 import enum
@@ -40,7 +41,7 @@ class Description:
         self.content = content
 
 
-class _Itself:
+class _Undescribed:
     """Holds a value that cannot be described as text."""
 
     __slots__ = ("value",)
@@ -49,7 +50,7 @@ class _Itself:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _Itself and strictly_same(self.value, other.value)
+        return type(other) is _Undescribed and strictly_same(self.value, other.value)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -60,8 +61,8 @@ def describe_tree(tree: Any) -> Description:
 
 
 def stored(path: str, description: Description) -> Any:
-    """The content to write to a file; `ValueError` if it holds an `_Itself`."""
-    for place, value in _undescribed(path, description.content):
+    """The content to write to a file; `ValueError` if it holds an `_Undescribed`."""
+    for place, value in _undescribed_in_tree(path, description.content):
         raise ValueError(
             f"`{place}` is the static value {value!r}, of type {type(value).__name__}, "
             "which another process cannot compare with its own values. Static values "
@@ -148,7 +149,7 @@ def _value(value: Any) -> Any:
     if names is not None:
         fields = [[name, _value(getattr(value, name))] for name in names]
         return ["object", [_name(kind), fields]]
-    return ["itself", _Itself(value)]
+    return ["undescribed", _Undescribed(value)]
 
 
 def _compared(kind: type) -> list[str] | None:
@@ -181,23 +182,23 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
     yield path, old, new
 
 
-def _undescribed(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+def _undescribed_in_tree(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
     if tree[0] == "static":
-        yield from ((path, v) for v in _itselves(tree[1]))
+        yield from ((path, v) for v in _undescribed_in(tree[1]))
     if len(tree) == 4:
         for name, value in tree[2]:
-            yield from ((path + name, v) for v in _itselves(value))
+            yield from ((path + name, v) for v in _undescribed_in(value))
         for (key, value), child in tree[3]:
-            yield from ((path + key, v) for v in _itselves(value))
-            yield from _undescribed(path + key, child)
+            yield from ((path + key, v) for v in _undescribed_in(value))
+            yield from _undescribed_in_tree(path + key, child)
 
 
-def _itselves(value: Any) -> Iterator[Any]:
-    if isinstance(value, _Itself):
+def _undescribed_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, _Undescribed):
         yield value.value
     elif isinstance(value, list):
         for v in value:
-            yield from _itselves(v)
+            yield from _undescribed_in(v)
 
 
 def _show(tree: Any) -> str:
@@ -219,7 +220,7 @@ def _show(tree: Any) -> str:
 
 def _show_value(value: Any) -> str:
     kind, content = value
-    if isinstance(content, _Itself):
+    if isinstance(content, _Undescribed):
         return repr(content.value)
     if kind == "none":
         return "None"

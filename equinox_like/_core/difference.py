@@ -12,7 +12,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._module.module import BoundMethod, Module
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_number
 from .._tree.nodes import children_of, describe_node, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
@@ -100,7 +100,7 @@ class Leaf:
         self.value = value
 
     def __str__(self) -> str:
-        return _show(self.value) if self.label is STATIC else "an array"
+        return repr(self.value) if self.label is STATIC else "an array"
 
 
 def tree_of(skeleton: Skeleton) -> Any:
@@ -168,12 +168,12 @@ def _static(path: str, old: Any, new: Any, fix: str = "") -> Iterator[Difference
         same = False
     if not same:
         kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
-        was, now = f"the static value {_show(old)}", _show(new)
+        was, now = f"the static value {old!r}", repr(new)
         yield Difference(path, kind, was, now, fix or _fix(old, new))
 
 
 def _fix(old: Any, new: Any) -> str:
-    if isinstance(new, bool | int | float | complex):
+    if is_number(new):
         return (
             f"It is a Python {type(new).__name__} and so static: pass "
             "`jnp.asarray(...)`, or keep its value fixed."
@@ -204,7 +204,3 @@ def _told(*sides: Any) -> Iterator[str]:
 def _held(treedef: Any) -> str:
     kind, data = treedef.node_data()
     return f"{with_article(kind.__name__)} with {data!r}"
-
-
-def _show(value: Any) -> str:
-    return repr(value)

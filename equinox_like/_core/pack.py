@@ -31,8 +31,8 @@ class Packed:
         return self.rest.fill(self.data, static)
 
 
-class Grouped(Packed):
-    """A `Packed` whose arrays are in several lists, always in the same structure.
+class Grouped:
+    """As `Packed`, with the arrays in several lists, always in the same structure.
 
     So a prefix tree can be written for it before the output is known.
     """
@@ -68,7 +68,7 @@ def pack(tree: Any) -> Any:
 
 
 def unpack(out: Any, static: Callable[[Any], Any] | None = None) -> Any:
-    return out.unpack(static) if isinstance(out, Packed) else out
+    return out.unpack(static) if isinstance(out, (Packed, Grouped)) else out
 
 
 jtu.register_pytree_node(Packed, lambda packed: (packed.data, packed.rest), Packed)

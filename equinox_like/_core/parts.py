@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._tree.strict import strict_key, strict_treedef
 from .base import name_of
@@ -113,10 +113,6 @@ def take_apart_like(tree: Any, like: Rest) -> tuple[list[Any], Rest]:
             if is_number(leaves[i]):
                 leaves[i] = jnp.asarray(leaves[i])
     return take_apart(treedef.unflatten(leaves))
-
-
-def is_number(x: Any) -> bool:
-    return isinstance(x, bool | int | float | complex)
 
 
 def is_array_or_struct(x: Any) -> bool:

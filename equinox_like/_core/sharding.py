@@ -12,6 +12,13 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array
 
 
+def axes_of(part: Any) -> tuple[Any, ...]:
+    """The axes of the mesh that one part of a `PartitionSpec` names."""
+    if part is None or part is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return part if isinstance(part, tuple) else (part,)
+
+
 def is_sharding(spec: Any) -> bool:
     # JAX's `Format` has an attribute `sharding`.
     if isinstance(spec, Sharding | PartitionSpec):
@@ -46,9 +53,8 @@ def refuse_misfit(
             f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}."
         ) from cause
     for i, (size, part) in enumerate(zip(x.shape, parts, strict=False)):
-        axes = part if isinstance(part, tuple) else (part,)
         count = 1
-        for axis in axes:
+        for axis in axes_of(part):
             if isinstance(axis, str) and mesh.shape and axis not in mesh.shape:
                 raise ValueError(
                     f"{says}, but the mesh has no axis {axis!r}. Its axes: "
@@ -97,10 +103,10 @@ def _refuse_order(
 ) -> None:
     """Raises `ValueError` where JAX would change the order of a dimension's axes."""
     for i, part in enumerate(spec):
-        axes = part if isinstance(part, tuple) else (part,)
+        axes = list(axes_of(part))
         # A stable sort: `False` comes first.
         ordered = sorted(axes, key=lambda axis: kinds.get(axis) != AxisType.Explicit)
-        if ordered != list(axes):
+        if ordered != axes:
             raise ValueError(
                 f"`{option}` gives {spec} for `{name}` ({describe_array(x)}): under "
                 "tracing, the explicit axes of a dimension must come before its "
@@ -112,8 +118,7 @@ def _of_kind(spec: Any, kinds: dict[Any, AxisType], kind: AxisType) -> Any:
     """A `PartitionSpec` or `NamedSharding`, with only its axes of this type."""
     parts = []
     for part in getattr(spec, "spec", spec):
-        axes = part if isinstance(part, tuple) else (part,)
-        chosen = tuple(axis for axis in axes if kinds.get(axis) == kind)
+        chosen = tuple(axis for axis in axes_of(part) if kinds.get(axis) == kind)
         parts.append(chosen if len(chosen) != 1 else chosen[0])
     chosen = PartitionSpec(*(part or None for part in parts))
     return (

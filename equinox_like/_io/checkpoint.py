@@ -18,7 +18,7 @@ from .atomic import replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
 from .placement import local_ranges, put_like, shardings_for
-from .tensors import Tensor, encode_tensor, is_savable, what_is_wrong
+from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
 
 _SUFFIX: Final = ".safetensors"
 
@@ -152,7 +152,7 @@ def load(
     where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
     names = [
-        plain_path(key_path) if _is_wanted(leaf) else None for key_path, leaf in items
+        plain_path(key_path) if is_loadable(leaf) else None for key_path, leaf in items
     ]
     for name, (key_path, leaf), sharding in zip(names, items, where, strict=True):
         if name is None:
@@ -245,7 +245,3 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
             f"`metadata` cannot have the key {taken!r}, which the file format reserves."
         )
     return metadata
-
-
-def _is_wanted(leaf: Any) -> bool:
-    return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)

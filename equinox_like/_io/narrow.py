@@ -5,13 +5,22 @@ template from `filter_eval_shape` has 32 bits where the saved model has an array
 with 64.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from jax.dtypes import canonicalize_dtype
+
+# The dtypes that JAX has with `jax_enable_x64` only; `complex128` has parts of 64 bits.
+_WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
+
+
+def narrows_to(name: str, dtype: Any) -> bool:
+    """Whether JAX converts NumPy's arrays of the dtype `name` to the narrower `dtype`."""
+    return name in _WIDE and name != dtype.name == canonicalize_dtype(name).name
 
 
 def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """The array in a narrower dtype.
+    """The array in a narrower dtype, or in the native byte order.
 
     **Raises:**
 

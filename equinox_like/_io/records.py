@@ -20,9 +20,10 @@ import numpy as np
 
 from .._compat.put import Put, putter
 from .._tree.arrays import is_typed_key
-from .._tree.filters import is_array
+from .._tree.filters import is_number
 from .._tree.nodes import with_article
-from .narrow import narrowed
+from .narrow import narrowed, narrows_to
+from .tensors import NUMBERS, is_loadable, is_savable, number_type
 
 _MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
@@ -69,7 +70,7 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
         assert eqx.tree_deserialise_leaves(file, like)[1] == 3
         ```
     """
-    if is_array(x) or isinstance(x, (bool, int, float, complex)):
+    if is_savable(x):
         write_record(f, encode(x))
 
 
@@ -113,7 +114,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         assert x.tolist() == [1, 1] and name == "new"
         ```
     """
-    return read_leaf(f, x, putter(copy=True)) if is_data(x) else x
+    return read_leaf(f, x, putter(copy=True)) if is_loadable(x) else x
 
 
 def read_leaf(f: Any, x: Any, put: Put) -> Any:
@@ -126,16 +127,9 @@ def read_leaf(f: Any, x: Any, put: Put) -> Any:
         return _read_array(f, x.shape, x.dtype)
     if isinstance(x, np.generic):
         return _read_numpy_scalar(f, x)
-    if isinstance(x, (bool, int, float, complex)):
+    if is_number(x):
         return _read_number(f, x)
     return x
-
-
-def is_data(leaf: Any) -> bool:
-    """Whether a file has a record for this leaf."""
-    return is_array(leaf) or isinstance(
-        leaf, (bool, int, float, complex, jax.ShapeDtypeStruct)
-    )
 
 
 class RecordMismatch(Exception):
@@ -379,12 +373,10 @@ def _read_array(file: Any, shape: tuple[int, ...], dtype: Any, narrow: bool = Fa
     header = _read_fitting_header(file, shape)
     if is_stored_as(dtype, header.dtype):
         return read_data(file, header).view(dtype)
-    native = header.dtype.newbyteorder("=")
-    is_number = native.kind in "biufc"
-    if narrow and is_number and jax.dtypes.canonicalize_dtype(native) == dtype:
-        data = read_data(file, header).astype(native, copy=False)
+    name = header.dtype.name  # without the byte order
+    if narrow and (name == dtype.name or narrows_to(name, dtype)):
         try:
-            return data if native == dtype else narrowed(data, dtype)
+            return narrowed(read_data(file, header), dtype)
         except OverflowError as error:
             raise RecordMismatch(f"has {error}") from None
     raise _mismatch("dtype", stored_name(header.dtype), dtype)
@@ -415,7 +407,7 @@ def _read_numpy_scalar(file: Any, like: np.generic) -> Any:
 
 def _read_number(file: Any, like: Any) -> Any:
     header = _read_fitting_header(file, ())
-    natural: Any = next(t for t in (bool, int, float, complex) if isinstance(like, t))
+    natural = number_type(like)
     _refuse_other_kind(header, np.dtype(natural), natural.__name__)
     stored = read_data(file, header)[()]
     value = natural(stored)
@@ -424,10 +416,9 @@ def _read_number(file: Any, like: Any) -> Any:
 
 
 def _refuse_other_kind(header: Header, dtype: np.dtype, name: Any) -> None:
-    kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating
     if not any(
         jnp.issubdtype(header.dtype, kind) and jnp.issubdtype(dtype, kind)
-        for kind in kinds
+        for kind in NUMBERS.values()
     ):
         raise _mismatch("type", stored_name(header.dtype), name)
 

@@ -25,7 +25,6 @@ from .records import (
     check_alike,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
-    is_data,
     read_leaf,
 )
 from .structure import (
@@ -36,6 +35,7 @@ from .structure import (
     read_structure,
     structure_record,
 )
+from .tensors import is_loadable
 
 _SHOWN = 5
 
@@ -99,7 +99,7 @@ def tree_serialise_leaves(
             start, end = end, file.tell()
             if end != start:
                 written.append((path_str(path), end))
-            elif is_data(leaf):
+            elif is_loadable(leaf):
                 is_selection = True
         file.flush()
         file.write(structure_record(written, is_selection, Mapped(file.name)))
@@ -243,7 +243,7 @@ def _read_leaves(
         try:
             leaf = _read_leaf(file, spec, path, like)
         except LeafError as error:
-            if is_data(like) and not records.is_next(path):
+            if is_loadable(like) and not records.is_next(path):
                 raise _other_structure(path, items, records.names) from error
             raise
         end = file.tell()
@@ -304,7 +304,7 @@ def _other_structure(path: _Path, items: list[Any], saved: Any) -> LeafError:
 
 
 def _differences(items: list[Any], saved: list[str]) -> str:
-    like = [plain_path(path) for _, path, leaf in items if is_data(leaf)]
+    like = [plain_path(path) for _, path, leaf in items if is_loadable(leaf)]
     saved = [name.removeprefix(".") for name in saved]
     both = set(like) & set(saved)
     only_like = [path for path in like if path not in both]

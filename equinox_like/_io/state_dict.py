@@ -18,7 +18,7 @@ from .._tree.arrays import (
 from .._tree.paths import path_str
 from .faults import Faults
 from .placement import put_like, shardings_for
-from .tensors import is_savable
+from .tensors import NUMBERS, is_loadable, number_type
 
 _Tree = TypeVar("_Tree")
 _Path = tuple[Any, ...]
@@ -145,14 +145,8 @@ def _convert(value: Any, like: Any) -> Any:
 
 
 def _convert_number(array: Any, like: Any) -> Any:
-    kinds = {
-        bool: jnp.bool_,
-        int: jnp.integer,
-        float: jnp.floating,
-        complex: jnp.complexfloating,
-    }
-    python = next(kind for kind in kinds if isinstance(like, kind))
-    if array.shape != () or not jnp.issubdtype(array.dtype, kinds[python]):
+    python = number_type(like)
+    if array.shape != () or not jnp.issubdtype(array.dtype, NUMBERS[python]):
         raise _Unfit(describe_array(array), f"a Python {python.__name__}")
     return type(like)(array.item())
 
@@ -190,7 +184,7 @@ def _renamer(rename: Any) -> Callable[[str], Any]:
 def _named_leaves(tree: Any) -> list[tuple[str, _Path, Any]]:
     named, seen = [], {}
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
-        if is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+        if is_loadable(leaf):
             # The key from a frozen part to its content has an empty text.
             written = tuple(key for key in path if str(key))
             name = jtu.keystr(written, simple=True, separator=".")

@@ -16,8 +16,8 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key
-from .._tree.filters import is_array
-from .narrow import narrowed
+from .._tree.filters import is_array, is_number
+from .narrow import narrowed, narrows_to
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {
@@ -39,12 +39,12 @@ _NATIVE: Final = {
 }
 _FROM_NATIVE: Final = {there: here for here, there in _NATIVE.items()}
 _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
-# The dtype that stores a Python number, and the dtypes that it may be loaded from.
-_PYTHON: Final[dict[type, tuple[Any, Any]]] = {
-    bool: (np.bool_, jnp.bool_),
-    int: (np.int64, jnp.integer),
-    float: (np.float64, jnp.floating),
-    complex: (np.complex128, jnp.complexfloating),
+# The types of Python numbers, and the dtypes that each may be loaded from.
+NUMBERS: Final[dict[Any, Any]] = {
+    bool: jnp.bool_,
+    int: jnp.integer,
+    float: jnp.floating,
+    complex: jnp.complexfloating,
 }
 
 
@@ -90,7 +90,17 @@ class Tensor(NamedTuple):
 
 
 def is_savable(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+    return is_array(leaf) or is_number(leaf)
+
+
+def is_loadable(leaf: Any) -> bool:
+    """Whether a file has data for this leaf of a template."""
+    return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def number_type(number: Any) -> Any:
+    """Which of Python's types of numbers `number` is an instance of."""
+    return next(t for t in NUMBERS if isinstance(number, t))
 
 
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
@@ -108,10 +118,10 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
     elif isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask")
     elif not isinstance(leaf, (np.ndarray, np.generic)):
-        python = _python_type(leaf)
+        python = number_type(leaf)
         kind = {"python": python.__name__}
         try:
-            leaf = np.asarray(leaf, _PYTHON[python][0])
+            leaf = np.asarray(leaf, python)
         except OverflowError:
             raise TypeError(f"the integer {leaf} needs more than 64 bits") from None
     try:
@@ -183,33 +193,28 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
         wanted = describe_array(like)
         if dtype is None:
             return wanted
-        fits = str(tensor) == wanted or _narrows_to(tensor, dtype, like)
+        fits = str(tensor) == wanted or _is_struct_of(tensor, dtype, like)
         return None if fits else wanted
-    python = _python_type(like)
+    python = number_type(like)
     stored = tensor.kind.get("python")
     fits = (
         dtype is not None
         and "key" not in tensor.kind
-        and math.prod(tensor.leaf_shape) == 1
         and not tensor.leaf_shape
         and (stored is None or stored == python.__name__)
-        and jnp.issubdtype(dtype, _PYTHON[python][1])
+        and jnp.issubdtype(dtype, NUMBERS[python])
     )
     return None if fits else f"a Python {python.__name__}"
 
 
-def _narrows_to(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
+def _is_struct_of(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
     """Whether `like` is the struct that JAX makes of the NumPy array in the file."""
     return (
         isinstance(like, jax.ShapeDtypeStruct)
         and tensor.leaf_shape == like.shape
         and not tensor.kind.keys() & {"key", "python"}
-        and jax.dtypes.canonicalize_dtype(dtype) == like.dtype
+        and narrows_to(dtype.name, like.dtype)
     )
-
-
-def _python_type(leaf: Any) -> type:
-    return next(t for t in _PYTHON if isinstance(leaf, t))
 
 
 @functools.cache

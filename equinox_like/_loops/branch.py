@@ -11,10 +11,10 @@ import jax.tree_util as jtu
 from .._core.base import frames_hidden
 from .._core.difference import Leaf, tree_differences
 from .._core.pack import pack, unpack
-from .._core.parts import is_number, take_apart
+from .._core.parts import take_apart
 from .._core.show_as import show_as
 from .._transforms.arguments import data_names
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_number
 from .._tree.strict import strictly_same
 from .carry import type_of
 from .eager import run_cached

@@ -14,8 +14,8 @@ import jax.tree_util as jtu
 from .._compat.varying import varying_axes
 from .._core.base import name_of
 from .._core.difference import tree_differences
-from .._core.parts import is_number, take_apart, take_apart_like
-from .._tree.filters import is_array
+from .._core.parts import take_apart, take_apart_like
+from .._tree.filters import is_array, is_number
 from .._tree.paths import path_str
 from .._tree.strict import strictly_same
 

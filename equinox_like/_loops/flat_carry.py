@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._core.difference import tree_differences
-from .._core.parts import is_number
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .buffers import Buffer, is_buffer

@@ -23,8 +23,7 @@ from .._compat.rules import (
 from .._core.base import MISSING
 from .._core.difference import tree_differences
 from .._core.parts import Rest, take_apart
-from .._tree import is_array
-from .._tree.filters import is_none
+from .._tree.filters import is_array, is_none, is_number
 
 
 class _Data:
@@ -263,7 +262,7 @@ def _fill(operands: Iterable[Any], treedef: Any, static: Iterable[Any]) -> Any:
 
 def _as_array(x: Any) -> Any:
     """Converts a Python scalar, which may be a literal of a jaxpr, to an array."""
-    if isinstance(x, bool | int | float | complex):
+    if is_number(x):
         return jnp.asarray(x, jax.typeof(x).dtype)
     return x
 

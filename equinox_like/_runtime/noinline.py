@@ -38,7 +38,7 @@ from .._core.context import entered_here, within
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._tree import is_array
-from .._tree.arrays import struct_of, with_key, without_key
+from .._tree.arrays import jax_struct_of, struct_of, with_key, without_key
 from .._tree.splitting import STATIC, Skeleton, merge, split
 
 _P = ParamSpec("_P")
@@ -319,7 +319,7 @@ def _lowered(*data: Any, call: Any) -> Sequence[Any]:
     types, _ = _trace(call, tuple(map(as_aval, data)))
     structs = [*map(struct_of, types)]
     # `jax.pure_callback` takes and returns the data of typed PRNG keys.
-    inputs = [struct_of(as_aval(x)) for x in data]
+    inputs = [*map(jax_struct_of, data)]
     given = jax.eval_shape(lambda xs: [*map(without_key, xs)], structs)
 
     def on_host(*data):

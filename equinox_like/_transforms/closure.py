@@ -12,7 +12,7 @@ from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._module.fields import field
 from .._module.module import Module
-from .._tree.arrays import struct_of
+from .._tree.arrays import jax_struct_of, struct_of
 from .._tree.filters import is_array
 from .._tree.format import tree_pformat
 from .trace import filter_eval_shape, trace
@@ -68,7 +68,7 @@ def filter_closure_convert(
     require_callable(fn, "filter_closure_convert")
     if _captures_nothing(fn):
         data, rest = take_apart((args, kwargs), is_array_or_struct)
-        return ClosureConverted([], fn, None, map(_struct, data), rest, None)
+        return ClosureConverted([], fn, None, map(jax_struct_of, data), rest, None)
     jaxpr, out_structs, rest, out_rest = trace(fn, args, kwargs)
     structs = map(struct_of, jaxpr.in_avals)
     out = out_structs, out_rest
@@ -83,11 +83,6 @@ def _captures_nothing(fn: Any) -> bool:
             map(is_array, jtu.tree_leaves((fn.__defaults__, fn.__kwdefaults__)))
         )
     )
-
-
-def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    # JAX's type, since the dtype of a NumPy array may be one that JAX does not use.
-    return struct_of(jax.typeof(x) if is_array(x) else x)
 
 
 class ClosureConverted(Module, Generic[_P, _T]):
@@ -113,7 +108,7 @@ class ClosureConverted(Module, Generic[_P, _T]):
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         data, rest = take_apart((args, kwargs))
-        given = tuple(map(_struct, data))
+        given = tuple(map(jax_struct_of, data))
         if not rest.has_places_of(self._rest) or given != self._structs:
             raise self._mismatch(
                 "arrays", rest.alone(given), self._rest.alone(self._structs)

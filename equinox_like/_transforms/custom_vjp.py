@@ -11,9 +11,15 @@ from .._compat.custom_vjp import call_with_rules, is_forward_mode
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
 from .._core.context import in_context_of_now
 from .._core.pack import pack, unpack
-from .._core.parts import Rest, as_arrays, is_number, pair_of, take_apart
+from .._core.parts import Rest, as_arrays, pair_of, take_apart
 from .._module.fields import field
-from .._tree.filters import is_array, is_array_like, is_inexact_array, is_none
+from .._tree.filters import (
+    is_array,
+    is_array_like,
+    is_inexact_array,
+    is_none,
+    is_number,
+)
 from .._tree.match import pair_leaves
 from .._tree.partitioning import combine, filter, partition
 from .._tree.paths import path_str

@@ -13,15 +13,10 @@ from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._module.module import Module
+from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_inexact_array, is_none
 from .._tree.nodes import describe_node
-from .tangents import (
-    by_parts,
-    is_zero,
-    match_tangents,
-    rejoin,
-    structs_of,
-)
+from .tangents import by_parts, is_zero, match_tangents, rejoin
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -161,8 +156,8 @@ def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linear
     require_callable(fun, "filter_linearize")
     data, rest = take_apart(primals, is_inexact_array)
     inexact, linear, aux = jax.linearize(by_parts(fun, rest), data, has_aux=True)
-    linearized = Linearized(name_of(fun), linear, rest.alone(structs_of(data)))
-    return rejoin(inexact, aux)[0], linearized
+    structs = rest.alone([*map(jax_struct_of, data)])
+    return rejoin(inexact, aux)[0], Linearized(name_of(fun), linear, structs)
 
 
 class Linearized(Module):

@@ -15,7 +15,7 @@ from .._compat.scheduler import least_memory
 from .._compat.trace_state import at_top_level
 from .._core.base import frames_hidden
 from .._core.parts import is_array_or_struct
-from .._core.sharding import refuse_misfit
+from .._core.sharding import axes_of, refuse_misfit
 from .._jit import filter_jit
 from .._tree.arrays import describe_array
 from .._tree.glob import matches
@@ -160,27 +160,13 @@ def _named(
     mesh: Mesh, rule: tuple[str, PartitionSpec], name: str, leaf: Any
 ) -> NamedSharding:
     pattern, spec = rule
-    says = (
-        f"The rule ({pattern!r}, {spec}) for `{name}` ({describe_array(leaf)}) names the "
-        "axis"
-    )
-    axes = [
-        axis
-        for part in spec
-        for axis in (part if isinstance(part, tuple) else (part,))
-        if axis is not None and axis is not PartitionSpec.UNCONSTRAINED
-    ]
+    axes = [axis for part in spec for axis in axes_of(part)]
     for axis in axes:
-        if axis not in mesh.axis_names:
-            raise ValueError(
-                f"{says} {axis!r}, which the mesh does not have: its axes are "
-                f"{mesh.axis_names}."
-            )
         if axes.count(axis) > 1:
             raise ValueError(
-                f"{says} {axis!r} twice. One axis of the mesh can split only one "
+                f"The rule ({pattern!r}, {spec}) for `{name}` ({describe_array(leaf)}) "
+                f"names the axis {axis!r} twice. One axis of the mesh can split only one "
                 "dimension."
             )
-    sharding = NamedSharding(mesh, spec)
-    refuse_misfit(f"rules[{pattern!r}]", name, sharding, leaf)
-    return sharding
+    refuse_misfit(f"rules[{pattern!r}]", name, spec, leaf, mesh=mesh)
+    return NamedSharding(mesh, spec)

@@ -45,10 +45,6 @@ def rejoin(inexact: Any, packed: Any) -> tuple[Any, Any]:
     return combine(inexact, others), aux
 
 
-def structs_of(data: list[Any]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in data]
-
-
 def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[Any]:
     """The tangent of each leaf of `primals`, where `None` counts as a leaf.
 

@@ -10,9 +10,10 @@ from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import take_apart
 from .._module.fields import field
 from .._module.module import Module
+from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_inexact_array, is_none
 from .._tree.paths import path_str
-from .tangents import by_parts, match_tangents, rejoin, structs_of
+from .tangents import by_parts, match_tangents, rejoin
 
 _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
@@ -67,7 +68,7 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
     pullback = Pullback(
         name_of(fun),
         pull,
-        treedef.unflatten(structs_of(values)),
+        treedef.unflatten(map(jax_struct_of, values)),
         jtu.tree_structure(rest.alone(data)),
     )
     return (out, pullback, aux) if has_aux else (out, pullback)

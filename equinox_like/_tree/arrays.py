@@ -30,6 +30,11 @@ def struct_of(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
+def jax_struct_of(x: Any) -> jax.ShapeDtypeStruct:
+    """As `struct_of`, with the dtype that JAX uses for a NumPy array of 64 bits."""
+    return struct_of(x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x))
+
+
 def is_concrete(x: Any) -> bool:
     """Whether `x` is a JAX array with buffers, and not a tracer."""
     return isinstance(x, jax.Array) and not isinstance(x, Tracer)

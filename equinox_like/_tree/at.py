@@ -23,14 +23,15 @@ class _Missing:
         return "<not given>"
 
 
-_MISSING: Final = _Missing()
+# Stands for an argument that is not given: in `@filter_jit(option=...)`, the function.
+MISSING: Final = _Missing()
 
 
 def tree_at(
     where: Callable[[_Tree], Any] | object,
     pytree: _Tree,
-    replace: Any = _MISSING,
-    replace_fn: Any = _MISSING,
+    replace: Any = MISSING,
+    replace_fn: Any = MISSING,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> _Tree:
     """A copy of `pytree` with the nodes that `where` chooses replaced.
@@ -89,7 +90,7 @@ def tree_at(
         assert eqx.tree_at(mask, tree, "xy") == {"a": (1, "x"), "b": "y"}
         ```
     """
-    if (replace is _MISSING) == (replace_fn is _MISSING):
+    if (replace is MISSING) == (replace_fn is MISSING):
         raise ValueError(
             "Precisely one of `replace` and `replace_fn` must be given to `tree_at`."
         )
@@ -105,7 +106,7 @@ def tree_at(
             index = _position(opaque, answer)
             if where(treedef.unflatten(leaves)) is not leaves[index]:
                 raise _depends_on_leaves()
-            new = replace_fn(leaves[index]) if replace is _MISSING else replace
+            new = replace_fn(leaves[index]) if replace is MISSING else replace
             leaves[index] = new
             return treedef.unflatten(leaves)
 
@@ -122,7 +123,7 @@ def tree_at(
             )
         places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
     _refuse_overlap(places, nodes)
-    if replace is _MISSING:
+    if replace is MISSING:
         originals = Nodes(pytree, is_leaf).all
         new = [replace_fn(originals[place]) for place in places]
     else:

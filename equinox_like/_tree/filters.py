@@ -46,11 +46,7 @@ def is_array_like(element: Any, /) -> bool:
         assert not eqx.is_array_like([1.0])
         ```
     """
-    return (
-        is_array(element)
-        or isinstance(element, (bool, int, float, complex))
-        or _has_conversion(element)
-    )
+    return is_array(element) or is_number(element) or _has_conversion(element)
 
 
 def is_inexact_array(element: Any, /) -> bool:
@@ -94,6 +90,11 @@ def is_inexact_array_like(element: Any, /) -> bool:
     if _has_conversion(element) and callable(element.__jax_array__):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, (float, complex))
+
+
+def is_number(element: Any) -> bool:
+    """Whether `element` is a Python number. NumPy's `float64` scalars are, too."""
+    return isinstance(element, bool | int | float | complex)
 
 
 def is_none(element: Any) -> bool:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .filters import is_number
 from .nodes import with_article
 
 _Operator = Callable[[Any, Any], Any]
@@ -100,7 +101,7 @@ class ω(metaclass=_Wraps):
     def _with(self, function: _Operator, other: Any) -> "ω":
         if isinstance(other, ω):
             return self._with_tree(function, other)
-        if isinstance(other, bool | int | float | complex | jax.Array):
+        if is_number(other) or isinstance(other, jax.Array):
             return self.call(lambda x: function(x, other))
         raise RuntimeError(
             "The other operand of `ω` must be another `ω`, a Python number or a JAX "

@@ -8,14 +8,14 @@ matter.
 import bisect
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .glob import matches
-from .nodes import children_of
-from .paths import listed, plain_path
+from .nodes import Nodes, children_of
+from .paths import listed
 
 _Tree = TypeVar("_Tree")
 _SHOWN = 10
@@ -49,20 +49,10 @@ def select(tree: _Tree) -> "Selection[_Tree]":
         assert model.layers[2].bias.sum() == 2
         ```
     """
-    nodes = _nodes_of(tree)
+    nodes = Nodes(tree)
     places = tuple(range(len(nodes.all)))
     root = f"select({type(tree).__name__})"
     return Selection(tree, nodes, places, ((root, len(places)),))
-
-
-class _Nodes(NamedTuple):
-    """The nodes of a tree, in the order in which JAX visits them."""
-
-    all: list[Any]
-    # The path of each node, as a user would write it; empty for the tree itself.
-    paths: list[str]
-    # For each node, the place after its last descendant.
-    ends: list[int]
 
 
 class Selection(Generic[_Tree]):
@@ -82,7 +72,7 @@ class Selection(Generic[_Tree]):
     def __init__(
         self,
         tree: _Tree,
-        nodes: _Nodes,
+        nodes: Nodes,
         places: tuple[int, ...],
         steps: tuple[tuple[str, int], ...],
     ):
@@ -128,7 +118,7 @@ class Selection(Generic[_Tree]):
         """
 
         def is_at(place: int) -> bool:
-            path = self._nodes.paths[place]
+            path = self._nodes.plain_paths[place]
             return any(matches(pattern, path) for pattern in patterns)
 
         return self._narrowed(f".at({', '.join(map(repr, patterns))})", is_at)
@@ -145,7 +135,9 @@ class Selection(Generic[_Tree]):
         name = getattr(predicate, "__name__", type(predicate).__name__)
         return self._narrowed(
             f".where({name})",
-            lambda place: bool(call(self._nodes.paths[place], self._nodes.all[place])),
+            lambda place: bool(
+                call(self._nodes.plain_paths[place], self._nodes.all[place])
+            ),
         )
 
     def within(self, other: Any) -> "Selection[_Tree]":
@@ -172,12 +164,12 @@ class Selection(Generic[_Tree]):
             )
         below: set[int] = set()
         for above in other._chosen():
-            path = self._nodes.paths[above]
+            path = self._nodes.plain_paths[above]
             # A frozen part and its content have the same path, and count as one node.
             below.update(
                 place
                 for place in range(above + 1, self._nodes.ends[above])
-                if self._nodes.paths[place] != path
+                if self._nodes.plain_paths[place] != path
             )
         conditions = "".join(text for text, _ in other._steps[1:])
         return self._narrowed(f".within({conditions})", below.__contains__)
@@ -223,7 +215,7 @@ class Selection(Generic[_Tree]):
         which would lose it.
         """
         places = self._chosen()
-        paths, ends = self._nodes.paths, self._nodes.ends
+        paths, ends = self._nodes.plain_paths, self._nodes.ends
         for above, below in pairwise(places):
             if below < ends[above]:
                 raise ValueError(
@@ -255,7 +247,7 @@ class Selection(Generic[_Tree]):
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         for place in self._chosen():
-            yield self._nodes.paths[place], self._nodes.all[place]
+            yield self._nodes.plain_paths[place], self._nodes.all[place]
 
     def __len__(self) -> int:
         return len(self._chosen())
@@ -273,7 +265,7 @@ class Selection(Generic[_Tree]):
 
     def _chosen(self) -> list[int]:
         """The chosen places, without the content of a frozen part that is chosen."""
-        among, paths = set(self._places), self._nodes.paths
+        among, paths = set(self._places), self._nodes.plain_paths
         return [
             place
             for place in self._places
@@ -298,7 +290,7 @@ class Selection(Generic[_Tree]):
                 # As in `tree_at`, lists and dicts are copied, and not shared.
                 leaves, treedef = jtu.tree_flatten(node)
                 return treedef.unflatten(leaves)
-            return fn(nodes.paths[place], node) if place in among else node
+            return fn(nodes.plain_paths[place], node) if place in among else node
 
         def with_new_children(place, node):
             children, treedef = children_of(node)
@@ -318,27 +310,6 @@ class Selection(Generic[_Tree]):
         steps = ", ".join(f"`{text}` leaves {left}" for text, left in self._steps[1:])
         text, size = self._steps[0]
         return f"Of the {size} nodes of `{text}`, {steps or 'all are left'}."
-
-
-def _nodes_of(tree: Any) -> _Nodes:
-    nodes: list[Any] = []
-    depths: list[int] = []
-    paths: list[str] = []
-
-    def visit(path, node):
-        nodes.append(node)
-        depths.append(len(path))
-        paths.append(plain_path(path) if path else "")
-        return False
-
-    jtu.tree_flatten_with_path(tree, visit, is_leaf_takes_path=True)
-    ends = [len(nodes)] * len(nodes)
-    above: list[int] = []
-    for place, depth in enumerate(depths):
-        while above and depths[above[-1]] >= depth:
-            ends[above.pop()] = place
-        above.append(place)
-    return _Nodes(nodes, paths, ends)
 
 
 def _of_path_and_node(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:

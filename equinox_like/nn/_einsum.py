@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from .._core.sharding import axes_of
 from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
@@ -330,7 +331,7 @@ def _each_once(split: Iterable[Any]) -> tuple[Any, ...]:
     used: set[str] = set()
     found = []
     for part in split:
-        axes = () if part is None else part if isinstance(part, tuple) else (part,)
+        axes = axes_of(part)
         found.append(None if used.intersection(axes) else part)
         used.update(axes)
     return tuple(found)

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._runtime.error_if import error_if
-from .._tree import is_array
+from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, default_dtype, initialised, layout_of
@@ -187,7 +187,7 @@ def _row(table: Any, index: Array) -> Array:
 
 
 def _check_index(embedding: Embedding, x: Any) -> None:
-    if not (is_array(x) or isinstance(x, bool | int | float | complex)):
+    if not (is_array(x) or is_number(x)):
         raise ValueError(
             "Embedding takes one integer, of shape (); got "
             f"{describe_node(x)}. Use `jax.vmap(embedding)` on an array of them."

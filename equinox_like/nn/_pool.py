@@ -198,7 +198,28 @@ class MaxPool3d(Pool):
         )
 
 
-class AvgPool1d(Pool):
+class _AvgPool(Pool):
+    def __init__(self, num_spatial_dims: int, *args: Any):
+        super().__init__(0, jax.lax.add, num_spatial_dims, *args)
+
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
+        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
+
+        Numbers in half precision are summed in float32.
+        """
+        n = self.num_spatial_dims
+        with jax.named_scope(f"eqx.nn.AvgPool{n}d"):
+            check_input(self, x, (None,) * (n + 1))
+            x, number = jnp.asarray(x), math.prod(self.kernel_size)
+            if not jnp.issubdtype(x.dtype, jnp.inexact):
+                return super().__call__(x) / number
+            # In half precision the sum of a large window overflows, or loses its last
+            # elements.
+            wide = x.astype(accumulation_dtype(x))
+            return (super().__call__(wide) / number).astype(x.dtype)
+
+
+class AvgPool1d(_AvgPool):
     """The average of each window, along one spatial axis.
 
     Padding counts as zeros: sums are divided by the size of the whole kernel.
@@ -222,18 +243,10 @@ class AvgPool1d(Pool):
         use_ceil: bool = False,
     ):
         """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(0, jax.lax.add, 1, kernel_size, stride, padding, use_ceil)
-
-    @jax.named_scope("eqx.nn.AvgPool1d")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
-
-        Numbers in half precision are summed in float32.
-        """
-        return _mean(self, x, super().__call__)
+        super().__init__(1, kernel_size, stride, padding, use_ceil)
 
 
-class AvgPool2d(Pool):
+class AvgPool2d(_AvgPool):
     """The average of each window, along two spatial axes.
 
     Padding counts as zeros: sums are divided by the size of the whole kernel.
@@ -257,18 +270,10 @@ class AvgPool2d(Pool):
         use_ceil: bool = False,
     ):
         """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(0, jax.lax.add, 2, kernel_size, stride, padding, use_ceil)
-
-    @jax.named_scope("eqx.nn.AvgPool2d")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
-
-        Numbers in half precision are summed in float32.
-        """
-        return _mean(self, x, super().__call__)
+        super().__init__(2, kernel_size, stride, padding, use_ceil)
 
 
-class AvgPool3d(Pool):
+class AvgPool3d(_AvgPool):
     """The average of each window, along three spatial axes.
 
     Padding counts as zeros: sums are divided by the size of the whole kernel.
@@ -292,26 +297,7 @@ class AvgPool3d(Pool):
         use_ceil: bool = False,
     ):
         """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(0, jax.lax.add, 3, kernel_size, stride, padding, use_ceil)
-
-    @jax.named_scope("eqx.nn.AvgPool3d")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
-
-        Numbers in half precision are summed in float32.
-        """
-        return _mean(self, x, super().__call__)
-
-
-def _mean(pool: Pool, x: ArrayLike, add: Callable[[Any], Array]) -> Array:
-    """The average, from a function that adds up the windows."""
-    check_input(pool, x, (None,) * (pool.num_spatial_dims + 1))
-    x, number = jnp.asarray(x), math.prod(pool.kernel_size)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return add(x) / number
-    # In half precision the sum of a large window overflows, or loses its last elements.
-    wide = x.astype(accumulation_dtype(x))
-    return (add(wide) / number).astype(x.dtype)
+        super().__init__(3, kernel_size, stride, padding, use_ceil)
 
 
 def _check_padding(pool: Pool) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._errors import ShapeError
+from .._tree.filters import is_number
 from .._tree.nodes import describe_node
 
 
@@ -47,16 +48,14 @@ def check_input(
     raise ShapeError(message)
 
 
-def check_channels_first(
-    layer: Any, x: Any, channels: int | None, name: str = "x"
-) -> None:
+def check_channels_first(layer: Any, x: Any, channels: int | None) -> None:
     """`check_input` for `channels`, followed by any number of axes of any size."""
     shape = _shape_of(x)
     extra = 0
     if shape and channels is not None and shape[0] != channels and channels in shape:
         extra = shape.index(channels)  # the axes before are batch axes
     number = max(len(shape or ()) - extra, 1)
-    check_input(layer, x, (channels,) + (None,) * (number - 1), name)
+    check_input(layer, x, (channels,) + (None,) * (number - 1))
 
 
 def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
@@ -122,7 +121,7 @@ def described(tree: Any) -> str:
 
 def _shape_of(x: Any) -> tuple[int, ...] | None:
     """The shape of an array or a number; `None` for an object without a known shape."""
-    if isinstance(x, (bool, int, float, complex)):
+    if is_number(x):
         return ()
     return getattr(x, "shape", None)
 

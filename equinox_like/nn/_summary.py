@@ -150,9 +150,7 @@ def _is_parameter(leaf: Any) -> bool:
 def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
     leaf, path = place.leaf, plain_path(place.path)
     is_state = isinstance(place.owner, State | StateIndex)
-    status: _Status = "trainable" if trained else "state" if is_state else "frozen"
-    if is_state:
-        status = "state"
+    status: _Status = "state" if is_state else "trainable" if trained else "frozen"
     first = path
     if is_array(leaf):  # a struct may occur twice without being one shared array
         first = firsts.setdefault(id(leaf), path)

@@ -92,7 +92,10 @@ def test_they_are_what_filter_shard_and_filter_jit_take(mesh):
     ("spec", "message"),
     [
         (None, "No rule matches `layers[0].weight` (float32[6,3])"),
-        (P("other"), "`layers[0].weight` (float32[6,3]) names the axis 'other', which"),
+        (
+            P("other"),
+            "`layers[0].weight` (float32[6,3]), but the mesh has no axis 'other'. Its ax",
+        ),
         (
             P("model", "model"),
             "`layers[0].weight` (float32[6,3]) names the axis 'model' tw",
