@@ -84,7 +84,7 @@ def filter_export(
         ```
     """
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
-    jitted = jitted.with_donation("none")  # a loaded program donates no buffers
+    jitted = jitted._with_donation("none")  # a loaded program donates no buffers
 
     @frames_hidden
     def export(*args: Any, **kwargs: Any) -> Any:

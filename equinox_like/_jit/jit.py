@@ -282,7 +282,7 @@ class Jitted(Transformed[_P, _T]):
             return reduce_global(self, type(self), *parts)
         return type(self), parts
 
-    def with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
+    def _with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
         """An equal function, but with this `donate`."""
         return Jitted(*self._ingredients(donate))
 

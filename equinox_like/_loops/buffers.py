@@ -178,18 +178,17 @@ def _as_written(
 ) -> Any:
     """The value, in the shape and dtype at `place`; the old value if not `chosen`."""
     there = jax.eval_shape(place.written, array, *arrays)
-    dtype = value.dtype if is_typed_key(value) else jnp.result_type(value)
+    is_key = is_typed_key(value)
+    dtype = value.dtype if is_key else jnp.result_type(value)
     # JAX does not promote the dtypes of typed keys.
-    if dtype != there.dtype and (
-        is_typed_key(value)
-        or is_typed_key(there)
-        or jnp.result_type(value, there.dtype) != there.dtype
-    ):
+    is_exact = is_key or is_typed_key(there)
+    promoted = dtype if is_exact else jnp.result_type(value, there.dtype)
+    if promoted != there.dtype:
         raise ValueError(
             f"A value of dtype {dtype} cannot be written to a buffer of dtype "
             f"{there.dtype}: convert it first."
         )
-    value = value if is_typed_key(value) else jnp.asarray(value, there.dtype)
+    value = value if is_key else jnp.asarray(value, there.dtype)
     value = jnp.broadcast_to(value, there.shape)
     if chosen is True:
         return value

@@ -125,7 +125,8 @@ def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | No
     """The number of checkpoints, or `None` if `checkpoint` does not give one."""
     if checkpoint is None or isinstance(checkpoint, bool) or callable(checkpoint):
         return None
-    if unroll if isinstance(unroll, bool) else unroll != 1:
+    unrolls = unroll if isinstance(unroll, bool) else unroll != 1
+    if unrolls:
         raise ValueError(
             "`filter_scan`: `unroll` cannot be combined with "
             f"`checkpoint={checkpoint!r}`."

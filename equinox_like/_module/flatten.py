@@ -128,23 +128,20 @@ def make_functions(
         state = self._is_open_
         if state is SCANNED:
             raise ContainsItself
-        if attributes.keys() == all_names and not state:
-            aux = _make_aux(dynamic, static, get_static(self), shared)
-            aux.values = get_static(self)
-            _set(self, AUX, aux)
-            return get_dynamic(self), aux
-        # Fields may be missing, and there may be other attributes: cached properties,
-        # and the names of a wrapped function. Of these, only the names are structure.
-        present = tuple(name for name in dynamic if name in attributes)
-        fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
+        present, fixed = dynamic, static
+        if attributes.keys() != all_names:
+            # Fields may be missing, and there may be other attributes: cached properties,
+            # and the names of a wrapped function. Of these, only the names are structure.
+            present = tuple(name for name in dynamic if name in attributes)
+            fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
         aux = _make_aux(
-            present, fixed, tuple(attributes[name] for name in fixed), shared
+            present, fixed, tuple([attributes[name] for name in fixed]), shared
         )
         if not state:
             if present + fixed == names:
                 aux.values = get_static(self)
             _set(self, AUX, aux)
-        return tuple(attributes[name] for name in present), aux
+        return tuple([attributes[name] for name in present]), aux
 
     def flatten_with_keys(self):
         children, aux = flatten(self)

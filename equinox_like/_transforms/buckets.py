@@ -263,7 +263,7 @@ def _too_long(value: Any, name: str, axis: int, length: int, size_of: Any) -> st
 def _pad(value: Any, name: str, axis: int, number: int, fill: Any) -> Any:
     """The tree, with `number` elements added to each array along `axis`."""
 
-    def pad(path, x):
+    def each(path, x):
         if not is_array(x):
             return x
         element = _element(fill, x.dtype)
@@ -279,7 +279,7 @@ def _pad(value: Any, name: str, axis: int, number: int, fill: Any) -> Any:
         pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
         return pad(x, widths, constant_values=element)
 
-    return jtu.tree_map_with_path(pad, value)
+    return jtu.tree_map_with_path(each, value)
 
 
 def _element(fill: Any, dtype: Any) -> Any:

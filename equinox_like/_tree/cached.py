@@ -32,6 +32,7 @@ class _Flat:
             raise AttributeError(FLAT)  # for tools that read every name in `dir`
         flat: Any = None
         try:
+            # The instance itself comes last.
             for node, values, aux in reversed(_to_describe(instance)):
                 flat = describe(type(node), values, aux)
                 if not node._is_open_:

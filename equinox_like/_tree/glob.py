@@ -3,6 +3,8 @@
 import functools
 import re
 
+from .paths import STRING_KEY
+
 
 def matches(pattern: str, path: str) -> bool:
     """Whether `pattern` matches the whole of `path`, as `plain_path` writes it.
@@ -45,8 +47,7 @@ def _expression(part: str) -> str:
     return r"[^.\[\]]*" if part == "*" else re.escape(part)
 
 
-# A key of a dictionary, as `repr` writes it.
-_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
+_KEY = re.compile(STRING_KEY)
 # Characters that stand for those that separate components, where a key contains them.
 _PLAIN = str.maketrans(".[]", "\ue000\ue001\ue002")
 

@@ -25,7 +25,8 @@ def outline(values: Sequence[Any]) -> tuple[Sequence[Any], Any] | None:
     """The children of a node in our registry, from those in JAX's, and the key.
 
     The key has an `id` for each object that the structure refers to, and is valid as
-    long as the structure exists. Returns `None` for unusual nodes.
+    long as the structure exists. Returns `None` for unusual nodes. What is a child here
+    must be one in `OwnRegistry._describe`.
     """
     children: list[Any] = []
     key: list[Any] = []

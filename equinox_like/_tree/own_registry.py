@@ -74,11 +74,10 @@ class OwnRegistry:
         """The children and the structure of a cached node, from its flattened form."""
         # `jax.tree.map` and the like return nodes with the aux data of their inputs, so
         # that most structures are known there.
-        known = getattr(aux, "structures", None)
-        found = None if known is None else outline(values)
-        if known is None or found is None:
+        found = outline(values) if hasattr(aux, "structures") else None
+        if found is None:
             return self._describe_anew(kind, values, aux)
-        children, key = found
+        known, (children, key) = aux.structures, found
         reference = known.get(key)
         structure = reference and reference()
         if structure is None:

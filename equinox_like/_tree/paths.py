@@ -1,9 +1,12 @@
 """Names of leaves as a user would write them: `model.layers[0].weight`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax.tree_util as jtu
+
+# A regular expression for a key of a dictionary that is a string.
+STRING_KEY: Final = r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]"""
 
 
 def path_str(path: Sequence[Any], name: str = "") -> str:

@@ -8,6 +8,7 @@ from .._core.base import frames_hidden
 from .._jit import DonationReport, filter_jit
 from .._jit.jit import Jitted, JittedMethod
 from .._tree.arrays import describe_array
+from .._tree.paths import STRING_KEY
 from .._tree.table import table_lines
 
 _TOTALS = ("arguments", "outputs", "aliased", "temporary", "peak")
@@ -158,15 +159,15 @@ def memory_report(
         fun, args = fun.func, (*fun.args, *args)
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
     donates = jitted._program.donation.is_any
-    donating = jitted if donates else jitted.with_donation("all")
+    donating = jitted if donates else jitted._with_donation("all")
     return MemoryReport(
-        jitted.with_donation("none").donation_report(*args, **kwargs),
+        jitted._with_donation("none").donation_report(*args, **kwargs),
         donating.donation_report(*args, **kwargs),
     )
 
 
 # One component of a path. The key of a dictionary may contain dots and brackets.
-_COMPONENT = re.compile(r"""\[(?:'[^']*'|"[^"]*"|[^\]]*)\]|\.?[^.\[]+""")
+_COMPONENT = re.compile(STRING_KEY + r"|\[[^\]]*\]|\.?[^.\[]+")
 
 
 def _sums(

@@ -236,10 +236,10 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
     pred = jnp.asarray(pred)
 
     def each(path: Any, a: Any, b: Any) -> Any:
-        if not is_array(a) and not is_array(b):
+        are_arrays = is_array(a), is_array(b)
+        if not any(are_arrays):
             return a
-        is_one = is_array(a) and is_array(b)
-        if not is_one or described(a) != described(b):
+        if not all(are_arrays) or described(a) != described(b):
             raise ValueError(
                 "`select_tree` takes trees whose arrays have equal shapes and dtypes; "
                 f"`{path_str(path, 'on_true')}` is {describe_node(a)}, and "
