@@ -232,13 +232,6 @@ def _reshaped(e: _Equation, y: Any, n: int, other: Any) -> Any:
     return jnp.reshape(y, shape) if math.prod(shape) == y.size else None
 
 
-def _convert(e: _Equation, y: Any, n: int, other: Any) -> Any:
-    dtype = e.aval(n).dtype
-    # Only a conversion that loses no values can be inverted.
-    is_kept = jnp.promote_types(dtype, y.dtype) == y.dtype
-    return y.astype(dtype) if is_kept else None
-
-
 def _integer_pow(e: _Equation, y: Any, n: int, other: Any) -> Any:
     power = e.params["y"]
     if power % 2 == 0 or not jnp.issubdtype(y.dtype, jnp.floating):
@@ -274,7 +267,6 @@ _OF_ONE: Final[dict[str, _Rule]] = {
         y, np.argsort(e.params["permutation"]).tolist()
     ),
     "rev": lambda e, y, n, other: jnp.flip(y, e.params["dimensions"]),
-    "convert_element_type": _convert,
     "copy": _undone_by(lambda y: y),
     "copy_p": _undone_by(lambda y: y),
     "sharding_constraint": _undone_by(lambda y: y),

@@ -359,6 +359,34 @@ def test_methods_of_two_instances_are_told_apart():
     ]
 
 
+def test_callables_without_weak_references_and_hashes_are_compiled():
+    class Scale:
+        __slots__ = ("rate",)
+
+        def __init__(self, rate):
+            self.rate = rate
+
+        def apply(self, x):
+            return self.rate * x
+
+        def __call__(self, x):
+            return self.rate + x
+
+    @dataclasses.dataclass(frozen=True)
+    class Factors:
+        values: list
+
+        def __call__(self, x):
+            return self.values[0] * x
+
+    scale, factors = Scale(2), Factors([3])
+    with pytest.raises(TypeError, match="weak reference"):
+        weakref.ref(scale)
+    one = jnp.ones(())
+    calls = (eqx.filter_jit(f) for f in (scale.apply, scale, factors))
+    assert [float(f(one)) for f in calls] == [2, 3, 3]
+
+
 def test_wrapping_a_model_or_its_method_again_compiles_nothing():
     model = TracedModule([jnp.ones(2)])
     update = eqx.filter_jit(lambda m: m)

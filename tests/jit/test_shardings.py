@@ -120,6 +120,9 @@ class TestInputs:
         a, args, b, kwargs = jitted(X, X, X, X, b=X, c=X, d=X)
         assert [is_split(x) for x in (a, *args)] == [False, False, True, False]
         assert is_split(b) and is_split(kwargs["c"]) and not is_split(kwargs["d"])
+        all_args = eqx.filter_jit(f, in_shardings={"args": split})
+        a, args, b, _ = all_args(X, X, X, b=X)
+        assert [is_split(x) for x in (a, *args, b)] == [False, True, True, False]
 
     def test_arrays_of_the_callable_are_no_arguments(self, split):
         f = eqx.filter_jit(Model(jnp.ones(()), jnp.ones(())), in_shardings=split)

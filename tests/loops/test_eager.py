@@ -45,6 +45,15 @@ def calls_of(f):
 NAMES = list(calls_of(lambda x: x))
 
 
+def test_variable_of_the_function_may_have_no_value_yet():
+    def f(x):
+        return x + 1 if x.ndim == 0 else later(x)
+
+    assert eqx.filter_while_loop(lambda x: x < 3, f, jnp.zeros(())) == 3
+    later = jnp.sum
+    assert later is jnp.sum
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_function_is_traced_once(name):
     traces = []

@@ -213,6 +213,9 @@ class TestCarry:
         assert out["i"] == 3 and out["x"] == 8 and out["none"] is None
         assert all(isinstance(x, jax.Array) for x in jtu.tree_leaves(out))
         assert run(lambda c: True, body, init, max_steps=0)["x"] == 1
+        if kind != "lax":
+            zero_steps = functools.partial(run, lambda c: True, lambda x: 2 * x)
+            assert jax.grad(lambda x: zero_steps(x, max_steps=0))(1.0) == 1
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_condition_may_be_a_constant_and_arrays_empty(self, kind):

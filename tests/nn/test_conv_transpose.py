@@ -117,6 +117,15 @@ def test_words_give_the_transposed_jacobian(
     assert (jacobian(up, (1, n)) == forward.T).all()
 
 
+def test_valid_is_no_padding(key, draw) -> None:
+    options = {"kernel_size": 3, "stride": 2, "output_padding": 1, "key": key}
+    x = draw(2, 5)
+    none, valid = (
+        nn.ConvTranspose1d(2, 3, padding=p, **options)(x) for p in (0, "VALID")
+    )
+    assert none.shape == (3, 2 * (5 - 1) + 3 + 1) and (none == valid).all()
+
+
 def test_named_forms_take_output_padding_before_padding(build) -> None:
     classes = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
     for n, cls in enumerate(classes, start=1):

@@ -88,6 +88,8 @@ def test_average_is_in_float32_at_least_and_the_model_in_its_dtypes(strict) -> N
     complexes = nn.EMA({"w": jnp.ones(2, jnp.complex64)})
     complexes = complexes.update({"w": jnp.full(2, 1j, jnp.complex64)})
     assert complexes.average["w"].dtype == jnp.complex64
+    chosen = nn.EMA({"w": jnp.ones(2, jnp.complex64)}, dtype=jnp.float16)
+    assert chosen.average["w"].dtype == jnp.complex64
     assert (complexes.model()["w"] == 1j).all()
 
 

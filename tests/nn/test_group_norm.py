@@ -61,6 +61,14 @@ def test_wrong_shape_of_instance_norm_is_an_error(shape, message) -> None:
         nn.InstanceNorm(3)(jnp.ones(shape))
 
 
+def test_channels_must_be_a_multiple_of_the_groups() -> None:
+    with pytest.raises(ValueError, match="multiple of `groups`; got 4, with 3 groups"):
+        nn.GroupNorm(3, 4)
+    norm = nn.GroupNorm(3, channelwise_affine=False)
+    with pytest.raises(eqx.ShapeError, match=r"multiple of its 3 groups.*\(4, 2\)"):
+        norm(jnp.ones((4, 2)))
+
+
 def test_instance_norm_needs_its_channels() -> None:
     with pytest.raises(ValueError, match="InstanceNorm needs to know `channels`"):
         nn.InstanceNorm()

@@ -31,6 +31,10 @@ class Model(eqx.Module):
     def slope_with_aux(self, x):
         return self(x).sum(), "aux"
 
+    @eqx.filter_grad(has_aux=True)
+    def slope_alone_with_aux(self, x):
+        return self(x).sum(), "aux"
+
 
 def total(tree):
     return sum(
@@ -113,7 +117,10 @@ def test_methods_are_differentiated_with_respect_to_self():
     gradient = model.slope(0.5)
     assert isinstance(gradient, Model) and gradient.activation is None
     assert jnp.allclose(gradient.weight, 0.5 * (1 - jnp.tanh(0.5) ** 2))
+    alone, aux = model.slope_alone_with_aux(0.5)
+    assert aux == "aux"
     (_, aux), again = model.slope_with_aux(0.5)
+    assert eqx.tree_equal(alone, again)
     assert aux == "aux" and eqx.tree_equal(again, gradient)
 
 
