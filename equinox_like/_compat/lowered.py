@@ -24,18 +24,19 @@ _OFFERS = ("tf.aliasing_output", "jax.buffer_donor")
 
 
 class Buffer(enum.Enum):
-    """What the program does with a buffer that no output reuses."""
+    """What becomes of a buffer that no output reuses."""
 
     PRUNED = "the program does not use the argument"
     DONOR = "XLA may reuse it for anything"
-    KEPT = "the caller keeps it"
+    KEPT = "it is donated, but the program cannot reuse it"
+    NOT_DONATED = "JAX was not asked to donate it, or does not under `jax_debug_nans`"
 
 
 def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
     """For each flat argument, the index of the output that reuses its buffer, or a
     `Buffer`. `None` if this is not known."""
-    count = len(jtu.tree_leaves(lowered.args_info))
-    kept = _kept_arguments(lowered, count)
+    arguments = jtu.tree_leaves(lowered.args_info)
+    kept = _kept_arguments(lowered, len(arguments))
     parameters = _parameters(lowered)
     if parameters is None or len(parameters) != len(kept):
         return None
@@ -43,9 +44,10 @@ def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
     is_offered = any(offer in str(x) for x in parameters for offer in _OFFERS)
     if is_offered and not (_ALIASED.search(header) or _DONORS.search(header)):
         return None
-    outcomes: list[int | Buffer] = [Buffer.PRUNED] * count
+    outcomes: list[int | Buffer] = [Buffer.PRUNED] * len(arguments)
     for index in kept:
-        outcomes[index] = Buffer.KEPT
+        is_donated = arguments[index].donated
+        outcomes[index] = Buffer.KEPT if is_donated else Buffer.NOT_DONATED
     for donors in _DONORS.findall(header):
         for parameter in _DONOR.findall(donors):
             outcomes[kept[int(parameter)]] = Buffer.DONOR

@@ -46,7 +46,7 @@ def test_each_argument_is_told_apart():
 
     x, y = jnp.ones(3), jnp.ones(5)
     lowered = lower(f, x, y, x, jnp.ones(7), x, donate=(0, 1, 2, 3))
-    assert ask(lowered) == [0, 1, Buffer.PRUNED, Buffer.KEPT, Buffer.KEPT]
+    assert ask(lowered) == [0, 1, Buffer.PRUNED, Buffer.KEPT, Buffer.NOT_DONATED]
 
 
 def test_without_the_private_name_full_programs_are_still_told_right():
@@ -68,4 +68,4 @@ def test_other_words_of_xla_leave_it_open():
     other = types.SimpleNamespace(as_text=lambda: text)
     assert buffers_of(lowered, compiled) == [0] and buffers_of(lowered, other) is None
     kept = lower(lambda a: a + 1, jnp.ones(3))
-    assert ask(kept) == [Buffer.KEPT]
+    assert ask(kept) == [Buffer.NOT_DONATED]

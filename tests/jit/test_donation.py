@@ -825,3 +825,30 @@ class TestWhatDeletedAnArray:
         x = jnp.ones(3)
         x.delete()
         assert "or its `delete` method was called" in self.refusal(x)
+
+
+class TestDebugNans:
+    """JAX donates nothing in what is compiled under `jax_debug_nans`."""
+
+    @pytest.mark.parametrize("mode", [*MODES, ("x",)])
+    def test_no_array_counts_as_unusable(self, mode):
+        with jax.debug_nans(True):
+            f = eqx.filter_jit(lambda x: x + 1, donate=mode)
+            assert (f(jnp.ones(4)) == 2).all()
+            (row,) = f.donation_report(jnp.ones(4)).rows
+        assert (row.outcome, row.output) == ("kept", None)
+        if mode not in ("none", "all-except-first", "warn-except-first"):
+            assert "`jax_debug_nans`" in row.reason
+
+    def test_nan_in_a_donating_call_is_no_deleted_array(self):
+        f, x = eqx.filter_jit(jnp.log, donate="all"), -jnp.ones(3)
+        f(jnp.ones(3))
+        with jax.debug_nans(True):
+            with pytest.raises(
+                FloatingPointError, match=r"NaN .*`\.clear_cache\(\)`"
+            ) as e:
+                f(x)
+            f.clear_cache()
+            with pytest.raises(FloatingPointError, match="nan.* encountered in log"):
+                f(x := -jnp.ones(3))
+        assert not x.is_deleted() and "donated and deleted" in str(e.value)
