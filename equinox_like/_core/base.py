@@ -10,6 +10,7 @@ import os
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     Any,
     Concatenate,
@@ -48,6 +49,7 @@ class Transformed(Module, Generic[_P, _T]):
     _wraps_callables_ = True
     # The class of the bound method, when `self` is read from an instance.
     _binds_as_ = Partial
+    _shown_fields_ = MappingProxyType({"_tree": "__wrapped__"})
 
     # One of the two is the wrapped callable, the other one is `None`.
     _tree: Any

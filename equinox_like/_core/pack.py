@@ -6,7 +6,7 @@ other leaves, too. (The node cannot unflatten directly to the user's tree, becau
 fast path needs outputs that flatten to arrays only.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -24,11 +24,9 @@ class Packed:
         self.rest = rest
         self.data = data
 
-    def unpack(self, static: Callable[[Any], Any] | None = None) -> Any:
-        """The user's tree. `static`, if given, maps the leaves that are not arrays."""
-        if static is None:
-            return self.rest.refill(self.data)
-        return self.rest.fill(self.data, static)
+    def unpack(self) -> Any:
+        """The user's tree."""
+        return self.rest.refill(self.data)
 
 
 class Grouped:
@@ -56,9 +54,10 @@ class Grouped:
         rest = Rest(treedef, leaves, [i for group in members for i in group])
         return cls(groups, Packed(rest, ()))
 
-    def unpack(self, static: Callable[[Any], Any] | None = None) -> Any:
+    def unpack(self) -> Any:
+        """The user's tree."""
         data = [x for group in self.groups for x in group]
-        return Packed(self.packed.rest, data).unpack(static)
+        return Packed(self.packed.rest, data).unpack()
 
 
 def pack(tree: Any) -> Any:
@@ -67,8 +66,8 @@ def pack(tree: Any) -> Any:
     return tree if len(data) == len(rest.leaves) else Packed(rest, data)
 
 
-def unpack(out: Any, static: Callable[[Any], Any] | None = None) -> Any:
-    return out.unpack(static) if isinstance(out, (Packed, Grouped)) else out
+def unpack(out: Any) -> Any:
+    return out.unpack() if isinstance(out, (Packed, Grouped)) else out
 
 
 jtu.register_pytree_node(Packed, lambda packed: (packed.data, packed.rest), Packed)

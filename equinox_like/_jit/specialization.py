@@ -64,8 +64,6 @@ class Outputs:
     def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
         """The output, with the values of `out` for arrays, `static(leaf)` elsewhere."""
         data, (number,) = out
-        if number is None:
-            return data
         _, rest = self._known[number]
         return rest.fill(chained(data) if self._are_grouped else data, static)
 
@@ -139,9 +137,11 @@ class Specialization:
         layout_reference = weakref.ref(layout)
 
         def traced(*groups):
+            own: Any = self_reference()
+            # With JIT disabled, JAX traces for the stages only.
+            is_run = jit_is_disabled() and expected.specialization is not own
             # At top level, JAX does not trace: it runs the function to locate a NaN.
-            if not jit_is_disabled() and not at_top_level():
-                own: Any = self_reference()
+            if not is_run and not at_top_level():
                 if donates and expected.specialization is not own:
                     raise UnexpectedTrace
                 avals = [jax.typeof(x) for group in groups for x in group]
@@ -155,7 +155,7 @@ class Specialization:
             tree, args, kwargs = merge(parts, skeleton)
             fun = opaque() if tree is None else tree
             out = fun(*args, **kwargs)
-            if jit_is_disabled():
+            if is_run:
                 return out, {None: ()}
             if shardings is not None:
                 return shardings.take_apart(out, outputs)

@@ -12,6 +12,7 @@ whole flattened Module, see `_tree/cached.py`.
 import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import jax.tree_util as jtu
@@ -59,6 +60,10 @@ class Aux(tuple):
     # For `_tree/own_registry.py`: the structures of nodes with it, by their outline.
     structures: dict[Any, Any]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Weak references cannot be pickled.
+        return self.__dict__ | {"structures": {}}
+
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.statics.items())
 
@@ -75,6 +80,8 @@ class Node(Cached):
 
     # Whether it is a callable around another one, which may be JAX's and hold arrays.
     _wraps_callables_ = False
+    # For private fields: the public attribute that paths show in place of their name.
+    _shown_fields_ = MappingProxyType({})
 
 
 class Functions(NamedTuple):
@@ -108,6 +115,7 @@ def make_functions(
     are_same = _comparer(len(static))
     # By aux data: its `structures`, so that new instances find those of earlier ones.
     shared: dict[Any, dict[Any, Any]] = {}
+    keys = {n: jtu.GetAttrKey(cls._shown_fields_.get(n, n)) for n in dynamic}
     names = dynamic + static
     all_names = frozenset(names)
 
@@ -145,8 +153,7 @@ def make_functions(
 
     def flatten_with_keys(self):
         children, aux = flatten(self)
-        keys = map(jtu.GetAttrKey, aux[0])
-        return tuple(zip(keys, children, strict=True)), aux
+        return tuple(zip(map(keys.get, aux[0]), children, strict=True)), aux
 
     def lazy_fields(aux):
         is_plain = aux.values is not None and are_read_lazily(cls, names)

@@ -156,12 +156,13 @@ class _Harvest:
 
     def body(self, program: Any) -> tuple[Callable[..., Any], list[Found]]:
         """A jaxpr as a function from `*inputs` to its outputs and the arrays found, and
-        a list that holds the found values, with tracers, once it is traced."""
+        a list that has the found values, without arrays, once it is traced."""
         found: list[Found] = []
 
         def run(*inputs):
             out, now = self.run(*opened(program), inputs)
-            found[:] = now
+            # Without the tracers, which would outlive their trace.
+            found[:] = [x._replace(arrays=[]) for x in now]
             return out, [x.arrays for x in now]
 
         return run, found

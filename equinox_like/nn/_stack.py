@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._core.parts import Rest, take_apart
 from .._transforms.trace import filter_eval_shape
-from .._tree import combine, is_array, partition
 
 
 def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
@@ -16,17 +16,17 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
     if len(keys) == 0:  # `jax.disable_jit` refuses an empty loop
         one = filter_eval_shape(build, jax.eval_shape(lambda k: k[0], _one_row(keys)))
         return jax.tree.map(_without_rows, one)
-    rests: list[Any] = []
+    rests: list[Rest] = []
 
-    def step(key: Array) -> Any:
-        arrays, rest = partition(build(key), is_array)
+    def step(key: Array) -> list[Any]:
+        arrays, rest = take_apart(build(key))
         rests.append(rest)
         return arrays
 
     # Not by `vmap`: with some PRNGs (`rbg`), a batch of keys draws other numbers than
     # the single keys.
     arrays = jax.lax.map(step, keys)
-    return combine(arrays, rests[-1])
+    return rests[-1].fill(arrays)
 
 
 def _one_row(keys: Array) -> Any:

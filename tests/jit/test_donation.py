@@ -849,6 +849,6 @@ class TestDebugNans:
             ) as e:
                 f(x)
             f.clear_cache()
-            with pytest.raises(FloatingPointError, match="nan.* encountered in log"):
+            with pytest.raises(FloatingPointError, match=r"nan.* encountered in log"):
                 f(x := -jnp.ones(3))
         assert not x.is_deleted() and "donated and deleted" in str(e.value)

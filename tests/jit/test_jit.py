@@ -446,6 +446,17 @@ class TestNests:
         f(x, "text")
         assert seen == [False, True]
 
+    def test_stages_trace_under_disable_jit_too(self):
+        f = eqx.filter_jit(lambda x: {"x": 2 * x, "name": "text"}, donate="all")
+        x = jnp.ones(2)
+        with jax.disable_jit():
+            shown = f.eval_shape(x)
+            assert shown["name"] == "text" and shown["x"].shape == (2,)
+            assert f.lower(x).out_info == f.trace(x).out_info == shown
+            assert f.donation_report(x).rows[0].output == "output['x']"
+            assert f(x)["x"].tolist() == [2, 2] and not x.is_deleted()
+        assert f(x)["x"].tolist() == [2, 2]
+
 
 class TestErrors:
     @pytest.mark.parametrize("bad", [3, "text", None, jnp.ones(2)], ids=repr)

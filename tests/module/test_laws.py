@@ -299,6 +299,17 @@ def test_copy_is_equal(cls, again):
 
 
 @of_each_class
+def test_structure_can_be_pickled_after_a_call_too(cls):
+    module = Plain(1.5) if cls is Converted else cls(1.5)
+    eqx.filter_jit(lambda module: None)(module)
+    structure = jtu.tree_structure(module)
+    again = pickle.loads(pickle.dumps(structure))
+    assert again == structure
+    unpickled = again.unflatten(jtu.tree_leaves(module))
+    assert eqx.filter_jit(lambda module: module)(unpickled) == module
+
+
+@of_each_class
 def test_instance_can_be_hashed_and_referred_to_weakly(cls):
     module = Plain(1.5) if cls is Converted else cls(1.5)
     assert {module: 1}[type(module)(1.5)] == 1

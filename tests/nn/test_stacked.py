@@ -41,6 +41,16 @@ def test_layer_i_is_made_with_key_i(key) -> None:
         stacked[4]
 
 
+def test_layers_with_a_state_are_made_without_jit_too(key) -> None:
+    def make(key):
+        return nn.BatchNorm(3, "batch", mode="batch")
+
+    with jax.disable_jit():
+        plain = nn.Stacked(make, 2, key=key)
+    assert eqx.tree_equal(plain.layers.weight, jnp.ones((2, 3)))
+    assert plain.layers.batch_state_index.init[0].shape == (2, 3)
+
+
 @pytest.mark.parametrize("checkpoint", [None, True, "full", "dots_saveable"])
 @pytest.mark.parametrize("unroll", [1, 2])
 def test_values_and_gradients_are_those_of_the_loop(checkpoint, unroll, key) -> None:

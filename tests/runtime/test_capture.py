@@ -40,6 +40,14 @@ def same(a, b) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.parametrize("wrapper", [eqx.filter_jit, eqx.filter_checkpoint])
+def test_no_tracer_outlives_its_trace(wrapper) -> None:
+    stacked = nn.Stacked(lambda k: nn.Linear(3, 3, key=k), 2, key=K)
+    with jax.checking_leaks():
+        values = eqx.capture(wrapper(stacked), nn.Linear)(X)[1]
+    assert [x.shape for x in values.values()] == [(2, 3)]
+
+
 # What is chosen
 
 
@@ -65,6 +73,18 @@ def test_outputs_come_by_path_beside_the_plain_output() -> None:
 )
 def test_modules_are_chosen_by_pattern_class_predicate_or_several(where, paths) -> None:
     assert list(eqx.capture(MLP, where)(X)[1]) == paths
+
+
+def test_paths_within_a_transformed_member_are_those_of_what_it_wraps() -> None:
+    model = nn.Sequential([eqx.filter_jit(LINEAR), eqx.filter_checkpoint(LINEAR)])
+    paths = [f"layers[{i}].__wrapped__" for i in range(2)]
+    _, values = eqx.capture(model, nn.Linear)(X)
+    assert list(values) == paths
+    assert [row.path for row in nn.summary(model).rows][::2] == [
+        f"{path}.weight" for path in paths
+    ]
+    moved = eqx.tree_at(f"{paths[0]}.bias", model, X)
+    same(eqx.capture(moved, paths[0])(X)[1], {paths[0]: LINEAR.weight @ X + X})
 
 
 def test_inputs_are_what_the_module_is_called_with() -> None:
