@@ -354,11 +354,19 @@ class TestStrict:
         assert not key.is_deleted()
 
     def test_each_new_shape_is_looked_at(self):
-        f = eqx.filter_jit(lambda a, b: (a + 1, b + a.sum()), donate="strict")
+        ran = []
+
+        @eqx.filter_jit(donate="strict")
+        def f(a, b):
+            jax.debug.callback(lambda: ran.append(a.shape))
+            return a + 1, b + a.sum()
+
         f(jnp.ones(3), jnp.ones(5))
         f(jnp.ones(4), jnp.ones(5))
         with pytest.raises(eqx.DonationError, match="`b`"):
             f(jnp.ones(4), jnp.ones(4, jnp.int8))
+        jax.effects_barrier()
+        assert ran == [(3,), (4,)]
         f(jnp.ones(3), jnp.ones(5))
         f(jnp.ones(4), np.ones(4, np.int8))  # NumPy's arrays are not given away
 
@@ -492,6 +500,17 @@ class TestGone:
             view = np.asarray(a)
             f(a, b)
             assert a.is_deleted() and not b.is_deleted() and view[1] == 1
+
+    def test_viewed_array_behind_one_that_is_kept_is_gone(self):
+        @eqx.filter_jit(donate="all-except-first")
+        def f(a, b, c):
+            return b + a.sum() + c.sum()
+
+        a, b, c = arrays = jnp.ones(4), jnp.ones(3), jnp.ones(2)
+        views = [np.asarray(x) for x in arrays]
+        f(a, b, c)
+        assert [x.is_deleted() for x in arrays] == [False, True, False]
+        del views
 
     @pytest.mark.parametrize("ahead", [False, True])
     def test_batch_that_nothing_can_take_stays_alive_in_each_call(self, ahead):
