@@ -33,9 +33,16 @@ from ._tree.arrays import (
     is_typed_key as _is_typed_key,
 )
 from ._tree.filters import is_array as _is_array
-from ._tree.glob import check_patterns as _check_patterns, matches_above as _matches_above
-from ._tree.nodes import describe_node as _described, refuse_callable_leaf as _refuse_callable_leaf
+from ._tree.glob import (
+    check_patterns as _check_patterns,
+    matches_above as _matches_above,
+)
+from ._tree.nodes import describe_node as _described
 from ._tree.paths import plain_path as _plain_path
+from ._tree.require import (
+    refuse_callable_leaf as _refuse_callable_leaf,
+    refuse_class as _refuse_class,
+)
 
 try:
     import orbax.checkpoint as _ocp
@@ -187,9 +194,9 @@ class Restore(_ocp.args.CheckpointArgs):
 
     **Raises:**
 
-    `TypeError` if `like` is a class or a function in place of a tree. `LeafError`, a
-    `RuntimeError` with attribute `path`, while restoring. `ValueError` if a pattern matches
-    nothing, or if the checkpoint was not saved by `Save`.
+    `TypeError` if `like` is a class in place of an instance. `LeafError`, a `RuntimeError`
+    with attribute `path`, while restoring. `ValueError` if a pattern matches nothing, or if
+    the checkpoint was not saved by `Save`.
     """
 
     like: Any
@@ -197,18 +204,21 @@ class Restore(_ocp.args.CheckpointArgs):
     at: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        _refuse_callable_leaf(self.like, "like")
+        _refuse_class(self.like, "like")
         if self.at is not None:
             is_sequence = isinstance(self.at, Sequence)
             _check_patterns(self.at if is_sequence else [self.at], "at")
             if not self.at:
-                raise ValueError("`at` must have a pattern: without one, nothing is read.")
+                raise ValueError(
+                    "`at` must have a pattern: without one, nothing is read."
+                )
 
 
 def _require(args: Any, kind: type, method: str) -> None:
     if not isinstance(args, kind):
         raise TypeError(
-            f"`{method}` takes `equinox_like.orbax.{kind.__name__}`; got {_described(args)}."
+            f"`{method}` takes `equinox_like.orbax.{kind.__name__}`; got "
+            f"{_described(args)}."
         )
 
 

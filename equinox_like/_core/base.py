@@ -31,7 +31,7 @@ from .._module.names import OfCallables, function_of as function_of, name_of as 
 from .._module.partial import Partial
 from .._tree.at import MISSING as MISSING
 from .._tree.cached import set_raw_dict
-from .._tree.nodes import require_callable as require_callable
+from .._tree.require import require_callable as require_callable
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")

@@ -13,8 +13,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._errors import LeafError
-from .._tree.nodes import refuse_callable_leaf
 from .._tree.paths import plain_path
+from .._tree.require import refuse_callable_leaf, refuse_class
 from .atomic import replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
@@ -151,7 +151,7 @@ def load(
         assert eqx.tree_equal(eqx.load("model", like), model)
         ```
     """
-    refuse_callable_leaf(like, "like")
+    refuse_class(like, "like")
     file = File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)

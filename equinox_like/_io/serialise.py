@@ -17,8 +17,9 @@ import jax.tree_util as jtu
 from .._compat.put import putter
 from .._errors import LeafError
 from .._tree.match import flatten_up_to
-from .._tree.nodes import describe_node, refuse_callable_leaf
+from .._tree.nodes import describe_node
 from .._tree.paths import listed, path_str, plain_path
+from .._tree.require import refuse_class
 from .atomic import opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
@@ -70,8 +71,8 @@ def tree_serialise_leaves(
 
     `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written:
     for example because it is a tracer or holds Python objects. `ValueError` if
-    `filter_spec` is not a prefix of `pytree`. `TypeError` if `pytree` is a class or a
-    function in place of a tree.
+    `filter_spec` is not a prefix of `pytree`. `TypeError` if `pytree` is a class
+    in place of an instance.
 
     !!! example
 
@@ -89,7 +90,7 @@ def tree_serialise_leaves(
         ```
     """
     if filter_spec is default_serialise_filter_spec:
-        refuse_callable_leaf(pytree, "pytree")
+        refuse_class(pytree, "pytree")
     items, _ = _assign(filter_spec, pytree, is_leaf, "pytree")
     if not _is_path(path_or_file, "write"):
         for spec, path, leaf in items:
@@ -156,7 +157,7 @@ def tree_deserialise_leaves(
         ```
     """
     if filter_spec is default_deserialise_filter_spec:
-        refuse_callable_leaf(like, "like")
+        refuse_class(like, "like")
     items, rebuild = _assign(filter_spec, like, is_leaf, "like")
     items = _sharing_put(items)
     if not _is_path(path_or_file, "read"):

@@ -16,8 +16,9 @@ from .._tree.arrays import (
     without_key,
 )
 from .._tree.filters import is_none
-from .._tree.nodes import describe_node, refuse_callable_leaf
+from .._tree.nodes import describe_node
 from .._tree.paths import listed, path_str
+from .._tree.require import refuse_class
 from .faults import Faults
 from .placement import put_like, shardings_for
 from .tensors import NUMBERS, is_loadable, number_type
@@ -74,8 +75,8 @@ def load_state_dict(
         arrays are copied.
     - `strict`: `False` keeps the leaves that `mapping` does not have, and ignores names
         that only `mapping` has. Other shapes and dtypes remain errors, and so does a
-        `mapping` with none of the names. Python numbers and flags, such as the rate of a dropout, may be missing in any case: other
-        frameworks do not save them.
+        `mapping` with none of the names. Python numbers and flags, such as the rate of a
+        dropout, may be missing in any case: other frameworks do not save them.
     - `rename`: from a name in `tree` to its name in `mapping`: a dictionary of those that
         differ, or a function for all.
 
@@ -102,7 +103,7 @@ def load_state_dict(
         assert model.bias.tolist() == [1.0, 1.0]
         ```
     """
-    refuse_callable_leaf(tree, "tree")
+    refuse_class(tree, "tree")
     if not (hasattr(mapping, "__contains__") and hasattr(mapping, "__getitem__")):
         raise TypeError(
             "`mapping` must be a dictionary from names to arrays; got "

@@ -106,35 +106,6 @@ def describe_node(node: Any) -> str:
     return f"{name} of length {len(node)}" if isinstance(node, _SIZED) else name
 
 
-def require_callable(fun: Any, function: str, argument: str | None = None) -> None:
-    """Raises unless `fun` is callable: what `function` wraps, or its `argument`."""
-    if callable(fun):
-        return
-    if argument is not None:
-        raise TypeError(
-            f"`{function}` takes a function as `{argument}`; got {describe_node(fun)}."
-        )
-    raise TypeError(
-        f"`{function}` wraps a function or another callable; got "
-        f"{fun!r} of type {type(fun).__name__}."
-    )
-
-
-def refuse_callable_leaf(tree: Any, argument: str) -> None:
-    """Raises if a class or a function is given in place of a tree that it makes."""
-    if callable(tree) and jtu.all_leaves([tree]):
-        name = getattr(tree, "__name__", type(tree).__name__)
-        is_class = isinstance(tree, type)
-        raise TypeError(
-            f"`{argument}` must be a tree with leaves, and is the "
-            + (
-                f"class `{name}`: pass an instance."
-                if is_class
-                else f"function `{name}`: pass what it returns, or a Module."
-            )
-        )
-
-
 def with_article(name: str) -> str:
     """`a Linear`, `an Embedding`, `an MLP`, for the name of a class."""
     # Acronyms are spelled out when read: "an em-el-pee".

@@ -14,8 +14,9 @@ import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .glob import check_patterns, matches
-from .nodes import Nodes, children_of, require_callable
+from .nodes import Nodes, children_of
 from .paths import listed
+from .require import require_callable
 
 _Tree = TypeVar("_Tree")
 _SHOWN = 10
