@@ -114,14 +114,14 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
 
 def require_policy(policy: Any, function: str, argument: str) -> None:
     """Raises unless `policy` is a function that JAX can ask what to save."""
-    policies = jax.checkpoint_policies
-    if isinstance(policy, str) and hasattr(policies, policy):
+    policies: Any = jax.checkpoint_policies
+    if isinstance(policy, str):
         raise TypeError(
             f"`{function}` takes a function as `{argument}`: pass "
             f"`jax.checkpoint_policies.{policy}` instead of its name."
         )
     require_callable(policy, function, argument)
-    name = getattr(policy, "__name__", "")
+    name: str = getattr(policy, "__name__", "")
     if policy is not getattr(policies, name, None):
         return
     # A policy is called with the parameters of any primitive, so it takes `**kwargs`.
