@@ -12,7 +12,7 @@ Needs the package `orbax-checkpoint`: `pip install orbax-checkpoint`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -206,9 +206,10 @@ class Restore(_ocp.args.CheckpointArgs):
     def __post_init__(self) -> None:
         _refuse_class(self.like, "like")
         if self.at is not None:
-            is_sequence = isinstance(self.at, Sequence)
-            _check_patterns(self.at if is_sequence else [self.at], "at")
-            if not self.at:
+            several = isinstance(self.at, Iterable) and not isinstance(self.at, str)
+            patterns = list(self.at) if several else [self.at]
+            _check_patterns(patterns, "at")
+            if not patterns:
                 raise ValueError(
                     "`at` must have a pattern: without one, nothing is read."
                 )

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.usefixtures("without_type_checks")
 
 X = jnp.ones(3)
 MODEL = nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
-SWAPPED = "It comes first, and the tree second"
 
 
 def loss(model, x):
@@ -68,13 +67,13 @@ def saved(tmp_path, monkeypatch):
             ValueError,
             "`path_or_file` must",
         ),
-        (lambda: eqx.save(MODEL, "a"), TypeError, f"got an MLP. {SWAPPED}"),
+        (lambda: eqx.save(MODEL, "a"), TypeError, "`path`, the first argument, must"),
         (
             lambda: eqx.save(None, MODEL),
             TypeError,
-            "`path` must be a string or another",
+            "a string or another path; got None",
         ),
-        (lambda: eqx.load(io.BytesIO(), MODEL), TypeError, "`tree_deserialise_leaves`"),
+        (lambda: eqx.load(io.BytesIO(), MODEL), TypeError, "take open files"),
         (lambda: eqx.load_metadata(3), TypeError, "got an int"),
         (
             lambda: eqx.load("a.eqx", MODEL),
@@ -98,14 +97,14 @@ def test_wrong_file_or_tree_is_named_and_no_file_is_lost(saved, call, error, tex
 @pytest.mark.parametrize("mode", ["rb", "w"])
 def test_file_that_cannot_be_written_is_named(saved, mode):
     with open("a.eqx" if mode == "rb" else "new", mode) as file:
-        with raises(RuntimeError, "layers[0].weight: the file is not open"):
+        with raises(RuntimeError, "the file with the mode 'wb'"):
             eqx.tree_serialise_leaves(file, MODEL)
 
 
 @pytest.mark.parametrize("mode", ["r", "wb"])
 def test_file_that_cannot_be_read_is_named(saved, mode):
     with open("a.eqx" if mode == "r" else "new", mode) as file:
-        with raises(RuntimeError, "open it with 'rb'"):
+        with raises(RuntimeError, "Open the file with the mode 'rb'"):
             eqx.tree_deserialise_leaves(file, MODEL)
 
 

@@ -23,13 +23,10 @@ def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
     if not isinstance(path, str | bytes | os.PathLike):
         is_file = hasattr(path, "read") or hasattr(path, "write")
         raise TypeError(
-            f"`{argument}` must be a string or another path; got {describe_node(path)}. "
-            + (
-                "An open file is for `tree_serialise_leaves` and "
-                "`tree_deserialise_leaves`."
-                if is_file
-                else "It comes first, and the tree second."
-            )
+            f"`{argument}`, the first argument, must be a string or another path; got "
+            f"{describe_node(path)}."
+            + " `tree_serialise_leaves` and its counterpart take open files."
+            * is_file
         )
     path = pathlib.Path(os.fsdecode(path))
     if path.name in ("", ".."):

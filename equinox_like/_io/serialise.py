@@ -220,16 +220,17 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
     try:
         spec(file, leaf)
     except Exception as error:
-        problem = _wrong_mode(file, "writable", "wb") or error
-        raise _error_at(path, problem) from error
+        raise _error_at(path, _with_mode(error, file, "wb")) from error
 
 
-def _wrong_mode(file: Any, method: str, mode: str) -> str | None:
-    """What is wrong with how the file was opened, if that explains an error."""
-    is_usable = getattr(file, method, None)
-    if isinstance(file, io.TextIOBase) or (is_usable is not None and not is_usable()):
-        return f"the file is not open in a suitable mode: open it with {mode!r}."
-    return None
+def _with_mode(error: Exception, file: Any, mode: str) -> Any:
+    """The error; with the mode to open the file in, if it was opened in another one."""
+    is_text = isinstance(file, io.TextIOBase)
+    if isinstance(error, io.UnsupportedOperation) or (
+        is_text and isinstance(error, TypeError | UnicodeError)
+    ):
+        return f"{error}. Open the file with the mode {mode!r}."
+    return error
 
 
 # Reading
@@ -291,8 +292,7 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
             f"{error}. Is the file complete, and was it saved from a tree like `like`?",
         ) from error
     except Exception as error:
-        problem = _wrong_mode(file, "readable", "rb") or error
-        raise _error_at(path, problem) from error
+        raise _error_at(path, _with_mode(error, file, "rb")) from error
     return leaf
 
 

@@ -82,7 +82,7 @@ def filter_pure_callback(
             "`'sequential'` for one that does not."
         )
     described = jtu.tree_leaves(result_shape_dtypes)
-    if described and all(isinstance(x, int | type) for x in described):
+    if described and all(type(x) is int or isinstance(x, type) for x in described):
         # JAX leaves out a pure callback that returns no array.
         raise TypeError(
             f"`result_shape_dtypes` describes no array: it is {result_shape_dtypes!r}. "

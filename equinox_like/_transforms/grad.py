@@ -247,6 +247,8 @@ def first_argument(
         try:
             chosen = jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
         except ValueError as error:
+            if "filter_spec" not in str(error):
+                raise
             raise ValueError(str(error).replace("filter_spec", "wrt")) from error
     if len(places) < len(leaves):
         _refuse_refs(fun, treedef, chosen)

@@ -137,7 +137,8 @@ class Counted(Transformed[_P, _T]):
         if self._max_traces is not None:
             trace = _trace_of((self._tree, args, kwargs), fn)
             if not is_allowed:
-                if hasattr(fn, "lower"):  # `filter_jit` or `jax.jit` of a function
+                # What `filter_jit` and `jax.jit` return has both.
+                if hasattr(fn, "trace") and hasattr(fn, "lower"):
                     raise RuntimeError(
                         f"`assert_max_traces` of the compiled `{name_of(fn)}` counts all "
                         "calls. To count traces, apply it to the function: "
