@@ -12,7 +12,7 @@ Needs the package `orbax-checkpoint`: `pip install orbax-checkpoint`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -33,8 +33,16 @@ from ._tree.arrays import (
     is_typed_key as _is_typed_key,
 )
 from ._tree.filters import is_array as _is_array
-from ._tree.glob import matches_above as _matches_above
+from ._tree.glob import (
+    check_patterns as _check_patterns,
+    matches_above as _matches_above,
+)
+from ._tree.nodes import describe_node as _described
 from ._tree.paths import plain_path as _plain_path
+from ._tree.require import (
+    refuse_callable_leaf as _refuse_callable_leaf,
+    refuse_class as _refuse_class,
+)
 
 try:
     import orbax.checkpoint as _ocp
@@ -87,14 +95,17 @@ class TreeHandler(_ocp.AsyncCheckpointHandler):
 
     async def async_save(self, directory: Any, args: "Save") -> Any:
         """Copies the arrays to the host, and returns futures of their being written."""
+        _require(args, Save, "save")
         return await self._arrays.async_save(directory, args=_as_pytree_save(args.tree))
 
     def save(self, directory: Any, args: "Save") -> None:
         """Saves, and waits until all is written."""
+        _require(args, Save, "save")
         self._arrays.save(directory, args=_as_pytree_save(args.tree))
 
     def restore(self, directory: Any, args: "Restore") -> Any:
         """**Returns:** a tree of the structure of `args.like`."""
+        _require(args, Restore, "restore")
         return _restored(self._arrays, directory, args)
 
     def metadata(self, directory: Any) -> Any:
@@ -128,7 +139,8 @@ class Save(_ocp.args.CheckpointArgs):
 
     `LeafError`, a `RuntimeError` with attribute `path`, before anything is written, if
     an array is traced or was deleted, is a `jax.ShapeDtypeStruct` or a masked array, or
-    is of a dtype that Orbax does not store.
+    is of a dtype that Orbax does not store. `TypeError` if `tree` is a class or a function
+    in place of a tree.
 
     !!! example
 
@@ -151,6 +163,7 @@ class Save(_ocp.args.CheckpointArgs):
     tree: Any
 
     def __post_init__(self) -> None:
+        _refuse_callable_leaf(self.tree, "tree")
         # A later error would leave a partly written step in Orbax's folder.
         names: set[str] = set()
         for path, leaf in jtu.tree_leaves_with_path(self.tree):
@@ -181,13 +194,33 @@ class Restore(_ocp.args.CheckpointArgs):
 
     **Raises:**
 
-    `LeafError`, a `RuntimeError` with attribute `path`, while restoring. `ValueError` if a
-    pattern matches nothing, or if the checkpoint was not saved by `Save`.
+    `TypeError` if `like` is a class in place of an instance. `LeafError`, a `RuntimeError`
+    with attribute `path`, while restoring. `ValueError` if a pattern matches nothing, or if
+    the checkpoint was not saved by `Save`.
     """
 
     like: Any
     shardings: Any = None
     at: str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        _refuse_class(self.like, "like")
+        if self.at is not None:
+            several = isinstance(self.at, Iterable) and not isinstance(self.at, str)
+            patterns = list(self.at) if several else [self.at]
+            _check_patterns(patterns, "at")
+            if not patterns:
+                raise ValueError(
+                    "`at` must have a pattern: without one, nothing is read."
+                )
+
+
+def _require(args: Any, kind: type, method: str) -> None:
+    if not isinstance(args, kind):
+        raise TypeError(
+            f"`{method}` takes `equinox_like.orbax.{kind.__name__}`; got "
+            f"{_described(args)}."
+        )
 
 
 # Saving

@@ -77,6 +77,11 @@ def trees(leaves=leaves, max_leaves: int = 8):
     )
 
 
+def whole_trees():
+    """Trees that can be saved: not a class or a function in place of a tree."""
+    return trees().filter(lambda tree: not callable(tree))
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two leaves have the same type and content, a NaN being a NaN."""
     if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):

@@ -116,7 +116,7 @@ def test_saving_is_asynchronous_and_keeps_the_values_of_its_call(manager, key):
 
 def test_it_is_restored_onto_another_mesh(manager, key):
     auto = {"axis_types": (AxisType.Auto,)}
-    rules = [("linear.weight", P("x")), ("**", P())]
+    rules = [("**.linear.weight", P("x")), ("**", P())]
     before = jax.make_mesh((4,), ("x",), **auto)
     after = jax.make_mesh((2,), ("x",), devices=jax.devices()[2:], **auto)
     model, _ = eqx.make_sharded(nn.make_with_state(Net), key, mesh=before, rules=rules)
@@ -168,6 +168,34 @@ def test_a_part_is_restored_by_pattern(manager, key):
     like = eqx.filter_eval_shape(lambda: other)
     with pytest.raises(eqx.LeafError, match=r"`layers\[1\]\.weight` is a ShapeDtype"):
         manager.restore(1, args=orbax.Restore(like, at="layers[0]"))
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: orbax.Save(nn.Linear), TypeError, "`tree` is the class `Linear`"),
+        (lambda: orbax.Save(len), TypeError, "`tree` is the function `len`"),
+        (lambda: orbax.Restore(nn.Linear), TypeError, "`like` is the class `Linear`"),
+        (lambda: orbax.Restore({}, at=3), TypeError, "`at` takes patterns .* got 3"),
+        (lambda: orbax.Restore({}, at=[]), ValueError, "`at` must have a pattern"),
+    ],
+)
+def test_wrong_argument_is_named(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_saving_and_restoring_each_take_their_own_arguments(tmp_path):
+    handler = orbax.TreeHandler()
+    with pytest.raises(
+        TypeError, match=r"`save` takes `equinox_like\.orbax\.Save`; got"
+    ):
+        handler.save(tmp_path, orbax.Restore({}))
+    with pytest.raises(TypeError, match=r"`restore` takes `equinox_like\.orbax\.Rest"):
+        handler.restore(tmp_path, orbax.Save({}))
+    handler.close()
 
 
 def test_all_differences_are_told_at_once(manager):

@@ -32,6 +32,7 @@ from .._module.names import OfCallables, function_of as function_of, name_of as 
 from .._module.partial import Partial
 from .._tree.at import MISSING as MISSING
 from .._tree.cached import set_raw_dict
+from .._tree.require import require_callable as require_callable
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -104,14 +105,6 @@ class Transformed(Module, Generic[_P, _T]):
         bound: Any = _new(self._binds_as_)
         set_raw_dict(bound, {"func": self, "args": (instance,), "keywords": {}})
         return bound
-
-
-def require_callable(fun: Any, transformation: str) -> None:
-    if not callable(fun):
-        raise TypeError(
-            f"`{transformation}` wraps a function or another callable; got "
-            f"{fun!r} of type {type(fun).__name__}."
-        )
 
 
 def refuse_deprecated(

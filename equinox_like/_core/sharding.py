@@ -6,7 +6,14 @@ Errors name the option that gave the sharding, and the array.
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+)
 
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
@@ -24,6 +31,14 @@ def is_sharding(spec: Any) -> bool:
     if isinstance(spec, Sharding | PartitionSpec):
         return True
     return hasattr(spec, "sharding") and not is_array(spec)
+
+
+def require_mesh(mesh: Any, function: str) -> None:
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(
+            f"`mesh` of `{function}` must be a `jax.sharding.Mesh`, as `jax.make_mesh` "
+            f"makes it; got {mesh!r}."
+        )
 
 
 def refuse_other(option: str, name: str, spec: Any) -> None:

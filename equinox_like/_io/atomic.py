@@ -10,10 +10,29 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from .._tree.nodes import describe_node
 
-def with_suffix(path: Any, suffix: str) -> str:
-    """`path`, of any path type, as a string, with `suffix` if it has none."""
+
+def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
+    """`path`, of any path type, as a string, with `suffix` if it has none.
+
+    **Raises:**
+
+    `TypeError` or `ValueError`, naming the `argument`, if it does not name a file.
+    """
+    if not isinstance(path, str | bytes | os.PathLike):
+        is_file = hasattr(path, "read") or hasattr(path, "write")
+        raise TypeError(
+            f"`{argument}`, the first argument, must be a string or another path; got "
+            f"{describe_node(path)}."
+            + " `tree_serialise_leaves` and its counterpart take open files."
+            * is_file
+        )
     path = pathlib.Path(os.fsdecode(path))
+    if path.name in ("", ".."):
+        raise ValueError(
+            f"`{argument}` must end with the name of a file; got {str(path)!r}."
+        )
     return str(path) if path.suffix else f"{path}{suffix}"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from .._errors import LeafError
 from .._tree.paths import plain_path
+from .._tree.require import refuse_callable_leaf, refuse_class
 from .atomic import replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
@@ -53,7 +54,8 @@ def save(
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, for a leaf that cannot be saved: a
-    traced array, one with parts on other hosts, an array of Python objects.
+    traced array, one with parts on other hosts, an array of Python objects. `TypeError`
+    if `tree` is a class or a function in place of a tree.
 
     !!! example
 
@@ -70,6 +72,7 @@ def save(
         assert eqx.load_metadata("model") == {"trained": "yes"}
         ```
     """
+    refuse_callable_leaf(tree, "tree")
     texts = _check_metadata(metadata)
     tensors = _encode(tree)
     # With the largest alignment first, each tensor is aligned.
@@ -110,7 +113,8 @@ def load(
         An array is put where that of `like` is committed to, or where the struct says: for
         one on the explicit axes of a mesh, under `jax.set_mesh`.
     - `strict`: `False` takes leaves from `like` that the file does not have, and
-        ignores what else is in the file. Other shapes and dtypes remain errors.
+        ignores what else is in the file. Other shapes and dtypes remain errors, and so
+        does a file that has none of the leaves.
     - `verify`: whether to compare the data with their checksums. `False` is quicker:
         then data that are not used are not read at all. If an array is sharded over
         several processes, each process reads and checks only the pieces of 1 MiB that
@@ -147,6 +151,7 @@ def load(
         assert eqx.tree_equal(eqx.load("model", like), model)
         ```
     """
+    refuse_class(like, "like")
     file = File(with_suffix(path, _SUFFIX))
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)
@@ -170,6 +175,8 @@ def load(
     if strict:
         wanted = set(names)
         faults.left_over(name for name in file.tensors if name not in wanted)
+    else:
+        faults.require_common(filter(None, names), file.tensors)
     faults.raise_any()
     leaves = [
         _read(file, name, *item) if name in file.tensors else item[1]

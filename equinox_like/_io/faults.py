@@ -1,6 +1,6 @@
 """`Faults`: one error that lists everything that prevents loading a tree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from .._errors import LeafError
@@ -39,6 +39,12 @@ class Faults:
 
     def left_over(self, names: Iterator[str]) -> None:
         self.extra = sorted(names)
+
+    def require_common(self, wanted: Iterable[str], found: Iterable[str]) -> None:
+        """Lists all names, if some are wanted and some are found, but none are both."""
+        wanted, found = list(wanted), list(found)
+        if wanted and found and not set(wanted) & set(found):
+            self.absent, self.extra = wanted, sorted(found)
 
     def raise_any(self) -> None:
         lines = self.lines[:_SHOWN]

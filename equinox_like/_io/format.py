@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from .checksum import checksum_and_pieces, has_checksum, has_pieces
-from .records import are_bools
+from .records import MAGIC, are_bools
 from .tensors import Tensor, decode_tensor
 
 METADATA: Final = "__metadata__"
@@ -184,6 +184,9 @@ def _require_sound(path: str) -> None:
         with safetensors.safe_open(path, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
+        with open(path, "rb") as file:
+            is_npy = file.read(len(MAGIC)) == MAGIC
         raise RuntimeError(
             f"{path} is not a safetensors file, or is damaged: {error}."
+            + " `tree_deserialise_leaves` loads files of `.npy` records." * is_npy
         ) from error

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from .._compat.put import putter
+from .._compat.tracer import Tracer
 from .._errors import LeafError
 from .._tree.arrays import describe_array
 from .._tree.match import spread
@@ -38,7 +39,10 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
         return None
     name = f"`{plain_path(path)}` ({describe_array(leaf)})"
     if spec is None:
-        is_free = isinstance(leaf, jax.Array) and not leaf.committed
+        # A traced array is not on a device.
+        is_free = isinstance(leaf, jax.Array) and (
+            isinstance(leaf, Tracer) or not leaf.committed
+        )
         return None if is_free else _on_devices(path, name, leaf.sharding)
     if not isinstance(spec, Sharding):
         raise LeafError(

@@ -25,7 +25,7 @@ from .._tree.nodes import with_article
 from .narrow import narrowed, narrows_to
 from .tensors import NUMBERS, is_loadable, is_savable, number_type
 
-_MAGIC: Final = b"\x93NUMPY"
+MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
 _MAX_HEADER: Final = 10_000
 _KEY_PREFIX: Final = "key<"
@@ -241,12 +241,17 @@ def read_header(file: Any) -> Header:
 
     `EOFError` if the file ends, `ValueError` if no record of plain data starts here.
     """
-    start = file.read(len(_MAGIC) + 2)
+    start = file.read(len(MAGIC) + 2)
     if not start:
         raise EOFError("the file ends here")
-    if not start.startswith(_MAGIC[: len(start)]):
-        raise ValueError(f"expected the start of a `.npy` record, found {start!r}")
-    if len(start) < len(_MAGIC) + 2:
+    if not start.startswith(MAGIC[: len(start)]):
+        # A safetensors file starts with the length of its header, in 8 bytes.
+        is_length = 0 < int.from_bytes(start, "little") < 1 << 32
+        raise ValueError(
+            f"expected the start of a `.npy` record, found {start!r}"
+            + ". `load` reads safetensors files" * is_length
+        )
+    if len(start) < len(MAGIC) + 2:
         raise _cut()
     version = start[-2]
     if version not in (1, 2, 3):

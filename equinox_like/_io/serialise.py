@@ -7,6 +7,7 @@ old file or the new one.
 """
 
 import functools
+import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from .._errors import LeafError
 from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
 from .._tree.paths import listed, path_str, plain_path
+from .._tree.require import refuse_class
 from .atomic import opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
@@ -69,7 +71,8 @@ def tree_serialise_leaves(
 
     `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written:
     for example because it is a tracer or holds Python objects. `ValueError` if
-    `filter_spec` is not a prefix of `pytree`.
+    `filter_spec` is not a prefix of `pytree`. `TypeError` if `pytree` is a class
+    in place of an instance.
 
     !!! example
 
@@ -86,12 +89,14 @@ def tree_serialise_leaves(
         assert loaded["w"][2] == 2.0 and loaded["name"] == "second"
         ```
     """
+    if filter_spec is default_serialise_filter_spec:
+        refuse_class(pytree, "pytree")
     items, _ = _assign(filter_spec, pytree, is_leaf, "pytree")
     if not _is_path(path_or_file, "write"):
         for spec, path, leaf in items:
             _write_leaf(path_or_file, spec, path, leaf)
         return
-    with replacing(with_suffix(path_or_file, ".eqx")) as file:
+    with replacing(with_suffix(path_or_file, ".eqx", "path_or_file")) as file:
         written: list[tuple[str, int]] = []
         end, is_selection = 0, False
         for spec, path, leaf in items:
@@ -151,11 +156,13 @@ def tree_deserialise_leaves(
             assert eqx.tree_deserialise_leaves(f"{folder}/model", like)[1] == 0.1
         ```
     """
+    if filter_spec is default_deserialise_filter_spec:
+        refuse_class(like, "like")
     items, rebuild = _assign(filter_spec, like, is_leaf, "like")
     items = _sharing_put(items)
     if not _is_path(path_or_file, "read"):
         return rebuild([_read_leaf(path_or_file, *item) for item in items])
-    path = with_suffix(path_or_file, ".eqx")
+    path = with_suffix(path_or_file, ".eqx", "path_or_file")
     with opened(path) as file:
         saved = find_structure(file)
         leaves = list(_read_leaves(file, items, saved, Mapped(file.name)))
@@ -213,7 +220,17 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
     try:
         spec(file, leaf)
     except Exception as error:
-        raise _error_at(path, error) from error
+        raise _error_at(path, _with_mode(error, file, "wb")) from error
+
+
+def _with_mode(error: Exception, file: Any, mode: str) -> Any:
+    """The error; with the mode to open the file in, if it was opened in another one."""
+    is_text = isinstance(file, io.TextIOBase)
+    if isinstance(error, io.UnsupportedOperation) or (
+        is_text and isinstance(error, TypeError | UnicodeError)
+    ):
+        return f"{error}. Open the file with the mode {mode!r}."
+    return error
 
 
 # Reading
@@ -275,7 +292,7 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
             f"{error}. Is the file complete, and was it saved from a tree like `like`?",
         ) from error
     except Exception as error:
-        raise _error_at(path, error) from error
+        raise _error_at(path, _with_mode(error, file, "rb")) from error
     return leaf
 
 

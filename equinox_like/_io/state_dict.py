@@ -15,7 +15,10 @@ from .._tree.arrays import (
     with_key,
     without_key,
 )
-from .._tree.paths import path_str
+from .._tree.filters import is_none
+from .._tree.nodes import describe_node
+from .._tree.paths import listed, path_str
+from .._tree.require import refuse_class
 from .faults import Faults
 from .placement import put_like, shardings_for
 from .tensors import NUMBERS, is_loadable, number_type
@@ -71,9 +74,9 @@ def load_state_dict(
         convert to one, such as PyTorch's tensors on the CPU (after `.detach()`). The
         arrays are copied.
     - `strict`: `False` keeps the leaves that `mapping` does not have, and ignores names
-        that only `mapping` has. Other shapes and dtypes remain errors. Python numbers
-        and flags, such as the rate of a dropout, may be missing in any case: other
-        frameworks do not save them.
+        that only `mapping` has. Other shapes and dtypes remain errors, and so does a
+        `mapping` with none of the names. Python numbers and flags, such as the rate of a
+        dropout, may be missing in any case: other frameworks do not save them.
     - `rename`: from a name in `tree` to its name in `mapping`: a dictionary of those that
         differ, or a function for all.
 
@@ -84,7 +87,8 @@ def load_state_dict(
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, which lists all leaves that are
-    missing, left over, or of another shape or dtype.
+    missing, left over, or of another shape or dtype. `ValueError` if a key of `rename` is
+    not a name in `tree`.
 
     !!! example
 
@@ -99,7 +103,13 @@ def load_state_dict(
         assert model.bias.tolist() == [1.0, 1.0]
         ```
     """
-    there = _renamer(rename)
+    refuse_class(tree, "tree")
+    if not (hasattr(mapping, "__contains__") and hasattr(mapping, "__getitem__")):
+        raise TypeError(
+            "`mapping` must be a dictionary from names to arrays; got "
+            f"{describe_node(mapping)}. `tree` comes first, and `mapping` second."
+        )
+    there = _renamer(rename, tree)
     faults = Faults("the state dict", "the mapping", "tree")
     new: dict[_Path, Any] = {}
     used: set[str] = set()
@@ -117,6 +127,8 @@ def load_state_dict(
             faults.mismatch(path, name, *unfit.args)
     if strict:
         faults.left_over(name for name in mapping if name not in used)
+    else:
+        faults.require_common(used, mapping)
     faults.raise_any()
     items, treedef = jtu.tree_flatten_with_path(tree)
     leaves = [new.get(path, leaf) for path, leaf in items]
@@ -174,20 +186,32 @@ def _as_array(value: Any) -> Any:
     return array
 
 
-def _renamer(rename: Any) -> Callable[[str], Any]:
+def _renamer(rename: Any, tree: Any) -> Callable[[str], Any]:
     if callable(rename):
         return rename
     table = rename or {}
+    # A layer without a bias has `None` there, which a table for all layers may name.
+    paths = jtu.tree_leaves_with_path(tree, is_leaf=is_none) if table else []
+    unknown = set(table) - {_dotted(path) for path, _ in paths}
+    if unknown:
+        raise ValueError(
+            f"`rename` names what `tree` does not have: {listed(sorted(unknown), 5)}. "
+            "Its keys are names in `tree`. For a table of more names, pass a function."
+        )
     return lambda name: table.get(name, name)
+
+
+def _dotted(path: _Path) -> str:
+    # The key from a frozen part to its content has an empty text.
+    written = tuple(key for key in path if str(key))
+    return jtu.keystr(written, simple=True, separator=".")
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, _Path, Any]]:
     named, seen = [], {}
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
         if is_loadable(leaf):
-            # The key from a frozen part to its content has an empty text.
-            written = tuple(key for key in path if str(key))
-            name = jtu.keystr(written, simple=True, separator=".")
+            name = _dotted(path)
             if name in seen:
                 raise ValueError(
                     f"`{path_str(seen[name], 'tree')}` and `{path_str(path, 'tree')}` have "

@@ -17,7 +17,7 @@ import jax.export
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._core.base import frames_hidden, hide_frames, name_of
+from .._core.base import frames_hidden, hide_frames, name_of, require_callable
 from .._core.describe import (
     Description,
     describe_tree,
@@ -28,8 +28,10 @@ from .._core.describe import (
 from .._core.difference import Leaf, trees
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array
+from .._tree.nodes import describe_node
 from .jit import Jitted, filter_jit
 from .layout import Layout, LayoutTable
+from .stages import as_platforms
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -38,7 +40,7 @@ _T = TypeVar("_T")
 def filter_export(
     fun: Callable[_P, _T],
     *,
-    platforms: Sequence[str] | None = None,
+    platforms: Sequence[str] | str | None = None,
     disabled_checks: Sequence[Any] = (),
 ) -> "Callable[..., Exported[_P, _T]]":
     """`jax.export.export` for functions of any pytrees: a program that can be saved.
@@ -47,8 +49,8 @@ def filter_export(
 
     - `fun`: any callable, or what `filter_jit` made of one. The arrays that it holds
         itself, as a Module does, become part of the program.
-    - `platforms`: for which to export, for example `("cpu", "cuda")`. By default that of
-        this host.
+    - `platforms`: for which to export, for example `("cpu", "cuda")` or `"tpu"`. By
+        default that of this host.
     - `disabled_checks`: as for `jax.export.export`.
 
     **Returns:**
@@ -65,10 +67,12 @@ def filter_export(
 
     **Raises:**
 
-    When the result is called: `TypeError` naming the path of a static argument or a part of
-    the structure that is not what was exported; JAX's errors for other shapes and dtypes,
-    and for a platform that it was not exported for. `.serialize` raises `ValueError` naming
-    the path of a static value that cannot be described to another process.
+    `ValueError` for a misspelt platform. `NotImplementedError` if `fun` holds a check or a
+    callback, which call Python. When the result is called: `TypeError` naming the path of a
+    static argument or a part of the structure that is not what was exported; JAX's errors
+    for other shapes and dtypes, and for a platform that it was not exported for.
+    `.serialize` raises `ValueError` naming the path of a static value that cannot be
+    described to another process.
 
     !!! example
 
@@ -83,6 +87,8 @@ def filter_export(
         assert jnp.allclose(exported(jnp.ones(2)), model(jnp.ones(2)))
         ```
     """
+    require_callable(fun, "filter_export")
+    platforms = as_platforms(platforms, "platforms")
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
     jitted = jitted._with_donation("none")  # a loaded program donates no buffers
 
@@ -115,7 +121,8 @@ def deserialize_export(
 
     **Raises:**
 
-    `ValueError` if `data` is truncated, changed or not an exported function.
+    `TypeError` if `data` is not bytes. `ValueError` if it is truncated, changed or not an
+    exported function.
     `ValueError` naming the path if `like` is needed, or does not fit the output.
 
     !!! example
@@ -138,6 +145,11 @@ def deserialize_export(
             assert "`by` was the static value 2, and is now" in str(error)
         ```
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(
+            "`data` must be the bytes that `.serialize()` returned; got "
+            f"{describe_node(data)}."
+        )
     header, program = _open(bytes(data))
     try:
         exported = jax.export.deserialize(bytearray(program))
@@ -302,9 +314,19 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 
     traced.__name__ = traced.__qualname__ = name_of(jitted.__wrapped__)
-    exported = jax.export.export(
-        jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
-    )({n: x for n, x in named if n not in own})
+    try:
+        exported = jax.export.export(
+            jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
+        )({n: x for n, x in named if n not in own})
+    except NotImplementedError as e:
+        if "host_callbacks" not in str(e):
+            raise
+        raise NotImplementedError(
+            f"`filter_export`: `{traced.__name__}` calls Python while it runs, by a check "
+            "such as `error_if` or by a callback, and another process does not have that "
+            "function. Leave it out; or let the check set NaNs instead, with "
+            '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
+        ) from e
     there = {name for name, _ in named}
     call = _Call(
         name_of(jitted.__wrapped__),

@@ -25,6 +25,7 @@ from .._core.pickling import is_global, reduce_global
 from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial
+from .._tree.require import refuse_unknown_options
 from .checks import explained, holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
@@ -307,5 +308,6 @@ def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
             raise ValueError(f"`filter_jit` does not take `{name}`: {fix}.")
     refuse_deprecated("filter_jit", _DEPRECATED, jitkwargs, "")
     options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
+    refuse_unknown_options(options, "filter_jit", jax.jit, ["donate"])
     if options:
-        jax.jit(lambda: None, **options)  # raises for unknown options
+        jax.jit(lambda: None, **options)  # raises for invalid values

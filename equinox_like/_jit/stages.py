@@ -6,9 +6,10 @@ compiled program, so it raises if it is called with other static leaves.
 """
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -98,13 +99,14 @@ class Traced(_Stage[_P, _T]):
         return self._call.specialization.outputs.fill(self.traced.out_info)
 
     def lower(
-        self, lowering_platforms: tuple[str, ...] | None = None
+        self, lowering_platforms: Sequence[str] | str | None = None
     ) -> "Lowered[_P, _T]":
         """Lowers to StableHLO: for this host, or for the platforms that are named.
 
         These may be platforms that this host lacks, `("tpu",)` for example. What was
         lowered for them can be inspected, but not compiled here.
         """
+        lowering_platforms = as_platforms(lowering_platforms, "lowering_platforms")
         # JAX warns of donated buffers while it lowers, see `donation.py`.
         try:
             lowered = lowering_warnings.lower(
@@ -116,6 +118,25 @@ class Traced(_Stage[_P, _T]):
 
     def __repr__(self) -> str:
         return f"<traced {self._call.jitted!r}>"
+
+
+# Those that JAX lowers for without a plugin. A plugin may have any name.
+_PLATFORMS: Final = ("cpu", "cuda", "gpu", "rocm", "tpu")
+
+
+def as_platforms(given: Any, argument: str) -> tuple[str, ...] | None:
+    """One platform or several as a tuple. JAX would take `"tpu"` for three platforms,
+    and lower for one that does not exist."""
+    if given is None:
+        return None
+    platforms = (given,) if isinstance(given, str) else tuple(given)
+    for name in platforms:
+        near = difflib.get_close_matches(str(name).lower(), _PLATFORMS, 1, cutoff=0.7)
+        if near and name not in _PLATFORMS:
+            raise ValueError(
+                f"`{argument}` names the platform {name!r}. Did you mean {near[0]!r}?"
+            )
+    return platforms
 
 
 class Lowered(_Stage[_P, _T]):

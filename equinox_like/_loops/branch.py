@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._core.base import frames_hidden
+from .._core.base import frames_hidden, require_callable
 from .._core.difference import Leaf, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
@@ -67,6 +67,8 @@ def filter_cond(
         assert rate == 0.1 and name == "adam"
         ```
     """
+    require_callable(true_fun, "filter_cond", "true_fun")
+    require_callable(false_fun, "filter_cond", "false_fun")
     return run_cached(_filter_cond, (true_fun, false_fun), pred, args)
 
 
@@ -86,7 +88,7 @@ def filter_switch(
 
     **Arguments:**
 
-    - `index`: an integer scalar. It is clamped to the range, as in JAX.
+    - `index`: an integer scalar. An array is clamped to the range, as in JAX.
     - `branches`: the functions to choose from. All of them are traced. They may be
         Modules, also of different structures.
     - `*args`: the arguments of the functions.
@@ -98,7 +100,8 @@ def filter_switch(
     **Raises:**
 
     `TypeError` if two outputs differ in structure, shape, dtype or static values,
-    naming the path. `ValueError` if there are no branches.
+    naming the path. `ValueError` if there are no branches, or for a Python integer
+    beyond them.
 
     !!! example
 
@@ -112,6 +115,14 @@ def filter_switch(
         assert y.tolist() == [1, 1]
         ```
     """
+    branches = tuple(branches)  # a generator can be read only once
+    for i, branch in enumerate(branches):
+        require_callable(branch, "filter_switch", f"branches[{i}]")
+    if type(index) is int and not 0 <= index < len(branches):
+        raise ValueError(
+            f"`filter_switch`: the index {index} is out of range for {len(branches)} "
+            "branches. Only an array is clamped."
+        )
     return run_cached(_filter_switch, branches, index, args)
 
 

@@ -1,18 +1,18 @@
 """`filter_while_loop` and `filter_fori_loop`: JAX's loops for any pytrees."""
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from .._core.base import frames_hidden, name_of
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import is_array_or_struct
 from .._core.show_as import show_as
 from .._transforms.arguments import data_names
 from .._tree.filters import is_array_like
 from .._tree.nodes import describe_node
+from .._tree.require import require_integer
 from .carry import Carry, type_of, with_carry
 from .eager import run_cached
 from .kinds import LoopKind, runner
@@ -76,7 +76,11 @@ def filter_while_loop(
         assert state["x"] == 0.625 and state["name"] == "halving"
         ```
     """
-    limit = None if max_steps is None else operator.index(max_steps)
+    require_callable(cond, "filter_while_loop", "cond")
+    require_callable(body, "filter_while_loop", "body")
+    limit = None
+    if max_steps is not None:
+        limit = require_integer(max_steps, "filter_while_loop", "max_steps")
     return run_cached(_filter_while_loop, (cond, body), init, limit, kind, checkpoints)
 
 
@@ -190,6 +194,9 @@ def filter_fori_loop(
         assert total == 6 and name == "sum"
         ```
     """
+    require_callable(body, "filter_fori_loop", "body")
+    if not (unroll is None or isinstance(unroll, bool)):
+        unroll = require_integer(unroll, "filter_fori_loop", "unroll", least=1)
     return run_cached(_filter_fori_loop, [body], lower, upper, init, unroll)
 
 

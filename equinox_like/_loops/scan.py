@@ -1,19 +1,20 @@
 """`filter_scan` and `filter_map`: iterate over axis 0 of the arrays of a pytree."""
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeVar
 
 import jax
 import jax.tree_util as jtu
 
-from .._core.base import frames_hidden, name_of
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.pack import pack, unpack
 from .._core.parts import pair_of, take_apart
 from .._core.show_as import show_as
 from .._transforms.arguments import data_names
+from .._transforms.checkpoint import require_policy
 from .._tree.filters import is_array
 from .._tree.paths import path_str
+from .._tree.require import require_integer
 from .carry import Carry, with_carry
 from .checkpointed_scan import checkpointed_scan, output_types
 from .eager import run_cached
@@ -61,8 +62,8 @@ def filter_scan(
     **Raises:**
 
     `TypeError` if something in the carry changes that must not change, naming its path.
-    `ValueError` if the arrays of `xs` differ in length or have none, and for another
-    `checkpoint`.
+    `ValueError` if the arrays of `xs` differ in length or have none, and for a `length`,
+    an `unroll` or a `checkpoint` other than these.
 
     !!! example
 
@@ -80,7 +81,12 @@ def filter_scan(
         assert x.shape == (2,)
         ```
     """
-    steps = None if length is None else operator.index(length)
+    require_callable(f, "filter_scan", "f")
+    steps = None
+    if length is not None:
+        steps = require_integer(length, "filter_scan", "length", least=0)
+    if not isinstance(unroll, bool):
+        unroll = require_integer(unroll, "filter_scan", "unroll", least=1)
     return run_cached(_filter_scan, [f], init, xs, steps, reverse, unroll, checkpoint)
 
 
@@ -123,7 +129,10 @@ def _filter_scan(
 
 def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | None:
     """The number of checkpoints, or `None` if `checkpoint` does not give one."""
-    if checkpoint is None or isinstance(checkpoint, bool) or callable(checkpoint):
+    if checkpoint is None or isinstance(checkpoint, bool):
+        return None
+    if callable(checkpoint):
+        require_policy(checkpoint, "filter_scan", "checkpoint")
         return None
     unrolls = unroll if isinstance(unroll, bool) else unroll != 1
     if unrolls:
@@ -131,9 +140,14 @@ def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | No
             "`filter_scan`: `unroll` cannot be combined with "
             f"`checkpoint={checkpoint!r}`."
         )
-    return (
-        steps if checkpoint == "all" else check_checkpoints("filter_scan", checkpoint)
-    )
+    if checkpoint == "all":
+        return steps
+    if isinstance(checkpoint, str):
+        raise ValueError(
+            "`filter_scan`: `checkpoint` must be `None`, a bool, an integer, 'all', or one "
+            f"of `jax.checkpoint_policies`; got {checkpoint!r}."
+        )
+    return check_checkpoints("filter_scan", checkpoint)
 
 
 def _by_checkpoints(
@@ -193,6 +207,9 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
         assert squares.tolist() == [0, 1, 4] and name == "n"
         ```
     """
+    require_callable(f, "filter_map", "f")
+    if batch_size is not None:
+        batch_size = require_integer(batch_size, "filter_map", "batch_size", least=1)
     return run_cached(_filter_map, [f], xs, batch_size)
 
 

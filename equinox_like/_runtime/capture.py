@@ -16,9 +16,10 @@ from .._core.base import frames_hidden, name_of, require_callable
 from .._core.context import Context
 from .._module.fields import field
 from .._tree.filters import is_array
-from .._tree.glob import matches
+from .._tree.glob import check_patterns, matches
 from .._tree.nodes import describe_node
 from .._tree.paths import listed
+from .._tree.require import refuse_class
 from .harvest import Found, Mark, UnreachableError, harvest, marked, marks_of
 from .watched import Around, Replace, See, map_modules, replacement, with_step
 
@@ -65,10 +66,10 @@ def capture(
 
     **Raises:**
 
-    `TypeError` for a `where` of another type. When called: `ValueError` if a part of
-    `where` chooses nothing that is called; `RuntimeError`, naming the path, for a value
-    that is computed within `jax.lax.cond` or `jax.lax.while_loop`, where it is not
-    known in advance whether and how often that happens.
+    `TypeError` for a `where` of another type, or a class as `model`. When called:
+    `ValueError` if a part of `where` chooses nothing that is called; `RuntimeError`, naming
+    the path, for a value that is computed within `jax.lax.cond` or `jax.lax.while_loop`,
+    where it is not known in advance whether and how often that happens.
 
     !!! example
 
@@ -104,7 +105,7 @@ def tag(value: _T, name: str) -> _T:
 
     **Raises:**
 
-    `ValueError` for an empty name.
+    `ValueError` for an empty name, `TypeError` for one that is not a string.
 
     !!! example
 
@@ -121,6 +122,11 @@ def tag(value: _T, name: str) -> _T:
         assert jnp.allclose(values["weights"], 1 / 3)
         ```
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            "`tag` takes the value first, and then a string as its name; got "
+            f"{describe_node(name)} as `name`."
+        )
     if not name:
         raise ValueError("`tag` takes a non-empty string as its name.")
     for pattern, function in _replaced.value:
@@ -150,7 +156,8 @@ def intervene(
 
     **Raises:**
 
-    `TypeError` if a replacement is not callable, or is a pytree with arrays. When called:
+    `TypeError` if `model` is a class, a key is not a string, or a replacement is not
+    callable or is a pytree with arrays. When called:
     `ValueError` if a pattern chooses nothing, and [`equinox_like.ShapeError`][], naming the
     path, if a function returns another structure, shape or dtype.
 
@@ -178,6 +185,7 @@ class Captured(Around):
 
     def __init__(self, model: Any, where: Any, of: Literal["outputs", "inputs"]):
         require_callable(model, "capture")
+        refuse_class(model, "model")
         self.model = model
         self.where = _checked(where)
         if of not in ("outputs", "inputs"):
@@ -239,6 +247,13 @@ class Intervened(Around):
 
     def __init__(self, model: Any, replacements: Mapping[str, Callable[[Any], Any]]):
         require_callable(model, "intervene")
+        refuse_class(model, "model")
+        if not isinstance(replacements, Mapping):
+            raise TypeError(
+                "`replacements` of `intervene` must be a dictionary from patterns to "
+                f"functions; got {describe_node(replacements)}."
+            )
+        check_patterns(replacements, "replacements")
         for pattern, function in replacements.items():
             if not callable(function) or any(map(is_array, jtu.tree_leaves(function))):
                 raise TypeError(

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -221,13 +221,14 @@ def _mode(on_error: str) -> str:
 
 
 def _check_messages(msgs: Sequence[str]) -> tuple[str, ...]:
-    wrong = [m for m in msgs if not isinstance(m, str)]
-    if wrong or isinstance(msgs, str):
+    # A generator can be read only once.
+    given = tuple(msgs) if isinstance(msgs, Iterable) else (msgs,)
+    if isinstance(msgs, str) or not all(isinstance(m, str) for m in given):
         raise TypeError(
             "`error_if` takes a string as its message, and `branched_error_if` a list or "
             f"tuple of strings; got {msgs!r}."
         )
-    return tuple(msgs)
+    return given
 
 
 def _is_plainly_false(pred: Any) -> bool:

@@ -13,13 +13,20 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._annotations import signature_of
-from .._core.base import Transformed, frames_hidden, hide_frames, name_of
+from .._core.base import (
+    Transformed,
+    frames_hidden,
+    hide_frames,
+    name_of,
+    require_callable,
+)
 from .._core.difference import Difference
 from .._jit.jit import Jitted, filter_jit
 from .._jit.retrace import SHAPE, Retrace
 from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.paths import path_str
+from .._tree.require import require_integer
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -67,7 +74,8 @@ def bucketed(
 
     **Raises:**
 
-    When wrapping: `TypeError` if `fun` has no parameter `lengths`; `ValueError` if it does
+    When wrapping: `TypeError` if `fun` has no parameter `lengths`, or if `axes` is not
+    nested like this; `ValueError` if it does
     not have a parameter that is named, or for sizes that are not positive.
     When called: `ValueError` naming the path of an array that is longer than the largest
     bucket, that does not have such an axis, that is longer than another array of the
@@ -101,6 +109,9 @@ class Bucketed(Transformed[_P, _T]):
     _crop: Any = field(static=True)
 
     def __init__(self, fun: Any, axes: Any, fill: Any, crop: Any):
+        require_callable(fun, "bucketed")
+        if crop is not None:
+            require_callable(crop, "bucketed", "crop")
         super().__init__(
             fun if isinstance(fun, Jitted) else filter_jit(fun), "bucketed"
         )
@@ -111,6 +122,7 @@ class Bucketed(Transformed[_P, _T]):
                 "parameter `lengths`. Add one, and mask what is beyond a length: "
                 '`jnp.where(jnp.arange(len(x)) < lengths["x"][0], x, 0)`.'
             )
+        _check_axes(axes)
         passed = [name for name in parameters if name != "lengths"]
         unknown = [name for name in axes if name not in passed]
         if unknown:
@@ -176,6 +188,8 @@ class Bucketed(Transformed[_P, _T]):
             value = bound.arguments[name]
             length = _length(value, name, axis)
             size = size_of(length)
+            if size is not None:
+                size = require_integer(size, "bucketed", f"axes[{name!r}][{axis}](...)")
             if size is None or size < length:
                 raise ValueError(_too_long(value, name, axis, length, size_of))
             bound.arguments[name] = _pad(value, name, axis, size - length, self._fill)
@@ -205,6 +219,20 @@ class _Next:
 
 def _next_power_of_two(length: int) -> int:
     return 1 << max(length - 1, 0).bit_length()
+
+
+def _check_axes(axes: Any) -> None:
+    is_nested = isinstance(axes, Mapping) and all(
+        isinstance(of_axes, Mapping) for of_axes in axes.values()
+    )
+    if not is_nested:
+        raise TypeError(
+            "`axes` of `bucketed` must map parameters to axes, and these to sizes, as in "
+            f"`{{'x': {{0: [8, 64]}}}}`; got {axes!r}."
+        )
+    for name, of_axes in axes.items():
+        for axis in of_axes:
+            require_integer(axis, "bucketed", f"a key of `axes[{name!r}]`")
 
 
 def _checked(sizes: Any, name: str, axis: int) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.tree_util as jtu
 from jax.experimental import io_callback
 
 from .._compat.trace_state import at_top_level
@@ -50,8 +51,8 @@ def filter_pure_callback(
 
     **Raises:**
 
-    `TypeError` if `result_shape_dtypes` is not given. When it runs,
-    `jax.errors.JaxRuntimeError` if what `callback` returns does not match
+    `TypeError` if `result_shape_dtypes` is not given, or is only a shape or a dtype. When
+    it runs, `jax.errors.JaxRuntimeError` if what `callback` returns does not match
     `result_shape_dtypes`; the message names what differs.
 
     !!! example
@@ -79,6 +80,13 @@ def filter_pure_callback(
             "JAX no longer has `vectorized` for callbacks: use `vmap_method`, for example "
             "`vmap_method='expand_dims'` for a callback that takes a batch, "
             "`'sequential'` for one that does not."
+        )
+    described = jtu.tree_leaves(result_shape_dtypes)
+    if described and all(type(x) is int or isinstance(x, type) for x in described):
+        # JAX leaves out a pure callback that returns no array.
+        raise TypeError(
+            f"`result_shape_dtypes` describes no array: it is {result_shape_dtypes!r}. "
+            "Pass `jax.ShapeDtypeStruct(shape, dtype)` for each array."
         )
     call = _Call(callback, args, kwargs, result_shape_dtypes, "filter_pure_callback")
     options = {"sharding": sharding, "vmap_method": vmap_method}

@@ -1,11 +1,13 @@
 """`filter_checkpoint`: the backward pass recomputes values instead of storing them."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._annotations import signature_of
+from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
 from .._core.show_as import show_as
@@ -49,6 +51,11 @@ def filter_checkpoint(
 
     A callable like `fun`, with the same values and derivatives.
 
+    **Raises:**
+
+    When wrapping: `TypeError` if `policy` cannot be called; `ValueError` if it is a
+    function of `jax.checkpoint_policies` that makes a policy from its arguments.
+
     !!! example
 
         ```python
@@ -79,6 +86,8 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
 
     def __init__(self, fun: Any, prevent_cse: bool, policy: Any):
         super().__init__(fun, "filter_checkpoint")
+        if policy is not None:
+            require_policy(policy, "filter_checkpoint", "policy")
         self._prevent_cse = prevent_cse
         self._policy = policy
 
@@ -101,3 +110,25 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
 
     def __repr__(self) -> str:
         return f"<filter_checkpoint of {name_of(self.__wrapped__)}>"
+
+
+def require_policy(policy: Any, function: str, argument: str) -> None:
+    """Raises unless `policy` is a function that JAX can ask what to save."""
+    policies: Any = jax.checkpoint_policies
+    if isinstance(policy, str):
+        raise TypeError(
+            f"`{function}` takes a function as `{argument}`: pass "
+            f"`jax.checkpoint_policies.{policy}` instead of its name."
+        )
+    require_callable(policy, function, argument)
+    name: str = getattr(policy, "__name__", "")
+    if policy is not getattr(policies, name, None):
+        return
+    # A policy is called with the parameters of any primitive, so it takes `**kwargs`.
+    kinds = {p.kind for p in signature_of(policy).parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise ValueError(
+            f"`{function}`: `jax.checkpoint_policies.{name}` makes a policy from its "
+            f"arguments. Pass what `jax.checkpoint_policies.{name}(...)` returns as "
+            f"`{argument}`."
+        )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import zero_from_primal
 
-from .._core.base import Transformed, frames_hidden, name_of
+from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.parts import as_arrays, pair_of, take_apart
 from .._module.fields import field
@@ -81,6 +81,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
 
     def def_jvp(self, rule: Callable[..., Any]) -> None:
         """Attaches the rule."""
+        require_callable(rule, "def_jvp", "rule")
         self._rules.jvp = rule
 
     def defjvp(self, rule: Callable[..., Any]) -> None:

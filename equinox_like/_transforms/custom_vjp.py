@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._compat.custom_vjp import call_with_rules, is_forward_mode
-from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, as_arrays, pair_of, take_apart
@@ -115,10 +115,12 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
 
     def def_fwd(self, fwd: Callable[..., Any]) -> None:
         """Attaches the forward rule."""
+        require_callable(fwd, "def_fwd", "fwd")
         self._rules.fwd = fwd
 
     def def_bwd(self, bwd: Callable[..., Any]) -> None:
         """Attaches the backward rule."""
+        require_callable(bwd, "def_bwd", "bwd")
         self._rules.bwd = bwd
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:

@@ -13,7 +13,13 @@ import jax.tree_util as jtu
 from jax.custom_batching import custom_vmap
 
 from .._compat.jaxpr import eval_jaxpr
-from .._core.base import Transformed, by_position, frames_hidden, name_of
+from .._core.base import (
+    Transformed,
+    by_position,
+    frames_hidden,
+    name_of,
+    require_callable,
+)
 from .._core.difference import tree_differences
 from .._core.parts import Rest, is_array_or_struct, pair_of, take_apart, take_apart_like
 from .._module.fields import field
@@ -88,6 +94,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Attaches the rule, and returns it."""
+        require_callable(rule, "def_vmap", "rule")
         self._rules.vmap = rule
         return rule
 

@@ -20,6 +20,7 @@ from .._tree.filters import is_inexact_array
 from .._tree.nodes import describe_node
 from .._tree.partitioning import filter
 from .._tree.paths import path_str
+from .._tree.require import refuse_unknown_options
 from .._tree.splitting import leaf_paths
 
 _P = ParamSpec("_P")
@@ -241,9 +242,14 @@ def first_argument(
     x, *others = args
     leaves, treedef = jtu.tree_flatten(x)
     places = [i for i, flag in enumerate(trainable_leaves(x)) if flag]
-    chosen = (
-        leaves if wrt is None else jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
-    )
+    chosen = leaves
+    if wrt is not None:
+        try:
+            chosen = jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
+        except ValueError as error:
+            if "filter_spec" not in str(error):
+                raise
+            raise ValueError(str(error).replace("filter_spec", "wrt")) from error
     if len(places) < len(leaves):
         _refuse_refs(fun, treedef, chosen)
         if not places:
@@ -304,7 +310,7 @@ def _check(name: str, gradkwargs: dict[str, Any]) -> None:
         gradkwargs,
         ": use `partition` and `combine` to choose what to differentiate",
     )
-    jax.value_and_grad(lambda x: x, **gradkwargs)  # raises for unknown options
+    refuse_unknown_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
 
 
 def refuse_argnums(name: str, options: dict[str, Any]) -> None:

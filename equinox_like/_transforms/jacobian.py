@@ -15,6 +15,7 @@ from .._core.parts import value_and_aux
 from .._module.fields import field
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like
+from .._tree.require import refuse_unknown_options
 from .grad import first_argument, refuse_argnums
 from .tangents import refuse_non_arrays
 
@@ -153,8 +154,7 @@ def _jacobian(
     """`shown` is the name in messages, by default that of the transformation."""
     name = shown or transformation
     refuse_argnums(name, jackwargs)
-    # Raises for unknown options.
-    _TRANSFORMATIONS[transformation](lambda x: x, **jackwargs)
+    refuse_unknown_options(jackwargs, name, _TRANSFORMATIONS[transformation])
     if fun is MISSING:
         return lambda fun: Jacobian(fun, transformation, name, has_aux, jackwargs)
     return Jacobian(fun, transformation, name, has_aux, jackwargs)

@@ -39,8 +39,8 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
 
     **Raises:**
 
-    `ValueError` if there is no sharding for an array, or none that fits its shape, naming
-    its path.
+    `ValueError` if there is no sharding for an array, or none that fits its shape;
+    [`equinox_like.DonationError`][] if an array was deleted before. Both name its path.
 
     !!! example
 
@@ -58,6 +58,7 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     """
 
     def shard(name: str, x: Any, spec: Any) -> Any:
+        _refuse_deleted("filter_shard", name, x)
         spec = _fitting("device_or_shardings", name, x, spec)
         if at_top_level():
             return jax.device_put(x, spec)
@@ -120,11 +121,7 @@ def filter_device_put(
     shares = not donate if may_alias is None else may_alias
 
     def put(name: str, x: Any, spec: Any) -> Any:
-        if is_concrete(x) and x.is_deleted():
-            raise DonationError(
-                f"`filter_device_put`: `{name}` ({describe_array(x)}) was donated or "
-                "deleted."
-            )
+        _refuse_deleted("filter_device_put", name, x)
         if not shares and not isinstance(x, jax.Array):
             x = np.array(x)
         if spec is not None:
@@ -144,6 +141,13 @@ def filter_device_put(
             if is_concrete(x) and not x.is_deleted():
                 x.delete()
     return out
+
+
+def _refuse_deleted(function: str, name: str, x: Any) -> None:
+    if is_concrete(x) and x.is_deleted():
+        raise DonationError(
+            f"`{function}`: `{name}` ({describe_array(x)}) was donated or deleted."
+        )
 
 
 def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:

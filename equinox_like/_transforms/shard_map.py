@@ -16,7 +16,7 @@ from .._compat.varying import varying_axes
 from .._core.base import MISSING, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
-from .._core.sharding import refuse_misfit
+from .._core.sharding import refuse_misfit, require_mesh
 from .._core.show_as import show_as
 from .._jit.jit import Jitted
 from .._module.fields import field
@@ -126,6 +126,8 @@ class ShardMapped(Transformed[..., Any]):
 
     def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
         super().__init__(fun, "filter_shard_map")
+        if mesh is not None:
+            require_mesh(mesh, "filter_shard_map")
         self._mesh = mesh
         self._in_specs = in_specs
         self._out_specs = out_specs

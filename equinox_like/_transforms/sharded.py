@@ -13,13 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._compat.scheduler import least_memory
 from .._compat.trace_state import at_top_level
-from .._core.base import frames_hidden
+from .._core.base import frames_hidden, require_callable
 from .._core.parts import is_array_or_struct
-from .._core.sharding import axes_of, refuse_misfit
+from .._core.sharding import axes_of, refuse_misfit, require_mesh
 from .._jit import filter_jit
 from .._tree.arrays import describe_array
+from .._tree.filters import is_none
 from .._tree.glob import matches
-from .._tree.paths import plain_path
+from .._tree.paths import listed, plain_path
 from .trace import filter_eval_shape
 
 
@@ -48,8 +49,9 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
 
     `ValueError`, naming the path, if no rule matches an array, or if its spec is
     invalid: it names an axis that the mesh does not have, or one axis twice, it has
-    more entries than the array has dimensions, or a dimension is not divisible.
-    `TypeError` if the rules are not such pairs.
+    more entries than the array has dimensions, or a dimension is not divisible. Also if a
+    pattern without `*` matches no leaf, or a rule follows `"**"`. `TypeError` if the rules
+    are not such pairs, or `mesh` is not a mesh.
 
     !!! example
 
@@ -67,7 +69,9 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
         model = eqx.filter_shard(model, where)
         ```
     """
-    _check_rules(rules)
+    require_mesh(mesh, "shardings")
+    rules = list(rules)  # a generator can be read only once
+    _check_rules(rules, tree)
 
     def choose(path, leaf):
         if not is_array_or_struct(leaf):
@@ -135,6 +139,8 @@ def make_sharded(
         assert state[0].mu.layers[0].weight.sharding.spec == P("model")
         ```
     """
+    require_callable(make, "make_sharded", "make")
+    require_mesh(mesh, "make_sharded")
     shapes = filter_eval_shape(make, *args, **kwargs)
     out_shardings = shardings(shapes, mesh, rules)
     # Within a trace, the outermost `jit` decides the compiler options.
@@ -144,7 +150,7 @@ def make_sharded(
     return jitted(*args, **kwargs)
 
 
-def _check_rules(rules: Any) -> None:
+def _check_rules(rules: list[Any], tree: Any) -> None:
     for rule in rules:
         if not isinstance(rule, tuple | list) or list(map(type, rule)) != [
             str,
@@ -153,6 +159,23 @@ def _check_rules(rules: Any) -> None:
             raise TypeError(
                 "Each rule must be a pair of a pattern and a `jax.sharding.PartitionSpec`, "
                 f"such as `('**.weight', PartitionSpec('model'))`; got {rule!r}."
+            )
+    patterns = [pattern for pattern, _ in rules]
+    if "**" in patterns[:-1]:
+        raise ValueError(
+            f"The rule for {patterns[patterns.index('**') + 1]!r} is never used: '**' "
+            "before it matches every array. Put '**' last."
+        )
+    # A pattern with `*` may be one of several for many models. One without it names a
+    # leaf, which may be `None`, as the bias of a layer is.
+    exact = {pattern.removeprefix(".") for pattern in patterns if "*" not in pattern}
+    if exact:
+        paths = jtu.tree_leaves_with_path(tree, is_leaf=is_none)
+        there = [plain_path(path) for path, _ in paths]
+        for pattern in sorted(exact.difference(there)):
+            raise ValueError(
+                f"The rule for {pattern!r} matches no leaf. The leaves are "
+                f"{listed(there, 5)}."
             )
 
 

@@ -55,9 +55,10 @@ def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[
     `ValueError` if structures or shapes differ; `TypeError` if dtypes differ, or a leaf
     that is not differentiated has a tangent.
     """
+    owner = "the output" if name == "cotangent" else "the primals"
     message = (
-        f"`{name}` must have the structure of the tree that they belong to, with "
-        "`None` for leaves that are not differentiated."
+        f"`{name}` must have the structure of {owner}, with `None` for leaves that are "
+        "not differentiated."
     )
     return [
         _match(primal, tangent, path_str(path, name))

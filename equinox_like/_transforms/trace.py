@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._core.base import Transformed, frames_hidden, name_of
+from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, is_array_or_struct, take_apart
@@ -53,6 +53,7 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         assert skeleton.weight.shape == (3, 2)
         ```
     """
+    require_callable(fun, "filter_eval_shape", "fun")
     data, rest = take_apart((fun, args, kwargs), is_array_or_struct)
 
     def flat(data):

@@ -22,6 +22,7 @@ from .._module.fields import field
 from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
+from .._tree.require import refuse_unknown_options, require_integer
 from .arguments import argument_name, by_name
 
 _P = ParamSpec("_P")
@@ -48,6 +49,10 @@ class if_array:
     """
 
     axis: int | None
+
+    def __post_init__(self) -> None:
+        if self.axis is not None:
+            require_integer(self.axis, "if_array", "axis")
 
     def __call__(self, x: Any) -> int | None:
         return self.axis if is_array(x) else None
@@ -132,7 +137,7 @@ def filter_vmap(
     refuse_deprecated(
         "filter_vmap", _DEPRECATED, vmapkwargs, ": use `in_axes` and `out_axes`"
     )
-    jax.vmap(len, **vmapkwargs)  # raises for unknown options
+    refuse_unknown_options(vmapkwargs, "filter_vmap", jax.vmap)
     options = (in_axes, out_axes, axis_name, axis_size, vmapkwargs)
     if fun is MISSING:
         return lambda fun: Vmapped(fun, *options)

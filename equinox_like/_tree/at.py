@@ -13,7 +13,9 @@ from typing import Any, Final, TypeVar
 import jax.tree_util as jtu
 
 from .at_where import choose_places, is_function
+from .filters import is_array
 from .nodes import Nodes, describe_node
+from .require import refuse_callable_leaf, require_callable
 
 _Tree = TypeVar("_Tree")
 
@@ -94,6 +96,8 @@ def tree_at(
         raise ValueError(
             "Precisely one of `replace` and `replace_fn` must be given to `tree_at`."
         )
+    if replace is MISSING:
+        require_callable(replace_fn, "tree_at", "replace_fn")
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
     opaque = [_OpaqueLeaf() for _ in leaves]
     copy = treedef.unflatten(opaque)
@@ -101,7 +105,7 @@ def tree_at(
         nodes = Nodes(copy)
         places, is_one_node = choose_places(where, nodes)
     else:
-        answer = _ask(where, copy)
+        answer = _ask(where, copy, pytree)
         if type(answer) is _OpaqueLeaf:
             index = _position(opaque, answer)
             if where(treedef.unflatten(leaves)) is not leaves[index]:
@@ -149,11 +153,22 @@ class _Tuple(tuple):
 jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
 
 
-def _ask(where: Any, copy: Any) -> Any:
-    """`where(copy)`, with an error that explains if it used the value of a leaf."""
+def _ask(where: Any, copy: Any, pytree: Any) -> Any:
+    """`where(copy)`, with an error that explains if it used the value of a leaf, or if
+    `where` or `pytree` is something else by mistake."""
     try:
         return where(copy)
-    except (AttributeError, TypeError) as error:
+    except Exception as error:
+        if isinstance(where, type) or any(map(is_array, jtu.tree_leaves(where))):
+            raise TypeError(
+                "The first argument of `tree_at` is `where`, a function of the tree, and "
+                "the second one is the tree. As `where` it got "
+                f"{where if isinstance(where, type) else describe_node(where)}, which "
+                f"fails on the tree: {type(error).__name__}."
+            ) from error
+        refuse_callable_leaf(pytree, "pytree")
+        if not isinstance(error, AttributeError | TypeError):
+            raise
         if _OpaqueLeaf.__name__ not in str(error):
             raise
         what = str(error).replace(_OpaqueLeaf.__name__, "leaf")

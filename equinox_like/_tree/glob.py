@@ -2,6 +2,8 @@
 
 import functools
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from .paths import STRING_KEY
 
@@ -30,6 +32,15 @@ def matches_above(pattern: str, path: str) -> bool:
     expression, path = _compiled(pattern), _with_plain_keys(path)
     ends = [m.start() for m in re.finditer(r"[.\[]", path) if m.start() > 0]
     return any(expression.fullmatch(path, 0, end) for end in (*ends, len(path)))
+
+
+def check_patterns(patterns: Iterable[Any], argument: str) -> None:
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"`{argument}` takes patterns for paths, strings such as "
+                f"'layers[*].weight'; got {pattern!r}."
+            )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -96,15 +96,30 @@ def pair_leaves(
 
     **Raises:**
 
-    `error` with `message` and both structures, if these differ.
+    `error` with `message` and the first difference, if the structures differ.
     """
     items, expected_treedef = jtu.tree_flatten_with_path(expected, is_leaf)
     others, given_treedef = jtu.tree_flatten(given, is_leaf)
     if expected_treedef != given_treedef:
+        found = _first_misfit(expected, given, is_leaf)
+        if found is None:
+            found = _first_misfit(given, expected, is_leaf)
+            found = found and (found[0], found[2], found[1], found[3])
+        where = ""
+        if found is not None:
+            path, wanted, other = found[:3]
+            wanted, other = (_described(node, is_leaf) for node in (wanted, other))
+            if wanted != other:
+                where = f" At `{path_str(path)}` there must be {wanted}; got {other}."
         raise error(
-            f"{message} Expected\n    {expected_treedef}\nand got\n    {given_treedef}"
+            f"{message}{where} Expected\n    {expected_treedef}\nand got\n"
+            f"    {given_treedef}"
         )
     return [(path, x, y) for (path, x), y in zip(items, others, strict=True)]
+
+
+def _described(node: Any, is_leaf: _IsLeaf) -> str:
+    return "a leaf" if jtu.all_leaves([node], is_leaf) else describe_node(node)
 
 
 def _statics(node: Any) -> str:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .filters import is_none
+from .arrays import describe_array
+from .filters import is_array, is_none
 from .format import tree_pformat
 from .match import flatten_up_to, leaf_name
 
@@ -163,7 +164,7 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
         chosen = treedef.flatten_up_to(filter_spec(pytree))
         return [all(jtu.tree_leaves(flags)) for flags in chosen]
     if callable(filter_spec) and jtu.all_leaves([filter_spec]):
-        return [bool(filter_spec(leaf)) for leaf in leaves]
+        return _flags(filter_spec, leaves, 0, pytree, is_leaf)
     specs, spec_treedef = jtu.tree_flatten(filter_spec)
     if spec_treedef == treedef and set(map(type, specs)) <= {bool}:
         return specs
@@ -178,8 +179,33 @@ def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
         elif isinstance(spec, bool):
             keep.extend([spec] * len(below))
         else:
-            keep.extend(bool(spec(leaf)) for leaf in below)
+            keep += _flags(spec, below, len(keep), pytree, is_leaf)
     return keep
+
+
+def _flags(
+    spec: Callable[[Any], Any],
+    leaves: list[Any],
+    start: int,
+    pytree: Any,
+    is_leaf: Callable[[Any], bool] | None,
+) -> list[bool]:
+    """One bool for each of these leaves, which begin at the one with number `start`."""
+    flags: list[bool] = []
+    for leaf in leaves:
+        answer = spec(leaf)
+        try:
+            flags.append(bool(answer))
+        except ValueError:
+            if not is_array(answer):
+                raise
+            name = leaf_name(pytree, start + len(flags), "pytree", is_leaf)
+            raise ValueError(
+                f"A function of `filter_spec` returned {describe_array(answer)} for "
+                f"`{name}`. It chooses whole leaves, so it must return one "
+                "bool, as `(x > 0).all()` is."
+            ) from None
+    return flags
 
 
 def _refuse_other_than_filter(spec: Any, filter_spec: Any, number: int) -> None:

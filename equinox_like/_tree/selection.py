@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .glob import matches
+from .glob import check_patterns, matches
 from .nodes import Nodes, children_of
 from .paths import listed
+from .require import require_callable
 
 _Tree = TypeVar("_Tree")
 _SHOWN = 10
@@ -115,7 +116,12 @@ class Selection(Generic[_Tree]):
             which `*` stands for anything within one component, and `**` for any
             components: `"blocks[*].attention.**"`, `"**.bias"`. The tree itself has the
             empty path, which `""` and `"**"` match.
+
+        **Raises:**
+
+        `TypeError` for anything but a string.
         """
+        check_patterns(patterns, "at")
 
         def is_at(place: int) -> bool:
             path = self._nodes.plain_paths[place]
@@ -130,8 +136,12 @@ class Selection(Generic[_Tree]):
 
         - `predicate`: a function of a node; or, if it has two positional parameters
             without a default, of a path and a node.
+
+        **Raises:**
+
+        `TypeError` if it is not callable.
         """
-        call = _of_path_and_node(predicate)
+        call = _of_path_and_node(predicate, "where", "predicate")
         name = getattr(predicate, "__name__", type(predicate).__name__)
         return self._narrowed(
             f".where({name})",
@@ -243,7 +253,7 @@ class Selection(Generic[_Tree]):
         `ValueError` if nothing is chosen. Where that is fine, write
         `chosen.apply(fn) if chosen else model`.
         """
-        return self._rewritten("apply", _of_path_and_node(fn))
+        return self._rewritten("apply", _of_path_and_node(fn, "apply", "fn"))
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         for place in self._chosen():
@@ -312,8 +322,11 @@ class Selection(Generic[_Tree]):
         return f"Of the {size} nodes of `{text}`, {steps or 'all are left'}."
 
 
-def _of_path_and_node(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
+def _of_path_and_node(
+    fn: Callable[..., Any], method: str, argument: str
+) -> Callable[[str, Any], Any]:
     """`fn` as a function of a path and a node, if it takes only the node."""
+    require_callable(fn, method, argument)
     try:
         parameters = signature_of(fn).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have no signature

@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 from .intern import InternTable
 from .nodes import describe_node
 from .paths import path_str
+from .require import require_callable
 from .strict import has_hash, strict_key, strict_treedef
 
 
@@ -106,6 +107,7 @@ def split(
         assert eqx.merge(groups, skeleton)["w"] is tree["w"]
         ```
     """
+    require_callable(label, "split", "label")
     leaves, treedef = jtu.tree_flatten(tree, is_leaf)
     labels = tuple(map(label, leaves))
     groups: dict[Hashable, list[Any]] = {}
@@ -144,6 +146,11 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
         assert doubled["w"].tolist() == [2, 2] and doubled["name"] == "layer"
         ```
     """
+    if not isinstance(skeleton, Skeleton):
+        raise TypeError(
+            "`merge` takes the groups first, and then the `Skeleton` that `split` "
+            f"returned; got {describe_node(skeleton)} as `skeleton`."
+        )
     parts = {name: iter(leaves) for name, leaves in groups.items()}
     parts[STATIC] = iter(skeleton.statics)
     try:

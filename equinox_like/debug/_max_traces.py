@@ -11,6 +11,7 @@ from .._core.base import MISSING, Transformed, name_of
 from .._jit.layout import LayoutTable
 from .._jit.retrace import Trace, explain, trace_to_be
 from .._module import field
+from .._tree.require import require_integer
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -123,6 +124,8 @@ class Counted(Transformed[_P, _T]):
 
     def __init__(self, fn: Any, max_traces: int | None):
         super().__init__(fn, "assert_max_traces")
+        if max_traces is not None:
+            require_integer(max_traces, "assert_max_traces", "max_traces", least=0)
         self._max_traces = max_traces
         self._counter = _Counter()
 
@@ -134,6 +137,14 @@ class Counted(Transformed[_P, _T]):
         if self._max_traces is not None:
             trace = _trace_of((self._tree, args, kwargs), fn)
             if not is_allowed:
+                # What `filter_jit` and `jax.jit` return has both.
+                if hasattr(fn, "trace") and hasattr(fn, "lower"):
+                    raise RuntimeError(
+                        f"`assert_max_traces` of the compiled `{name_of(fn)}` counts all "
+                        "calls. To count traces, apply it to the function: "
+                        f"`filter_jit(assert_max_traces({name_of(fn)}, max_traces="
+                        f"{self._max_traces}))`."
+                    )
                 raise RuntimeError(
                     _message(name_of(fn), self._max_traces, trace, counter.traces)
                 )

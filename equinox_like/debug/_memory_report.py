@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .._core.base import frames_hidden
+from .._core.base import frames_hidden, require_callable
 from .._jit import DonationReport, filter_jit
 from .._jit.jit import Jitted, JittedMethod
 from .._tree.arrays import describe_array
@@ -155,6 +155,7 @@ def memory_report(
         print(report)
         ```
     """
+    require_callable(fun, "memory_report")
     if isinstance(fun, JittedMethod) and not fun.keywords:
         fun, args = fun.func, (*fun.args, *args)
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)

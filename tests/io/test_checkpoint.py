@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from hypothesis import given
-from strategies import same, trees
+from strategies import same, whole_trees
 
 import equinox_like as eqx
 
@@ -61,7 +61,7 @@ def round_trip(tree, tmp_path, like=None, **kwargs):
 
 
 class TestRoundTrip:
-    @given(trees())
+    @given(whole_trees())
     def test_every_tree_comes_back(self, tmp_path_factory, tree):
         again = round_trip(tree, tmp_path_factory.mktemp("saved"))
         leaves, treedef = jtu.tree_flatten(tree)

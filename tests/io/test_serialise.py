@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import assume, given
-from strategies import trees
+from strategies import whole_trees
 
 import equinox_like as eqx
 
@@ -113,12 +113,12 @@ def numpy_records(file):
 # Laws
 
 
-@given(trees(), st.sampled_from([lambda x: x, blank, struct]))
+@given(whole_trees(), st.sampled_from([lambda x: x, blank, struct]))
 def test_loading_gives_what_was_saved(tree, make_like):
     assert same(through_file(tree, jtu.tree_map(make_like, tree)), tree)
 
 
-@given(trees())
+@given(whole_trees())
 def test_loading_by_path_gives_what_was_saved(tmp_path_factory, tree):
     path = tmp_path_factory.mktemp("saved") / "tree"
     eqx.tree_serialise_leaves(path, tree)
@@ -126,7 +126,7 @@ def test_loading_by_path_gives_what_was_saved(tmp_path_factory, tree):
     assert [p.name for p in path.parent.iterdir()] == ["tree.eqx"]
 
 
-@given(trees(), trees())
+@given(whole_trees(), whole_trees())
 def test_tree_of_another_structure_is_never_loaded(tmp_path_factory, tree, other):
     def data_paths(tree):
         return [p for p, x in jtu.tree_leaves_with_path(tree) if eqx.is_array_like(x)]

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
-from strategies import same, trees
+from strategies import same, whole_trees
 
 import equinox_like as eqx
 
@@ -50,7 +50,7 @@ def test_names_are_dotted_paths_in_the_order_of_the_leaves():
     ]
 
 
-@given(trees())
+@given(whole_trees())
 def test_tree_comes_back_from_its_own_state_dict(tree):
     again = eqx.load_state_dict(tree, eqx.state_dict(tree))
     leaves, treedef = jtu.tree_flatten(tree)

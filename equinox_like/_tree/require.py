@@ -1,0 +1,86 @@
+"""Checks of arguments, whose errors name the argument and say what it must be."""
+
+import difflib
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .filters import is_array
+from .nodes import describe_node
+
+
+def require_callable(fun: Any, function: str, argument: str | None = None) -> None:
+    """Raises unless `fun` is callable: what `function` wraps, or its `argument`."""
+    if callable(fun):
+        return
+    if argument is not None:
+        raise TypeError(
+            f"`{function}` takes a function as `{argument}`; got {describe_node(fun)}."
+        )
+    raise TypeError(
+        f"`{function}` wraps a function or another callable; got "
+        f"{fun!r} of type {type(fun).__name__}."
+    )
+
+
+def refuse_class(value: Any, argument: str) -> None:
+    """Raises if a class is given in place of an instance."""
+    if isinstance(value, type):
+        raise TypeError(
+            f"`{argument}` is the class `{value.__qualname__}`: pass an instance."
+        )
+
+
+def refuse_callable_leaf(tree: Any, argument: str) -> None:
+    """Raises if a class or a function is given in place of a tree that it makes."""
+    refuse_class(tree, argument)
+    if callable(tree) and jtu.all_leaves([tree]):
+        name = getattr(tree, "__qualname__", type(tree).__name__)
+        raise TypeError(
+            f"`{argument}` is the function `{name}`, which has no leaves: pass what it "
+            "returns, or a Module."
+        )
+
+
+def require_integer(
+    value: Any, function: str, argument: str, least: int | None = None
+) -> int:
+    """`value` as an `int`.
+
+    **Raises:**
+
+    `TypeError` if it is not an integer, `ValueError` if it is less than `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        if is_array(value):  # JAX's error names a traced array
+            raise
+        raise TypeError(
+            f"`{function}`: `{argument}` must be an integer; got {value!r}."
+        ) from None
+    if least is not None and number < least:
+        raise ValueError(
+            f"`{function}`: `{argument}` must be at least {least}; got {number}."
+        )
+    return number
+
+
+def refuse_unknown_options(
+    options: Mapping[str, Any],
+    function: str,
+    of: Callable[..., Any],
+    own: Sequence[str] = (),
+) -> None:
+    """Raises `TypeError` for an option that is neither one of `of`, nor an `own` one."""
+    known = [*own, *inspect.signature(of).parameters] if options else ()
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(
+                f"`{function}` has no option `{name}`."
+                + "".join(f" Did you mean `{option}`?" for option in near)
+            )

@@ -1,0 +1,505 @@
+"""Wrong arguments: errors name the argument and the fix, and no file is lost."""
+
+import io
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import equinox_like as eqx
+from equinox_like import nn
+
+pytestmark = pytest.mark.usefixtures("without_type_checks")
+
+X = jnp.ones(3)
+MODEL = nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+
+
+def loss(model, x):
+    return model(x).sum()
+
+
+def same(*args):
+    return args[0] if len(args) == 1 else args
+
+
+def raises(error, text):
+    return pytest.raises(error, match=re.escape(text))
+
+
+# Files
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """A folder with two files of `MODEL`."""
+    monkeypatch.chdir(tmp_path)
+    eqx.save("a", MODEL)
+    eqx.tree_serialise_leaves("a", MODEL)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: eqx.save("a", nn.MLP), TypeError, "`tree` is the class `MLP`"),
+        (lambda: eqx.save("a", loss), TypeError, "`tree` is the function `loss`"),
+        (
+            lambda: eqx.tree_serialise_leaves("a", nn.MLP),
+            TypeError,
+            "`pytree` is the c",
+        ),
+        (lambda: eqx.load("a", nn.MLP), TypeError, "`like` is the class `MLP`"),
+        (
+            lambda: eqx.tree_deserialise_leaves("a", nn.MLP),
+            TypeError,
+            "`like` is the cl",
+        ),
+        (lambda: eqx.load_state_dict(nn.MLP, {}), TypeError, "`tree` is the class"),
+        (lambda: eqx.save("", MODEL), ValueError, "`path` must end with the name of"),
+        (lambda: eqx.save(".", MODEL), ValueError, "`path` must end with the name of"),
+        (lambda: eqx.save("b/..", MODEL), ValueError, "`path` must end with the name"),
+        (
+            lambda: eqx.tree_serialise_leaves("", MODEL),
+            ValueError,
+            "`path_or_file` must",
+        ),
+        (lambda: eqx.save(MODEL, "a"), TypeError, "`path`, the first argument, must"),
+        (
+            lambda: eqx.save(None, MODEL),
+            TypeError,
+            "a string or another path; got None",
+        ),
+        (lambda: eqx.load(io.BytesIO(), MODEL), TypeError, "take open files"),
+        (lambda: eqx.load_metadata(3), TypeError, "got an int"),
+        (
+            lambda: eqx.load("a.eqx", MODEL),
+            RuntimeError,
+            "`tree_deserialise_leaves` lo",
+        ),
+        (
+            lambda: eqx.tree_deserialise_leaves("a.safetensors", MODEL),
+            RuntimeError,
+            "`load` reads safetensors files",
+        ),
+    ],
+)
+def test_wrong_file_or_tree_is_named_and_no_file_is_lost(saved, call, error, text):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with raises(error, text):
+        call()
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+@pytest.mark.parametrize("mode", ["rb", "w"])
+def test_file_that_cannot_be_written_is_named(saved, mode):
+    with open("a.eqx" if mode == "rb" else "new", mode) as file:
+        with raises(RuntimeError, "the file with the mode 'wb'"):
+            eqx.tree_serialise_leaves(file, MODEL)
+
+
+@pytest.mark.parametrize("mode", ["r", "wb"])
+def test_file_that_cannot_be_read_is_named(saved, mode):
+    with open("a.eqx" if mode == "r" else "new", mode) as file:
+        with raises(RuntimeError, "Open the file with the mode 'rb'"):
+            eqx.tree_deserialise_leaves(file, MODEL)
+
+
+def test_text_file_is_fine_for_a_function_that_writes_text(saved):
+    with open("text", "w") as file:
+        eqx.tree_serialise_leaves(file, [1, 2], lambda f, x: f.write(str(x)))
+    with open("text") as file:
+        assert file.read() == "12"
+
+
+def test_traced_tree_can_be_loaded_into(saved):
+    loaded = eqx.filter_jit(lambda model: eqx.load("a", model))(MODEL)
+    assert eqx.tree_equal(loaded, MODEL)
+
+
+def test_loading_nothing_at_all_is_an_error(saved):
+    other, both = {"v": np.ones(2)}, r"missing in the .*\bv\b.*\n.*only in .*weight"
+    with pytest.raises(eqx.LeafError, match=both):
+        eqx.load("a", other, strict=False)
+    with pytest.raises(eqx.LeafError, match=both):
+        eqx.load_state_dict(other, eqx.state_dict(MODEL), strict=False)
+    assert eqx.load("a", {}, strict=False) == {}
+    assert eqx.load_state_dict(other, {}, strict=False) == other
+
+
+def test_state_dict_and_renamed_names_must_exist():
+    with raises(TypeError, "`mapping` must be a dictionary from names to arrays"):
+        eqx.load_state_dict(eqx.state_dict(MODEL), MODEL)
+    layer = nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))
+    foreign = {"w": np.zeros((2, 2), "f4")}
+    with raises(ValueError, "`rename` names what `tree` does not have: `weigth`"):
+        eqx.load_state_dict(layer, foreign, rename={"weigth": "w"}, strict=False)
+    table = {"weight": "w", "bias": "b"}
+    assert not eqx.load_state_dict(layer, foreign, rename=table).weight.any()
+
+
+# Functions, integers and options
+
+
+@eqx.filter_custom_vjp
+def custom_vjp(x):
+    return x
+
+
+@eqx.filter_custom_jvp
+def custom_jvp(x):
+    return x
+
+
+@eqx.filter_custom_vmap
+def custom_vmap(x):
+    return x
+
+
+def padded(x, lengths):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: eqx.filter_scan(X, same, 0.0),
+            "`filter_scan` takes a function as `f`",
+        ),
+        (lambda: eqx.filter_map(X, same), "`f`; got float32[3]"),
+        (lambda: eqx.filter_cond(True, 3, same, X), "as `true_fun`; got an int"),
+        (lambda: eqx.filter_cond(True, same, 3, X), "as `false_fun`; got an int"),
+        (lambda: eqx.filter_switch(0, [same, 3], X), "as `branches[1]`; got an int"),
+        (lambda: eqx.filter_while_loop(3, same, X), "as `cond`; got an int"),
+        (lambda: eqx.filter_while_loop(same, 3, X), "as `body`; got an int"),
+        (lambda: eqx.filter_fori_loop(0, 2, X, same), "as `body`; got float32[3]"),
+        (lambda: eqx.filter_eval_shape(3), "as `fun`; got an int"),
+        (
+            lambda: eqx.make_sharded(
+                3, mesh=jax.make_mesh((1,), ("x",)), rules=[("**", P())]
+            ),
+            "as `make`; got an int",
+        ),
+        (lambda: eqx.split(X, 3), "`split` takes a function as `label`"),
+        (lambda: eqx.tree_at("[0]", [X], replace_fn=3), "as `replace_fn`; got an int"),
+        (lambda: eqx.select(X).where(3), "`where` takes a function as `predicate`"),
+        (lambda: eqx.select(X).apply(3), "`apply` takes a function as `fn`"),
+        (
+            lambda: eqx.bucketed(padded, {"x": {0: [4]}}, crop=3),
+            "as `crop`; got an int",
+        ),
+        (lambda: eqx.bucketed(3, {}), "`bucketed` wraps a function"),
+        (lambda: eqx.filter_export(3), "`filter_export` wraps a function"),
+        (lambda: eqx.debug.memory_report(3), "`memory_report` wraps a function"),
+        (lambda: custom_vjp.def_fwd(3), "`def_fwd` takes a function as `fwd`"),
+        (lambda: custom_vjp.def_bwd(3), "`def_bwd` takes a function as `bwd`"),
+        (lambda: custom_jvp.def_jvp(3), "`def_jvp` takes a function as `rule`"),
+        (lambda: custom_vmap.def_vmap(3), "`def_vmap` takes a function as `rule`"),
+        (
+            lambda: eqx.filter_checkpoint(same, policy="dots_saveable"),
+            "pass `jax.checkpoint_policies.dots_saveable` instead of its name",
+        ),
+        (lambda: eqx.filter_checkpoint(same, policy=3), "as `policy`; got an int"),
+    ],
+)
+def test_what_is_not_callable_is_named(call, text):
+    with raises(TypeError, text):
+        call()
+
+
+def scan(**options):
+    return eqx.filter_scan(lambda c, x: (c, x), 0.0, **options)
+
+
+def while_loop(**options):
+    return eqx.filter_while_loop(lambda c: c < 1, same, X[0], **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: scan(length=-1), ValueError, "`length` must be at least 0; got -1"),
+        (lambda: scan(length=2.5), TypeError, "`length` must be an integer; got 2.5"),
+        (lambda: scan(xs=X, unroll="a"), TypeError, "`unroll` must be an integer"),
+        (lambda: scan(xs=X, unroll=0), ValueError, "`unroll` must be at least 1"),
+        (
+            lambda: scan(xs=X, checkpoint="al"),
+            ValueError,
+            "an integer, 'all', or one of",
+        ),
+        (
+            lambda: scan(
+                xs=X, checkpoint=jax.checkpoint_policies.save_only_these_names
+            ),
+            ValueError,
+            "`jax.checkpoint_policies.save_only_these_names(...)` returns",
+        ),
+        (
+            lambda: eqx.filter_checkpoint(
+                same, policy=jax.checkpoint_policies.save_any_names_but_these
+            ),
+            ValueError,
+            "`jax.checkpoint_policies.save_any_names_but_these(...)` returns",
+        ),
+        (
+            lambda: while_loop(max_steps=1.5),
+            TypeError,
+            "`max_steps` must be an integer",
+        ),
+        (
+            lambda: while_loop(max_steps="a"),
+            TypeError,
+            "`max_steps` must be an integer",
+        ),
+        (
+            lambda: eqx.filter_fori_loop(0, 2, same, X, unroll=1.5),
+            TypeError,
+            "`filter_fori_loop`: `unroll` must be an integer",
+        ),
+        (
+            lambda: eqx.filter_map(same, X, batch_size=0),
+            ValueError,
+            "`batch_size` must",
+        ),
+        (lambda: eqx.filter_map(same, X, batch_size=-1), ValueError, "at least 1; got"),
+        (
+            lambda: eqx.filter_map(same, X, batch_size="a"),
+            TypeError,
+            "`batch_size` must",
+        ),
+        (
+            lambda: eqx.filter_switch(2, [same, same], X),
+            ValueError,
+            "index 2 is out of",
+        ),
+        (lambda: eqx.if_array("a"), TypeError, "`axis` must be an integer; got 'a'"),
+        (lambda: eqx.if_array(0.5), TypeError, "`axis` must be an integer; got 0.5"),
+        (
+            lambda: eqx.debug.assert_max_traces(same, max_traces=-1),
+            ValueError,
+            "`max_traces` must be at least 0",
+        ),
+        (
+            lambda: eqx.debug.assert_max_traces(same, max_traces="a"),
+            TypeError,
+            "`max_traces` must be an integer",
+        ),
+        (
+            lambda: eqx.bucketed(padded, {"x": [4]}),
+            TypeError,
+            "as in `{'x': {0: [8, 64",
+        ),
+        (lambda: eqx.bucketed(padded, [4]), TypeError, "as in `{'x': {0: [8, 64]}}`"),
+        (
+            lambda: eqx.bucketed(padded, {"x": {"0": [4]}}),
+            TypeError,
+            "a key of `axes['",
+        ),
+        (
+            lambda: eqx.bucketed(padded, {"x": {0: str}})(X),
+            TypeError,
+            "`axes['x'][0](...)` must be an integer; got '3'",
+        ),
+    ],
+)
+def test_wrong_number_or_option_is_named(call, error, text):
+    with raises(error, text):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: eqx.filter_jit(same, dontae="all"),
+            "`dontae`. Did you mean `donate`?",
+        ),
+        (lambda: eqx.filter_vmap(same, in_axis=0), "Did you mean `in_axes`?"),
+        (lambda: eqx.filter_grad(same, wtr="x"), "`filter_grad` has no option `wtr`"),
+        (lambda: eqx.filter_jacfwd(same, holomorph=1), "Did you mean `holomorphic`?"),
+        (lambda: eqx.filter_hessian(same, nothing=1), "`filter_hessian` has no option"),
+    ],
+)
+def test_unknown_option_is_named_with_the_nearest_one(call, text):
+    with raises(TypeError, text):
+        call()
+
+
+def test_functions_may_come_from_a_generator():
+    branches = (f for f in [jnp.sin, jnp.cos])
+    assert eqx.filter_switch(jnp.asarray(1), branches, jnp.asarray(0.0)) == 1
+    messages = (text for text in ["first", "second"])
+    with pytest.raises(eqx.EquinoxRuntimeError, match="second"):
+        eqx.branched_error_if(X, True, 1, messages)
+
+
+def test_count_of_a_compiled_function_says_how_to_count_its_traces():
+    counted = eqx.debug.assert_max_traces(eqx.filter_jit(same), max_traces=1)
+    counted(X)
+    with raises(RuntimeError, "`filter_jit(assert_max_traces(same, max_traces=1))`"):
+        counted(X)
+
+
+# Trees
+
+
+def twice(x, y):
+    return 2 * x, y
+
+
+LINEAR = eqx.filter_linearize(twice, X, X)[1]
+PULLBACK = eqx.filter_vjp(lambda x: {"a": x}, X)[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda: eqx.merge(*eqx.split(X, lambda x: "a")[::-1]),
+            TypeError,
+            "`merge` takes the groups first",
+        ),
+        (
+            lambda: eqx.filter(MODEL, lambda x: x > 0),
+            ValueError,
+            "returned bool[4,2] for `pytree.layers[0].weight`",
+        ),
+        (
+            lambda: eqx.partition([X, X], [True, lambda x: x > 0]),
+            ValueError,
+            "returned bool[3] for `pytree[1]`",
+        ),
+        (lambda: eqx.select(X).at(nn.Linear), TypeError, "`at` takes patterns"),
+        (lambda: eqx.intervene(MODEL, {nn.Linear: same}), TypeError, "takes patterns"),
+        (lambda: eqx.intervene(MODEL, [same]), TypeError, "must be a dictionary from"),
+        (lambda: eqx.intervene(nn.MLP, {}), TypeError, "`model` is the class `MLP`"),
+        (lambda: eqx.capture(nn.MLP, "**"), TypeError, "`model` is the class `MLP`"),
+        (lambda: eqx.tag("h", X), TypeError, "`tag` takes the value first"),
+        (
+            lambda: eqx.tree_at(MODEL, lambda m: m.layers[0], 3),
+            TypeError,
+            "first argument of `tree_at` is `where`, a function of the tree, and the "
+            "second one is the tree. As `where` it got an MLP",
+        ),
+        (
+            lambda: eqx.tree_at(nn.Dropout, MODEL, 3),
+            TypeError,
+            "_dropout.Dropout'>, which fails on the tree: ValueError",
+        ),
+        (
+            lambda: eqx.tree_at(lambda m: m.layers, nn.MLP, 3),
+            TypeError,
+            "`pytree` is the class `MLP`",
+        ),
+        (
+            lambda: eqx.filter_grad(loss, wrt="layers[0]")(MODEL, X[:2]),
+            ValueError,
+            "The leaves of `wrt` must be",
+        ),
+        (lambda: LINEAR(X), ValueError, "a tuple of length 2; got a tuple of length 1"),
+        (
+            lambda: PULLBACK({"b": X}),
+            ValueError,
+            "`cotangent` must have the structure of the output, with `None` for leaves "
+            "that are not differentiated. At `<root>` there must be a dict with the "
+            "keys ['a']; got a dict with the keys ['b']",
+        ),
+        (
+            lambda: eqx.filter_jvp(jnp.sin, (X,), ((X, X),)),
+            ValueError,
+            "`tangents` must have the structure of the primals, with `None` for leaves "
+            "that are not differentiated. At `[0]` there must be a leaf; got a tuple",
+        ),
+    ],
+)
+def test_wrong_tree_is_named(call, error, text):
+    with raises(error, text):
+        call()
+
+
+def test_pure_callback_without_an_array_is_refused():
+    for described in (3,), jnp.float32, {"x": float}:
+        with raises(TypeError, "`result_shape_dtypes` describes no array"):
+            eqx.filter_pure_callback(np.sin, X, result_shape_dtypes=described)
+
+
+# Devices and other processes
+
+
+MESH = jax.make_mesh((1,), ("x",))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: eqx.shardings(X, "x", []), TypeError, "`mesh` of `shardings` must be"),
+        (
+            lambda: eqx.shardings(X, jax.devices()[0], []),
+            TypeError,
+            "`mesh` of `shardings` must be",
+        ),
+        (
+            lambda: eqx.filter_shard_map(same, mesh="x", in_specs=P(), out_specs=P()),
+            TypeError,
+            "`mesh` of `filter_shard_map` must be a `jax.sharding.Mesh`",
+        ),
+        (
+            lambda: eqx.shardings(
+                {"weight": X, "bias": X}, MESH, [("weigth", P("x")), ("**", P())]
+            ),
+            ValueError,
+            "The rule for 'weigth' matches no leaf. The leaves are `['bias']`",
+        ),
+        (
+            lambda: eqx.shardings(MODEL, MESH, [("**", P()), ("**.weight", P("x"))]),
+            ValueError,
+            "The rule for '**.weight' is never used",
+        ),
+        (
+            lambda: eqx.filter_export(same, platforms="tpuu"),
+            ValueError,
+            "Did you mean 'tpu'?",
+        ),
+        (
+            lambda: eqx.filter_jit(same).trace(X).lower(["cudda"]),
+            ValueError,
+            "`lowering_platforms` names the platform 'cudda'. Did you mean 'cuda'?",
+        ),
+        (lambda: eqx.deserialize_export("a"), TypeError, "`data` must be the bytes"),
+        (lambda: eqx.deserialize_export(None), TypeError, "got None"),
+        (
+            lambda: eqx.filter_export(lambda x: eqx.error_if(x, x > 0, "positive"))(
+                X[0]
+            ),
+            NotImplementedError,
+            "such as `error_if` or by a callback, and another process does not have",
+        ),
+    ],
+)
+def test_wrong_mesh_rule_or_platform_is_named(call, error, text):
+    with raises(error, text):
+        call()
+
+
+def test_one_platform_is_a_string():
+    assert eqx.filter_export(same, platforms="tpu")(X).platforms == ("tpu",)
+    lowered = eqx.filter_jit(same).trace(X).lower("tpu")
+    with raises(ValueError, "was lowered for 'tpu', but this host"):
+        lowered.compile()
+
+
+def test_rules_may_come_from_a_generator_and_name_a_bias_that_is_none():
+    layer = nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))
+    rules = (rule for rule in [("bias", P()), ("*", P("x"))])
+    assert eqx.shardings(layer, MESH, rules).weight.spec == P("x")
+
+
+def test_deleted_array_is_named_by_filter_shard():
+    x = X + 1
+    x.delete()
+    with raises(eqx.DonationError, "`filter_shard`: `x['w']` (float32[3]) was donated"):
+        eqx.filter_shard({"w": x}, jax.devices()[0])
