@@ -21,7 +21,7 @@ from ._convolution import (
     convolved,
     one_of,
 )
-from ._init import Init, channels_first, default_dtype
+from ._init import Init, channels_first, parameter_dtype
 from ._precision import computes
 from ._shape import as_size
 
@@ -143,7 +143,7 @@ class ConvTranspose(Module):
         _check_output_padding(self)
         _check_padding_mode(self)
         self.weight, self.bias = conv_parameters(
-            self, default_dtype(dtype), key, weight_init, bias_init
+            self, parameter_dtype(self, dtype), key, weight_init, bias_init
         )
 
     @computes("eqx.nn.ConvTranspose")

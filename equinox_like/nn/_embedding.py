@@ -13,7 +13,7 @@ from .._runtime.error_if import error_if
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, default_dtype, initialised, layout_of
+from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
 from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
@@ -157,12 +157,12 @@ def _draw(
         as_size(embedding, "num_embeddings", number),
         as_size(embedding, "embedding_size", size),
     )
-    dtype = default_dtype(dtype)
-    if init is None:
-        with key_named(key, embedding):
-            return jax.random.normal(key, shape, dtype)
+    dtype = parameter_dtype(embedding, dtype)
     layout = layout_of(embedding, "weight")
-    return initialised(init, key, shape, dtype, layout, "Embedding.weight")
+    with key_named(key, embedding):
+        if init is None:
+            return jax.random.normal(key, shape, dtype)
+        return initialised(init, key, shape, dtype, layout, "Embedding.weight")
 
 
 def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
