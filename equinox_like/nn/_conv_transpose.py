@@ -371,7 +371,7 @@ def _convolve(conv: ConvTranspose, x: Array, weight: Array) -> Array:
         x = jnp.pad(x, [(0, 0), *wrapped], "wrap")
         padding = [(low % s, high % s) for (low, high), s in axes]
     y = jax.lax.conv_general_dilated(
-        x[None],
+        jax.lax.expand_dims(x, (0,)),
         weight,
         window_strides=(1,) * conv.num_spatial_dims,
         padding=padding,
@@ -380,7 +380,7 @@ def _convolve(conv: ConvTranspose, x: Array, weight: Array) -> Array:
         feature_group_count=conv.groups,
         preferred_element_type=conv.preferred_element_type,
     )
-    return y[0].astype(x.dtype)
+    return jax.lax.squeeze(y, (0,)).astype(x.dtype)
 
 
 def _added(conv: ConvTranspose, kernel: Sequence[int]) -> list[tuple[int, int]]:

@@ -114,13 +114,15 @@ class Embedding(Module):
         # A NumPy array cannot be indexed by a tracer. An object in place of an array,
         # such as that of `LoRA`, only needs to support indexing.
         table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
-        x = jnp.asarray(x)
+        # The row of a known number is a static slice, which takes an eager call a third
+        # of the time.
+        x = x if isinstance(x, jax.Array) else operator.index(x)  # pyright: ignore[reportArgumentType]
         if out_sharding is None and is_array(table) and explicit_mesh(table, x):
             # Also if the table is not split, because a batch of indices may be.
             out_sharding = PartitionSpec(parts(table)[1])
         if out_sharding is None:
             return table[x]
-        return placed(_row, out_sharding, table, x)
+        return placed(_row, out_sharding, table, jnp.asarray(x))
 
     @computes("eqx.nn.Embedding.attend")
     def attend(self, x: ArrayLike) -> Array:
