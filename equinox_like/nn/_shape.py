@@ -61,7 +61,10 @@ def as_array(layer: Any, name: str, x: Any, dtype: Any = None) -> jax.Array:
 
 
 def _holds_no_numbers(x: Any) -> bool:
-    return x is None or is_typed_key(x) or getattr(x, "dtype", None) == np.dtype(object)
+    # Text is not left to JAX 0.10, which takes it as the name of a dtype.
+    if x is None or isinstance(x, str) or is_typed_key(x):
+        return True
+    return getattr(x, "dtype", None) == np.dtype(object)
 
 
 def _not_an_array(layer: Any, name: str, x: Any, hint: str = "") -> "NotAnArrayError":
