@@ -10,6 +10,7 @@ from jaxtyping import Array
 from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
+from ._callables import check_function
 from ._shape import as_size, check_input
 from ._sharding import whole_along
 
@@ -62,6 +63,7 @@ class AdaptivePool(Module):
                 f"`target_shape`; got {target_shape!r}."
             )
         self.target_shape = tuple(as_size(self, "target_shape", t) for t in sizes)
+        check_function(type(self).__name__, "operation", operation)
         self.operation = operation
 
     @jax.named_scope("eqx.nn.AdaptivePool")

@@ -144,11 +144,17 @@ class MultiheadAttention(Module):
         **Raises:**
 
         `ValueError` for a size that is negative, or a `num_kv_heads` that does not divide
-        `num_heads`.
+        `num_heads`; or if each head would be of size 0.
         """
         query_size = as_size(self, "query_size", query_size)
         self.num_heads = as_size(self, "num_heads", num_heads)
         per_head = query_size // self.num_heads
+        if per_head == 0 < query_size and None in (qk_size, vo_size):
+            raise ValueError(
+                "MultiheadAttention takes `num_heads` of at most `query_size`, first the "
+                f"number and then the size; got {self.num_heads} and {query_size}, which "
+                "leaves nothing for each head. Or pass `qk_size` and `vo_size`."
+            )
 
         def size(name: str, given: int | None, default: int) -> int:
             return default if given is None else as_size(self, name, given)
@@ -273,7 +279,7 @@ class MultiheadAttention(Module):
                 positions = new_positions(cache, q.shape[0]), seen.position
             window = _window(window, cache)
             visible = visible_keys(mask, positions, is_causal, window, is_cached)
-            keys = None if key is None else jax.random.split(key, self.num_heads)
+            keys = None if key is None else split_key(key, self.num_heads, self)
             heads, weights = attend(
                 q,
                 # Gathered, because a query attends to the keys of all devices.

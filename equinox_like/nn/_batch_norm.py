@@ -10,14 +10,15 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._compat.named_axes import pmean, psum
+from .._errors import ShapeError
 from .._module import field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
 from ._batch_layout import Layout, laid_out
 from ._inference import at_inference
-from ._init import default_dtype
+from ._init import parameter_dtype
 from ._precision import computes
-from ._shape import as_axis, as_size
+from ._shape import as_axis, as_eps, as_number, as_size
 from ._sharding import explicit_mesh, parts, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
@@ -135,8 +136,9 @@ class BatchNorm(StatefulLayer):
 
         **Raises:**
 
-        `ValueError` for another `mode` or `debias`, a negative `num_spatial_dims`, or a
-        `batch_axis` that is not an integer.
+        `ValueError` for another `mode` or `debias`, a negative `eps` or
+        `num_spatial_dims`, a `momentum` outside of $[0, 1]$, or a `batch_axis` that is not
+        an integer.
         """
         if mode not in ("batch", "ema", "legacy"):
             raise ValueError(
@@ -155,9 +157,11 @@ class BatchNorm(StatefulLayer):
             mode = "batch" if axis_name is None else "ema"
         self.input_size = as_size(self, "input_size", input_size)
         self.axis_name = axis_name
-        self.eps = eps
+        self.eps = as_eps(self, eps)
         self.channelwise_affine = channelwise_affine
-        self.momentum = momentum
+        self.momentum = as_number(
+            self, "momentum", momentum, "a number from 0 to 1", lambda x: 0 <= x <= 1
+        )
         self.inference = inference
         self.mode = mode
         if batch_axis is None and axis_name is None:
@@ -171,7 +175,7 @@ class BatchNorm(StatefulLayer):
             num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.num_spatial_dims = num_spatial_dims
 
-        dtype = default_dtype(dtype)
+        dtype = parameter_dtype(self, dtype)
         shape = (self.input_size,)
         self.weight = jnp.ones(shape, dtype) if channelwise_affine else None
         self.bias = jnp.zeros(shape, dtype) if channelwise_affine else None
@@ -216,14 +220,16 @@ class BatchNorm(StatefulLayer):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` or `mask` has another shape, or if `x` may be a
-        batch or one example. `NameError` in training if there is no `jax.vmap` of the
-        `axis_name`. `TypeError` if `state` is not a [`equinox_like.nn.State`][].
+        [`equinox_like.ShapeError`][] if `x`, `mask` or a value of the state has another
+        shape, or if `x` may be a batch or one example. `NameError` in training if there is
+        no `jax.vmap` of the `axis_name`. `TypeError` if `state` is not a
+        [`equinox_like.nn.State`][].
         """
         check_state(self, state)
         at_rest = bool(at_inference(self, inference))
         x, layout = laid_out(self, x, mask, at_rest)
         running = _running(self, state)
+        _check_unmapped(running)
         stored = running.mean.dtype
         # Under a `Policy` the parameters are cast, but the state is not. So a layer without
         # parameters has only a kind of number, which JAX promotes as a Python scalar.
@@ -296,6 +302,16 @@ def _running(norm: BatchNorm, state: State) -> _Running:
         return _Running(first, *state.get(_there(norm.ema_state_index)))
     counter = state.get(_there(norm.batch_counter))
     return _Running(counter, *state.get(_there(norm.batch_state_index)))
+
+
+def _check_unmapped(running: _Running) -> None:
+    if running.mean.ndim != 1:
+        raise ShapeError(
+            "BatchNorm takes a `state` whose running averages have shape (channels,); got "
+            f"shape {running.mean.shape}. If an earlier call was mapped over the batch, "
+            "do not map the state: `jax.vmap(model, axis_name=..., in_axes=(0, None), "
+            "out_axes=(0, None))`. If the layer is an ensemble, map it as well."
+        )
 
 
 def _stored(norm: BatchNorm, state: State, new: _Running, dtype: Any) -> State:

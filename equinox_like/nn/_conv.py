@@ -21,7 +21,7 @@ from ._convolution import (
     convolved,
     one_of,
 )
-from ._init import Init, channels_first, default_dtype
+from ._init import Init, channels_first, parameter_dtype
 from ._precision import computes
 from ._shape import as_size
 
@@ -134,7 +134,7 @@ class Conv(Module):
         )
 
         self.weight, self.bias = conv_parameters(
-            self, default_dtype(dtype), key, weight_init, bias_init
+            self, parameter_dtype(self, dtype), key, weight_init, bias_init
         )
 
     @computes("eqx.nn.Conv")
@@ -332,7 +332,7 @@ def _convolve(conv: Conv, x: Array, weight: Array) -> Array:
         x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
         padding = [(min(low, 0), min(high, 0)) for low, high in padding]
     y = jax.lax.conv_general_dilated(
-        x[None],
+        jax.lax.expand_dims(x, (0,)),
         weight,
         window_strides=conv.stride,
         padding=padding,
@@ -340,7 +340,7 @@ def _convolve(conv: Conv, x: Array, weight: Array) -> Array:
         feature_group_count=conv.groups,
         preferred_element_type=conv.preferred_element_type,
     )
-    return y[0].astype(x.dtype)
+    return jax.lax.squeeze(y, (0,)).astype(x.dtype)
 
 
 def _resolved_padding(

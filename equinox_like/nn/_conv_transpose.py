@@ -21,7 +21,7 @@ from ._convolution import (
     convolved,
     one_of,
 )
-from ._init import Init, channels_first, default_dtype
+from ._init import Init, channels_first, parameter_dtype
 from ._precision import computes
 from ._shape import as_size
 
@@ -143,7 +143,7 @@ class ConvTranspose(Module):
         _check_output_padding(self)
         _check_padding_mode(self)
         self.weight, self.bias = conv_parameters(
-            self, default_dtype(dtype), key, weight_init, bias_init
+            self, parameter_dtype(self, dtype), key, weight_init, bias_init
         )
 
     @computes("eqx.nn.ConvTranspose")
@@ -371,7 +371,7 @@ def _convolve(conv: ConvTranspose, x: Array, weight: Array) -> Array:
         x = jnp.pad(x, [(0, 0), *wrapped], "wrap")
         padding = [(low % s, high % s) for (low, high), s in axes]
     y = jax.lax.conv_general_dilated(
-        x[None],
+        jax.lax.expand_dims(x, (0,)),
         weight,
         window_strides=(1,) * conv.num_spatial_dims,
         padding=padding,
@@ -380,7 +380,7 @@ def _convolve(conv: ConvTranspose, x: Array, weight: Array) -> Array:
         feature_group_count=conv.groups,
         preferred_element_type=conv.preferred_element_type,
     )
-    return y[0].astype(x.dtype)
+    return jax.lax.squeeze(y, (0,)).astype(x.dtype)
 
 
 def _added(conv: ConvTranspose, kernel: Sequence[int]) -> list[tuple[int, int]]:

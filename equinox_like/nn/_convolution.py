@@ -102,7 +102,16 @@ def convolved(
     x, weight = jnp.asarray(x), jnp.asarray(conv.weight)
 
     def apply(x, weight, bias):
-        y = convolve(conv, x, weight)
+        try:
+            y = convolve(conv, x, weight)
+        except TypeError as error:
+            if x.dtype == weight.dtype:
+                raise
+            raise TypeError(
+                f"{type(conv).__name__} takes an `x` of the dtype of its weight, "
+                f"{weight.dtype}; got {x.dtype}. Convert it by "
+                f"`x.astype({str(weight.dtype)!r})`."
+            ) from error
         # The flag decides, not whether the bias is `None`.
         return y + bias if conv.use_bias else y
 

@@ -16,10 +16,12 @@ from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
+from ._callables import check_function
 from ._dropout import Dropout
+from ._keys import split_key
 from ._masks import check_window, combine_masks, visible_keys
 from ._norm import accumulation_dtype
-from ._shape import within
+from ._shape import as_array, within
 
 Implementation = Literal["xla", "cudnn", "auto"] | None
 
@@ -96,7 +98,10 @@ def dot_product_attention(
         ```
     """
     name = "`dot_product_attention`"
-    q, k, v = _checked_heads(*(jnp.asarray(x) for x in (query, key_, value)))
+    arrays = {"query": query, "key_": key_, "value": value}
+    q, k, v = _checked_heads(*(as_array(name, *each) for each in arrays.items()))
+    if dropout is not None:
+        check_function(name, "dropout", dropout, "a Dropout")
     number = q.shape[1]
     lengths = q.shape[0], k.shape[0]
     check_window(name, window)
@@ -105,7 +110,7 @@ def dot_product_attention(
     positions = jnp.arange(lengths[0]), jnp.arange(lengths[1])
     one_head = jnp.ndim(query) == 2
     if key is not None:
-        key = key[None] if one_head else jax.random.split(key, number)
+        key = key[None] if one_head else split_key(key, number, name)
     heads, _ = attend(
         q,
         k,
@@ -214,6 +219,11 @@ def checked_mask(
     if not is_array(mask):
         raise TypeError(
             f"{layer} takes an array as `{name}`; got {describe_node(mask)}."
+        )
+    if name == "bias" and mask.dtype == bool:
+        raise TypeError(
+            f"{layer} takes numbers as `bias`, which are added; got "
+            f"{describe_node(mask)}. Pass it as `mask=`."
         )
     wanted = lengths, (heads, *lengths)
     if mask.shape in wanted:

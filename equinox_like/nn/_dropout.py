@@ -14,7 +14,7 @@ from .._typing import ArrayLike, PRNGKeyArray
 from .._warn import warn
 from ._inference import at_inference
 from ._keys import key_named
-from ._shape import MissingKeyError, as_axes
+from ._shape import MissingKeyError, as_array, as_axes
 
 _T = TypeVar("_T")
 
@@ -120,7 +120,7 @@ class Dropout(Module):
             )
         # The scope starts after the warning above, so that this points at the caller.
         with jax.named_scope("eqx.nn.Dropout"):
-            return _drop(jnp.asarray(x), self, key)
+            return _drop(as_array(self, "x", x), self, key)
 
     def is_active(self, inference: bool | None = None) -> bool:
         """Whether a call with this `inference` may drop anything."""

@@ -14,7 +14,7 @@ from .._core.sharding import axes_of
 from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, Layout, default_dtype, first_values
+from ._init import Init, Layout, first_values, parameter_dtype
 from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
@@ -99,7 +99,7 @@ class Einsum(Module):
         sizes = _checked_sizes(self, axes, sizes)
         fan_in = math.prod(sizes[name] for name in axes.summed)
         limit = 1 / math.sqrt(fan_in) if fan_in else 1.0
-        dtype = default_dtype(dtype)
+        dtype = parameter_dtype(self, dtype)
         weight_key, bias_key = split_key(key, 2, self)
         shape = tuple(sizes[name] for name in axes.weight)
         self.weight = first_values(

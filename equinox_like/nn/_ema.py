@@ -18,6 +18,7 @@ from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton
 from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
+from ._shape import check_dtype
 from ._stacked import filled
 
 _COPIED = "copied"
@@ -94,8 +95,8 @@ class EMA(Module):
 
         **Raises:**
 
-        `ValueError` for a number outside of $[0, 1]$. `TypeError` if there is nothing to
-        average, or `dtype` is not a floating dtype.
+        `ValueError` for a number outside of $[0, 1]$, or if `dtype` is not a floating
+        dtype. `TypeError` if there is nothing to average.
         """
         if isinstance(decay, int | float) and not 0 <= decay <= 1:
             raise ValueError(f"EMA takes a `decay` between 0 and 1; got {decay!r}.")
@@ -104,8 +105,8 @@ class EMA(Module):
                 "EMA takes a Python number or a function as `decay`; got "
                 f"{describe_node(decay)}."
             )
-        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"EMA takes a floating dtype as `dtype`; got {dtype!r}.")
+        if dtype is not None:
+            check_dtype(self, "dtype", dtype, jnp.floating)
         self._skeleton = _skeleton(model)
         labels = _array_labels(self._skeleton)
         if all(label == _COPIED for label in labels):

@@ -13,7 +13,7 @@ from .._runtime.error_if import error_if
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, default_dtype, initialised, layout_of
+from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
 from ._precision import computes
 from ._shape import as_size, check_input, parameter_shape
@@ -114,13 +114,15 @@ class Embedding(Module):
         # A NumPy array cannot be indexed by a tracer. An object in place of an array,
         # such as that of `LoRA`, only needs to support indexing.
         table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
-        x = jnp.asarray(x)
+        # The row of a known number is a static slice, which takes an eager call a third
+        # of the time.
+        x = x if isinstance(x, jax.Array) else operator.index(x)  # pyright: ignore[reportArgumentType]
         if out_sharding is None and is_array(table) and explicit_mesh(table, x):
             # Also if the table is not split, because a batch of indices may be.
             out_sharding = PartitionSpec(parts(table)[1])
         if out_sharding is None:
             return table[x]
-        return placed(_row, out_sharding, table, x)
+        return placed(_row, out_sharding, table, jnp.asarray(x))
 
     @computes("eqx.nn.Embedding.attend")
     def attend(self, x: ArrayLike) -> Array:
@@ -157,12 +159,12 @@ def _draw(
         as_size(embedding, "num_embeddings", number),
         as_size(embedding, "embedding_size", size),
     )
-    dtype = default_dtype(dtype)
-    if init is None:
-        with key_named(key, embedding):
-            return jax.random.normal(key, shape, dtype)
+    dtype = parameter_dtype(embedding, dtype)
     layout = layout_of(embedding, "weight")
-    return initialised(init, key, shape, dtype, layout, "Embedding.weight")
+    with key_named(key, embedding):
+        if init is None:
+            return jax.random.normal(key, shape, dtype)
+        return initialised(init, key, shape, dtype, layout, "Embedding.weight")
 
 
 def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:

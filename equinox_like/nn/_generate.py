@@ -28,8 +28,11 @@ from .._tree.arrays import is_deleted
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike, PRNGKeyArray
+from ._callables import check_function
+from ._keys import key_named
 from ._kv_cache import KVCache, cut
 from ._sampling import check_sampling, is_greedy, sample_logits
+from ._shape import as_array
 
 
 class Generation(NamedTuple):
@@ -156,11 +159,15 @@ def generate(
         )
     steps = _checked_int("max_new_tokens", max_new_tokens, minimum=1)
     check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
+    check_function("`generate`", "model", model)
     greedy = is_greedy(temperature)
     if key is None and not greedy:
         raise ValueError(
             "`generate` needs a `key`, unless `temperature` is the number 0."
         )
+    if key is not None:
+        with key_named(key, "`generate`"):
+            jax.eval_shape(jax.random.split, key)
     _check_cache(cache, prompt.shape, steps)
     # As arrays, so that another value does not cause a retrace.
     sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
@@ -343,7 +350,7 @@ def _checked_int(name: str, value: Any, minimum: int) -> int:
 
 
 def _checked_integers(name: str, value: Any) -> Array:
-    value = jnp.asarray(value)
+    value = as_array("`generate`", name, value)
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise TypeError(f"`generate` takes integers as `{name}`; got {value.dtype}.")
     return value.astype(jnp.int32)

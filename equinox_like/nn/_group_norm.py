@@ -13,9 +13,9 @@ from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._norm import accumulation_dtype, cast, parameters, standardise
 from ._precision import computes
-from ._shape import as_size, check_channels_first, parameter_shape
+from ._shape import as_eps, as_size, check_channels_first, parameter_shape
 from ._sharding import like
-from ._stateful import ABSENT
+from ._stateful import ABSENT, with_state
 
 
 class GroupNorm(Module):
@@ -69,7 +69,7 @@ class GroupNorm(Module):
         """
         self.groups = as_size(self, "groups", groups, 1)
         self.channels = _channels(self, channels, channelwise_affine)
-        self.eps = eps
+        self.eps = as_eps(self, eps)
         self.channelwise_affine = channelwise_affine
         if self.channels is not None and self.channels % self.groups != 0:
             raise ValueError(
@@ -78,7 +78,7 @@ class GroupNorm(Module):
             )
         shape = (self.channels or 0,)
         affine = channelwise_affine, channelwise_affine
-        self.weight, self.bias = parameters(shape, *affine, dtype)
+        self.weight, self.bias = parameters(self, shape, *affine, dtype)
 
     @overload
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
@@ -115,7 +115,7 @@ class GroupNorm(Module):
         grouped = x.astype(accumulate).reshape(self.groups, per_group, *x.shape[1:])
         y = jax.vmap(lambda group: standardise(group, self.eps))(grouped)
         y = _affine(self, y.reshape(x.shape)).astype(x.dtype)
-        return y if state is ABSENT else (y, state)
+        return y if state is ABSENT else with_state(self, y, state)
 
 
 class InstanceNorm(Module):
@@ -167,10 +167,10 @@ class InstanceNorm(Module):
         `ValueError` if `channels` is negative, or is missing.
         """
         self.channels = _channels(self, channels, channelwise_affine)
-        self.eps = eps
+        self.eps = as_eps(self, eps)
         self.channelwise_affine = channelwise_affine
         affine = channelwise_affine, channelwise_affine
-        self.weight, self.bias = parameters((self.channels or 0,), *affine, dtype)
+        self.weight, self.bias = parameters(self, (self.channels or 0,), *affine, dtype)
 
     @overload
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
@@ -212,7 +212,7 @@ class InstanceNorm(Module):
         wide = x.astype(accumulation_dtype(x))
         y = jax.vmap(lambda channel: standardise(channel, self.eps))(wide)
         y = _affine(self, y).astype(x.dtype)
-        return y if state is ABSENT else (y, state)
+        return y if state is ABSENT else with_state(self, y, state)
 
 
 def _channels(norm: Any, channels: int | None, affine: bool) -> int | None:

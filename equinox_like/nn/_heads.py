@@ -14,7 +14,7 @@ from .._tree.nodes import describe_node
 from .._typing import DTypeLike
 from ._init import default_dtype
 from ._linear import Linear, mapped
-from ._shape import check_input, parameter_shape, within
+from ._shape import check_dtype, check_input, parameter_shape, within
 from ._sharding import parts, placed
 
 HeadsFunction = Callable[[Any, Any, Any], Any]
@@ -115,10 +115,7 @@ def empty_token(
     if dtype is None:
         with jax.numpy_dtype_promotion("standard"):
             dtype = jnp.result_type(*arrays) if arrays else default_dtype(None)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise ValueError(
-            f"`init_cache` takes an inexact `dtype`; got {jnp.dtype(dtype)}."
-        )
+    check_dtype("`init_cache`", "dtype", dtype)
     heads = attention.num_kv_heads
     if not any(any(parts(x)) for x in arrays):
         return jnp.zeros((1, heads, size), dtype)

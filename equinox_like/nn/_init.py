@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from ._shape import check_dtype
 
 # An initialiser as in `jax.nn.initializers`, the name of one there, or the values.
 Init = Callable[..., Any] | str | ArrayLike
@@ -21,6 +22,13 @@ WEIGHTS = ("weight", "weight_ih", "weight_hh")
 def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
     """`dtype`, or JAX's current default for `None`: float64 under `jax_enable_x64`."""
     return jnp.result_type(float) if dtype is None else dtype
+
+
+def parameter_dtype(layer: Any, dtype: DTypeLike | None) -> DTypeLike:
+    """`default_dtype`, after validating that the dtype is floating or complex."""
+    if dtype is not None:
+        check_dtype(layer, "dtype", dtype)
+    return default_dtype(dtype)
 
 
 def uniform(
@@ -67,7 +75,10 @@ def initialised(
     try:
         if isinstance(init, str):
             init = _factory(init, at)()
-        values = layout(init, key, shape, dtype) if callable(init) else init
+        if callable(init):
+            values = layout(_returning_values(init), key, shape, dtype)
+        else:
+            values = init
         values = jnp.asarray(values)
     except Exception as error:
         error.add_note(f"This is from the initialiser for `{at}`.")
@@ -80,6 +91,20 @@ def initialised(
             f"but the parameter has shape {shape}."
         )
     return values.astype(dtype)
+
+
+def _returning_values(init: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        values = init(*args)
+        if callable(values):
+            name = getattr(init, "__name__", "init")
+            raise TypeError(
+                f"An initialiser returns an array; {name} returned a function, since it "
+                f"makes initialisers. Call it first: `{name}()`."
+            )
+        return values
+
+    return call
 
 
 def layout_of(layer: Any, name: str) -> Layout:

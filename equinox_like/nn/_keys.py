@@ -8,6 +8,7 @@ import jax
 
 from .._tree import is_array
 from .._tree.arrays import describe_array
+from ._shape import taker_name
 
 
 def split_key(key: Any, number: int, layer: Any) -> jax.Array:
@@ -27,7 +28,7 @@ def key_named(key: Any, layer: Any) -> Iterator[None]:
             raise
         given = describe_array(key) if is_array(key) else repr(key)
         raise type(error)(
-            f"`key` of {type(layer).__name__} must be one PRNG key, such as "
+            f"`key` of {taker_name(layer)} must be one PRNG key, such as "
             f"`jax.random.key(0)`; got {given}."
         ) from error
 

@@ -21,8 +21,10 @@ from .._tree import is_array, is_inexact_array, tree_at
 from .._tree.paths import plain_path
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
+from ._callables import refuse_class
 from ._embedding import Embedding
 from ._init import WEIGHTS, leading_axes
+from ._keys import key_named, split_key
 from ._linear import Linear
 from ._places import places
 from ._precision import computes
@@ -108,14 +110,23 @@ class LoRA(StatefulLayer):
         there is no such weight.
         """
         rank = as_size(self, "rank", rank, 1)
+        refuse_class("LoRA", "layer", layer)
         self.layer = layer
         self.weight_name = weight_name
         self.alpha = as_number(self, "alpha", rank if alpha is None else alpha)
         self.is_merged = False
         if isinstance(weight_name, str):
-            self.a, self.b = _first_matrices(layer, weight_name, rank, batch_ndim, key)
+            with key_named(key, self):
+                self.a, self.b = _first_matrices(
+                    layer, weight_name, rank, batch_ndim, key
+                )
+        elif not weight_name:
+            raise ValueError(
+                "LoRA takes the name of a weight, or several, as `weight_name`; got "
+                f"{weight_name!r}."
+            )
         else:
-            keys = jax.random.split(key, len(weight_name))
+            keys = split_key(key, len(weight_name), self)
             drawn = [
                 _first_matrices(layer, name, rank, batch_ndim, k)
                 for name, k in zip(weight_name, keys, strict=True)
@@ -264,7 +275,8 @@ def add_lora(
         (batch_ndim,) = set(names.values())
         name = next(iter(names)) if len(names) == 1 else tuple(names)
         number = zlib.crc32((path or "<root>").encode())
-        layer_key = jax.random.fold_in(key, number)
+        with key_named(key, "`add_lora`"):
+            layer_key = jax.random.fold_in(key, number)
         return LoRA(layer, rank, alpha, name, batch_ndim=batch_ndim, key=layer_key)
 
     layers = select(model).where(lambda path, node: path in chosen)

@@ -1,5 +1,6 @@
 """Loss scales, which keep gradients in half precision from underflow."""
 
+import math
 from typing import Any, TypeVar
 
 import jax
@@ -7,8 +8,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Bool
 
+from .._compat.tracer import Tracer
 from .._module import Module, field
-from .._tree import is_array, is_inexact_array, tree_at
+from .._tree import is_array, is_inexact_array, is_inexact_array_like, tree_at
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike
@@ -63,8 +65,12 @@ class StaticLossScale(Module):
         """**Arguments:**
 
         - `scale`: the factor for the loss. A power of two causes no rounding.
+
+        **Raises:**
+
+        `ValueError` unless `scale` is finite and above 0.
         """
-        self.loss_scale = jnp.asarray(scale, jnp.float32)
+        self.loss_scale = _first_scale(self, scale)
 
     def scale(self, loss: ArrayLike) -> Array:
         """Multiplies the loss by the scale, in the loss's dtype."""
@@ -137,7 +143,8 @@ class DynamicLossScale(Module):
 
         **Raises:**
 
-        `ValueError` if `factor` is not above 1, or `min_scale` is above `max_scale`.
+        `ValueError` if `factor` is not above 1, `min_scale` is above `max_scale`, or
+        `scale` is not finite and above 0.
         """
         # Python numbers, because one of NumPy could change the dtype of the scale.
         factor = as_number(self, "factor", factor)
@@ -152,7 +159,7 @@ class DynamicLossScale(Module):
                 f"DynamicLossScale takes a `min_scale` of at most `max_scale`; got "
                 f"{min_scale!r} and {max_scale!r}."
             )
-        self.loss_scale = jnp.asarray(scale, jnp.float32)
+        self.loss_scale = _first_scale(self, scale)
         self.good_steps = jnp.zeros((), jnp.int32)
         self.period = as_size(self, "period", period, minimum=1)
         self.factor = factor
@@ -174,7 +181,18 @@ class DynamicLossScale(Module):
 
         - `finite`: whether all gradients of this step are finite, from
             [`equinox_like.nn.all_finite`][].
+
+        **Raises:**
+
+        `TypeError` for floats, such as a loss.
         """
+        if jnp.shape(finite) != () or jnp.issubdtype(
+            jnp.result_type(finite), jnp.inexact
+        ):
+            raise TypeError(
+                "DynamicLossScale takes a scalar bool as `finite`; got "
+                f"{describe_node(finite)}. Pass `all_finite(grads)`."
+            )
         steps = jnp.where(finite, self.good_steps + 1, 0)
         is_due = steps >= self.period
         grown = jnp.minimum(self.loss_scale * self.factor, self.max_scale)
@@ -189,7 +207,7 @@ class DynamicLossScale(Module):
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether all floating-point and complex arrays of a tree are free of infinities
+    """Whether all floating-point and complex numbers of a tree are free of infinities
     and NaN.
 
     !!! example
@@ -202,7 +220,7 @@ def all_finite(tree: Any) -> Bool[Array, ""]:
         assert not eqx.nn.all_finite([jnp.ones(3), jnp.array(jnp.inf)])
         ```
     """
-    arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array(x)]
+    arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array_like(x)]
     finite = jnp.array(True)
     for x in arrays:
         finite = jnp.logical_and(finite, jnp.isfinite(x).all())
@@ -248,6 +266,15 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
         return jax.lax.select(pred, a, b)
 
     return jtu.tree_map_with_path(each, on_true, on_false)
+
+
+def _first_scale(layer: Any, scale: Any) -> Array:
+    # Without its value, a traced scale is not checked.
+    if not isinstance(scale, Tracer):
+        scale = as_number(
+            layer, "scale", scale, "a finite number > 0", lambda x: 0 < x < math.inf
+        )
+    return jnp.asarray(scale, jnp.float32)
 
 
 def _times(x: Array, factor: Array) -> Array:

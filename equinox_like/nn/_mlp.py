@@ -12,6 +12,7 @@ from .._jit import filter_jit
 from .._module import Module, Partial, field
 from .._tree import combine, is_array, partition
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from ._callables import check_function
 from ._init import Init, default_dtype
 from ._keys import split_key
 from ._linear import Linear
@@ -110,11 +111,7 @@ class MLP(Module):
             ("activation", activation),
             ("final_activation", final_activation),
         ):
-            if not callable(function):
-                raise TypeError(
-                    f"MLP takes a function as `{name}`, such as `jax.nn.relu`; got "
-                    f"{function!r}."
-                )
+            check_function("MLP", name, function)
         self.activation = _copied(activation, (self.depth, self.width_size))
         self.final_activation = _copied(
             final_activation, () if self.out_size == "scalar" else (self.out_size,)

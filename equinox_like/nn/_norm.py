@@ -16,11 +16,11 @@ from .._module import Module, field
 from .._tree import is_array
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
-from ._init import default_dtype
+from ._init import parameter_dtype
 from ._precision import computes
-from ._shape import as_size, check_input, parameter_shape
+from ._shape import as_eps, as_size, check_input, parameter_shape
 from ._sharding import like
-from ._stateful import ABSENT
+from ._stateful import ABSENT, with_state
 
 
 class LayerNorm(Module):
@@ -71,6 +71,10 @@ class LayerNorm(Module):
         - `use_weight`, `use_bias`: whether there is $w$, and whether there is $b$.
         - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
         - `elementwise_affine`: sets both `use_weight` and `use_bias`. Deprecated.
+
+        **Raises:**
+
+        `ValueError` for a negative size or `eps`, or a `dtype` of integers.
         """
         if elementwise_affine is not None:
             use_weight = use_bias = elementwise_affine
@@ -79,10 +83,12 @@ class LayerNorm(Module):
                 "`use_bias` instead."
             )
         self.shape = _dims(self, shape)
-        self.eps = eps
+        self.eps = as_eps(self, eps)
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight, self.bias = parameters(self.shape, use_weight, use_bias, dtype)
+        self.weight, self.bias = parameters(
+            self, self.shape, use_weight, use_bias, dtype
+        )
 
     @overload
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
@@ -114,7 +120,7 @@ class LayerNorm(Module):
         """
         check_input(self, x, _wanted_shape(self))
         y = _normalised(self, x, standardise)
-        return y if state is ABSENT else (y, state)
+        return y if state is ABSENT else with_state(self, y, state)
 
 
 class RMSNorm(Module):
@@ -156,10 +162,12 @@ class RMSNorm(Module):
     ):
         """Arguments as for [`equinox_like.nn.LayerNorm`][]."""
         self.shape = _dims(self, shape)
-        self.eps = eps
+        self.eps = as_eps(self, eps)
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight, self.bias = parameters(self.shape, use_weight, use_bias, dtype)
+        self.weight, self.bias = parameters(
+            self, self.shape, use_weight, use_bias, dtype
+        )
 
     @overload
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
@@ -176,7 +184,7 @@ class RMSNorm(Module):
         """As for [`equinox_like.nn.LayerNorm`][]."""
         check_input(self, x, _wanted_shape(self))
         y = _normalised(self, x, _divide_by_rms)
-        return y if state is ABSENT else (y, state)
+        return y if state is ABSENT else with_state(self, y, state)
 
 
 def _dims(norm: Any, shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -185,9 +193,13 @@ def _dims(norm: Any, shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def parameters(
-    shape: tuple[int, ...], use_weight: bool, use_bias: bool, dtype: DTypeLike | None
+    norm: Any,
+    shape: tuple[int, ...],
+    use_weight: bool,
+    use_bias: bool,
+    dtype: DTypeLike | None,
 ) -> tuple[Array | None, Array | None]:
-    dtype = default_dtype(dtype)
+    dtype = parameter_dtype(norm, dtype)
     weight = jnp.ones(shape, dtype) if use_weight else None
     return weight, jnp.zeros(shape, dtype) if use_bias else None
 

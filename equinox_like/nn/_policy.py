@@ -5,12 +5,14 @@ import inspect
 from typing import Any, TypeVar
 
 import jax
+import jax.tree_util as jtu
 
 from .._core.context import Entering
 from .._module import AbstractVar, Frozen, Module, field
 from .._module.wrapper import check_forwards
 from .._tree.nodes import describe_node
 from .._typing import DTypeLike
+from ._callables import check_layer
 from ._precision import cast, compute_dtype, floating, is_real
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
@@ -235,7 +237,15 @@ def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
             "`mixed` takes a `Policy`, or text such as 'params=f32,compute=bf16'; got "
             f"{policy!r}."
         )
+    if layer is None or jtu.all_leaves([layer]):
+        check_layer("`mixed`", "layer", layer)
     classes = keep if isinstance(keep, tuple) else (keep,)
+    for each in classes:
+        if not isinstance(each, type):
+            raise TypeError(
+                "`mixed` takes a class, or a tuple of classes, as `keep`; got "
+                f"{describe_node(each)}."
+            )
     return Mixed(cast(layer, policy.param_dtype, classes), policy, classes)
 
 

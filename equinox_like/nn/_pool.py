@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
+from ._callables import check_function
 from ._norm import accumulation_dtype
 from ._shape import as_padding, as_size, check_input, check_length, per_axis
 
@@ -77,6 +78,7 @@ class Pool(Module):
         """
         n = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.init = init
+        check_function(type(self).__name__, "operation", operation)
         self.operation = operation
         self.num_spatial_dims = n
         self.kernel_size = per_axis(self, "kernel_size", kernel_size, n)

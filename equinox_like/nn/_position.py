@@ -13,10 +13,11 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._runtime.error_if import error_if
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, default_dtype, initialised, layout_of
+from ._init import Init, initialised, layout_of, parameter_dtype
+from ._keys import key_named
 from ._precision import computes
 from ._rope import cos_and_sin, row_positions
-from ._shape import as_even_size, as_number, as_size, check_input, parameter_shape
+from ._shape import as_even_size, as_size, as_theta, check_input, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed
 
 _STANDARD_DEVIATION = 0.02
@@ -77,11 +78,12 @@ class LearnedPositionalEmbedding(Module):
         self.embedding_size = as_size(self, "embedding_size", embedding_size)
         self.check_bounds = check_bounds
         shape = self.max_length, self.embedding_size
-        dtype = default_dtype(dtype)
+        dtype = parameter_dtype(self, dtype)
         if weight_init is None:
             weight_init = jax.nn.initializers.normal(_STANDARD_DEVIATION)
         layout, at = layout_of(self, "weight"), f"{type(self).__name__}.weight"
-        self.weight = initialised(weight_init, key, shape, dtype, layout, at)
+        with key_named(key, self):
+            self.weight = initialised(weight_init, key, shape, dtype, layout, at)
 
     @computes("eqx.nn.LearnedPositionalEmbedding")
     def __call__(
@@ -183,10 +185,11 @@ class SinusoidalPositionalEmbedding(Module):
 
         **Raises:**
 
-        `ValueError` if `embedding_size` is negative or odd, or `theta` is not a number.
+        `ValueError` if `embedding_size` is negative or odd, or `theta` is not a number
+        above 0.
         """
         self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
-        self.theta = as_number(self, "theta", theta)
+        self.theta = as_theta(self, theta)
 
     @jax.named_scope("eqx.nn.SinusoidalPositionalEmbedding")
     def __call__(

@@ -15,6 +15,7 @@ from .._core.context import Context
 from .._tree import is_array
 from .._typing import DTypeLike
 from ._kv_cache import KVCache
+from ._shape import check_dtype
 from ._state import State, StateIndex
 
 _T = TypeVar("_T")
@@ -100,12 +101,5 @@ def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
     """`dtype` as a NumPy dtype, after validating that it is real floating or `None`."""
     if dtype is None:
         return None
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise ValueError(
-            f"{taker} takes a real floating dtype as `{name}`; got {dtype!r}."
-        )
-    return np.dtype(found)
+    check_dtype(taker, name, dtype, jnp.floating)
+    return np.dtype(dtype)

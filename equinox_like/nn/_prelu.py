@@ -7,6 +7,7 @@ from jaxtyping import Array
 from .._module import Module
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._precision import computes
+from ._shape import as_array, check_dtype
 
 
 class PReLU(Module):
@@ -35,7 +36,15 @@ class PReLU(Module):
             `dtype` is given, the layer keeps the dtype of its input.
         - `dtype`: of the slope.
         """
-        self.negative_slope = jnp.asarray(init_alpha, dtype)
+        if dtype is not None:
+            check_dtype(self, "dtype", dtype)
+        if isinstance(init_alpha, int):
+            init_alpha = float(init_alpha)
+        slope = as_array(self, "init_alpha", init_alpha, dtype)
+        if not jnp.issubdtype(slope.dtype, jnp.inexact):
+            # An integer would never be trained.
+            slope = slope.astype(float)
+        self.negative_slope = slope
 
     # The user's promotion settings must not make the layer's own arithmetic fail.
     @computes("eqx.nn.PReLU")
@@ -51,5 +60,5 @@ class PReLU(Module):
 
         An array of the dtype to which JAX promotes those of `x` and the slope.
         """
-        x = jnp.asarray(x)
+        x = as_array(self, "x", x)
         return jnp.where(x >= 0, x, self.negative_slope * x)

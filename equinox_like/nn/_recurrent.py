@@ -16,7 +16,9 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
 from .._typing import ArrayLike, PRNGKeyArray
+from ._callables import check_function, check_layer
 from ._dropout import Dropout
+from ._keys import split_key
 from ._precision import computes
 from ._scan_cell import scanned
 from ._shape import as_size, within
@@ -76,7 +78,15 @@ class Bidirectional(Module):
             inputs. By default they are concatenated along the last axis; `operator.add`
             adds them.
         - `unroll`: as for `jax.lax.scan`.
+
+        **Raises:**
+
+        `TypeError` if a cell or `merge` cannot be called.
         """
+        check_layer("Bidirectional", "forward", forward)
+        check_layer("Bidirectional", "backward", backward)
+        if merge is not None:
+            check_function("Bidirectional", "merge", merge)
         self.forward = forward
         self.backward = backward
         self.merge = concatenate if merge is None else merge
@@ -177,12 +187,14 @@ class RNN(Module):
 
         **Raises:**
 
-        `ValueError` if there are no layers.
+        `ValueError` if there are no layers, `TypeError` if one cannot be called.
         """
         many = isinstance(layers, Iterable) and not isinstance(layers, Module)
         self.layers = tuple(layers) if many else (layers,)
         if not self.layers:
             raise ValueError("RNN needs at least one layer.")
+        for i, layer in enumerate(self.layers):
+            check_layer("RNN", f"layers[{i}]", layer)
         self.dropout = Dropout(dropout, inference)
         self.unroll = unroll
 
@@ -219,8 +231,9 @@ class RNN(Module):
         The `RNN`.
         """
         num_layers = as_size(RNN, "num_layers", num_layers, 1)
+        check_function("RNN.build", "cell", cell)
         layers: list[Any] = []
-        for layer_key in jax.random.split(key, num_layers):
+        for layer_key in split_key(key, num_layers, RNN):
             if bidirectional:
                 forward, backward = (
                     cell(input_size, hidden_size, key=k, **kwargs)
@@ -270,7 +283,7 @@ class RNN(Module):
         states = _as_states(self, init, len(self.layers), "layer")
         there = _there(self, xs, length)
         number = len(self.layers) - 1
-        keys = [None] * number if key is None else jax.random.split(key, number)
+        keys = [None] * number if key is None else split_key(key, number, self)
         last = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             if i > 0:

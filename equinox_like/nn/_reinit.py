@@ -13,6 +13,7 @@ from .._tree.glob import matches
 from .._tree.paths import plain_path
 from .._typing import PRNGKeyArray
 from ._init import WEIGHTS, Init, initialised, layout_of, leading_axes
+from ._keys import key_named
 from ._places import Place, places
 
 _Tree = TypeVar("_Tree")
@@ -86,7 +87,8 @@ def reinit(
         leaf = place.leaf
         if True in chosen:
             _, init = rules[chosen.index(True)]
-            leaf = _drawn(init, place, key)
+            with key_named(key, "`reinit`"):
+                leaf = _drawn(init, place, key)
         leaves.append(leaf)
     if not (allow_unused or all(used)):
         raise ValueError(

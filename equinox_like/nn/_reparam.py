@@ -9,8 +9,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._module import Module, field
-from .._tree import is_inexact_array
+from .._tree import is_array, is_array_like, is_inexact_array
 from .._typing import ArrayLike, PRNGKeyArray
+from ._callables import refuse_class
 from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
@@ -93,6 +94,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
 
         `ValueError` if the weight has fewer axes; `AttributeError` if there is none.
         """
+        weight = _weight_of(self, layer, weight_name)
         self.layer = layer
         self.weight_name = weight_name
         self.num_power_iterations = as_size(
@@ -100,7 +102,6 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         )
         self.eps = eps
         self.inference = inference
-        weight = jnp.asarray(getattr(layer, weight_name))
         if weight.ndim < 2:
             raise ValueError(
                 f"SpectralNorm takes a weight with at least two axes; `{weight_name}` "
@@ -211,10 +212,10 @@ class WeightNorm(Module, Generic[_Layer]):
         `AttributeError` if the layer has no such weight; `ValueError` if the weight has
         no such axis.
         """
+        weight = _weight_of(self, layer, weight_name)
         self.layer = layer
         self.weight_name = weight_name
         self.axis = axis
-        weight = jnp.asarray(getattr(layer, weight_name))
         if axis is not None and axis not in range(-weight.ndim, weight.ndim):
             raise ValueError(
                 f"WeightNorm takes an axis of the weight as `axis`, or None; got {axis!r}, "
@@ -245,6 +246,21 @@ class WeightNorm(Module, Generic[_Layer]):
         norm = jnp.sqrt(jnp.where(is_zero, 1, square))
         weight = jnp.where(is_zero, 0, v * g.astype(square.dtype) / norm)
         return with_weight(layer, self.weight_name, weight.astype(dtype))(x)
+
+
+def _weight_of(norm: Any, layer: Any, name: str) -> Array:
+    taker = type(norm).__name__
+    refuse_class(taker, "layer", layer)
+    weight = getattr(layer, name, None)
+    if is_array_like(weight):
+        return jnp.asarray(weight)
+    known = [
+        n for n, value in getattr(layer, "__dict__", {}).items() if is_array(value)
+    ]
+    raise AttributeError(
+        f"{taker} takes the name of an array of its layer as `weight_name`; got {name!r}. "
+        f"This {type(layer).__name__} has {', '.join(map(repr, known)) or 'no arrays'}."
+    )
 
 
 def _as_matrix(weight: Array) -> Array:

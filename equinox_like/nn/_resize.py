@@ -14,6 +14,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
 from ._norm import accumulation_dtype
+from ._shape import as_array
 from ._sharding import explicit_mesh, parts, placed
 
 # `int` is listed because beartype does not accept an int as a float.
@@ -73,7 +74,9 @@ def resize(
         ```
     """
     _check_options("resize", size, scale, method)
-    return _resized("resize", jnp.asarray(x), size, scale, method, antialias)
+    return _resized(
+        "resize", as_array("`resize`", "x", x), size, scale, method, antialias
+    )
 
 
 class Upsample(Module):
@@ -125,7 +128,7 @@ class Upsample(Module):
         [`equinox_like.ShapeError`][] as there.
         """
         options = self.size, self.scale, self.method, self.antialias
-        return _resized("Upsample", jnp.asarray(x), *options)
+        return _resized("Upsample", as_array(self, "x", x), *options)
 
 
 def _check_options(name: str, size: Any, scale: Any, method: Any) -> None:

@@ -4,7 +4,6 @@ from their outputs, so that they need not be stored for the backward pass."""
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array
@@ -17,6 +16,8 @@ from .._tree import is_array
 from .._tree.arrays import reusable
 from .._tree.nodes import describe_node
 from .._typing import PRNGKeyArray
+from ._callables import as_layers, check_layer
+from ._keys import split_key
 from ._precision import computes
 from ._shape import described, within
 from ._stacked import (
@@ -70,8 +71,10 @@ class ReversibleBlock(Module):
 
         **Raises:**
 
-        `TypeError` if `f` or `g` is stateful.
+        `TypeError` if `f` or `g` is stateful, or cannot be called.
         """
+        check_layer("ReversibleBlock", "f", f)
+        check_layer("ReversibleBlock", "g", g)
         _refuse_stateful("`f` of ReversibleBlock", f)
         _refuse_stateful("`g` of ReversibleBlock", g)
         self.f = f
@@ -95,7 +98,7 @@ class ReversibleBlock(Module):
         the shape or dtype.
         """
         x1, x2 = self._halves("x", x)
-        f_key, g_key = _split(key, 2)
+        f_key, g_key = _split(key, 2, self)
         y1 = x1 + self._residual("f", x2, x1, f_key)
         y2 = x2 + self._residual("g", y1, x2, g_key)
         return self._like(x, y1, y2)
@@ -104,7 +107,7 @@ class ReversibleBlock(Module):
     def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
         """The input `x` for which a call with the same `key` returns `y`."""
         y1, y2 = self._halves("y", y)
-        f_key, g_key = _split(key, 2)
+        f_key, g_key = _split(key, 2, self)
         x2 = y2 - self._residual("g", y1, y2, g_key)
         x1 = y1 - self._residual("f", x2, y1, f_key)
         return self._like(y, x1, x2)
@@ -199,7 +202,9 @@ class ReversibleSequential(Module):
         `TypeError` if a block has no `inverse`, or is stateful: it is evaluated again
         in the backward pass, and would update the state twice.
         """
-        self.blocks = blocks if isinstance(blocks, Stacked) else tuple(blocks)
+        if not isinstance(blocks, Stacked):
+            blocks = as_layers("ReversibleSequential", "blocks", blocks)
+        self.blocks = blocks
         self.memory_efficient = memory_efficient
         for name, block in self._named():
             _refuse_stateful(f"`{name}` of ReversibleSequential", block)
@@ -244,7 +249,7 @@ class ReversibleSequential(Module):
         if number == 0:
             return x
         x = jtu.tree_map(strongly_typed, x)
-        keys = _split(key, number)
+        keys = _split(key, number, self)
         if not isinstance(_content(blocks), Stacked):
             calls = [
                 _Call(name, block, k)
@@ -310,8 +315,8 @@ def _call(layer: Any, x: Any, key: Any) -> Any:
     return layer(x, key=key) if takes_key(layer) else layer(x)
 
 
-def _split(key: Any, number: int) -> Any:
-    return [None] * number if key is None else jax.random.split(key, number)
+def _split(key: Any, number: int, layer: Any) -> Any:
+    return [None] * number if key is None else split_key(key, number, layer)
 
 
 def _content(blocks: Any) -> Any:

@@ -12,10 +12,10 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, default_dtype, first_values, gates
+from ._init import Init, first_values, gates, parameter_dtype
 from ._keys import split_key
 from ._precision import computes
-from ._shape import as_size, check_input, parameter_shape
+from ._shape import as_size, check_dtype, check_input, parameter_shape
 from ._sharding import matvec
 
 
@@ -91,7 +91,7 @@ class GRUCell(Module):
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key, bias_n_key = split_key(key, 4, self)
-        rest = math.sqrt(1 / size), default_dtype(dtype)
+        rest = math.sqrt(1 / size), parameter_dtype(self, dtype)
         shape = 3 * size, self.input_size
         self.weight_ih = first_values(
             self, "weight_ih", weight_init, ih_key, shape, *rest
@@ -207,7 +207,7 @@ class LSTMCell(Module):
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key = split_key(key, 3, self)
-        rest = math.sqrt(1 / size), default_dtype(dtype)
+        rest = math.sqrt(1 / size), parameter_dtype(self, dtype)
         shape = 4 * size, self.input_size
         self.weight_ih = first_values(
             self, "weight_ih", weight_init, ih_key, shape, *rest
@@ -289,4 +289,7 @@ def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
 
 
 def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:
-    return jnp.zeros(cell.weight_hh.shape[-1:], dtype or cell.weight_hh.dtype)
+    if dtype is None:
+        dtype = cell.weight_hh.dtype
+    check_dtype("`init_state`", "dtype", dtype)
+    return jnp.zeros(cell.weight_hh.shape[-1:], dtype)

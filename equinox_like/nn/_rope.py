@@ -10,8 +10,8 @@ from jaxtyping import Array
 from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import default_dtype
-from ._shape import as_even_size, as_number, check_input
+from ._init import parameter_dtype
+from ._shape import as_array, as_even_size, as_theta, check_input
 
 
 class RotaryPositionalEmbedding(Module):
@@ -69,12 +69,12 @@ class RotaryPositionalEmbedding(Module):
 
         **Raises:**
 
-        `ValueError` if `embedding_size` is negative or odd, `theta` is not a number, or
-        `dtype` is not floating or complex.
+        `ValueError` if `embedding_size` is negative or odd, `theta` is not a number
+        above 0, or `dtype` is not floating or complex.
         """
         self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
-        self.theta = as_number(self, "theta", theta)
-        self.dtype = _inexact(self, default_dtype(dtype))
+        self.theta = as_theta(self, theta)
+        self.dtype = np.dtype(parameter_dtype(self, dtype))
         self.interleaved = interleaved
 
     @jax.named_scope("eqx.nn.RotaryPositionalEmbedding")
@@ -151,17 +151,6 @@ class RotaryPositionalEmbedding(Module):
         return cos_and_sin(embedding_size, positions, theta, dtype)
 
 
-def _inexact(rope: RotaryPositionalEmbedding, dtype: DTypeLike) -> np.dtype[Any]:
-    try:
-        if jnp.issubdtype(dtype, jnp.inexact):
-            return np.dtype(dtype)
-    except TypeError:
-        pass
-    raise ValueError(
-        f"{type(rope).__name__} takes a floating or complex `dtype`; got {dtype!r}."
-    )
-
-
 def cos_and_sin(
     size: int, positions: Array, theta: float, dtype: DTypeLike
 ) -> tuple[Array, Array]:
@@ -185,7 +174,7 @@ def _unfused(x: Array) -> Array:
 def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array:
     """The position of each row, from the arguments of a call."""
     if positions is None:
-        offset = jnp.asarray(offset)
+        offset = as_array(layer, "offset", offset)
         if offset.ndim != 0:
             raise ShapeError(
                 f"{type(layer).__name__} takes a scalar as `offset`, the position of the "
@@ -200,7 +189,7 @@ def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array
         raise ValueError(
             f"{type(layer).__name__} takes `offset` or `positions`, not both."
         )
-    positions = jnp.asarray(positions)
+    positions = as_array(layer, "positions", positions)
     if positions.shape != (length,):
         raise ShapeError(
             f"{type(layer).__name__} takes `positions` of shape ({length},), one for each "

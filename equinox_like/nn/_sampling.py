@@ -11,9 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._compat.tracer import Tracer
 from .._errors import ShapeError
-from .._tree import is_array
+from .._tree import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
+from ._keys import key_named
 from ._norm import accumulation_dtype
 
 
@@ -100,7 +101,8 @@ def sample_logits(
         # Subtract the maximum, or a low temperature could make several logits infinite.
         highest = logits[best]
         logits = (logits - highest) / jnp.where(temperature > 0, temperature, 1)
-        token = _drawn(logits, key, top_k, top_p)
+        with key_named(key, "`sample_logits`"):
+            token = _drawn(logits, key, top_k, top_p)
         # Less an infinite maximum, logits are NaN.
         return jnp.where((temperature > 0) & jnp.isfinite(highest), token, best)
 
@@ -148,8 +150,12 @@ def check_sampling(
         ("repetition_penalty", repetition_penalty, "above 0", lambda x: x > 0),
     )
     for name, value, wanted, is_within in ranges:
-        if value is None:
-            continue
+        if not is_array_like(value):
+            if value is None and name != "temperature":
+                continue
+            raise TypeError(
+                f"`{function}` takes a number as `{name}`; got {describe_node(value)}."
+            )
         if jnp.shape(value) != ():
             raise ShapeError(
                 f"`{function}` takes a scalar as `{name}`; got shape {jnp.shape(value)}."

@@ -12,6 +12,7 @@ from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
 from .._tree.nodes import describe_node
+from ._callables import check_layer
 from ._precision import cast_to_precision
 from ._shape import described, within
 
@@ -59,6 +60,7 @@ def scan_cell(
         assert outputs.shape == (10, 4) and (outputs[-1] == h).all()
         ```
     """
+    check_layer("`scan_cell`", "cell", cell)
     init = _varying_as((cell, xs), _first_state(cell, "", xs, cast_to_precision(init)))
     if mask is not None:
         _check_mask(mask, jax.tree.leaves(xs)[0].shape[0])
@@ -138,7 +140,14 @@ def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
     These may differ if the inputs have other dtypes than the parameters, or in a
     `mixed` cell. A list becomes the tuple that the cell returns.
     """
-    state = jax.tree.map(jnp.asarray, cell.init_state() if init is None else init)
+    if init is None:
+        if not hasattr(cell, "init_state"):
+            raise TypeError(
+                "A recurrent cell has a method `init_state`, which returns the state to "
+                f"start from; got {describe_node(cell)}. Pass another cell, or `init`."
+            )
+        init = cell.init_state()
+    state = jax.tree.map(jnp.asarray, init)
     x = jax.tree.map(_type_of_row, xs)
     # Twice, because the dtypes after the first step may change those after the second.
     for _ in range(2):

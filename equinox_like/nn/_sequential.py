@@ -10,8 +10,10 @@ from .._annotations import signature_of
 from .._module import Module
 from .._tree.nodes import describe_node
 from .._typing import PRNGKeyArray
+from ._callables import as_layers, check_function
+from ._keys import split_key
 from ._shape import within
-from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
+from ._stateful import ABSENT, StatefulLayer, is_stateful, refuse_key, takes_key
 
 
 class Sequential(StatefulLayer):
@@ -46,8 +48,12 @@ class Sequential(StatefulLayer):
         """**Arguments:**
 
         - `layers`: any callables: layers, Modules of your own, plain functions.
+
+        **Raises:**
+
+        `TypeError` for a class of layers in place of a layer.
         """
-        self.layers = tuple(layers)
+        self.layers = as_layers("Sequential", "layers", layers)
 
     @jax.named_scope("eqx.nn.Sequential")
     def __call__(
@@ -73,7 +79,8 @@ class Sequential(StatefulLayer):
         member it came from, for example `layers[1]`.
         """
         number = len(self.layers)
-        keys = [None] * number if key is None else jax.random.split(key, number)
+        keys = [None] * number if key is None else split_key(key, number, self)
+        refuse_key(self, state)
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
             _require_callable(i, layer)
             kwargs = {"key": layer_key} if takes_key(layer) else {}
@@ -145,7 +152,12 @@ class Lambda(Module):
 
         - `fn`: a callable of one argument. If it is a pytree, its arrays are those of the
             layer.
+
+        **Raises:**
+
+        `TypeError` if it cannot be called.
         """
+        check_function("Lambda", "fn", fn)
         self.fn = fn
 
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:

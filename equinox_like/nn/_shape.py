@@ -6,14 +6,17 @@ Shapes are known during a trace, so compiled programs hold none of these checks.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, SupportsIndex
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
 from .._errors import ShapeError
+from .._tree.arrays import is_typed_key
 from .._tree.filters import is_number
 from .._tree.nodes import describe_node
 
@@ -23,16 +26,15 @@ def check_input(
 ) -> None:
     """Raises `ShapeError` unless `x` has the `wanted` shape; `None` is any size.
 
-    Raises `TypeError` if `x` is not an array.
+    Raises `TypeError` if `x` is not an array of numbers.
     """
     shape = _shape_of(x)
     if shape is None and not (hasattr(x, "__jax_array__") or hasattr(x, "__array__")):
         hint = " Convert it with `jnp.asarray`." if isinstance(x, list | tuple) else ""
-        raise NotAnArrayError(
-            f"{type(layer).__name__} takes an array as `{name}`; got "
-            f"{describe_node(x)}.{hint}"
-        )
+        raise _not_an_array(layer, name, x, hint)
     if shape is None or _matches(shape, wanted):
+        if _holds_no_numbers(x):
+            raise _not_an_array(layer, name, x, " It must hold numbers.")
         return
     extra = len(shape) - len(wanted)
     message = (
@@ -46,6 +48,29 @@ def check_input(
             f"axis: `{'jax.vmap(' * extra}model{')' * extra}({name})`."
         )
     raise ShapeError(message)
+
+
+def as_array(layer: Any, name: str, x: Any, dtype: Any = None) -> jax.Array:
+    """`x` as a JAX array, after validating that it is one of numbers, of any shape."""
+    try:
+        if not _holds_no_numbers(x):
+            return jnp.asarray(x, dtype)
+    except (TypeError, ValueError) as error:
+        raise _not_an_array(layer, name, x) from error
+    raise _not_an_array(layer, name, x)
+
+
+def _holds_no_numbers(x: Any) -> bool:
+    # Text is not left to JAX 0.10, which takes it as the name of a dtype.
+    if x is None or isinstance(x, str) or is_typed_key(x):
+        return True
+    return getattr(x, "dtype", None) == np.dtype(object)
+
+
+def _not_an_array(layer: Any, name: str, x: Any, hint: str = "") -> "NotAnArrayError":
+    return NotAnArrayError(
+        f"{taker_name(layer)} takes an array as `{name}`; got {describe_node(x)}.{hint}"
+    )
 
 
 def check_channels_first(layer: Any, x: Any, channels: int | None) -> None:
@@ -141,31 +166,64 @@ def _axes(number: int) -> str:
     return "1 axis" if number == 1 else f"{number} axes"
 
 
-def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
-    """`value` as an int, after validating that it is an int of at least `minimum`.
+def taker_name(layer: Any) -> str:
+    """How messages name what takes an argument: a layer by its class.
 
-    `layer` may also be the class, for a static method that builds a layer.
+    `layer` may also be the class, or the name of a function in backquotes.
     """
+    if isinstance(layer, str):
+        return layer
+    return (layer if isinstance(layer, type) else type(layer)).__name__
+
+
+def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
+    """`value` as an int, after validating that it is an int of at least `minimum`."""
     try:
         if operator.index(value) >= minimum:
             return operator.index(value)
     except TypeError:
         pass
-    cls = layer if isinstance(layer, type) else type(layer)
     raise ValueError(
-        f"{cls.__name__} takes an int >= {minimum} as `{name}`; got {value!r}."
+        f"{taker_name(layer)} takes an int >= {minimum} as `{name}`; got {value!r}."
     )
 
 
-def as_number(layer: Any, name: str, value: Any) -> float:
-    """`value` as a Python float, after validating that it is a number."""
+def as_number(
+    layer: Any,
+    name: str,
+    value: Any,
+    wanted: str = "a number",
+    is_valid: Callable[[float], bool] = lambda _: True,
+) -> float:
+    """`value` as a Python float, after validating that it is a number, and valid."""
     try:
-        if not isinstance(value, str | bytes):
+        if not isinstance(value, str | bytes) and is_valid(float(value)):
             return float(value)
     except (TypeError, ValueError):
         pass
+    raise ValueError(f"{taker_name(layer)} takes {wanted} as `{name}`; got {value!r}.")
+
+
+def as_eps(layer: Any, value: Any) -> float:
+    """`value` as the `eps` of a norm."""
+    return as_number(layer, "eps", value, "a number >= 0", lambda x: x >= 0)
+
+
+def as_theta(layer: Any, value: Any) -> float:
+    """`value` as the `theta` of a positional embedding."""
+    return as_number(layer, "theta", value, "a number > 0", lambda x: x > 0)
+
+
+def check_dtype(layer: Any, name: str, dtype: Any, kind: Any = jnp.inexact) -> None:
+    """Raises `ValueError` unless `dtype` is one of `kind`: inexact or floating."""
+    try:
+        if dtype is not None and jnp.issubdtype(jnp.dtype(dtype), kind):
+            return
+    except TypeError:
+        pass
+    wanted = "a floating or complex" if kind is jnp.inexact else "a real floating"
     raise ValueError(
-        f"{type(layer).__name__} takes a number as `{name}`; got {value!r}."
+        f"{taker_name(layer)} takes {wanted} dtype as `{name}`; got {dtype!r}."
     )
 
 

@@ -76,7 +76,7 @@ class Shared(Module, Generic[_Tree]):
         **Raises:**
 
         `ValueError` if a removed node and its replacement differ in structure, shape or
-        dtype.
+        dtype, or if they are the same node.
         """
         removed: list[Any] = []
         tree_at(where, pytree, replace_fn=removed.append)
@@ -95,6 +95,12 @@ class Shared(Module, Generic[_Tree]):
                     f"returned {_description(other)}."
                 )
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
+        # A node may hold others of its own, from a `Shared` within it.
+        if _number_removed(get(self.pytree)) > _number_removed(replaced):
+            raise ValueError(
+                "Shared takes a `get` that returns other nodes than those that `where` "
+                "returns and that are removed; got the same node from both."
+            )
         self.where = where
         self.get = get
 
@@ -108,6 +114,10 @@ def _is_one(answer: Any, nodes: Sequence[Any]) -> bool:
     if not isinstance(answer, list | tuple) or len(answer) != len(nodes):
         return True
     return any(a is not b for a, b in zip(answer, nodes, strict=True))
+
+
+def _number_removed(tree: Any) -> int:
+    return sum(isinstance(leaf, SharedNode) for leaf in jax.tree.leaves(tree))
 
 
 def _description(node: Any) -> tuple[Any, ...]:

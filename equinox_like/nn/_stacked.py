@@ -13,16 +13,17 @@ import numpy as np
 from .._annotations import signature_of
 from .._core.difference import ARRAY_TYPE, tree_differences
 from .._errors import ShapeError
-from .._module import field
+from .._module import Module, field
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
+from ._callables import as_layers, check_function
 from ._keys import split_key
 from ._precision import computes
 from ._shape import IF_AN_ENSEMBLE, as_size, described, within
 from ._stack import build_stacked
-from ._state import Marker, RowMarker, is_index, with_marker
-from ._stateful import ABSENT, StatefulLayer, is_stateful, takes_key
+from ._state import Marker, RowMarker, check_state, is_index, with_marker
+from ._stateful import ABSENT, StatefulLayer, is_stateful, refuse_key, takes_key
 
 _L = TypeVar("_L")
 _M = TypeVar("_M")
@@ -91,7 +92,17 @@ class Stacked(StatefulLayer, Generic[_L]):
         self.depth = as_size(self, "depth", depth)
         self.checkpoint = _checked_policy(checkpoint)
         self.unroll = unroll
-        self.layers = build_stacked(make_layer, split_key(key, self.depth, self))
+        check_function("Stacked", "make_layer", make_layer)
+        keys = split_key(key, self.depth, self)
+        try:
+            self.layers = build_stacked(make_layer, keys)
+        except ShapeError as error:
+            if isinstance(make_layer, Module):
+                error.add_note(
+                    "Stacked calls `make_layer` with a PRNG key. For layers that exist, "
+                    "use `Stacked.from_layers([...])`."
+                )
+            raise
 
     @classmethod
     def from_layers(
@@ -113,7 +124,7 @@ class Stacked(StatefulLayer, Generic[_L]):
 
         `ValueError`, naming the path and both values, where two layers differ.
         """
-        layers = list(layers)
+        layers = list(as_layers("Stacked.from_layers", "layers", layers))
         if not layers:
             raise ValueError("`Stacked.from_layers` needs at least one layer.")
         layers = _with_common_markers(layers)
@@ -159,14 +170,17 @@ class Stacked(StatefulLayer, Generic[_L]):
         or if this is an ensemble and not called under `filter_vmap`.
         `TypeError` if the layers are stateful and no state was passed.
         """
+        refuse_key(self, state)
         stateful = is_stateful(self.layers)
         if stateful and state is ABSENT:
             raise TypeError(
                 "The layers of this Stacked are stateful. Pass the state, as in "
                 "`out, state = model(x, state)`."
             )
+        if stateful:
+            check_state(self, state)
         arrays, rest = partition(self.layers, is_array)
-        keys = None if key is None else jax.random.split(key, self.depth)
+        keys = None if key is None else split_key(key, self.depth, self)
         inputs = {
             "arrays": arrays,
             "key": keys,

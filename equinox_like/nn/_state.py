@@ -7,7 +7,7 @@ so that using an old state raises an error.
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -21,6 +21,7 @@ from .._tree.cached import Attribute, Cached, forget
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.registry import register_cached
+from ._callables import check_function, refuse_class
 from ._shape import described
 
 _P = ParamSpec("_P")
@@ -133,8 +134,15 @@ class State(Cached):
 
         **Raises:**
 
-        `ValueError` if the initial values were deleted from `model`.
+        `ValueError` if the initial values were deleted from `model`. `TypeError` for a
+        class or an iterator in place of a model.
         """
+        refuse_class("State", "model", model)
+        if isinstance(model, Iterator):
+            raise TypeError(
+                f"State takes a model as `model`; got {describe_node(model)}. Write "
+                "`list(...)`."
+            )
         values = {}
         for path, index in _indices(model):
             if isinstance(index.init, _Deleted):
@@ -283,6 +291,8 @@ def make_with_state(
         assert state.get(norm.batch_counter) == 0
         ```
     """
+
+    check_function("`make_with_state`", "make_model", make_model)
 
     @functools.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:

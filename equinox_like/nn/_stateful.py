@@ -6,11 +6,15 @@
 import abc
 from typing import Any
 
+import numpy as np
+
 from .._annotations import signature_of
 from .._compat.batching import is_vmapped
 from .._core.base import Transformed
 from .._module import Frozen, Module
 from .._transforms.vmap import Vmapped
+from .._tree import is_array
+from .._tree.arrays import is_typed_key
 from .._typing import PRNGKeyArray
 
 
@@ -54,6 +58,30 @@ class _Absent:
 
 
 ABSENT: Any = _Absent()
+
+
+def refuse_key(layer: Any, state: Any) -> None:
+    """Raises `TypeError` if a call without stateful layers was given a key as `state`.
+
+    They return a state as it is, so the key would not be used. A stateful layer of a
+    user may have a key as its state.
+    """
+    if state is not ABSENT and _is_key(state) and not is_stateful(layer):
+        raise TypeError(
+            f"{type(layer).__name__} takes a state as its second argument; got a PRNG "
+            "key. Pass it by name: `layer(x, key=key)`."
+        )
+
+
+def _is_key(x: Any) -> bool:
+    is_raw = is_array(x) and x.dtype == np.uint32 and x.shape in ((2,), (4,))
+    return is_raw or is_typed_key(x)
+
+
+def with_state(layer: Any, y: Any, state: Any) -> tuple[Any, Any]:
+    """What a layer that only passes its state on returns."""
+    refuse_key(layer, state)
+    return y, state
 
 
 def is_stateful(layer: Any) -> bool:

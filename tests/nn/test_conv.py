@@ -279,7 +279,7 @@ def test_wrong_argument_is_an_error(options, message, key, without_type_checks) 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.int32])
 def test_another_dtype_than_the_weights_is_an_error(dtype, key) -> None:
-    with pytest.raises(TypeError, match="same dtypes"):
+    with pytest.raises(TypeError, match="of the dtype of its weight"):
         nn.Conv1d(1, 1, 2, key=key)(jnp.ones((1, 4), dtype))
 
 

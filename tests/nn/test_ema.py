@@ -208,7 +208,7 @@ def test_other_model_is_an_error() -> None:
         ((jnp.ones(2), jnp.ones(())), {}, TypeError, "number or a function as `decay`"),
         ((jnp.arange(2),), {}, TypeError, "trainable parameters; got .* without any"),
         ((eqx.frozen(jnp.ones(2)),), {}, TypeError, "got a Frozen without any"),
-        ((jnp.ones(2),), {"dtype": jnp.int32}, TypeError, "floating dtype as `dtype`"),
+        ((jnp.ones(2),), {"dtype": jnp.int32}, ValueError, "floating dtype as `dtype`"),
     ],
 )
 def test_wrong_argument_is_an_error(

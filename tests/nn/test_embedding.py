@@ -132,3 +132,11 @@ def test_ensemble_called_as_one_is_an_error(key) -> None:
     for index in (2, jnp.array(2)):
         with pytest.raises(eqx.ShapeError, match=r"\(5, 4, 3\).*under `filter_vmap`"):
             ensemble(index)
+
+
+@pytest.mark.parametrize("index", [1, -1, np.int64(2), np.array(-3, np.int8)])
+def test_known_index_is_a_static_slice(index):
+    layer = nn.Embedding(4, 2, key=jax.random.key(0))
+    assert (layer(index) == layer.weight[int(index)]).all()
+    assert "dynamic_slice" not in str(jax.make_jaxpr(lambda: layer(index))())
+    assert "dynamic_slice" in str(jax.make_jaxpr(layer)(index))

@@ -106,14 +106,14 @@ def test_strict_promotion_names_both_dtypes(strict) -> None:
 
 @pytest.mark.parametrize("dtype", [int, "nonsense"])
 def test_dtype_is_floating_or_complex(dtype, without_type_checks) -> None:
-    message = "RotaryPositionalEmbedding takes a floating or complex `dtype`; got"
+    message = "takes a floating or complex dtype as `dtype`; got"
     with pytest.raises(ValueError, match=message):
         nn.RotaryPositionalEmbedding(4, dtype=dtype)
 
 
 def test_theta_is_a_number(without_type_checks) -> None:
     for layer in nn.RotaryPositionalEmbedding, nn.SinusoidalPositionalEmbedding:
-        message = f"{layer.__name__} takes a number as `theta`; got 'a'"
+        message = f"{layer.__name__} takes a number > 0 as `theta`; got 'a'"
         with pytest.raises(ValueError, match=message):
             layer(4, theta="a")
 

@@ -1,0 +1,235 @@
+"""Arguments that a user may pass by mistake: the error names the argument and the fix."""
+
+import builtins
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equinox_like as eqx
+from equinox_like import nn
+
+
+@functools.cache
+def names():
+    """What the calls below use."""
+    k, raw = jax.random.key(0), jax.random.PRNGKey(0)
+    ks = jax.random.split(k, 2)
+    x, xs = jnp.ones(4), jnp.ones((3, 4))
+    objects = np.array([None] * 4)
+    he_normal = jax.nn.initializers.he_normal
+    L = nn.Linear(4, 4, key=k)
+    cell = nn.GRUCell(4, 4, key=k)
+    block = nn.ReversibleBlock(nn.Linear(2, 2, key=k), jnp.tanh)
+    attention = nn.MultiheadAttention(2, 4, dropout_p=0.5, key=k)
+    seq = nn.Sequential([L, nn.Dropout()])
+    stacked = nn.Stacked.from_layers([L, L])
+    conv = nn.Conv2d(1, 1, 3, key=k)
+    scale = nn.DynamicLossScale()
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch")
+    over_batch = jax.vmap(norm, axis_name="batch", in_axes=(0, None))
+    _, mapped = over_batch(jnp.ones((8, 3)), state)
+
+    def logits(tokens, cache):
+        return jnp.zeros((len(tokens), 5)), cache
+
+    return globals() | locals()
+
+
+# For each call the class of the error, and parts of its message.
+CALLS = {
+    # A class, or no layer at all, in place of a layer.
+    "nn.Sequential([L, nn.Dropout])": "TypeError: Sequential, `layers[1]`, `Dropout(...)`",
+    "nn.Sequential(L)": "TypeError: Sequential, `layers`, a Linear, `Sequential([...])`",
+    "nn.RNN([nn.GRUCell])": "TypeError: RNN, `layers[0]`, `GRUCell(...)`",
+    "nn.RNN([None])": "TypeError: RNN, `layers[0]`, None",
+    "nn.Bidirectional(nn.GRUCell, cell)": "TypeError: `forward`, `GRUCell(...)`",
+    "nn.Bidirectional(cell, 3)": "TypeError: `backward`, an int",
+    "nn.Bidirectional(cell, cell, 'sum')": "TypeError: `merge`, a str",
+    "nn.ReversibleSequential([nn.ReversibleBlock])": "TypeError: `blocks[0]`",
+    "nn.ReversibleSequential(block)": "TypeError: `blocks`, `ReversibleSequential([...])`",
+    "nn.ReversibleBlock(None, None)": "TypeError: `f`, None",
+    "nn.ReversibleBlock(L, nn.Linear)": "TypeError: `g`, `Linear(...)`",
+    "nn.Stacked.from_layers([nn.Linear, nn.Linear])": "TypeError: `layers[0]`",
+    "nn.Stacked.from_layers(L)": "TypeError: `layers`, `Stacked.from_layers([...])`",
+    "nn.Stacked(3, 3, key=k)": "TypeError: Stacked, `make_layer`, an int",
+    "nn.Stacked(L, 3, key=k)": "ShapeError: `make_layer`, `Stacked.from_layers([...])`",
+    "nn.mixed(nn.Linear, 'compute=bf16')": "TypeError: `layer`, `Linear(...)`",
+    "nn.mixed(None, 'compute=bf16')": "TypeError: `mixed`, `layer`, None",
+    "nn.mixed(L, 'compute=bf16', keep=(3,))": "TypeError: `mixed`, `keep`, an int",
+    "nn.Lambda(3)": "TypeError: Lambda, `fn`, an int",
+    "nn.LoRA(nn.Linear, 2, key=k)": "TypeError: LoRA, `layer`, `Linear(...)`",
+    "nn.LoRA(L, 2, weight_name=(), key=k)": "ValueError: LoRA, `weight_name`",
+    "nn.WeightNorm(nn.Linear)": "TypeError: WeightNorm, `layer`, `Linear(...)`",
+    "nn.WeightNorm(L, 'weigth')": "AttributeError: `weight_name`, 'weight', 'bias'",
+    "nn.SpectralNorm(L, 'w', key=k)": "AttributeError: `weight_name`, 'weight', 'bias'",
+    "nn.State(nn.BatchNorm)": "TypeError: State, `model`, `BatchNorm(...)`",
+    "nn.State(iter([norm]))": "TypeError: State, `model`",
+    "nn.make_with_state(3)": "TypeError: `make_with_state`, `make_model`, an int",
+    "nn.RNN.build('lstm', 4, 4, key=k)": "TypeError: RNN.build, `cell`, a str",
+    "nn.RNN([L])(xs)": "TypeError: `init_state`, a Linear",
+    "nn.scan_cell(L, xs)": "TypeError: `init_state`, a Linear",
+    "nn.scan_cell(nn.GRUCell, xs)": "TypeError: `cell`, `GRUCell(...)`",
+    "nn.generate(None, [1], (), 2, key=k)": "TypeError: `generate`, `model`, None",
+    "nn.dot_product_attention(xs, xs, xs, dropout=0.5)": "TypeError: `dropout`, a float",
+    "nn.AdaptivePool(2, 2, 'mean')": "TypeError: AdaptivePool, `operation`, a str",
+    "nn.Pool(0, 'add', 1, 2)": "TypeError: Pool, `operation`, a str",
+    "nn.Linear(4, 4, key=k, weight_init=he_normal)": "TypeError: `he_normal()`",
+    "nn.Embedding(4, 4, key=k, weight_init=he_normal)": "TypeError: `he_normal()`",
+    # A PRNG key by position.
+    "seq(x, k)": "TypeError: Sequential, `layer(x, key=key)`",
+    "seq(x, raw)": "TypeError: Sequential, `layer(x, key=key)`",
+    "stacked(x, k)": "TypeError: Stacked, `layer(x, key=key)`",
+    "nn.Stacked.from_layers([nn.BatchNorm(3)])(xs, k)": "TypeError: Stacked, `state`",
+    "nn.LayerNorm(4)(x, k)": "TypeError: LayerNorm, `layer(x, key=key)`",
+    "nn.GroupNorm(2, 4)(x, k)": "TypeError: GroupNorm, `layer(x, key=key)`",
+    # Keys that are not one key.
+    "seq(x, key=0)": "TypeError: `key` of Sequential, one PRNG key, 0",
+    "seq(x, key=ks)": "ValueError: `key` of Sequential, one PRNG key, key<fry>[2]",
+    "stacked(x, key=0)": "TypeError: `key` of Stacked",
+    "nn.RNN([cell, cell])(xs, key=0)": "TypeError: `key` of RNN",
+    "nn.ReversibleSequential([block])(x, key=0)": "TypeError: `key` of Reversible",
+    "block(x, key=0)": "TypeError: `key` of ReversibleBlock",
+    "attention(xs, xs, xs, key=0)": "TypeError: `key` of MultiheadAttention",
+    "nn.RNN.build(nn.GRUCell, 4, 4, key=0)": "TypeError: `key` of RNN",
+    "nn.LoRA(L, 2, key=0)": "TypeError: `key` of LoRA",
+    "nn.add_lora(L, nn.Linear, 2, key=0)": "TypeError: `key` of `add_lora`",
+    "nn.reinit(L, [(nn.Linear, 'he_normal')], key=0)": "TypeError: `key` of `reinit`",
+    "nn.sample_logits(x, 0)": "TypeError: `key` of `sample_logits`",
+    "nn.generate(logits, [1], (), 2, key=0)": "TypeError: `key` of `generate`",
+    "nn.LearnedPositionalEmbedding(4, 4, key=0)": "TypeError: `key` of Learned",
+    # dtypes of parameters.
+    "nn.Linear(4, 4, dtype='float31', key=k)": "ValueError: Linear, `dtype`, 'float31'",
+    "nn.Linear(4, 4, dtype=int, key=k, weight_init='zeros')": "ValueError: `dtype`",
+    "nn.Conv2d(1, 1, 3, dtype=int, key=k)": "ValueError: Conv2d, `dtype`",
+    "nn.ConvTranspose2d(1, 1, 3, dtype=int, key=k)": "ValueError: `dtype`",
+    "nn.Einsum('i,io->o', {'i': 1, 'o': 1}, dtype=int, key=k)": "ValueError: `dtype`",
+    "nn.GRUCell(4, 4, dtype=int, key=k)": "ValueError: GRUCell, `dtype`",
+    "nn.LSTMCell(4, 4, dtype=int, key=k)": "ValueError: LSTMCell, `dtype`",
+    "nn.Embedding(4, 4, dtype=int, key=k)": "ValueError: Embedding, `dtype`",
+    "nn.LayerNorm(4, dtype=int)": "ValueError: LayerNorm, `dtype`",
+    "nn.RMSNorm(4, dtype=int)": "ValueError: RMSNorm, `dtype`",
+    "nn.GroupNorm(2, 4, dtype=int)": "ValueError: GroupNorm, `dtype`",
+    "nn.InstanceNorm(4, dtype=int)": "ValueError: InstanceNorm, `dtype`",
+    "nn.BatchNorm(4, dtype=int)": "ValueError: BatchNorm, `dtype`",
+    "nn.PReLU(dtype=int)": "ValueError: PReLU, `dtype`",
+    "nn.EMA(L, dtype='float31')": "ValueError: EMA, `dtype`, 'float31'",
+    "nn.RotaryPositionalEmbedding(4, dtype='float31')": "ValueError: `dtype`",
+    "attention.init_cache(4, dtype='float31')": "ValueError: `init_cache`, `dtype`",
+    "cell.init_state(dtype=int)": "ValueError: `init_state`, `dtype`",
+    # Inputs that are not arrays of numbers, or of another dtype.
+    "conv(jnp.ones((1, 8, 8), jnp.uint8))": "TypeError: Conv2d, `x`, float32, uint8",
+    "conv(jnp.ones((1, 8, 8), bool))": "TypeError: Conv2d, `x`, `x.astype('float32')`",
+    "L(jax.random.split(k, 4))": "TypeError: Linear, `x`, key<fry>[4]",
+    "nn.LayerNorm(4)(objects)": "TypeError: LayerNorm, `x`, object[4]",
+    "nn.MaxPool1d(2)(jax.random.split(k, (1, 4)))": "TypeError: MaxPool1d, `x`",
+    "nn.Dropout()('hello', key=k)": "TypeError: Dropout, `x`, a str",
+    "nn.Dropout()(k, key=k)": "TypeError: Dropout, `x`, key<fry>[]",
+    "nn.PReLU()(None)": "TypeError: PReLU, `x`, None",
+    "nn.PReLU(k)": "TypeError: PReLU, `init_alpha`, key<fry>[]",
+    "nn.PReLU('a')": "TypeError: PReLU, `init_alpha`, a str",
+    "nn.resize(None, scale=2)": "TypeError: `resize`, `x`, None",
+    "nn.Upsample(2)('hello')": "TypeError: Upsample, `x`, a str",
+    "nn.RotaryPositionalEmbedding(4)(xs, offset='a')": "TypeError: `offset`, a str",
+    "nn.RotaryPositionalEmbedding(4)(xs, positions='a')": "TypeError: `positions`",
+    "nn.dot_product_attention(None, xs, xs)": "TypeError: `query`, None",
+    "nn.sample_logits(x, k, temperature=None)": "TypeError: `temperature`, None",
+    "nn.sample_logits(x, k, top_p='a')": "TypeError: `top_p`, a str",
+    "nn.generate(logits, 'hello', (), 2, key=k)": "TypeError: `prompt`, a str",
+    "attention(xs, xs, xs, bias=jnp.ones((3, 3), bool))": "TypeError: `bias`, `mask=`",
+    # Numbers out of range.
+    "nn.MultiheadAttention(8, 4, key=k)": "ValueError: `num_heads`, 8 and 4, `qk_size`",
+    "nn.LayerNorm(4, eps='a')": "ValueError: LayerNorm, `eps`, 'a'",
+    "nn.RMSNorm(4, eps=-1)": "ValueError: RMSNorm, `eps`, -1",
+    "nn.GroupNorm(2, 4, eps=-1)": "ValueError: GroupNorm, `eps`",
+    "nn.InstanceNorm(4, eps=-1)": "ValueError: InstanceNorm, `eps`",
+    "nn.BatchNorm(4, eps=-1)": "ValueError: BatchNorm, `eps`",
+    "nn.BatchNorm(4, momentum=2)": "ValueError: BatchNorm, `momentum`, from 0 to 1",
+    "nn.BatchNorm(4, momentum='a')": "ValueError: BatchNorm, `momentum`, 'a'",
+    "nn.RotaryPositionalEmbedding(4, theta=0)": "ValueError: `theta`, > 0",
+    "nn.SinusoidalPositionalEmbedding(4, theta=-1)": "ValueError: `theta`, > 0",
+    "nn.StaticLossScale(0)": "ValueError: StaticLossScale, `scale`, 0",
+    "nn.StaticLossScale(jnp.ones(3))": "ValueError: StaticLossScale, `scale`",
+    "nn.DynamicLossScale(-2.0)": "ValueError: DynamicLossScale, `scale`, -2.0",
+    "nn.DynamicLossScale(float('inf'))": "ValueError: DynamicLossScale, `scale`, inf",
+    "scale.adjust(jnp.float32(jnp.nan))": "TypeError: `finite`, `all_finite(grads)`",
+    "scale.adjust(jnp.ones(3, bool))": "TypeError: `finite`, bool[3]",
+    # The rest.
+    "norm(jnp.ones(3), mapped, inference=True)": "ShapeError: `state`, out_axes=(0",
+    "nn.summary(L, where='layers[*]')": "ValueError: `summary`, `where`",
+    "nn.Shared((L, L), lambda t: t[0].weight, lambda t: t[0].weight)": "ValueError: `get`",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_mistake_is_named_with_its_fix(call, without_type_checks):
+    wanted, parts = CALLS[call].split(": ", 1)
+    wanted = eqx.ShapeError if wanted == "ShapeError" else getattr(builtins, wanted)
+    with pytest.raises(wanted) as caught:
+        eval(call, names())
+    message = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    for part in parts.split(", "):
+        assert part in message
+
+
+class Noise(nn.StatefulLayer):
+    """Has a PRNG key as its state."""
+
+    def __call__(self, x, state, *, key=None):
+        state, used = jax.random.split(state)
+        return x + jax.random.normal(used, x.shape), state
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_key_may_be_the_state_of_a_layer(make_key):
+    layer, key = Noise(), make_key(0)
+    y, state = nn.Sequential([layer])(jnp.ones(3), key)
+    expected, wanted = layer(jnp.ones(3), key)
+    assert (y == expected).all() and (state == wanted).all()
+
+
+@pytest.mark.parametrize("state", [None, 3, {"a": jnp.ones(2)}], ids=str)
+def test_other_states_are_passed_through(state):
+    layers = nn.Sequential([nn.Identity()]), nn.LayerNorm(3), nn.GroupNorm(1, 3)
+    for layer in layers:
+        assert layer(jnp.ones(3), state)[1] is state
+
+
+def test_sequential_without_its_functions_can_be_sliced(without_type_checks):
+    model = nn.Sequential([nn.Linear(2, 2, key=jax.random.key(0)), jax.nn.relu])
+    arrays = eqx.filter(model, eqx.is_array)
+    assert arrays[:2].layers[1] is None
+
+
+@pytest.mark.parametrize(
+    "alpha", [0, True, jnp.arange(1, 3)], ids=["0", "True", "array"]
+)
+def test_integer_slope_of_prelu_is_trained(alpha):
+    layer = nn.PReLU(alpha)
+    assert layer.negative_slope.dtype == jnp.float32
+    grads = eqx.filter_grad(lambda m: m(-jnp.ones(2)).sum())(layer)
+    assert grads.negative_slope.sum() == -2
+
+
+def test_python_number_as_slope_keeps_the_dtype_of_the_input():
+    assert nn.PReLU(0)(jnp.ones(2, jnp.float16)).dtype == jnp.float16
+
+
+@pytest.mark.parametrize("number", [float("nan"), complex("inf")])
+def test_all_finite_sees_python_numbers(number):
+    assert not nn.all_finite([number, 1])
+    assert nn.all_finite([1.0, 1])
+
+
+def test_heads_larger_than_the_query_may_be_given():
+    layer = nn.MultiheadAttention(8, 4, qk_size=2, vo_size=2, key=jax.random.key(0))
+    assert layer(*[jnp.ones((3, 4))] * 3).shape == (3, 4)
+
+
+def test_shared_node_may_hold_a_shared_part():
+    pair = [jnp.ones(2), jnp.ones(2)]
+    tied = nn.Shared(pair, lambda p: p[1], lambda p: p[0])
+    outer = nn.Shared((tied, tied), lambda t: t[1], lambda t: t[0])
+    assert outer()[1]()[1] is pair[0]
