@@ -1,6 +1,5 @@
 """`Stacked`: many layers of equal structure, compiled once and run by a scan."""
 
-import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
@@ -10,10 +9,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._annotations import signature_of
 from .._core.difference import ARRAY_TYPE, tree_differences
 from .._errors import ShapeError
 from .._module import Module, field
+from .._transforms.checkpoint import require_policy
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
@@ -273,24 +272,9 @@ def _checked_policy(checkpoint: Any) -> Any:
                 "of those, or its name, or `True` to compute everything again."
             )
     policy = policy_of(checkpoint)
-    if callable(policy) and _makes_policies(policy):
-        name = getattr(policy, "__name__", str(checkpoint))
-        raise ValueError(
-            f"`{name}` of `jax.checkpoint_policies` is not a policy: it makes one from its "
-            f"arguments. Pass what `jax.checkpoint_policies.{name}(...)` returns."
-        )
+    if policy is not None and policy is not True:
+        require_policy(policy, "Stacked", "checkpoint")
     return checkpoint
-
-
-def _makes_policies(policy: Callable[..., Any]) -> bool:
-    """Whether `policy` is one of JAX's functions that return a policy."""
-    if policy is not getattr(
-        jax.checkpoint_policies, getattr(policy, "__name__", ""), None
-    ):
-        return False
-    # A policy is called with the parameters of any primitive, so it takes `**kwargs`.
-    kinds = {p.kind for p in signature_of(policy).parameters.values()}
-    return inspect.Parameter.VAR_KEYWORD not in kinds
 
 
 def policy_of(checkpoint: Any) -> Any:

@@ -328,7 +328,7 @@ def test_function_that_makes_policies_is_not_one(name, key) -> None:
             nn.Stacked(Block, 0, key=key, checkpoint=policy)
         nn.Stacked(Block, 0, key=key, checkpoint=policies.save_only_these_names("a"))
         return
-    message = rf"`{name}` .*is not a policy.*`jax.checkpoint_policies.{name}\(...\)`"
+    message = rf"`jax.checkpoint_policies.{name}` makes a policy.*{name}\(\.\.\.\)`"
     for checkpoint in (name, getattr(policies, name)):
         with pytest.raises(ValueError, match=message):
             nn.Stacked(Block, 2, key=key, checkpoint=checkpoint)
