@@ -4,6 +4,8 @@
 """
 
 import abc
+import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -103,8 +105,24 @@ def takes_key(layer: Any) -> bool:
         return takes_key(layer.__wrapped__)
     if is_vmapped(layer):
         return False
+    function = type(layer).__call__ if isinstance(layer, Module) else layer
+    if type(function) is not types.FunctionType or any(
+        hasattr(layer, name) for name in ("__signature__", "__wrapped__")
+    ):
+        return _has_key(layer)
+    # Reading a signature takes as long as an eager call of a layer.
+    known = _have_key.get(function)
+    if known is None:
+        known = _have_key[function] = _has_key(function)
+    return known
+
+
+_have_key: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _has_key(function: Any) -> bool:
     try:
-        parameters = signature_of(layer).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):  # a function in C may have no signature
         return False
     return any(
