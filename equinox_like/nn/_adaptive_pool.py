@@ -11,7 +11,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
-from ._shape import as_size, check_input
+from ._shape import as_size, check_input, jax_array
 from ._sharding import whole_along
 
 
@@ -83,7 +83,7 @@ class AdaptivePool(Module):
         smaller than its target.
         """
         check_input(self, x, (None,) * (len(self.target_shape) + 1))
-        x = jnp.asarray(x)
+        x = jax_array(x)
         for axis, target in enumerate(self.target_shape, start=1):
             x = _reduced(self, x, axis, target)
         return x

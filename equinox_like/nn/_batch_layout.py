@@ -7,7 +7,7 @@ from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._typing import ArrayLike
-from ._shape import check_channels_first, check_input, parameter_shape
+from ._shape import check_channels_first, check_input, jax_array, parameter_shape
 from ._sharding import like
 
 
@@ -43,7 +43,7 @@ def laid_out(
             check_channels_first(norm, x, channels)
         else:
             check_input(norm, x, (channels,) + (None,) * spatial)
-        x = jnp.asarray(x)
+        x = jax_array(x)
         layout = Layout(x.ndim, 0, None)
         wanted, spread = (), ()
     else:
@@ -55,7 +55,7 @@ def laid_out(
     if mask is None:
         return x, layout
     check_input(norm, mask, wanted, "mask")
-    return x, layout._replace(mask=jnp.asarray(mask).astype(bool).reshape(spread))
+    return x, layout._replace(mask=jax_array(mask).astype(bool).reshape(spread))
 
 
 def _is_one_example(norm: Any, x: Any, mask: Any, channels: int) -> bool:
@@ -105,4 +105,4 @@ def _checked_batch(norm: Any, x: Any, batch_axis: int, channels: int) -> Array:
     wanted: list[int | None] = [None] * (ndim if spatial is None else spatial + 2)
     wanted[channel_axis] = channels
     check_input(norm, x, wanted)
-    return jnp.asarray(x)
+    return jax_array(x)

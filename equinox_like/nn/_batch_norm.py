@@ -18,7 +18,7 @@ from ._batch_layout import Layout, laid_out
 from ._inference import at_inference
 from ._init import parameter_dtype
 from ._precision import computes
-from ._shape import as_axis, as_eps, as_number, as_size
+from ._shape import as_axis, as_eps, as_number, as_size, jax_array
 from ._sharding import explicit_mesh, parts, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
@@ -260,7 +260,7 @@ class BatchNorm(StatefulLayer):
         )
         if self.channelwise_affine:
             # The flag decides, not whether the parameters are `None`.
-            weight, bias = jnp.asarray(self.weight), jnp.asarray(self.bias)
+            weight, bias = jax_array(self.weight), jax_array(self.bias)
             y = layout.spread(weight.astype(work), y) * y
             y = y + layout.spread(bias.astype(work), y)
         return y.astype(out_dtype), state

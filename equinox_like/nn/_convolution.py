@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -18,6 +17,7 @@ from ._shape import (
     as_size,
     check_input,
     check_length,
+    jax_array,
     parameter_shape,
     per_axis,
 )
@@ -99,7 +99,7 @@ def convolved(
 ) -> Array:
     """Calls a layer: `convolve(conv, x, weight)`, with checks, bias and sharding."""
     _check_channels(conv, x)
-    x, weight = jnp.asarray(x), jnp.asarray(conv.weight)
+    x, weight = jax_array(x), jax_array(conv.weight)
 
     def apply(x, weight, bias):
         try:

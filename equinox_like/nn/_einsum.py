@@ -17,7 +17,7 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, Layout, first_values, parameter_dtype
 from ._keys import split_key
 from ._precision import computes
-from ._shape import as_size, check_input, parameter_shape
+from ._shape import as_size, check_input, jax_array, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed, resharded
 
 _ELLIPSIS = "..."
@@ -143,7 +143,7 @@ class Einsum(Module):
         """
         axes = _parsed(self.equation)
         _check_axes(self, axes, x)
-        x = jnp.asarray(x)
+        x = jax_array(x)
         y = _contracted(axes, x, self.weight, out_sharding)
         if self.bias is None:
             return y

@@ -16,7 +16,7 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
 from ._precision import computes
-from ._shape import as_size, check_input, parameter_shape
+from ._shape import as_size, check_input, jax_array, parameter_shape
 from ._sharding import explicit_mesh, matvec, parts, placed
 
 
@@ -110,10 +110,10 @@ class Embedding(Module):
         """
         _check_index(self, x)
         if self.check_bounds:
-            x = _within_bounds(self, jnp.asarray(x))
+            x = _within_bounds(self, jax_array(x))
         # A NumPy array cannot be indexed by a tracer. An object in place of an array,
         # such as that of `LoRA`, only needs to support indexing.
-        table = jnp.asarray(self.weight) if is_array(self.weight) else self.weight
+        table = jax_array(self.weight) if is_array(self.weight) else self.weight
         # The row of a known number is a static slice, which takes an eager call a third
         # of the time.
         x = x if isinstance(x, jax.Array) else operator.index(x)  # pyright: ignore[reportArgumentType]
@@ -122,7 +122,7 @@ class Embedding(Module):
             out_sharding = PartitionSpec(parts(table)[1])
         if out_sharding is None:
             return table[x]
-        return placed(_row, out_sharding, table, jnp.asarray(x))
+        return placed(_row, out_sharding, table, jax_array(x))
 
     @computes("eqx.nn.Embedding.attend")
     def attend(self, x: ArrayLike) -> Array:
@@ -139,7 +139,7 @@ class Embedding(Module):
         shape = parameter_shape(self, "weight", 2)
         if shape is not None:
             check_input(self, x, shape[1:])
-        return matvec(self.weight, jnp.asarray(x))
+        return matvec(self.weight, jax_array(x))
 
 
 def _draw(

@@ -4,7 +4,6 @@ import math
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -13,7 +12,7 @@ from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._norm import accumulation_dtype, cast, parameters, standardise
 from ._precision import computes
-from ._shape import as_eps, as_size, check_channels_first, parameter_shape
+from ._shape import as_eps, as_size, check_channels_first, jax_array, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT, with_state
 
@@ -109,7 +108,7 @@ class GroupNorm(Module):
         [`equinox_like.ShapeError`][] if `x` has another number of channels.
         """
         _check_channels(self, x)
-        x = jnp.asarray(x)
+        x = jax_array(x)
         accumulate = accumulation_dtype(x)
         per_group = len(x) // self.groups
         grouped = x.astype(accumulate).reshape(self.groups, per_group, *x.shape[1:])
@@ -202,7 +201,7 @@ class InstanceNorm(Module):
         than two numbers in each, which have no variance.
         """
         _check_channels(self, x)
-        x = jnp.asarray(x)
+        x = jax_array(x)
         if math.prod(x.shape[1:]) == 1:
             raise ShapeError(
                 "InstanceNorm takes an `x` of shape (channels, size_1, ..., size_n) "

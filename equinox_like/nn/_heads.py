@@ -14,7 +14,7 @@ from .._tree.nodes import describe_node
 from .._typing import DTypeLike
 from ._init import default_dtype
 from ._linear import Linear, mapped
-from ._shape import check_dtype, check_input, parameter_shape, within
+from ._shape import check_dtype, check_input, jax_array, parameter_shape, within
 from ._sharding import parts, placed
 
 HeadsFunction = Callable[[Any, Any, Any], Any]
@@ -46,7 +46,7 @@ def _checked_inputs(
         if isinstance(projection, Linear):
             shape = parameter_shape(projection, "weight", 2)
         check_input(attention, x, (None, None if shape is None else shape[1]), name)
-    query, key, value = (jnp.asarray(x) for _, x in inputs)
+    query, key, value = (jax_array(x) for _, x in inputs)
     # Not `len`, which is an error for a symbolic dimension of `jax.export`.
     if key.shape[0] != value.shape[0]:
         raise ShapeError(

@@ -15,7 +15,7 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, first_values, output_first, parameter_dtype
 from ._keys import split_key
 from ._precision import computes
-from ._shape import as_size_or_scalar, check_input, parameter_shape
+from ._shape import as_size_or_scalar, check_input, jax_array, parameter_shape
 from ._sharding import explicit_mesh, like, product
 
 _T = TypeVar("_T")
@@ -126,7 +126,7 @@ class Linear(Module):
             x = jnp.reshape(x, (1,))
         elif weight_shape is not None:
             check_input(self, x, weight_shape[1:])
-        y = product(_product, jnp.asarray(x), self.weight, out_sharding)
+        y = product(_product, jax_array(x), self.weight, out_sharding)
         if self.bias is not None:
             y = y + (self.bias if out_sharding is None else like(self.bias, y))
         return jnp.reshape(y, ()) if self.out_features == "scalar" else y

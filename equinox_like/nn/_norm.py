@@ -18,7 +18,7 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
 from ._init import parameter_dtype
 from ._precision import computes
-from ._shape import as_eps, as_size, check_input, parameter_shape
+from ._shape import as_eps, as_size, check_input, jax_array, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT, with_state
 
@@ -215,7 +215,7 @@ def _wanted_shape(norm: LayerNorm | RMSNorm) -> tuple[int, ...]:
 def _normalised(
     norm: LayerNorm | RMSNorm, x: ArrayLike, normalise: Callable[[Array, float], Array]
 ) -> Array:
-    x = jnp.asarray(x)
+    x = jax_array(x)
     accumulate = accumulation_dtype(x)
     y = normalise(cast(x, accumulate), norm.eps)
     # The flags decide, not whether the parameters are `None`.

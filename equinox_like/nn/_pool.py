@@ -13,7 +13,7 @@ from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
 from ._norm import accumulation_dtype
-from ._shape import as_padding, as_size, check_input, check_length, per_axis
+from ._shape import as_padding, as_size, check_input, check_length, jax_array, per_axis
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]
 
@@ -108,7 +108,7 @@ class Pool(Module):
         check_length(self, "stride", self.stride, n)
         check_input(self, x, (None,) * (n + 1))
         _check_padding(self)
-        x = jnp.asarray(x)
+        x = jax_array(x)
         return jax.lax.reduce_window(
             x,
             _as_dtype(self.init, x.dtype),
@@ -212,7 +212,7 @@ class _AvgPool(Pool):
         n = self.num_spatial_dims
         with jax.named_scope(f"eqx.nn.AvgPool{n}d"):
             check_input(self, x, (None,) * (n + 1))
-            x, number = jnp.asarray(x), math.prod(self.kernel_size)
+            x, number = jax_array(x), math.prod(self.kernel_size)
             if not jnp.issubdtype(x.dtype, jnp.inexact):
                 return super().__call__(x) / number
             # In half precision the sum of a large window overflows, or loses its last

@@ -17,7 +17,14 @@ from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
 from ._precision import computes
 from ._rope import cos_and_sin, row_positions
-from ._shape import as_even_size, as_size, as_theta, check_input, parameter_shape
+from ._shape import (
+    as_even_size,
+    as_size,
+    as_theta,
+    check_input,
+    jax_array,
+    parameter_shape,
+)
 from ._sharding import explicit_mesh, like, parts, placed
 
 _STANDARD_DEVIATION = 0.02
@@ -121,7 +128,7 @@ class LearnedPositionalEmbedding(Module):
             self.embedding_size,
         )
         check_input(self, x, (None, shape[1]))
-        x = jnp.asarray(x)
+        x = jax_array(x)
         length = x.shape[0]
         if positions is None and length > shape[0]:
             raise ShapeError(
@@ -219,7 +226,7 @@ class SinusoidalPositionalEmbedding(Module):
         `ValueError` if both `offset` and `positions` are given.
         """
         check_input(self, x, (None, self.embedding_size))
-        x = jnp.asarray(x)
+        x = jax_array(x)
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(jnp.result_type(float))
         places = row_positions(self, x.shape[0], offset, positions)

@@ -15,7 +15,7 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, first_values, gates, parameter_dtype
 from ._keys import split_key
 from ._precision import computes
-from ._shape import as_size, check_dtype, check_input, parameter_shape
+from ._shape import as_size, check_dtype, check_input, jax_array, parameter_shape
 from ._sharding import matvec
 
 
@@ -128,8 +128,8 @@ class GRUCell(Module):
         """
         _check_input(self, input)
         _check_hidden(self, hidden, "hidden")
-        hidden = jnp.asarray(hidden)
-        from_input = matvec(self.weight_ih, jnp.asarray(input))
+        hidden = jax_array(hidden)
+        from_input = matvec(self.weight_ih, jax_array(input))
         # The flag decides, not whether the bias is `None`.
         if self.use_bias:
             from_input = from_input + self.bias  # pyright: ignore[reportOperatorIssue]
@@ -248,14 +248,14 @@ class LSTMCell(Module):
         _check_input(self, input)
         _check_hidden(self, h, "hidden[0]")
         _check_hidden(self, c, "hidden[1]")
-        total = matvec(self.weight_ih, jnp.asarray(input)) + matvec(
-            self.weight_hh, jnp.asarray(h)
+        total = matvec(self.weight_ih, jax_array(input)) + matvec(
+            self.weight_hh, jax_array(h)
         )
         # The flag decides, not whether the bias is `None`.
         if self.use_bias:
             total = total + self.bias  # pyright: ignore[reportOperatorIssue]
         i, f, g, o = jnp.split(total, 4)
-        c = jax.nn.sigmoid(f) * jnp.asarray(c) + jax.nn.sigmoid(i) * jnp.tanh(g)
+        c = jax.nn.sigmoid(f) * jax_array(c) + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
     def init_state(self, *, dtype: DTypeLike | None = None) -> tuple[Array, Array]:

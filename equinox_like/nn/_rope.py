@@ -11,7 +11,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import parameter_dtype
-from ._shape import as_array, as_even_size, as_theta, check_input
+from ._shape import as_array, as_even_size, as_theta, check_input, jax_array
 
 
 class RotaryPositionalEmbedding(Module):
@@ -104,7 +104,7 @@ class RotaryPositionalEmbedding(Module):
         `ValueError` if both `offset` and `positions` are given.
         """
         check_input(self, x, (None, self.embedding_size))
-        x = jnp.asarray(x)
+        x = jax_array(x)
         cos, sin = self._angles(row_positions(self, x.shape[0], offset, positions))
         if self.interleaved:
             # Not -1, which is ambiguous if there are no rows.
