@@ -7,7 +7,7 @@ from .._module import Module
 from .._tree.nodes import describe_node
 
 
-def refuse_class(taker: str, name: str, layer: Any) -> None:
+def refuse_layer_class(taker: str, name: str, layer: Any) -> None:
     """Raises `TypeError` for a class of layers in place of a layer.
 
     A class is callable, so a call of it would return a new layer instead of an array.
@@ -21,7 +21,7 @@ def refuse_class(taker: str, name: str, layer: Any) -> None:
 
 def check_layer(taker: str, name: str, layer: Any) -> None:
     """Raises `TypeError` unless `layer` can be called, and for a class of layers."""
-    refuse_class(taker, name, layer)
+    refuse_layer_class(taker, name, layer)
     check_function(taker, name, layer, "a layer or a function")
 
 
@@ -46,5 +46,5 @@ def as_layers(taker: str, name: str, layers: Iterable[Any]) -> tuple[Any, ...]:
         ) from None
     found = tuple(iterator)
     for i, layer in enumerate(found):
-        refuse_class(taker, f"{name}[{i}]", layer)
+        refuse_layer_class(taker, f"{name}[{i}]", layer)
     return found

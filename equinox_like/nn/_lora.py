@@ -21,7 +21,7 @@ from .._tree import is_array, is_inexact_array, tree_at
 from .._tree.paths import plain_path
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
-from ._callables import refuse_class
+from ._callables import refuse_layer_class
 from ._embedding import Embedding
 from ._init import WEIGHTS, leading_axes
 from ._keys import key_named, split_key
@@ -110,7 +110,7 @@ class LoRA(StatefulLayer):
         there is no such weight.
         """
         rank = as_size(self, "rank", rank, 1)
-        refuse_class("LoRA", "layer", layer)
+        refuse_layer_class("LoRA", "layer", layer)
         self.layer = layer
         self.weight_name = weight_name
         self.alpha = as_number(self, "alpha", rank if alpha is None else alpha)

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._tree import is_array, is_array_like, is_inexact_array
 from .._typing import ArrayLike, PRNGKeyArray
-from ._callables import refuse_class
+from ._callables import refuse_layer_class
 from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
@@ -250,7 +250,7 @@ class WeightNorm(Module, Generic[_Layer]):
 
 def _weight_of(norm: Any, layer: Any, name: str) -> Array:
     taker = type(norm).__name__
-    refuse_class(taker, "layer", layer)
+    refuse_layer_class(taker, "layer", layer)
     weight = getattr(layer, name, None)
     if is_array_like(weight):
         return jnp.asarray(weight)

@@ -21,7 +21,7 @@ from .._tree.cached import Attribute, Cached, forget
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.registry import register_cached
-from ._callables import check_function, refuse_class
+from ._callables import check_function, refuse_layer_class
 from ._shape import described
 
 _P = ParamSpec("_P")
@@ -137,7 +137,7 @@ class State(Cached):
         `ValueError` if the initial values were deleted from `model`. `TypeError` for a
         class or an iterator in place of a model.
         """
-        refuse_class("State", "model", model)
+        refuse_layer_class("State", "model", model)
         if isinstance(model, Iterator):
             raise TypeError(
                 f"State takes a model as `model`; got {describe_node(model)}. Write "
