@@ -73,9 +73,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xfail(reason=reason, strict=fault.sure))
 
 
-def pytest_collection_finish():
-    # A full garbage collection visits every object, including those of JAX and of all
-    # tests. It takes 0.3 s, and some tests run dozens of them. It skips frozen objects.
+@pytest.fixture(autouse=True, scope="module")
+def quick_garbage_collection():
+    """Freezes all objects, those of JAX and of earlier modules, before each module.
+
+    A full garbage collection visits every object that is not frozen. That would take up to
+    a second, and some tests run dozens of collections.
+    """
     gc.collect()
     gc.freeze()
 
