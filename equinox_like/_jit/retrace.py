@@ -48,7 +48,7 @@ class Trace(NamedTuple):
     def serves(self, other: "Trace") -> bool:
         """Whether JAX reuses this trace for the call that `other` describes."""
         return (
-            self.skeleton is other.skeleton
+            self.skeleton == other.skeleton
             and self.avals == other.avals
             and self.context == other.context
             and self.session is other.session
@@ -128,7 +128,7 @@ def explain(function: str, trace: Trace, before: Sequence[Trace]) -> Retrace:
 
 
 def _differences(old: Trace, new: Trace) -> Iterator[Difference]:
-    if old.skeleton is not new.skeleton:
+    if old.skeleton != new.skeleton:
         yield from differences(
             (old.arguments, old.skeleton), (new.arguments, new.skeleton)
         )

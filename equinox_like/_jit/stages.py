@@ -267,7 +267,7 @@ class Compiled(_Stage[_P, _T]):
         """Raises unless the structure and static leaves are those compiled for."""
         call = self._call
         skeleton = layout.skeleton(leaves)
-        if skeleton is not call.specialization.skeleton:
+        if skeleton != call.specialization.skeleton:
             found = differences(
                 (call.layout.arguments, call.specialization.skeleton),
                 (layout.arguments, skeleton),

@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 class Contents:
-    """The key of an interned object. Only that object holds it, so both die together.
+    """A key with its hash, which is computed once.
 
     Keys whose comparison raises, or returns something other than a truth value, differ.
     """
@@ -33,7 +33,10 @@ class Contents:
 
 
 class InternTable(Generic[_T]):
-    """Maps keys to objects, and holds them weakly."""
+    """Maps keys to objects, and holds them weakly.
+
+    Only its object holds a `Contents`, so both die together.
+    """
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Contents, weakref.ref[_T]]

@@ -4,8 +4,8 @@
     tree = merge(groups, skeleton)
 
 A `Skeleton` is the tree without its data. JAX gets it as a static argument, so it is
-hashable, and is compared by the strict rule of `strict.py`. It is interned: equal
-skeletons are the same object, so they are compared by identity.
+hashable, and is compared by the strict rule of `strict.py`. Equal skeletons are not
+interned: two static leaves that are equal may still differ in what their `==` leaves out.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .intern import InternTable
+from .intern import Contents
 from .nodes import describe_node
 from .paths import path_str
 from .require import require_callable
@@ -37,10 +37,9 @@ class Skeleton:
     """A tree without its data: its structure, the label of each leaf and the static
     leaves.
 
-    Made by [`equinox_like.split`][]. Two skeletons of equal content are the same object,
-    so `==` and `hash` cost nothing. They are equal only if structure, labels and static
-    leaves are, where static leaves must also have the same type: `1`, `1.0` and `True`
-    differ at any depth, as do `0.0` and `-0.0`; a NaN equals another NaN.
+    Made by [`equinox_like.split`][]. Two skeletons are equal if structure, labels and
+    static leaves are, where static leaves must also have the same type: `1`, `1.0` and
+    `True` differ at any depth, as do `0.0` and `-0.0`; a NaN equals another NaN.
 
     **Attributes:**
 
@@ -51,6 +50,7 @@ class Skeleton:
 
     __slots__ = ("__weakref__", "_contents", "labels", "statics", "treedef")
 
+    _contents: Contents
     treedef: Any
     labels: tuple[Hashable, ...]
     statics: tuple[Any, ...]
@@ -61,14 +61,19 @@ class Skeleton:
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"A Skeleton is immutable: cannot set `{name}`.")
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            type(other) is Skeleton and self._contents == other._contents
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._contents)
+
     def __repr__(self) -> str:
         return f"Skeleton({self.treedef}, labels={self.labels}, statics={self.statics})"
 
     def __reduce__(self):
         return make_skeleton, (self.treedef, self.labels, self.statics)
-
-
-_skeletons: InternTable[Skeleton] = InternTable()
 
 
 def split(
@@ -171,19 +176,8 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
 def make_skeleton(
     treedef: Any, labels: Sequence[Hashable], statics: Sequence[Any]
 ) -> Skeleton:
-    """The interned skeleton with this treedef, these labels and these static leaves."""
+    """The skeleton with this treedef, these labels and these static leaves."""
     labels, statics = tuple(labels), tuple(statics)
-
-    def make(contents):
-        made: Any = object.__new__(Skeleton)
-        for name, value in zip(
-            ("treedef", "labels", "statics", "_contents"),
-            (treedef, labels, statics, contents),
-            strict=True,
-        ):
-            object.__setattr__(made, name, value)
-        return made
-
     if not all(map(has_hash, statics)):
         static_paths = (
             path_str(path)
@@ -192,7 +186,16 @@ def make_skeleton(
         )
         refuse_unhashable(statics, static_paths)
     key = strict_treedef(treedef), labels, strict_key(statics)
-    return _skeletons.find(key, make)
+    contents = Contents(key, hash(key))
+    made: Any = object.__new__(Skeleton)
+    for name, value in (
+        ("treedef", treedef),
+        ("labels", labels),
+        ("statics", statics),
+        ("_contents", contents),
+    ):
+        object.__setattr__(made, name, value)
+    return made
 
 
 def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:

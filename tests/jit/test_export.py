@@ -411,7 +411,7 @@ class TestDescriptions:
             found = first_difference(
                 "x", Description(json.loads(text)), describe_tree(y)
             )
-            assert (found is None) == (structure_of(x) is structure_of(y))
+            assert (found is None) == (structure_of(x) == structure_of(y))
 
     def test_ignored_field_of_a_dataclass_is_not_described(self):
         assert (

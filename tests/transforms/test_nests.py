@@ -16,16 +16,12 @@ from nests import (
     mix,
     mixed_trees,
     nests,
+    same_statics,
 )
 
 import equinox_like as eqx
 
 few = settings(max_examples=20)
-
-
-def same_statics(a, b):
-    a, b = (eqx.filter(x, eqx.is_inexact_array, inverse=True) for x in (a, b))
-    return eqx.tree_equal(a, b, typematch=False)
 
 
 @few

@@ -45,9 +45,10 @@ def test_wide_text_is_one_line_and_narrow_text_says_the_same(tree):
 
 @given(trees())
 def test_text_fits_the_width_unless_it_cannot_be_broken(tree):
-    text = eqx.tree_pformat(tree, width=80)
+    # `wadler_lindig` does not count the comma after an item.
+    lines = [x.removesuffix(",") for x in eqx.tree_pformat(tree, width=80).split("\n")]
     longest = max(map(len, eqx.tree_pformat(tree, width=1).split("\n")))
-    assert max(map(len, text.split("\n"))) <= max(80, longest)
+    assert max(map(len, lines)) <= max(80, longest)
 
 
 @given(trees(leaves=st.one_of(numbers, st.sampled_from(["text", b"bytes"]))))

@@ -81,7 +81,7 @@ def test_values_that_python_calls_equal_differ_at_every_depth(containers, x, y):
     one, two = Node(0, tag=a), Node(0, tag=b)
     assert (jtu.tree_structure(one) == jtu.tree_structure(two)) == (x is y)
     groups = [eqx.split(t, lambda leaf: "data") for t in ({"x": one}, {"x": two})]
-    assert (groups[0][1] is groups[1][1]) == (x is y)
+    assert (groups[0][1] == groups[1][1]) == (x is y)
 
 
 def test_containers_differ_in_more_than_what_is_in_them():
