@@ -35,7 +35,7 @@ class Outputs:
     def __init__(self, are_grouped: bool) -> None:
         """`are_grouped`: whether the arrays come in one group for each sharding."""
         self._are_grouped = are_grouped
-        self._known: list[tuple[Any, Rest]] = []
+        self._rests: list[Rest] = []
         # By number: rebuilds the output from its arrays. With JIT disabled, the number
         # is `None`, and the output comes as it is.
         self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
@@ -43,16 +43,11 @@ class Outputs:
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of the output of a trace, and its number."""
-        arrays, output = registry.describe_output(out, is_array)
+        arrays, build = registry.describe_output(out, is_array)
         _, rest = take_apart(out)
         with self._lock:
-            number = len(self._known)
-            for known, earlier in self._known:
-                if known == output:
-                    output, rest = known, earlier
-                    break
-            self._known.append((output, rest))
-            build = output.build
+            number = len(self._rests)
+            self._rests.append(rest)
             self.build[number] = _of_groups(build) if self._are_grouped else build
         return arrays, number
 
@@ -64,7 +59,7 @@ class Outputs:
     def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
         """The output, with the values of `out` for arrays, `static(leaf)` elsewhere."""
         data, (number,) = out
-        _, rest = self._known[number]
+        rest = self._rests[number]
         return rest.fill(chained(data) if self._are_grouped else data, static)
 
 

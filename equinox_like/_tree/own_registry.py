@@ -24,7 +24,6 @@ from .structure import (
     Fixed,
     Foreign,
     Open,
-    Output,
     Structure,
     cached_types,
     may_become_node,
@@ -281,8 +280,8 @@ class OwnRegistry:
 
     def describe_output(
         self, tree: Any, is_data: Callable[[Any], bool]
-    ) -> "tuple[list[Any], Output]":
-        """The arrays of a tree, and an `Output` that builds such a tree from arrays."""
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+        """The arrays of a tree, and a function that builds such a tree from arrays."""
         leaves, treedef = jtu.tree_flatten(tree)
         self.adopt(tree)
         ours = self._describe_output(treedef, iter(leaves), is_data)
@@ -290,7 +289,7 @@ class OwnRegistry:
         # garbage collector.
         build = functools.partial(type(ours).unflatten, ours)
         arrays = list(filter(is_data, leaves))
-        return arrays, Output(self.strict_treedef(ours), build)
+        return arrays, build
 
     def _describe_output(
         self, treedef: Any, leaves: Iterator[Any], is_data: Any

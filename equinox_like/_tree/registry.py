@@ -6,8 +6,8 @@ flattened form, and are built lazily:
     leaves, structure = registry.flatten(tree)
     registry.adopt(tree)                    # if it registers new types, flatten again
     registry.expand(structure)              # what each leaf of JAX's registry is here
-    arrays, output = registry.describe_output(tree)
-    output.build(arrays)                    # the tree, with lazy nodes
+    arrays, build = registry.describe_output(tree)
+    build(arrays)                           # the tree, with lazy nodes
 
 A node that may be changed in place (a list, a dict, a node of a user's type) is
 flattened in each call. Types that users register with JAX are registered here when they
@@ -23,7 +23,7 @@ from .._compat.registry import new_registry
 from .._environment import REGISTRY
 from .own_registry import OwnRegistry
 from .strict import strict_treedef
-from .structure import CachedType, Fixed, Output, cached_types
+from .structure import CachedType, Fixed, cached_types
 
 
 class PublicRegistry:
@@ -52,7 +52,7 @@ class PublicRegistry:
 
     def describe_output(
         self, tree: Any, is_data: Callable[[Any], bool]
-    ) -> "tuple[list[Any], Output]":
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         leaves, treedef = jtu.tree_flatten(tree)
         data = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
         statics = [None if is_data(leaf) else Fixed(leaf) for leaf in leaves]
@@ -63,9 +63,7 @@ class PublicRegistry:
                 filled[i] = x
             return treedef.unflatten(filled)
 
-        return [leaves[i] for i in data], Output(
-            (strict_treedef(treedef), statics), build
-        )
+        return [leaves[i] for i in data], build
 
 
 def _find() -> Any:

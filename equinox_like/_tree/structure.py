@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from .intern import InternTable
 from .snapshot import Kept
-from .strict import strict_treedef, strict_types
+from .strict import strict_types
 
 
 class CachedType(NamedTuple):
@@ -66,17 +66,8 @@ class Foreign:
             next(arrays) if x is None else x.get() for x in self.statics
         )
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is Foreign
-            and self.statics == other.statics
-            and strict_treedef(self._rest) == strict_treedef(other._rest)
-        )
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-strict_types.update((Fixed, Foreign))
+strict_types.add(Fixed)
 
 
 class Open:
@@ -139,21 +130,6 @@ class Structure:
 
 
 structures: Final[InternTable[Structure]] = InternTable()
-
-
-class Output:
-    """Builds a tree from its arrays. Equal outputs build equal trees."""
-
-    __slots__ = ("build", "key")
-
-    def __init__(self, key: Any, build: Callable[[Sequence[Any]], Any]):
-        self.key = key
-        self.build = build
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Output and self.key == other.key
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 # Packages whose types are never registered as pytree nodes later.

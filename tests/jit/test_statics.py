@@ -306,3 +306,19 @@ def test_field_that_is_set_behind_our_back_is_seen_by_jax():
     object.__setattr__(m, "tag", True)
     assert jtu.tree_map(lambda x: x, m).tag is True
     assert jax.jit(lambda m: m.tag is True)(m)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    name: str
+    size: object = dataclasses.field(compare=False)
+
+
+@pytest.mark.parametrize("place", ["leaf", "leaf of a Module", "static field"])
+def test_each_trace_has_its_own_static_outputs_even_if_they_are_equal(place):
+    f = eqx.filter_jit(lambda x: PLACES[place](Named("a", x.shape)))
+    for size in (2, 3, 2):
+        out = f(jnp.ones(size))
+        named = out[0] if place == "leaf" else out.child
+        named = out.tag if place == "static field" else named
+        assert named.size == (size,)
