@@ -116,7 +116,8 @@ class Dropout(Module):
         if key is None:
             raise MissingKeyError(
                 "Dropout needs a `key` outside of inference: pass `layer(x, "
-                "key=key)`, or `inference=True`."
+                "key=key)`, or `inference=True`. For evaluation, call "
+                "`eqx.nn.inference_mode(model)` instead of `model`."
             )
         # The scope starts after the warning above, so that this points at the caller.
         with jax.named_scope("eqx.nn.Dropout"):

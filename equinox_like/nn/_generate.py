@@ -242,7 +242,8 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
     """The cache after the prompt, except for its last token."""
     if len(prompt) == 1:
         return cache
-    _, filled = model(prompt[:-1], cache)
+    out = model(prompt[:-1], cache)
+    _, filled = pair_of(out, "`generate`: the `model`", "(logits, cache)")
     if length is None:
         return filled
     lengths = iter([c.length for c in _caches(cache)])

@@ -45,7 +45,8 @@ def check_input(
         message += (
             f" That is the wanted shape with {_axes(extra)} in front, and a layer takes "
             "one example at a time. Wrap the model in `jax.vmap`, once for each such "
-            f"axis: `{'jax.vmap(' * extra}model{')' * extra}({name})`."
+            f"axis: `{'jax.vmap(' * extra}model{')' * extra}({name})`. If it is an axis "
+            "of a sequence, wrap only this layer, where it is called."
         )
     raise ShapeError(message)
 

@@ -6,6 +6,7 @@ so that using an old state raises an error.
 """
 
 import functools
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -405,6 +406,11 @@ def _name(marker: Any, markers: tuple[Any, ...]) -> str:
     return f"StateIndex #{unnamed.index(marker)}"
 
 
+def _key(marker: Any, markers: tuple[Any, ...]) -> str:
+    """How files name a value: by its path in the model, whose class may be renamed."""
+    return re.sub(r"^\w+(\.|(?=\[))", "", _name(marker, markers))
+
+
 def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     values = state._alive()
     return tuple(values.values()), tuple(values)
@@ -412,7 +418,7 @@ def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def _flatten_with_keys(state: State):
     values, markers = _flatten(state)
-    keys = [jtu.DictKey(_name(marker, markers)) for marker in markers]
+    keys = [jtu.DictKey(_key(marker, markers)) for marker in markers]
     return tuple(zip(keys, values, strict=True)), markers
 
 

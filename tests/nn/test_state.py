@@ -152,7 +152,25 @@ def test_indices_are_named_by_their_paths() -> None:
     one, other = make()[1], jax.jit(lambda: make()[1])()
     assert jax.tree.structure(one) == jax.tree.structure(other)
     path, _ = jax.tree.leaves_with_path(one)[0]
-    assert jax.tree_util.keystr(path) == "['Counter.index'][0]"
+    assert jax.tree_util.keystr(path) == "['index'][0]"
+
+
+def test_saved_state_fits_after_the_class_was_renamed(tmp_path) -> None:
+    def make_net(name):
+        class Net(eqx.Module):
+            counters: list
+
+        Net.__name__ = name
+        return nn.make_with_state(lambda: Net([Counter()]))()
+
+    model, state = make_net("Net")
+    state = state.set(model.counters[0].index, (7, jnp.ones(2)))
+    eqx.save(tmp_path / "state", state)
+    renamed, fresh = make_net("Renamed")
+    loaded = eqx.load(tmp_path / "state", fresh)
+    assert loaded.get(renamed.counters[0].index)[0] == 7
+    (path, _), *_ = jax.tree.leaves_with_path(loaded)
+    assert jax.tree_util.keystr(path) == "['counters[0].index'][0]"
 
 
 def test_unnamed_indices_are_numbered_in_print() -> None:

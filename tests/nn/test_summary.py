@@ -92,7 +92,7 @@ def test_state_is_marked() -> None:
     rows = nn.summary((norm, state)).rows
     assert [row.status for row in rows] == ["trainable"] * 2 + ["state"] * 3
     assert rows[2].layer == "State"
-    assert rows[2].path == "[1]['BatchNorm.batch_counter']"
+    assert rows[2].path == "[1]['batch_counter']"
     assert nn.summary(nn.BatchNorm(3)).rows[-1].status == "state"
 
 
