@@ -90,11 +90,12 @@ def generate(
         drawn with `jax.random.fold_in(key, i)`, and in a batch each row has its own key of
         `jax.random.split(key, batch)`.
     - `prompt_length`: how many tokens of each prompt are not padding: integers of shape
-        `()`, or `(batch,)`; by default all.
+        `()`, or `(batch,)`; by default all. Each length of the padded prompts compiles a
+        program, so pad prompts to a few lengths.
     - `temperature`, `top_k`, `top_p`, `repetition_penalty`: as for
         [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
-        the new ones. Only another `top_k`, or another choice of which are `None` and
-        whether `temperature` is 0, compiles another program.
+        the new ones. Of these, only another `top_k`, or another choice of which are
+        `None` and whether `temperature` is 0, compiles another program.
     - `end_token`: after this token, a row is filled with `pad_token`.
     - `pad_token`: any token that the model takes.
 
