@@ -1,4 +1,4 @@
-"""Layer 6: tools to inspect what JAX does with a function. Loaded when first used."""
+"""Tools to inspect what JAX does with a function. Layer 6 of the package; loaded late."""
 
 from .._jit.retrace import explain_retraces as explain_retraces
 from .._public import publish as _publish

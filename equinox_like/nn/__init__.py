@@ -1,4 +1,4 @@
-"""Layer 6: neural network layers, each a Module."""
+"""Neural network layers, each a Module. Layer 6 of the package."""
 
 from .._public import publish as _publish
 from .._tree import tree_inference as _tree_inference
