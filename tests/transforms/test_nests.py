@@ -24,6 +24,19 @@ import equinox_like as eqx
 few = settings(max_examples=20)
 
 
+def same_but_for_floats(a, b):
+    """`same_statics`, and the values of keys and of arrays of integers and bools."""
+
+    def others(tree):
+        arrays = eqx.filter(tree, eqx.is_array)
+        return eqx.filter(arrays, eqx.is_inexact_array, inverse=True)
+
+    # JAX returns an array of NumPy as one of its own, with 32 bits.
+    return same_statics(a, b) and eqx.tree_equal(
+        others(a), others(b), typematch=False, check_dtype=False
+    )
+
+
 @few
 @given(mixed_trees(), nests(FORWARD))
 def test_jvp(tree, nest):
@@ -110,7 +123,7 @@ def test_derivatives_commute_with_jit(tree, nest):
         eqx.filter_jit(derivatives)(tree, tangent),
     )
     assert agree(jitted, [np.asarray(x) for x in inexact(eager)])
-    assert same_statics(eager, jitted)
+    assert same_but_for_floats(eager, jitted)
 
 
 @pytest.mark.parametrize("outer", [eqx.filter_jvp, eqx.filter_vjp], ids=["jvp", "vjp"])
