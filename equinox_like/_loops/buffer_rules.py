@@ -28,8 +28,8 @@ def read(x: Any, place: Any, arrays: Any) -> tuple[Any, Any]:
 
 
 def write(pred: Any, x: Any, value: Any, place: Any, arrays: Any) -> Any:
-    x, value = varying_alike(x, value)
-    (out,) = maybe_set_p.bind(pred, x, value, *arrays, place=place)
+    args = varying_alike(pred, x, value, *arrays)
+    (out,) = maybe_set_p.bind(*args, place=place)
     return out
 
 

@@ -6,9 +6,9 @@ continue. Without a batch, the loop itself ends, so no selection is needed.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from .._compat.primitive import batch_size
 from .._compat.rules import (
     Zero,
     batching_rules,
@@ -30,7 +30,8 @@ is true, and the elements of `y` elsewhere."""
 
 
 def select_if_vmap(pred: Any, x: Any, y: Any) -> Any:
-    (out,) = select_if_vmap_p.bind(pred, *varying_alike(x, y))
+    # A loop that ends elsewhere on each device ends with another carry on each.
+    (out,) = select_if_vmap_p.bind(*varying_alike(pred, x, y))
     return out
 
 
@@ -69,21 +70,12 @@ def _pull_back(cotangents, pred, x, y):
 
 
 def _batch(args, axes):
-    size = batch_size(args, axes)
+    # By `jax.vmap`, since the batch may be split over the explicit axes of a mesh.
     pred, x, y = args
-    x, y = (
-        _with_batch_first(z, i, size) for z, i in zip(args[1:], axes[1:], strict=True)
-    )
-    if axes[0] is None:
-        return [select_if_vmap(pred, x, y)], [0]
-    pred = jnp.expand_dims(pred, tuple(range(1, x.ndim)))
-    return [jnp.where(pred, x, y)], [0]
-
-
-def _with_batch_first(x: Any, axis: int | None, size: int) -> Any:
-    if axis is None:
-        return jnp.broadcast_to(x, (size, *jnp.shape(x)))
-    return jnp.moveaxis(x, axis, 0)
+    if axes[0] is not None:
+        return [jax.vmap(jnp.where, axes)(pred, x, y)], [0]
+    x, y = jax.vmap(lambda *both: both, axes[1:])(x, y)
+    return [select_if_vmap(pred, x, y)], [0]
 
 
 jvp_rules[select_if_vmap_p] = _push_forward

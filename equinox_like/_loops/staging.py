@@ -17,7 +17,9 @@ from jax import lax
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._compat.varying import vary_over, varying_axes
+from .._runtime.finalise import register_impl_finalisation
 from .._runtime.unvmap import unvmap_any_p
+from .._runtime.vprim import create_vprim
 from .._tree.arrays import reusable
 from .._tree.filters import is_array
 from .select import select_if_vmap
@@ -119,9 +121,13 @@ class _Step:
             new if buffer or new is old else _select(pred, new, old)
             for new, old, buffer in zip(after, before, self._is_buffer, strict=True)
         ]
-        if any(new.dtype != old.dtype for new, old in zip(after, before, strict=True)):
-            return [pred, *after]  # `stage` traces the condition for these dtypes
+        if list(map(_type, after)) != list(map(_type, before)):
+            return [pred, *after]  # `stage` traces the condition for these types
         return [pred & self._goes_on_after(after), *after]
+
+
+def _type(x: Any) -> tuple[Any, ...]:
+    return x.dtype, varying_axes(jax.typeof(x))
 
 
 def _select(pred: Any, new: Any, old: Any) -> Any:
@@ -180,10 +186,47 @@ def _without_invariants(
         return [out[i] for i in varying]
 
     fixed_values = [state[i] for i in fixed]
+    axes = varying_axes(jaxpr.out_avals[0])
     return Loop(
-        consts=[*jaxpr.consts, *fixed_values],
+        consts=[_same_for(axes, x) for x in (*jaxpr.consts, *fixed_values)],
         state=[state[i] for i in varying],
         is_buffer=[is_buffer[i] for i in varying],
         step=step,
         complete=lambda values: whole(fixed_values, values)[1:],
     )
+
+
+def _same_for(axes: frozenset[Any], x: Any) -> Any:
+    """`x`, marked if the devices along `axes` share it, which may differ in their steps.
+
+    The backward pass of each step would sum its cotangent over the devices. One that
+    takes more steps than another would wait for it for ever.
+    """
+    if axes <= varying_axes(jax.typeof(x)) or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    (x,) = _shared_p.bind(x, axes=tuple(sorted(axes, key=str)))
+    return x
+
+
+def _refuse(cotangents, x, *, axes):
+    raise ValueError(
+        "Cannot differentiate a loop whose number of steps may differ between the "
+        f"devices of a `shard_map` along {', '.join(map(repr, axes))} by an array that is "
+        f"the same on all of them: {x.aval}. Each step of the backward pass would sum "
+        "over the devices, and those with fewer steps would never join. Before the loop, "
+        f"mark the array: `x = jax.lax.pcast(x, {axes!r}, to='varying')`. Its gradient is "
+        "then summed once, after the loop."
+    )
+
+
+_shared_p: Any = create_vprim(
+    "shared_by_devices",
+    lambda x, axes: [x],
+    lambda x, axes: [x],
+    lambda primals, tangents, axes: (
+        _shared_p.bind(*primals, axes=axes),
+        _shared_p.bind(*tangents, axes=axes),
+    ),
+    _refuse,
+)
+register_impl_finalisation(_shared_p)

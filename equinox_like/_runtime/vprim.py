@@ -12,7 +12,6 @@ import jax
 
 from .._compat.primitive import batch_size, finalisations
 from .._compat.rules import (
-    ShapedArray,
     UndefinedPrimal,
     Zero,
     batching_rules,
@@ -88,12 +87,12 @@ def create_vprim(
         return _mapped(partial(impl, **params), batches)(*args)
 
     def type_of_results(*avals, batches, **params):
-        sizes = tuple(batch.size for batch in batches)
-        inner = abstract_eval(*_types_within(avals, batches), **params)
-        return [
-            ShapedArray((*sizes, *x.shape), x.dtype, weak_type=x.weak_type)
-            for x in inner
-        ]
+        def one(*args):
+            types = abstract_eval(*map(jax.typeof, args), **params)
+            return _arrays_p.bind(types=tuple(types))
+
+        # JAX adds the batch axes, which may be split over the explicit axes of a mesh.
+        return jax.make_jaxpr(_mapped(one, batches))(*avals).out_avals
 
     def push_forward(primals, tangents, *, batches, **params):
         return _map_jvp(partial(jvp, **params), batches, primals, tangents)
@@ -122,6 +121,11 @@ def create_vprim(
     return single
 
 
+_arrays_p: Any = new_primitive("arrays")
+_arrays_p.def_abstract_eval(lambda *, types: types)
+"""Stands for arrays of these types. It is only traced."""
+
+
 def _mapped(function: Callable[..., Any], batches: Sequence[_Batch]) -> Any:
     """`function` under these `jax.vmap`s."""
     for batch in reversed(batches):
@@ -131,15 +135,14 @@ def _mapped(function: Callable[..., Any], batches: Sequence[_Batch]) -> Any:
 
 def _types_within(avals: Sequence[Any], batches: Sequence[_Batch]) -> list[Any]:
     """The types of the inputs without their batch axes."""
-    shapes = [list(x.shape) for x in avals]
-    for batch in batches:
-        for shape, axis in zip(shapes, batch.axes, strict=True):
-            if axis is not None:
-                del shape[axis]
-    return [
-        ShapedArray(tuple(shape), x.dtype, weak_type=x.weak_type)
-        for shape, x in zip(shapes, avals, strict=True)
-    ]
+    found: list[Any] = []
+
+    def one(*args):
+        found[:] = map(jax.typeof, args)
+        return ()
+
+    jax.make_jaxpr(_mapped(one, batches))(*avals)
+    return found
 
 
 def _map_jvp(
@@ -181,20 +184,24 @@ def _map_transpose(
     inputs: Sequence[Any],
 ) -> list[Any]:
     wanted = [is_undefined_primal(x) for x in inputs]
-    types = _types_within(
-        [x.aval if is_undefined_primal(x) else jax.typeof(x) for x in inputs], batches
-    )
-    nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not Zero]
-    zeros = [
-        None if i in nonzero else _type_without_batches(ct.aval, len(batches))
-        for i, ct in enumerate(cotangents)
+    whole = [
+        x.aval if is_undefined_primal(x) or type(x) is Zero else jax.typeof(x)
+        for x in (*inputs, *cotangents)
     ]
+    front = (0,) * len(cotangents)
+    wide = [_Batch((*batch.axes, *front), batch.size) for batch in batches]
+    types = _types_within(whole, wide)
+    types, types_of_cotangents = types[: len(inputs)], types[len(inputs) :]
+    nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not Zero]
     known = [i for i, is_wanted in enumerate(wanted) if not is_wanted]
     found: list[bool] = []
 
     def one(*args):
         given, values = iter(args[: len(nonzero)]), iter(args[len(nonzero) :])
-        cotangents = [next(given) if aval is None else Zero(aval) for aval in zeros]
+        cotangents = [
+            next(given) if i in nonzero else Zero(aval)
+            for i, aval in enumerate(types_of_cotangents)
+        ]
         inputs = [
             UndefinedPrimal(aval) if is_wanted else next(values)
             for aval, is_wanted in zip(types, wanted, strict=True)
@@ -220,10 +227,6 @@ def _map_transpose(
             zip(inputs, found, wanted, strict=True)
         )
     ]
-
-
-def _type_without_batches(aval: Any, count: int) -> Any:
-    return ShapedArray(aval.shape[count:], aval.dtype, weak_type=aval.weak_type)
 
 
 def _unbatched_like(cotangent: Any, i: int, batches: Sequence[_Batch]) -> Any:
