@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from .._warn import warn
 
@@ -50,7 +50,8 @@ def for_whole_batch(
     """A primitive that computes `function` once for a whole batch under `jax.vmap`.
 
     `function` gets arrays with the batch axes first, outermost first, and its result is
-    for the whole batch. `like` is a simpler function with a result of the same type.
+    for the whole batch; unless it is a bool or an integer, it has no derivative. `like`
+    is a simpler function with a result of the same type.
     `eager` is called instead of `function` with arrays whose values are known.
     `function` and `eager` may have static parameters.
     """
@@ -69,8 +70,15 @@ def for_whole_batch(
         (result,) = jax.make_jaxpr(like)(*args).out_avals
         return result
 
+    def differentiate(primals: Any, _: Any, **params: Any) -> tuple[Any, Any]:
+        result = primitive.bind(*primals, **params)
+        if jnp.issubdtype(result.dtype, jnp.inexact):
+            raise NotImplementedError(f"{name!r} has no derivative.")
+        return result, ad.Zero(jax.typeof(result).to_tangent_aval())
+
     primitive.def_impl(eager or function)
     primitive.def_abstract_eval(type_of_result)
+    ad.primitive_jvps[primitive] = differentiate
     batching.primitive_batchers[primitive] = batch
     lower = mlir.lower_fun(function, multiple_results=False)
     mlir.register_lowering(primitive, lower, cacheable=False)

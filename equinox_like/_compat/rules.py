@@ -5,6 +5,7 @@ JAX has no public way to define a primitive. Serves jax 0.10 to 0.12: the tables
 them the library cannot be imported.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,30 @@ def new_primitive(name: str) -> Any:
     primitive = Primitive(name)
     primitive.multiple_results = True
     return primitive
+
+
+_rules_with_axis: Any = getattr(batching, "fancy_primitive_batchers", None)
+
+
+def register_batching(
+    primitive: Any, rule: Callable[..., Any], rules_with_axis: Any = _rules_with_axis
+) -> None:
+    """Batches the primitive by `rule(name, args, axes, **params)`.
+
+    `name` is that of the axis of the `jax.vmap`, for collectives within the primitive.
+    Without the table whose rules get it, `name` is `None`.
+    """
+    if rules_with_axis is None:
+        batching_rules[primitive] = functools.partial(rule, None)
+        return
+
+    def with_axis(axis, args, axes, /, **params):
+        if any(i is not None for i in axes):
+            return rule(axis.name, args, axes, **params)
+        out = primitive.bind(*args, **params)
+        return out, [None] * len(out)
+
+    rules_with_axis[primitive] = with_axis
 
 
 def lower_as(primitive: Any, function: Callable[..., Sequence[Any]]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
@@ -310,6 +311,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         values = iter([x if n in own else arrays[n] for n, x in named])
         parts = [tuple(next(values) for _ in group) for group in groups]
         out = specialization.outputs.tree(specialization.function(*parts))
+        out = jtu.tree_map(_number_of, out)
         returned.append(jtu.tree_map(_abstract, out))
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 
@@ -348,6 +350,11 @@ def _rename(error: Exception, names: Iterable[str]) -> None:
         text = text.replace(f"args[0][{name!r}]", f"`{name}`")
     if isinstance(error, ValueError) and text != str(error):
         raise ValueError(text) from error
+
+
+def _number_of(x: Any) -> Any:
+    """A symbolic dimension as an array, whose value each call knows."""
+    return jnp.asarray(x) if jax.export.is_symbolic_dim(x) else x
 
 
 def _abstract(x: Any) -> Any:

@@ -1,13 +1,9 @@
 """`unvmap_all`, `unvmap_any`, `unvmap_max`: one value for a whole batch."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .._compat.primitive import for_whole_batch
-from .._tree.filters import is_inexact_array
 from .._typing import ArrayLike
 
 unvmap_all_p = for_whole_batch("unvmap_all", jnp.all, like=jnp.all)
@@ -43,7 +39,7 @@ def unvmap_all(x: ArrayLike) -> jax.Array:
         assert not f(jnp.asarray([True, False]))
         ```
     """
-    return unvmap_all_p.bind(_without_tangent(x))
+    return unvmap_all_p.bind(jnp.asarray(x))
 
 
 def unvmap_any(x: ArrayLike) -> jax.Array:
@@ -68,7 +64,7 @@ def unvmap_any(x: ArrayLike) -> jax.Array:
         assert f(jnp.asarray([True, False]))
         ```
     """
-    return unvmap_any_p.bind(_without_tangent(x))
+    return unvmap_any_p.bind(jnp.asarray(x))
 
 
 def unvmap_max(x: ArrayLike) -> jax.Array:
@@ -98,9 +94,3 @@ def unvmap_max(x: ArrayLike) -> jax.Array:
         ```
     """
     return unvmap_max_p.bind(jnp.asarray(x))
-
-
-def _without_tangent(x: ArrayLike) -> Any:
-    # The result is a bool, whose derivative is zero whatever that of `x` is.
-    x = jnp.asarray(x)
-    return lax.stop_gradient(x) if is_inexact_array(x) else x

@@ -14,21 +14,22 @@ from .._compat.primitive import batch_size, finalisations
 from .._compat.rules import (
     UndefinedPrimal,
     Zero,
-    batching_rules,
     is_undefined_primal,
     jvp_rules,
     lower_as,
     new_primitive,
+    register_batching,
     transposition_rules,
     zero_like,
 )
 
 
 class _Batch(NamedTuple):
-    """One `jax.vmap`: the batch axis of each input, or `None`, and the batch size."""
+    """One `jax.vmap`: the batch axis of each input, or `None`, its size and its name."""
 
     axes: tuple[int | None, ...]
     size: int
+    name: Any
 
 
 def create_vprim(
@@ -94,15 +95,15 @@ def create_vprim(
         # JAX adds the batch axes, which may be split over the explicit axes of a mesh.
         return jax.make_jaxpr(_mapped(one, batches))(*avals).out_avals
 
-    def push_forward(primals, tangents, *, batches, **params):
+    def push_forward(primals, tangents, /, *, batches, **params):
         return _map_jvp(partial(jvp, **params), batches, primals, tangents)
 
-    def pull_back(cotangents, *inputs, batches, **params):
+    def pull_back(cotangents, /, *inputs, batches, **params):
         rule = partial(transpose, **params)
         return _map_transpose(rule, batches, cotangents, inputs)
 
-    def batch(args, axes, *, batches=(), **params):
-        batches = (_Batch(tuple(axes), batch_size(args, axes)), *batches)
+    def batch(name, args, axes, /, *, batches=(), **params):
+        batches = (_Batch(tuple(axes), batch_size(args, axes), name), *batches)
         out = batched.bind(*args, batches=batches, **params)
         return out, [0] * len(out)
 
@@ -117,7 +118,8 @@ def create_vprim(
     transposition_rules[batched] = pull_back
     lower_as(batched, run)
     finalisations[batched] = run
-    batching_rules[single] = batching_rules[batched] = batch
+    register_batching(single, batch)
+    register_batching(batched, batch)
     return single
 
 
@@ -129,7 +131,9 @@ _arrays_p.def_abstract_eval(lambda *, types: types)
 def _mapped(function: Callable[..., Any], batches: Sequence[_Batch]) -> Any:
     """`function` under these `jax.vmap`s."""
     for batch in reversed(batches):
-        function = jax.vmap(function, in_axes=batch.axes, axis_size=batch.size)
+        function = jax.vmap(
+            function, in_axes=batch.axes, axis_size=batch.size, axis_name=batch.name
+        )
     return function
 
 
@@ -166,7 +170,7 @@ def _map_jvp(
 
     chosen = [i for i, is_present in enumerate(present) if is_present]
     wide = [
-        _Batch((*batch.axes, *(batch.axes[i] for i in chosen)), batch.size)
+        batch._replace(axes=(*batch.axes, *(batch.axes[i] for i in chosen)))
         for batch in batches
     ]
     out, given = _mapped(one, wide)(*primals, *(tangents[i] for i in chosen))
@@ -189,7 +193,7 @@ def _map_transpose(
         for x in (*inputs, *cotangents)
     ]
     front = (0,) * len(cotangents)
-    wide = [_Batch((*batch.axes, *front), batch.size) for batch in batches]
+    wide = [batch._replace(axes=(*batch.axes, *front)) for batch in batches]
     types = _types_within(whole, wide)
     types, types_of_cotangents = types[: len(inputs)], types[len(inputs) :]
     nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not Zero]
@@ -212,7 +216,7 @@ def _map_transpose(
         return [ct for ct, is_found in zip(out, found, strict=True) if is_found]
 
     narrow = [
-        _Batch((*(0 for _ in nonzero), *(batch.axes[i] for i in known)), batch.size)
+        batch._replace(axes=(*(0 for _ in nonzero), *(batch.axes[i] for i in known)))
         for batch in batches
     ]
     args = [*(cotangents[i] for i in nonzero), *(inputs[i] for i in known)]

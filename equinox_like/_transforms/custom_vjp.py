@@ -167,14 +167,14 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
 
         def flat_bwd(saved, cotangents):
             residuals, out_treedef, flags, data, held = unpack(saved)
-            _, args, kwargs = call.fill(data, held)
+            _, args, kwargs = call.fill(as_arrays(data), held)
             given = [
                 _cotangent(c, rules.materialises) for c in jtu.tree_leaves(cotangents)
             ]
             cotangent = out_treedef.unflatten(given)
             perturbed = call.like_argument(flags)
             gradient = bwd(residuals, cotangent, perturbed, *args, **kwargs)
-            return _input_cotangents(gradient, call.treedef, data, name), None
+            return _input_cotangents(gradient, args[0], name), None
 
         # The rules refer to the plain `flat`. If they referred to `flat_with_rules`,
         # they would form a reference cycle.
@@ -266,25 +266,23 @@ def _cotangent(cotangent: Any, materialise: bool) -> Any:
     return None
 
 
-def _input_cotangents(
-    gradient: Any, treedef: Any, data: list[Any], name: str
-) -> list[Any]:
+def _input_cotangents(gradient: Any, vjp_arg: Any, name: str) -> list[Any]:
     """The validated gradient of the user's backward rule, for each inexact array."""
     message = (
         f"The gradient that `def_bwd` of `{name}` returned must have the same structure "
         "as `filter(vjp_arg, is_inexact_array)`, with `None` for zero."
     )
-    expected = treedef.unflatten(data)
     cotangents = []
     for path, primal, leaf in pair_leaves(
-        expected, gradient, message, is_none, RuntimeError
+        vjp_arg, gradient, message, is_none, RuntimeError
     ):
         where = path_str(path, "gradient")
-        if primal is not None:
+        if is_inexact_array(primal):
             cotangents.append(
                 leaf if leaf is None else _cast(leaf, primal, where, name)
             )
-        elif leaf is not None:
+        # A rule need not ask whether a number that it multiplies by is an array.
+        elif leaf is not None and not isinstance(primal, float | complex):
             raise RuntimeError(
                 f"`def_bwd` of `{name}` returned `{where}` for a leaf that is not a "
                 "floating-point or complex array: it must have the same structure as "

@@ -19,7 +19,7 @@ from .._compat.tracer import Tracer
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.parts import take_apart
 from .._module.fields import field
-from .._tree.arrays import reusable
+from .._tree.arrays import is_typed_key, reusable
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
@@ -346,10 +346,14 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
                     f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
                     "returned in its place."
                 )
-    # Static leaves are those of `x`. `astype` drops a weak type, which `x` may not have.
-    return jtu.tree_map(
-        lambda old, new: new.astype(old.dtype) if is_array(old) else old, x, y
-    )
+    return jtu.tree_map(_without_weak_type, x, y)
+
+
+def _without_weak_type(old: Any, new: Any) -> Any:
+    """`new`, or `old` if that is static."""
+    if is_array(old):
+        return new if is_typed_key(new) else new.astype(old.dtype)
+    return old
 
 
 def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:

@@ -296,6 +296,14 @@ class TestJax:
         with pytest.raises(ValueError, match="`x`"):
             f(jnp.ones((2, 4)))
 
+    def test_dimension_that_is_returned_is_a_number(self):
+        (n,) = jax.export.symbolic_shape("n")
+        x = jax.ShapeDtypeStruct((n, 3), jnp.float32)
+        f = loaded(eqx.filter_export(lambda x: (x.shape, x.size // 2))(x))
+        assert eqx.tree_equal(
+            f(jnp.ones((4, 3))), ((jnp.asarray(4), 3), jnp.asarray(6))
+        )
+
     def test_typed_keys_numpy_arrays_and_jit_work(self):
         f = loaded(eqx.filter_export(jax.random.normal)(jax.random.key(0), (2,)))
         key = jax.random.key(1)

@@ -144,3 +144,35 @@ def test_shared_array_of_a_loop_whose_steps_differ_is_refused(kind):
 def test_counter_of_a_loop_whose_steps_differ_differs_too(kind):
     count = on_each_device(lambda w, x: steps_differ(w, x, kind)[0])(W, X)
     assert count.tolist() == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_collectives_over_a_name_of_vmap(loop):
+    """The backward pass runs under the `jax.vmap` again, with its name."""
+
+    def centred(run):
+        def mapped(w, x):
+            x = x - 0.5 * lax.pmean(x, "batch")
+            return run(lambda c: jnp.sin(c - 0.1 * lax.pmean(c, "batch")) * w, x)
+
+        batch = jax.vmap(mapped, (None, 0), axis_name="batch")
+        return jax.grad(lambda w, x: (batch(w, x) ** 2).sum(), (0, 1))(W, X[0])
+
+    def plain(step, x):
+        return lax.scan(lambda c, _: (step(c), None), x, length=3)[0]
+
+    def ours(step, x):
+        if loop.startswith("scan"):
+            checkpoint = LOOPS[loop].keywords["checkpoint"]
+            return eqx.filter_scan(
+                lambda c, _: (step(c), None), x, length=3, checkpoint=checkpoint
+            )[0]
+        return eqxi.while_loop(
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, step(c[1])),
+            (0, x),
+            max_steps=4,
+            **LOOPS[loop].keywords,
+        )[1]
+
+    close(centred(ours), centred(plain))

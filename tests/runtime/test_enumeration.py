@@ -391,3 +391,24 @@ def test_items_of_a_batch_raise_each_its_own():
         eqx.filter_jit(jax.vmap(f))(jnp.array([-2.0, 1.0, 2.0]))
     expected = "Batch element 0: Too many steps.\nBatch element 2: All is well.\n"
     assert expected in str(info.value)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, eqx.filter_jit, lambda f: f])
+def test_item_of_a_function_with_a_rule_of_its_own_raises(wrap):
+    """JAX gives its index a tangent, which has no content."""
+
+    @eqx.filter_custom_vjp
+    def solve(x):
+        return 2 * x, Results.where(x < 0, Results.slow, Results.success)
+
+    solve.def_fwd(lambda perturbed, x: (solve(x), None))
+    solve.def_bwd(lambda residuals, cotangent, perturbed, x: 2 * cotangent[0])
+
+    def loss(x):
+        y, result = solve(x)
+        return result.error_if(y, result != Results.success)
+
+    gradient = wrap(jax.grad(loss))
+    assert gradient(jnp.asarray(1.0)) == 2
+    with pytest.raises(Exception, match="Too many steps"):
+        jax.block_until_ready(gradient(jnp.asarray(-1.0)))

@@ -78,3 +78,23 @@ def test_branch_of_a_cond_stays_one_in_a_batch(reduction, by_numpy):
 
     text = str(jax.make_jaxpr(jax.vmap(f))(jnp.ones(3)))
     assert "cond[" in text and "select_n" not in text
+
+
+@pytest.mark.parametrize(
+    "reduction", [internal.unvmap_all, internal.unvmap_any, internal.unvmap_max]
+)
+def test_integer_of_a_function_with_a_rule_of_its_own(reduction):
+    """JAX gives it a tangent, which has no content."""
+
+    @jax.custom_vjp
+    def double(x):
+        return 2 * x, jnp.asarray(3)
+
+    double.defvjp(lambda x: (double(x), None), lambda _, ct: (2 * ct[0],))
+
+    def loss(x):
+        y, i = double(x)
+        return y * reduction(i)
+
+    scale = int(reduction(3))
+    assert jax.jit(jax.grad(loss))(1.0) == 2 * scale

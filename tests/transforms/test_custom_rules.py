@@ -617,3 +617,29 @@ def test_rules_of_a_vjp_may_be_differentiated_in_forward_mode(wrap):
     f.def_bwd(lambda x, cotangent, perturbed, _: cotangent * 3 * x**2)
     gradient = jax.grad(lambda x: wrap(f)(x[None])[0])
     assert jax.jit(jax.jacfwd(gradient))(TWO) == jax.jacrev(gradient)(TWO) == 12
+
+
+@pytest.mark.parametrize("number", [2.0, 2j])
+def test_gradient_of_a_number_is_not_used(number):
+    def loss(f, a):
+        return jnp.abs(f((a, number)))
+
+    f = eqx.filter_custom_vjp(lambda args: args[0] * args[1])
+    f.def_fwd(lambda perturbed, args: (args[0] * args[1], None))
+
+    @f.def_bwd
+    def bwd(residuals, cotangent, perturbed, args):
+        assert perturbed == (True, False)
+        return jnp.real(cotangent * args[1]), cotangent * args[0]
+
+    gradient = jax.grad(functools.partial(loss, f))(TWO)
+    assert gradient == jax.grad(functools.partial(loss, lambda x: x[0] * x[1]))(TWO)
+
+
+@pytest.mark.parametrize("other", [3, np.asarray(3), "name", jnp.tanh])
+def test_gradient_of_what_has_none_is_refused(other):
+    f = eqx.filter_custom_vjp(lambda args: args[0])
+    f.def_fwd(lambda perturbed, args: (args[0], None))
+    f.def_bwd(lambda residuals, cotangent, perturbed, args: (cotangent, cotangent))
+    with pytest.raises(RuntimeError, match=r"`gradient\[1\]` for a leaf that is not"):
+        jax.grad(lambda a: f((a, other)))(TWO)

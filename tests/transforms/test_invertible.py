@@ -510,3 +510,28 @@ def test_list_of_blocks_on_explicit_axes():
         found = gradient(*jax.device_put((blocks, x), split))
     for a, b in zip(found, expected, strict=True):
         assert jax.typeof(a).sharding.spec == split.spec and jnp.allclose(a, b)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_typed_key_goes_through_the_chain(stacked):
+    def block(b, x):
+        x, key = x
+        return x + b * jax.random.normal(key, (2,)), key
+
+    def run(chain):
+        def loss(blocks):
+            y, key = chain(blocks, (jnp.ones(2), jax.random.key(0)))
+            assert key.dtype == jax.random.key(0).dtype
+            return (y**2).sum()
+
+        blocks = jnp.arange(6.0).reshape(3, 2)
+        return jax.value_and_grad(loss)(blocks if stacked else [*blocks])
+
+    def plain(blocks, x):
+        for b in blocks:
+            x = block(b, x)
+        return x
+
+    found, expected = run(eqx.filter_invertible(block)), run(plain)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
