@@ -23,9 +23,11 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
         rests.append(rest)
         return arrays
 
-    # Not by `vmap`: with some PRNGs (`rbg`), a batch of keys draws other numbers than
-    # the single keys.
-    arrays = jax.lax.map(step, keys)
+    if jax.random.key_impl(keys) == "threefry2x32":
+        arrays = jax.vmap(step)(keys)  # compiles nothing
+    else:
+        # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys.
+        arrays = jax.lax.map(step, keys)
     return rests[-1].fill(arrays)
 
 

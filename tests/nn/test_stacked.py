@@ -282,6 +282,23 @@ def test_layer_that_changes_its_input_is_an_error(key) -> None:
         stacked(jnp.ones(4))
 
 
+def test_construction_compiles_nothing_anew(key) -> None:
+    """A loop over the keys would be compiled for each new function."""
+    events: list[str] = []
+    listen = lambda event, _, **__: events.append(event)  # noqa: E731
+
+    def build() -> nn.Stacked:
+        return nn.Stacked(lambda key: nn.Linear(3, 3, key=key), 4, key=key)
+
+    build()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        build()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not any("backend_compile" in event for event in events)
+
+
 def test_unlike_layers_are_named_by_path(key) -> None:
     def refused(*layers):
         with pytest.raises(ValueError, match=r"Stacked\.from_layers") as info:
