@@ -51,7 +51,7 @@ def noinline(
     """A function that is compiled separately and called by other programs, for the CPU.
 
     A program that uses a large function many times then compiles it only once. Each
-    call costs about 50 us, because it passes through Python. The function, and what was
+    call costs about 100 us, because it passes through Python. The function, and what was
     compiled for it, are kept until [`equinox_like.clear_caches`][] is called.
 
     **Arguments:**

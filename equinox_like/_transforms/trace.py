@@ -190,12 +190,12 @@ def trace(
 class ShapeCache:
     """`filter_eval_shape` with a cache of its results.
 
-    It keeps one function for each structure with its static leaves. For this function,
-    JAX caches the traces by shapes, dtypes and context.
+    It keeps one jitted function for each structure with its static leaves. JAX caches
+    its traces by shapes, dtypes and context.
     """
 
     def __init__(self) -> None:
-        self._functions: dict[Skeleton, Callable[..., Any]] = {}
+        self._functions: dict[Skeleton, Any] = {}
         self._lock = threading.Lock()
 
     @frames_hidden
@@ -207,8 +207,10 @@ class ShapeCache:
         # Weak types and shardings are not part of the cache key.
         data = [*map(struct_of, groups.get(_DATA, ()))]
         with self._lock:
-            flat = self._functions.setdefault(skeleton, _function_of(skeleton))
-        return unpack(jax.eval_shape(flat, data))
+            flat = self._functions.get(skeleton)
+            if flat is None:
+                flat = self._functions[skeleton] = jax.jit(_function_of(skeleton))
+        return unpack(flat.eval_shape(data))
 
     def clear(self) -> None:
         with self._lock:
