@@ -27,7 +27,7 @@ from .._tree.strict import (
     strictly_same,
 )
 from .difference import Leaf, static_fields, tree_of
-from .pickling import is_global
+from .pickling import global_name, is_global
 
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
 
@@ -162,7 +162,7 @@ def _compared(kind: type) -> list[str] | None:
 
 
 def _name(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}"
+    return f"{value.__module__}:{global_name(value)}"
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -9,13 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+
+def global_name(value: Any) -> str:
+    # `jnp.ufunc`s such as `jnp.maximum` have no `__qualname__`.
+    return getattr(value, "__qualname__", None) or value.__name__
 
 
 def is_global(value: Any) -> bool:
     """Whether a function or class can be found by its name in the module it is from."""
     try:
         module = sys.modules[value.__module__]
-        return operator.attrgetter(value.__qualname__)(module) is value
+        return operator.attrgetter(global_name(value))(module) is value
     except (AttributeError, KeyError, TypeError):
         return False
 
@@ -49,16 +55,17 @@ def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
 
 
 def _reduce_function(function: Any) -> Any:
-    """What pickles and copies a function that JAX wraps: if possible, its name.
+    """What pickles and copies a function that JAX wraps, or a `jnp.ufunc`: if possible,
+    its name.
 
     JAX pickles what is wrapped, which is not found by its name: that is the wrapper's. So
     `jax.nn.relu`, the activation of `nn.MLP`, would not be pickled, and `copy.deepcopy`
     would make another function of it.
     """
     if is_global(function) and function.__module__ != "__main__":
-        return function.__qualname__
+        return global_name(function)
     return function.__reduce_ex__(2)
 
 
-for _kind in (type(jax.jit(is_global)), jax.custom_jvp, jax.custom_vjp):
+for _kind in (type(jax.jit(is_global)), jax.custom_jvp, jax.custom_vjp, jnp.ufunc):
     copyreg.pickle(_kind, _reduce_function)

@@ -1,5 +1,6 @@
 """`filter_closure_convert`: arrays that a function closes over become pytree leaves."""
 
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -9,10 +10,11 @@ import jax.tree_util as jtu
 
 from .._compat.jaxpr import eval_jaxpr
 from .._core.base import frames_hidden, name_of, require_callable
+from .._core.difference import tree_differences
 from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._module.fields import field
 from .._module.module import Module
-from .._tree.arrays import jax_struct_of, struct_of
+from .._tree.arrays import describe_array, jax_struct_of, struct_of
 from .._tree.filters import is_array
 from .._tree.format import tree_pformat
 from .trace import filter_eval_shape, trace
@@ -109,15 +111,8 @@ class ClosureConverted(Module, Generic[_P, _T]):
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         data, rest = take_apart((args, kwargs))
         given = tuple(map(jax_struct_of, data))
-        if not rest.has_places_of(self._rest) or given != self._structs:
-            raise self._mismatch(
-                "arrays", rest.alone(given), self._rest.alone(self._structs)
-            )
-        if rest != self._rest:
-            none = [None] * len(data)
-            raise self._mismatch(
-                "static values", rest.fill(none), self._rest.fill(none)
-            )
+        if rest != self._rest or given != self._structs:
+            raise self._mismatch(rest.fill(given))
         if self._jaxpr is None:
             return self._fun(*args, **kwargs)
         return self._out[1].fill(eval_jaxpr(self._jaxpr, self.consts, *data))
@@ -137,9 +132,14 @@ class ClosureConverted(Module, Generic[_P, _T]):
     def __repr__(self) -> str:
         return f"<closure-converted {self._name}, consts={tree_pformat(self.consts)}>"
 
-    def _mismatch(self, what: str, given: Any, expected: Any) -> ValueError:
+    def _mismatch(self, given: tuple[Any, Any]) -> ValueError:
+        found = itertools.chain.from_iterable(
+            tree_differences(name, old, new, is_array_or_struct, describe_array)
+            for name, old, new in zip(
+                ("args", "kwargs"), self.in_struct, given, strict=True
+            )
+        )
         return ValueError(
-            f"The closure-converted `{self._name}` was called with {what} other than "
-            "those it was converted for. Called with (args, kwargs):\n    "
-            f"{given}\nand converted for:\n    {expected}"
+            f"The closure-converted `{self._name}` takes only arguments like those that "
+            f"it was converted for: {next(found, 'the structures differ.')}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._core.base import MISSING, Transformed, frames_hidden, name_of
@@ -14,7 +15,7 @@ from .._core.pack import pack, unpack
 from .._core.parts import value_and_aux
 from .._module.fields import field
 from .._tree.arrays import is_typed_key
-from .._tree.filters import is_array_like
+from .._tree.filters import is_array_like, is_inexact_array_like
 from .._tree.require import refuse_unknown_options
 from .grad import first_argument, refuse_argnums
 from .tangents import refuse_non_arrays
@@ -194,13 +195,18 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
                 out, aux = value_and_aux(fun, out)
             refuse_non_arrays(out, name_of(fun), self._shown, _has_derivatives)
             leaves, treedef = jtu.tree_flatten(out)
-            return leaves, pack((treedef, aux))
+            # In reverse mode JAX takes neither integers and bools nor an empty list.
+            moving = [x for x in leaves if is_inexact_array_like(x)]
+            constants = [None if is_inexact_array_like(x) else x for x in leaves]
+            return moving or [jnp.zeros(())], pack((treedef, aux, constants))
 
         # JAX's functions fail for an empty list of inputs.
         transformation = _TRANSFORMATIONS[self._transformation] if data else _no_columns
         rows, packed = transformation(flat, has_aux=True, **dict(self._jackwargs))(data)
-        treedef, aux = unpack(packed)
-        result: Any = treedef.unflatten([first.alone(row) for row in rows])
+        treedef, aux, constants = unpack(packed)
+        found = iter(rows)
+        leaves = [next(found) if x is None else _zeros(data, x) for x in constants]
+        result: Any = treedef.unflatten(map(first.alone, leaves))
         if has_aux:
             result = result, aux
         return result
@@ -211,6 +217,13 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
 
 def _has_derivatives(leaf: Any) -> bool:
     return is_array_like(leaf) and not is_typed_key(leaf)
+
+
+def _zeros(data: list[Any], out: Any) -> list[Any]:
+    """The Jacobian of an output that has no derivative."""
+    return [
+        jnp.zeros((*jnp.shape(out), *jnp.shape(x)), jnp.result_type(out)) for x in data
+    ]
 
 
 def _no_columns(flat: Any, **kwargs: Any) -> Any:

@@ -99,21 +99,22 @@ def test_structures_are_known(fun):
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((jnp.ones(2), 1), {}, "arrays other than"),
-        ((jnp.ones(3, jnp.int32), 1), {}, "arrays other than"),
-        (([jnp.ones(3)], 1), {}, "arrays other than"),
-        ((jnp.ones(3),), {"n": 1}, "arrays other than"),
-        ((jnp.ones(3), jnp.asarray(1)), {}, "arrays other than"),
-        ((jnp.ones(3), 2), {}, "static values other than"),
-        ((jnp.ones(3), 1.0), {}, "static values other than"),
-        ((jnp.ones(3), True), {}, "static values other than"),
+        ((jnp.ones(2), 1), {}, "`args[0]` was float32[3], and is now float32[2]"),
+        ((jnp.ones(3, jnp.int32), 1), {}, "and is now int32[3]"),
+        (([jnp.ones(3)], 1), {}, "`args[0]` was an array, and is now a list"),
+        ((jnp.ones(3),), {"n": 1}, "`args` was a tuple"),
+        ((jnp.ones(3), jnp.asarray(1)), {}, "`args[1]` was 1, and is now an array"),
+        ((jnp.ones(3), 2), {}, "`args[1]` was the static value 1, and is now 2"),
+        ((jnp.ones(3), 1.0), {}, "the static value 1, and is now 1.0"),
+        ((jnp.ones(3), True), {}, "the static value 1, and is now True"),
     ],
     ids=["shape", "dtype", "tree", "keyword", "kind", "value", "float", "bool"],
 )
 def test_other_arguments_than_the_examples_are_refused(fun, args, kwargs, message):
     f = eqx.filter_closure_convert(fun, jnp.ones(3), 1)
-    with pytest.raises(ValueError, match=rf"(?s)`{f._name}`.*{message}.*converted for"):
+    with pytest.raises(ValueError, match=f"`{f._name}` takes only arguments") as info:
         f(*args, **kwargs)
+    assert message in str(info.value)
 
 
 def test_weak_types_and_numpy_arrays_match():

@@ -153,3 +153,27 @@ def test_messages_of_a_hessian_name_it():
 def test_output_that_holds_a_key_is_named(transform):
     with pytest.raises(TypeError, match=r"`output\['key'\]` is key<fry>"):
         transform(lambda x: {"key": jax.random.key(0), "x": x})(jnp.ones(2))
+
+
+@pytest.mark.parametrize("jacobian", [eqx.filter_jacfwd, eqx.filter_jacrev])
+def test_outputs_without_a_derivative_have_zeros(jacobian):
+    def f(p):
+        discrete = {"best": jnp.argmax(p["a"]), "sign": p["a"] > 0, "count": 3}
+        return p["a"] * 2, discrete
+
+    p = {"a": jnp.arange(2.0), "b": jnp.ones((2, 3))}
+    moving, discrete = jacobian(f)(p)
+    assert moving["a"].tolist() == [[2, 0], [0, 2]]
+    assert eqx.tree_equal(jacobian(lambda p: f(p)[1])(p), discrete)
+    for name, shape in ("best", ()), ("sign", (2,)), ("count", ()):
+        dtype = jnp.result_type(f(p)[1][name])
+        for key, x in p.items():
+            zeros = discrete[name][key]
+            assert zeros.shape == (*shape, *x.shape) and zeros.dtype == dtype
+            assert not zeros.any()
+
+
+def test_hessian_of_an_output_without_a_derivative_is_zero():
+    second = eqx.filter_hessian(lambda x: (x @ x, jnp.argmax(x)))(jnp.ones(2))
+    assert second[0].tolist() == [[2, 0], [0, 2]]
+    assert second[1].tolist() == [[0, 0], [0, 0]]
