@@ -220,17 +220,17 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
     items = jtu.tree_flatten_with_path(tree)[0]
     tensors, seen = [], {METADATA}
     for path, leaf in items:
-        if is_savable(leaf):
-            name = plain_path(path)
-            try:
+        name = plain_path(path)
+        try:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise TypeError("a ShapeDtypeStruct has no values to save")
+            if is_savable(leaf):
                 if name in seen:
                     raise ValueError("another leaf, or the metadata, has the same name")
                 tensors.append((name, *encode_tensor(leaf)))
-            except Exception as error:
-                raise _error_at(path, str(error).rstrip(".")) from error
-            seen.add(name)
-        elif isinstance(leaf, jax.ShapeDtypeStruct):
-            raise _error_at(path, "a ShapeDtypeStruct has no values to save")
+                seen.add(name)
+        except Exception as error:
+            raise _error_at(path, str(error).rstrip(".")) from error
     return tensors
 
 

@@ -90,12 +90,15 @@ class Tensor(NamedTuple):
 
 
 def is_savable(leaf: Any) -> bool:
+    """Whether a leaf is data, which files hold; raises `TypeError` for a `jax.Ref`."""
+    if isinstance(leaf, jax.Ref):
+        raise TypeError("a `jax.Ref` cannot be saved: save what it holds, `ref[...]`")
     return is_array(leaf) or is_number(leaf)
 
 
 def is_loadable(leaf: Any) -> bool:
     """Whether a file has data for this leaf of a template."""
-    return is_savable(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    return is_array(leaf) or is_number(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def number_type(number: Any) -> Any:

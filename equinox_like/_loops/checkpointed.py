@@ -21,6 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._compat.rules import Zero
 from .._runtime.vprim import create_vprim
 from .._tree.arrays import reusable
+from .one_way import one_way
 from .perturbed import Mask, put, spread_backward, spread_forward, take
 from .plain import run_plain
 from .schedule import Marks, Online
@@ -256,8 +257,9 @@ def _saved_in(stack: Any, slot: Any) -> Any:
 
 def _forward_mode(*_, derivative, saved):
     raise TypeError(
-        "can't apply forward-mode autodiff (jvp) to a loop of the kind 'checkpointed', "
-        "which is a custom_vjp function: use the kind 'lax' or 'bounded'."
+        "can't apply forward-mode autodiff (jvp) to a checkpointed loop, which is a "
+        "custom_vjp function: use `kind='lax'` or `kind='bounded'`, or "
+        "`checkpoint=True` for `filter_scan`."
     )
 
 
@@ -274,7 +276,16 @@ def _way_back(cotangents, *inputs, derivative, saved):
     # JAX passes scalar constants as Python numbers.
     leaves = list(map(jnp.asarray, inputs[:count]))
     found = derivative.backward(saved.unflatten(leaves), cotangents)
+    found = [x if x is None else one_way(x, _REVERSE_TWICE) for x in found]
     return [*([None] * count), *found]
+
+
+_REVERSE_TWICE = (
+    "Reverse-mode differentiation does not work for the lax.while_loop that computes the "
+    "gradient of a checkpointed loop. For a gradient of the gradient use "
+    "`kind='bounded'`, or `checkpoint=True` for `filter_scan`; or take the second "
+    "derivative in forward mode, as `jax.hessian` does."
+)
 
 
 reverse_p: Any = create_vprim(

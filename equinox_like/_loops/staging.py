@@ -17,11 +17,10 @@ from jax import lax
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._compat.varying import vary_over, varying_axes
-from .._runtime.finalise import register_impl_finalisation
 from .._runtime.unvmap import unvmap_any_p
-from .._runtime.vprim import create_vprim
 from .._tree.arrays import reusable
 from .._tree.filters import is_array
+from .one_way import one_way
 from .select import select_if_vmap
 
 
@@ -204,29 +203,13 @@ def _same_for(axes: frozenset[Any], x: Any) -> Any:
     """
     if axes <= varying_axes(jax.typeof(x)) or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
-    (x,) = _shared_p.bind(x, axes=tuple(sorted(axes, key=str)))
-    return x
-
-
-def _refuse(cotangents, x, *, axes):
-    raise ValueError(
+    names = tuple(sorted(axes, key=str))
+    return one_way(
+        x,
         "Cannot differentiate a loop whose number of steps may differ between the "
-        f"devices of a `shard_map` along {', '.join(map(repr, axes))} by an array that is "
-        f"the same on all of them: {x.aval}. Each step of the backward pass would sum "
-        "over the devices, and those with fewer steps would never join. Before the loop, "
-        f"mark the array: `x = jax.lax.pcast(x, {axes!r}, to='varying')`. Its gradient is "
-        "then summed once, after the loop."
+        f"devices of a `shard_map` along {', '.join(map(repr, names))} by an array that is "
+        "the same on all of them: {}. Each step of the backward pass would sum over the "
+        "devices, and those with fewer steps would never join. Before the loop, mark the "
+        f"array: `x = jax.lax.pcast(x, {names!r}, to='varying')`. Its gradient is then "
+        "summed once, after the loop.",
     )
-
-
-_shared_p: Any = create_vprim(
-    "shared_by_devices",
-    lambda x, axes: [x],
-    lambda x, axes: [x],
-    lambda primals, tangents, axes: (
-        _shared_p.bind(*primals, axes=axes),
-        _shared_p.bind(*tangents, axes=axes),
-    ),
-    _refuse,
-)
-register_impl_finalisation(_shared_p)

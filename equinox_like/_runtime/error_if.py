@@ -51,10 +51,10 @@ def error_if(
         `EQX_ON_ERROR` at import, or `"raise"` if it is not set.
         - `"raise"`: an error is raised. On TPU, where a program cannot stop itself, the
             message is printed and the program waits for the enter key.
-        - `"nan"`: the program goes on with NaN in all arrays of `x`; integer arrays are
-            filled with the greatest integer, boolean arrays with `True`. PRNG keys do
-            not change. If `pred` is true as a Python or NumPy value, there is a
-            warning.
+        - `"nan"`: the program goes on with NaN in all arrays of `x`, under `jax.vmap` in
+            those of the whole batch; integer arrays are filled with the greatest integer,
+            boolean arrays with `True`. PRNG keys do not change. If `pred` is true as a
+            Python or NumPy value, there is a warning.
         - `"breakpoint"`: prints the message and opens JAX's debugger, with as many
             frames as the environment variable `EQX_ON_ERROR_BREAKPOINT_FRAMES` says (1
             by default). Then as `"nan"`.

@@ -37,7 +37,8 @@ def through_pickle(x):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
 @pytest.mark.parametrize(
-    "activation", [jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.negative, double, triple, jitted]
+    "activation",
+    [jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.negative, double, triple, jitted],
 )
 def test_copies_keep_the_activation(key, activation, copied):
     mlp = eqx.nn.MLP(2, 2, 2, 1, activation=activation, key=key)

@@ -329,13 +329,14 @@ class TestErrors:
             (np.ma.masked_array([1.0], [True]), "lose its mask"),
             (2**64, "64 bits"),
             (jax.ShapeDtypeStruct((), "float32"), "no values"),
+            (jax.new_ref(np.zeros(2)), r"save what it holds, `ref\[\.\.\.\]`"),
             (np.zeros(2, np.longdouble), "cannot be saved"),
             (
                 np.array(["a"], np.dtypes.StringDType()),
                 r"StringDType\(\) cannot be saved",
             ),
         ],
-        ids=range(8),
+        ids=range(9),
     )
     def test_leaf_that_cannot_be_saved_is_named(self, tmp_path, leaf, match):
         with pytest.raises(eqx.LeafError, match=match) as caught:

@@ -320,6 +320,12 @@ def test_masked_array_is_refused_by_its_path():
         eqx.tree_serialise_leaves(io.BytesIO(), tree)
 
 
+def test_ref_is_refused_by_its_path():
+    with pytest.raises(eqx.LeafError, match=r"path \['a'\]: .*`ref\[\.\.\.\]`"):
+        tree = {"a": jax.new_ref(jnp.zeros(2))}
+        eqx.tree_serialise_leaves(io.BytesIO(), tree)
+
+
 def test_tracer_is_refused_by_its_path():
     with pytest.raises(eqx.LeafError, match=r"path \['a'\]"):
         jax.jit(lambda x: eqx.tree_serialise_leaves(io.BytesIO(), {"a": x}))(1.0)
