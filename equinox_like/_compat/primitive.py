@@ -50,10 +50,10 @@ def for_whole_batch(
     """A primitive that computes `function` once for a whole batch under `jax.vmap`.
 
     `function` gets arrays with the batch axes first, outermost first, and its result is
-    for the whole batch; unless it is a bool or an integer, it has no derivative. `like`
-    is a simpler function with a result of the same type.
-    `eager` is called instead of `function` with arrays whose values are known.
-    `function` and `eager` may have static parameters.
+    for the whole batch. The derivative of a bool or an integer is zero; other results
+    have none. `like` is a simpler function with a result of the same type. `eager` is
+    called instead of `function` with arrays whose values are known. `function` and `eager`
+    may have static parameters.
     """
     primitive = Primitive(name)
 

@@ -1,8 +1,10 @@
 """Primitives with several results, and the tables of their rules.
 
 JAX has no public way to define a primitive. Serves jax 0.10 to 0.12: the tables in
-`jax.interpreters`, and the class `ShapedArray` of `jax.core`. There is no fallback: without
-them the library cannot be imported.
+`jax.interpreters`, and the class `ShapedArray` of `jax.core`. Without
+`fancy_primitive_batchers`, whose rules get the name of the axis of a `jax.vmap`, gradients
+of checkpointed loops cannot use that name. Without the other tables the library cannot be
+imported.
 """
 
 import functools
@@ -42,8 +44,8 @@ def register_batching(
 ) -> None:
     """Batches the primitive by `rule(name, args, axes, **params)`.
 
-    `name` is that of the axis of the `jax.vmap`, for collectives within the primitive.
-    Without the table whose rules get it, `name` is `None`.
+    `name` is that of the axis of the `jax.vmap`, for collectives within the primitive;
+    or `None`, without the table whose rules get it.
     """
     if rules_with_axis is None:
         batching_rules[primitive] = functools.partial(rule, None)
