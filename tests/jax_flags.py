@@ -163,6 +163,35 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             jax_faults.loop_can_be_mapped,
             [
+                "loops/test_sharded.py"
+                "::test_batch_or_weight_may_be_split_over_explicit_axes"
+                "[batch-bounded-values]",
+                "loops/test_sharded.py"
+                "::test_batch_or_weight_may_be_split_over_explicit_axes"
+                "[batch-bounded-gradient of a batch]",
+                "loops/test_sharded.py"
+                "::test_batch_or_weight_may_be_split_over_explicit_axes"
+                "[batch-bounded-batch of gradients]",
+                "loops/test_sharded.py"
+                "::test_batch_or_weight_may_be_split_over_explicit_axes"
+                "[weight-bounded-values]",
+                "loops/test_sharded.py"
+                "::test_batch_or_weight_may_be_split_over_explicit_axes"
+                "[weight-bounded-gradient of a batch]",
+                "loops/test_sharded.py"
+                "::test_batch_or_weight_may_be_split_over_explicit_axes"
+                "[weight-bounded-batch of gradients]",
+                "loops/test_sharded.py::test_batch_within_shard_map[bounded]",
+                "loops/test_sharded.py"
+                "::test_number_of_steps_may_differ_between_devices"
+                "[bounded]",
+                "loops/test_sharded.py"
+                "::test_shared_array_of_a_loop_whose_steps_differ_is_refused"
+                "[bounded]",
+                "loops/test_sharded.py"
+                "::test_counter_of_a_loop_whose_steps_differ_differs_too"
+                "[bounded]",
+                "loops/test_sharded.py::test_collectives_over_a_name_of_vmap[bounded]",
                 "runtime/test_error_if.py"
                 "::test_failing_check_raises_in_nests[vmap of nothing-filter_scan]",
                 "runtime/test_error_if.py"
