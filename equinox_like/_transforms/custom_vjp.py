@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._compat.custom_vjp import call_with_rules, is_forward_mode
+from .._compat.varying import vary_over, varying_axes
 from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.pack import pack, unpack
@@ -311,4 +312,11 @@ def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
             f"`def_bwd` of `{name}` returned at `{where}` an array of shape "
             f"{jnp.shape(leaf)}, for one of shape {jnp.shape(primal)}."
         )
-    return jnp.asarray(leaf, primal.dtype)
+    axes, leaf = varying_axes(jax.typeof(primal)), jnp.asarray(leaf, primal.dtype)
+    if more := sorted(map(str, varying_axes(jax.typeof(leaf)) - axes)):
+        raise ValueError(
+            f"`def_bwd` of `{name}` returned at `{where}` a gradient that differs between "
+            f"the devices along {', '.join(map(repr, more))}, for an array that is the "
+            f"same on all of them. It must be summed: `jax.lax.psum(..., {tuple(more)!r})`."
+        )
+    return vary_over(axes, leaf)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from nests import with_own_vjp
 
 import equinox_like as eqx
@@ -581,7 +582,6 @@ def test_function_that_needs_values_has_rules_all_the_same():
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit])
 def test_vjp_within_a_shard_map(jit):
-    P = jax.sharding.PartitionSpec
     mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     f = eqx.filter_custom_vjp(lambda x, name: (2 * x, name))
     f.def_fwd(lambda perturbed, x, name: (f(x, name), None))
@@ -643,3 +643,43 @@ def test_gradient_of_what_has_none_is_refused(other):
     f.def_bwd(lambda residuals, cotangent, perturbed, args: (cotangent, cotangent))
     with pytest.raises(RuntimeError, match=r"`gradient\[1\]` for a leaf that is not"):
         jax.grad(lambda a: f((a, other)))(TWO)
+
+
+def gradient_within_shard_map(bwd):
+    """The gradient of `w * x`, where all devices share `w`, and `x` is split."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    f = eqx.filter_custom_vjp(lambda args: args["w"] * args["x"])
+    f.def_fwd(lambda perturbed, args: (args["w"] * args["x"], None))
+    f.def_bwd(lambda residuals, cotangent, perturbed, args: bwd(cotangent, **args))
+    mapped = jax.shard_map(
+        lambda w, x: f({"w": w, "x": x}),
+        mesh=mesh,
+        in_specs=(P(), P("d")),
+        out_specs=P("d"),
+    )
+    x = jnp.arange(4.0)
+    return jax.jit(jax.grad(lambda w, x: mapped(w, x).sum(), (0, 1)))(TWO, x)
+
+
+def test_gradient_for_what_devices_share_must_be_summed_over_them():
+    def alone(cotangent, w, x):
+        return {"w": (cotangent * x).sum(), "x": cotangent * w}
+
+    with pytest.raises(
+        ValueError, match=r"`gradient\['w'\]` .* along 'd', .*psum\(\.\.\., \('d',\)\)"
+    ):
+        gradient_within_shard_map(alone)
+
+    def summed(cotangent, w, x):
+        return {"w": jax.lax.psum((cotangent * x).sum(), "d"), "x": cotangent * w}
+
+    of_w, of_x = gradient_within_shard_map(summed)
+    assert of_w == 6 and of_x.tolist() == [2] * 4
+
+
+def test_gradient_for_what_differs_may_be_the_same_on_all_devices():
+    def constant(cotangent, w, x):
+        return {"w": None, "x": jnp.ones(2)}
+
+    of_w, of_x = gradient_within_shard_map(constant)
+    assert of_w == 0 and of_x.tolist() == [1] * 4
