@@ -5,7 +5,7 @@ multiple of 64 bytes, and tensors are sorted by alignment, largest first. So on 
 JAX can use most of them in the mapped file, without a copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import jax
@@ -18,6 +18,7 @@ from .._tree.require import refuse_callable_leaf, refuse_class
 from .atomic import replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
+from .names import renamer
 from .placement import local_ranges, put_like, shardings_for
 from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
 
@@ -92,6 +93,7 @@ def load(
     strict: bool = True,
     verify: bool = True,
     shardings: Any = None,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
 ) -> Any:
     """Loads what [`equinox_like.save`][] saved, into a tree like it.
 
@@ -122,6 +124,8 @@ def load(
     - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
         [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
         arrays of `like` are. Where it is `None`, `like` decides.
+    - `rename`: from a path in `like`, such as `"layers[0].weight"`, to the path in the
+        file: a dictionary of those that differ, or a function for all.
 
     **Returns:**
 
@@ -132,7 +136,8 @@ def load(
     `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which
     lists all differences, or names an array that a sharding does not fit;
     `RuntimeError` if the file is damaged, or of a newer version. `ValueError` if
-    `shardings` is not a prefix of `like`. `ImportError` without the package
+    `shardings` is not a prefix of `like`, or a key of `rename` not a path in it.
+    `ImportError` without the package
     `safetensors`, which comes with `pip install safetensors`.
 
     !!! example
@@ -156,8 +161,10 @@ def load(
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
+    there = renamer(rename, like, "like", plain_path)
     names = [
-        plain_path(key_path) if is_loadable(leaf) else None for key_path, leaf in items
+        there(plain_path(key_path)) if is_loadable(leaf) else None
+        for key_path, leaf in items
     ]
     for name, (key_path, leaf), sharding in zip(names, items, where, strict=True):
         if name is None:

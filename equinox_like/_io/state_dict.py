@@ -15,11 +15,11 @@ from .._tree.arrays import (
     with_key,
     without_key,
 )
-from .._tree.filters import is_none
 from .._tree.nodes import describe_node
-from .._tree.paths import listed, path_str
+from .._tree.paths import path_str
 from .._tree.require import refuse_class
 from .faults import Faults
+from .names import renamer
 from .placement import put_like, shardings_for
 from .tensors import NUMBERS, is_loadable, number_type
 
@@ -109,7 +109,7 @@ def load_state_dict(
             "`mapping` must be a dictionary from names to arrays; got "
             f"{describe_node(mapping)}. `tree` comes first, and `mapping` second."
         )
-    there = _renamer(rename, tree)
+    there = renamer(rename, tree, "tree", _dotted)
     faults = Faults("the state dict", "the mapping", "tree")
     new: dict[_Path, Any] = {}
     used: set[str] = set()
@@ -184,21 +184,6 @@ def _as_array(value: Any) -> Any:
     if array.dtype.hasobject:
         raise _Unfit(f"of type {type(value).__name__}", "an array")
     return array
-
-
-def _renamer(rename: Any, tree: Any) -> Callable[[str], Any]:
-    if callable(rename):
-        return rename
-    table = rename or {}
-    # A layer without a bias has `None` there, which a table for all layers may name.
-    paths = jtu.tree_leaves_with_path(tree, is_leaf=is_none) if table else []
-    unknown = set(table) - {_dotted(path) for path, _ in paths}
-    if unknown:
-        raise ValueError(
-            f"`rename` names what `tree` does not have: {listed(sorted(unknown), 5)}. "
-            "Its keys are names in `tree`. For a table of more names, pass a function."
-        )
-    return lambda name: table.get(name, name)
 
 
 def _dotted(path: _Path) -> str:

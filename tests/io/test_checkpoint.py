@@ -284,6 +284,38 @@ class TestFile:
         assert "pip install safetensors" in done.stderr
 
 
+class TestRename:
+    RENAMES = (
+        {"['head'].weight": "['old'].weight", "['head'].bias": "['old'].bias"},
+        lambda path: path.replace("head", "old"),
+    )
+
+    @pytest.mark.parametrize("rename", RENAMES, ids=["dictionary", "function"])
+    def test_leaves_are_found_by_other_paths(self, tmp_path, rename):
+        linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        eqx.save(tmp_path / "m", {"old": linear, "n": 3})
+        like = {"head": jax.tree.map(jnp.zeros_like, linear), "n": 0}
+        loaded = eqx.load(tmp_path / "m", like, rename=rename)
+        assert eqx.tree_equal(loaded, {"head": linear, "n": 3})
+
+    def test_missing_and_left_over_paths_are_those_of_the_file(self, tmp_path):
+        eqx.save(tmp_path / "m", {"a": 1, "b": 2})
+        with pytest.raises(eqx.LeafError) as caught:
+            eqx.load(tmp_path / "m", {"x": 0, "b": 0}, rename={"['x']": "y"})
+        text = str(caught.value)
+        assert (
+            "missing in the file: `y`" in text and "only in the file: `['a']`" in text
+        )
+        assert jtu.keystr(caught.value.path) == "['x']"
+
+    def test_key_that_is_no_path_is_refused(self, tmp_path):
+        eqx.save(tmp_path / "m", {"a": 1})
+        with pytest.raises(
+            ValueError, match=r"`rename` names what `like` does not have: `b`"
+        ):
+            eqx.load(tmp_path / "m", {"a": 1}, rename={"b": "a"})
+
+
 class TestErrors:
     def test_all_differences_are_listed_together(self, tmp_path):
         eqx.save(tmp_path / "m", Net([jnp.ones(3), jnp.ones(2), 1, jnp.ones(1)]))

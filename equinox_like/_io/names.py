@@ -1,0 +1,38 @@
+"""`renamer`: under which name a leaf of a tree is stored."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._tree.filters import is_none
+from .._tree.paths import listed
+
+
+def renamer(
+    rename: Any, tree: Any, target: str, name_of: Callable[[Any], str]
+) -> Callable[[str], Any]:
+    """From the name of a leaf to the stored name.
+
+    **Arguments:**
+
+    - `rename`: a dictionary, a function, or `None`.
+    - `tree`, `target`: the tree whose leaves have names, and what it is called.
+    - `name_of`: from a key path to a name.
+
+    **Raises:**
+
+    `ValueError` if a key of the dictionary is not a name in the tree.
+    """
+    if callable(rename):
+        return rename
+    table = rename or {}
+    # A layer without a bias has `None` there, which a table for all layers may name.
+    paths = jtu.tree_leaves_with_path(tree, is_leaf=is_none) if table else []
+    unknown = set(table) - {name_of(path) for path, _ in paths}
+    if unknown:
+        raise ValueError(
+            f"`rename` names what `{target}` does not have: {listed(sorted(unknown), 5)}. "
+            f"Its keys are names in `{target}`. For a table of more names, pass a function."
+        )
+    return lambda name: table.get(name, name)
