@@ -7,6 +7,8 @@ trace.
 
 import contextvars
 import logging
+import types
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ContextDecorator
 from typing import Any, Final, NamedTuple
@@ -208,9 +210,13 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
         )
 
 
+_LIBRARY: Final = __name__.split(".")[0]
 logger: Final = logging.getLogger("equinox_like.retrace")
-_listening: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "listening", default=False
+# From the code of each function that was traced within `explain_retraces` to the latest
+# function with this code; `None` outside of it.
+_Latest = dict[types.CodeType, weakref.ref[Any]]
+_listening: contextvars.ContextVar[_Latest | None] = contextvars.ContextVar(
+    "listening", default=None
 )
 
 
@@ -220,7 +226,8 @@ class explain_retraces(ContextDecorator):
     A context manager and a decorator for functions. Within it, each trace of a function
     that has been traced before is logged as a warning of the logger
     `equinox_like.retrace`: how the call differs from the most similar earlier trace,
-    and the fix if one is known. Only calls of this thread are logged.
+    and the fix if one is known. So is the trace of a new function with the same code, such
+    as a `lambda` that is jitted in a loop. Only calls of this thread are logged.
 
     !!! example
 
@@ -239,10 +246,11 @@ class explain_retraces(ContextDecorator):
     """
 
     def __init__(self) -> None:
-        self._tokens: list[contextvars.Token[bool]] = []
+        self._tokens: list[contextvars.Token[_Latest | None]] = []
 
     def __enter__(self) -> "explain_retraces":
-        self._tokens.append(_listening.set(True))
+        latest = _listening.get()
+        self._tokens.append(_listening.set({} if latest is None else latest))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -250,6 +258,24 @@ class explain_retraces(ContextDecorator):
 
 
 def announce(program: Any, trace: Trace) -> None:
-    """Logs the new trace of `program`, if this is enabled and it has earlier traces."""
-    if program is not None and _listening.get() and (before := program.traces()):
+    """Logs the new trace of `program`, if this is enabled and there were earlier traces
+    of it, or of another function with the same code."""
+    latest = _listening.get()
+    if program is None or latest is None:
+        return
+    if before := program.traces():
         logger.warning("%s", explain(program.name, trace, before))
+        return
+    function = program.opaque()
+    code = getattr(function, "__code__", None)
+    if code is None or function.__module__.split(".")[0] == _LIBRARY:
+        return
+    known = latest.get(code)
+    latest[code] = weakref.ref(function)
+    if known is not None and known() is not function:
+        logger.warning(
+            f"`{program.name}` is a new function with the code of one that has been traced "
+            f"before ({code.co_filename}:{code.co_firstlineno}). What is compiled belongs "
+            "to the function: define it once, outside of the loop or function that makes "
+            "it anew."
+        )

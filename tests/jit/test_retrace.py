@@ -272,3 +272,32 @@ class TestLogging:
             thread.start()
             thread.join()
         assert self.told(caplog) == []
+
+    def test_function_that_is_made_anew_is_told(self, caplog):
+        with eqx.debug.explain_retraces():
+            for _ in range(3):
+                eqx.filter_jit(lambda x: x + 1)(jnp.ones(2))
+            told = self.told(caplog)
+            for _ in range(2):  # one and the same function
+                eqx.filter_jit(doubled)(jnp.ones(2))
+        assert len(told) == 2 and self.told(caplog) == told
+        assert all(
+            f"`<lambda>` is a new function {OF_ONE} ({__file__}:" in t for t in told
+        )
+        assert "define it once" in told[0]
+
+    def test_function_that_is_traced_under_several_transformations_is_not(self, caplog):
+        f = eqx.filter_jit(lambda x: x + 1, donate="arrays")
+        with eqx.debug.explain_retraces():
+            for call in (f, jax.vmap(f), jax.vmap(jax.vmap(f))):
+                call(jnp.ones((2, 3)))
+            for _ in range(2):
+                eqx.filter_while_loop(lambda x: x < 1, lambda x: x + 1, 0, kind="lax")
+        assert not any("new function" in told for told in self.told(caplog))
+
+
+OF_ONE = "with the code of one that has been traced before"
+
+
+def doubled(x):
+    return 2 * x
