@@ -5,8 +5,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
 from .._runtime.error_if import error_if
+from .._runtime.unvmap import unvmap_all
 from .._transforms.callback import filter_pure_callback
 from .._transforms.custom_vjp import filter_custom_vjp
 from .._tree import is_array
@@ -78,14 +80,15 @@ def _(
     terminate: bool,
 ) -> Any:
     is_printed = filter_pure_callback(
-        _print,
+        _print_each,
         name,
-        *jtu.tree_map(_printable, (x, cotangent)),
+        *jtu.tree_map(_printable, (np.zeros(()), x, cotangent)),
         result_shape_dtypes=jax.ShapeDtypeStruct((), bool),
-        vmap_method="sequential",
+        vmap_method="expand_dims",
     )
     # The cotangent depends on the callback's result. So cotangents are printed in
     # order, even on several devices, where JAX has no ordered callbacks.
+    is_printed = unvmap_all(is_printed)
     cotangent = jtu.tree_map(lambda x: jnp.where(is_printed, x, jnp.nan), cotangent)
     if not terminate:
         return cotangent
@@ -101,10 +104,23 @@ def _printable(x: Any) -> Any:
     return jax.lax.stop_gradient(x) if is_array(x) else x
 
 
-def _print(name: str | None, x: Any, cotangent: Any) -> Any:
-    text = f"   primals={_format(x)}\ncotangents={_format(cotangent)}"
-    print(text if name is None else f"{name}:\n{text}")
-    return jnp.asarray(True)
+def _print_each(name: str | None, probe: Any, x: Any, cotangent: Any) -> Any:
+    """Prints each element of a batch. `probe`, a scalar, has only the batch axes, and
+    what all elements share has batch axes of size 1."""
+    arrays = filter(is_array, jtu.tree_leaves((x, cotangent)))
+    shape = np.broadcast_shapes(*(x.shape[: probe.ndim] for x in arrays))
+    for index in np.ndindex(shape):
+        of_x, of_cotangent = (_format(_element(tree, index)) for tree in (x, cotangent))
+        text = f"   primals={of_x}\ncotangents={of_cotangent}"
+        print(text if name is None else f"{name}:\n{text}")
+    return np.ones(shape, bool)
+
+
+def _element(tree: Any, index: tuple[int, ...]) -> Any:
+    def take(x: Any) -> Any:
+        return x[tuple(i if size > 1 else 0 for i, size in zip(index, x.shape))]  # noqa: B905
+
+    return jtu.tree_map(lambda x: take(x) if is_array(x) else x, tree)
 
 
 def _format(tree: Any) -> str:

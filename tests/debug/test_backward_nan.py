@@ -114,3 +114,22 @@ def test_arrays_on_several_devices_are_printed_whole(capsys):
     x = jax.device_put(X, NamedSharding(mesh, PartitionSpec("a")))
     assert jax.jit(jax.grad(lambda x: scaled(x, 3.0)))(x).tolist() == [3, 3]
     assert "cotangents=Array([3., 3.]" in out_of(capsys)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_each_element_of_a_batch_on_several_devices_is_printed(axis_type, capsys):
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(axis_type,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("a")))
+        gradient = jax.jit(jax.vmap(jax.grad(lambda x: scaled(x, x))))(x)
+    assert gradient.tolist() == [0, 2, 4, 6]
+    lines = [line for line in out_of(capsys).splitlines() if "primals" in line]
+    assert [line.split("(")[1][0] for line in lines] == ["0", "1", "2", "3"]
+
+
+def test_each_element_of_nested_batches_is_printed(capsys):
+    x = jnp.arange(6.0).reshape(2, 3)
+    gradient = jax.vmap(jax.vmap(jax.grad(lambda x: scaled(x, 3.0))))(x)
+    assert (gradient == 3).all()
+    lines = [line for line in out_of(capsys).splitlines() if "primals" in line]
+    assert [line.split("(")[1][0] for line in lines] == list("012345")
