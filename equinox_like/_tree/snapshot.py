@@ -48,8 +48,8 @@ class Kept:
     **Attributes:**
 
     - `value`: the value, or a copy that nothing else refers to.
-    - `key`: its strict key.
     - `can_change`: whether it is a copy.
+    - `key`: then its strict key.
     """
 
     __slots__ = ("_given", "_is_plain", "can_change", "key", "value")
@@ -57,8 +57,8 @@ class Kept:
     def __init__(self, value: Any):
         self._given = value
         self.value = snapshot(value)
-        self.key = strict_key((self.value,))
         self.can_change = self.value is not value
+        self.key = strict_key((self.value,)) if self.can_change else None
         self._is_plain = self.can_change and _is_plain(self.value)
 
     def get(self) -> Any:
