@@ -48,18 +48,24 @@ class Kept:
     **Attributes:**
 
     - `value`: the value, or a copy that nothing else refers to.
+    - `key`: its strict key.
     - `can_change`: whether it is a copy.
-    - `key`: then its strict key.
     """
 
-    __slots__ = ("_given", "_is_plain", "can_change", "key", "value")
+    __slots__ = ("_given", "_is_plain", "_key", "can_change", "value")
 
     def __init__(self, value: Any):
         self._given = value
         self.value = snapshot(value)
         self.can_change = self.value is not value
-        self.key = strict_key((self.value,)) if self.can_change else None
+        self._key: Any = None
         self._is_plain = self.can_change and _is_plain(self.value)
+
+    @property
+    def key(self) -> Any:
+        if self._key is None:
+            self._key = strict_key((self.value,))
+        return self._key
 
     def get(self) -> Any:
         """The original object, or a copy of the snapshot if the object has changed."""
