@@ -141,11 +141,14 @@ def _own_fields(self: Any, spec: ModuleSpec, values: Any) -> Any:
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
     if spec.open_variables:
         refuse_open(type(self), spec.open_variables, "attributes")
-    for name in spec.names:
-        if not hasattr(self, name):
+    for field in spec.fields:
+        if not hasattr(self, field.name):
+            fix = "or give the field a default"
+            if field.default_factory is not dataclasses.MISSING:
+                fix = "since only a generated `__init__` calls its `default_factory`"
             raise TypeError(
-                f"Field '{name}' of {type_name(self)} was not initialized. Assign "
-                f"`self.{name}` in `__init__`, or give the field a default."
+                f"Field '{field.name}' of {type_name(self)} was not initialized. Assign "
+                f"`self.{field.name}` in `__init__`, {fix}."
             ) from None
 
 

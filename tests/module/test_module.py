@@ -508,6 +508,17 @@ class TestFrozen:
         with pytest.raises(TypeError, match=r"'y' of .*Missing was not initialized"):
             Missing()
 
+    def test_default_factory_is_for_a_generated_init(self):
+        class Missing(eqx.Module):
+            x: list = dataclasses.field(default_factory=list)
+
+            def __init__(self):
+                pass
+
+        fix = r"`self.x` in `__init__`, since only a generated `__init__` calls its"
+        with pytest.raises(TypeError, match=fix):
+            Missing()
+
     def test_error_inside_a_property_does_not_hide_the_missing_field(self):
         class Supplied(eqx.Module):
             x: int
