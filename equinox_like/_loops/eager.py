@@ -18,6 +18,7 @@ from .._compat.trace_state import at_top_level
 from .._core.base import jit_is_disabled
 from .._core.caches import on_clear
 from .._jit import filter_jit
+from .._jit.donation import Donate
 from .._jit.programs import of_function
 from .._tree.filters import is_array
 from .._tree.strict import has_hash
@@ -30,11 +31,16 @@ on_clear(_compiled.clear)
 
 
 def run_cached(
-    control: Callable[..., Any], functions: Sequence[Any], /, *args: Any
+    control: Callable[..., Any],
+    functions: Sequence[Any],
+    /,
+    *args: Any,
+    donate: Donate = "none",
 ) -> Any:
     """`control(functions, *args)`, compiled once for each `functions` at top level.
 
     Only plain functions are cached: a method or a Module is a new object in each call.
+    `donate` is the same for all calls with this `control`.
     """
     is_cached = (
         at_top_level()
@@ -48,7 +54,7 @@ def run_cached(
     variables = list(map(_variables_of, functions))
     found = _compiled.get(key)
     if found is None or not found.is_of(variables):
-        found = _compiled[key] = _Compiled(key, control, functions, variables)
+        found = _compiled[key] = _Compiled(key, control, functions, variables, donate)
     if len(found.traces) > _MOST:
         found.call.clear_cache()
         found.traces.clear()
@@ -64,6 +70,7 @@ class _Compiled:
         control: Any,
         functions: Sequence[Any],
         variables: Sequence["_Variables"],
+        donate: Donate,
     ):
         # A function is forgotten when it is freed, before another object can have its
         # `id`. The table is bound, since a global variable may be `None` at exit.
@@ -83,7 +90,7 @@ class _Compiled:
         # Messages about arguments show these names.
         vars(call)["__signature__"] = signature.replace(parameters=parameters)
         call.__name__ = call.__qualname__ = control.__name__.lstrip("_")
-        self.call = filter_jit(call)
+        self.call = filter_jit(call, donate=donate)
         self._variables = list(map(weakref.ref, variables))
 
     def is_of(self, variables: Sequence["_Variables"]) -> bool:

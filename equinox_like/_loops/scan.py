@@ -11,7 +11,7 @@ from .._core.pack import pack, unpack
 from .._core.parts import pair_of, take_apart
 from .._core.show_as import show_as
 from .._transforms.arguments import data_names
-from .._transforms.checkpoint import require_policy
+from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree.filters import is_array
 from .._tree.paths import path_str
 from .._tree.require import require_integer
@@ -114,8 +114,11 @@ def _filter_scan(
         show_as(flat, f, lambda: names)
         if checkpoints is not None and steps > 0:
             return _by_checkpoints(flat, carry, data, steps, checkpoints, reverse)
+        step = flat
+        if checkpoints is None:
+            step = checkpointed_step(flat, checkpoint, unroll, steps)
         last, ys = jax.lax.scan(
-            flat if checkpoints is not None else _checkpointed(flat, checkpoint),
+            step,
             carry.data,
             data,
             length=length,
@@ -169,13 +172,6 @@ def _by_checkpoints(
         step, carry.data, is_buffer, xs, types, steps, checkpoints, reverse
     )
     return carry.fill(last), unpack(out_tree.unflatten(ys))
-
-
-def _checkpointed(flat: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
-    if checkpoint is None or checkpoint is False:
-        return flat
-    policy = None if checkpoint is True else checkpoint
-    return jax.checkpoint(flat, prevent_cse=False, policy=policy)
 
 
 @frames_hidden

@@ -112,6 +112,22 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
         return f"<filter_checkpoint of {name_of(self.__wrapped__)}>"
 
 
+def checkpointed_step(
+    step: Callable[..., Any], policy: Any, unroll: int | bool, length: int
+) -> Callable[..., Any]:
+    """The step of a `jax.lax.scan`, under `jax.checkpoint` with this policy.
+
+    `policy` may be `None` for none, or `True` to compute everything again.
+    """
+    if policy is None or policy is False:
+        return step
+    # A loop keeps XLA from merging the steps of the backward pass with those of the
+    # forward pass, which would store everything after all. Unrolled, there is no loop.
+    is_unrolled = unroll is True or unroll >= length
+    policy = None if policy is True else policy
+    return jax.checkpoint(step, prevent_cse=is_unrolled, policy=policy)
+
+
 def require_policy(policy: Any, function: str, argument: str) -> None:
     """Raises unless `policy` is a function that JAX can ask what to save."""
     policies: Any = jax.checkpoint_policies

@@ -119,7 +119,8 @@ class BatchNorm(StatefulLayer):
         - `inference`: whether to use the running averages and not update them. `None`: as
             [`equinox_like.inference`][] and [`equinox_like.training`][] say.
         - `dtype`: of parameters and state; by default float32, or float64 if
-            `jax_enable_x64` is on.
+            `jax_enable_x64` is on. In half precision the running averages are inaccurate:
+            with a `momentum` near 1, one step changes less than they can resolve.
         - `mode`: `"batch"` or `"ema"`, see above. By default `"batch"` without an
             `axis_name`; with one `"ema"`, as in Equinox, and a warning.
         - `batch_axis`: the axis of the input that is the batch; the first of the others is
@@ -338,6 +339,8 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
     variance = running.variance
     if norm.debias == "exact":
         variance = jnp.where(started, variance - left.astype(variance.dtype), variance)
+        # Rounding may leave a little less than 0.
+        variance = jnp.maximum(variance.real, 0).astype(variance.dtype)
     return _Moments(running.mean / divisor, variance / divisor)
 
 
@@ -347,7 +350,9 @@ def _count(norm: BatchNorm, x: Array, layout: Layout) -> Any:
     if layout.mask is None:
         return _over_names(psum, size, norm)
     of_each = size // max(layout.mask.size, 1)
-    return _over_names(psum, layout.mask.sum() * of_each, norm)
+    # In floats, since a large batch has more numbers than an int32 can count.
+    counted = layout.mask.sum(dtype=x.real.dtype) * of_each
+    return _over_names(psum, counted, norm)
 
 
 def _batch_moments(norm: BatchNorm, x: Array, layout: Layout, count: Any) -> _Moments:
@@ -394,7 +399,7 @@ def _blend(
     is_ema = norm.mode == "ema"
     to_store = batch.variance
     if norm.unbiased:
-        count = jnp.asarray(batch.count).astype(to_store.real.dtype)
+        count = jnp.asarray(batch.count, to_store.real.dtype)
         to_store = to_store * jnp.where(count > 1, count / jnp.maximum(count - 1, 1), 1)
 
     def average(old: Array, new: Array) -> Array:

@@ -7,6 +7,7 @@ is truncated.
 """
 
 import operator
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ import numpy as np
 from jaxtyping import Array
 
 from .._compat.tracer import Tracer
+from .._core.caches import on_clear
 from .._core.parts import pair_of
 from .._errors import DonationError, ShapeError
 from .._jit import filter_jit
 from .._loops import filter_scan
+from .._loops.eager import run_cached
 from .._runtime.error_if import error_if
 from .._transforms.trace import filter_eval_shape
 from .._tree import is_array
@@ -180,7 +183,11 @@ def generate(
     ]
     options = _Options(steps, sampling, *ids)
     length = _checked_length(prompt_length, prompt.shape)
-    return _compiled(model, prompt, length, cache, key, options)
+    rest = prompt, length, cache, key, options
+    if type(model) is types.FunctionType:
+        # What was compiled for it is freed with it, and with what it reads.
+        return run_cached(_generate_by_functions, [model], *rest, donate=("cache",))
+    return _compiled(model, *rest)
 
 
 class _Options(NamedTuple):
@@ -203,9 +210,17 @@ def _generate(
     return jax.vmap(row, axes)(prompt, length, cache, keys)
 
 
+def _generate_by_functions(
+    functions: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
+) -> Generation:
+    return _generate(*functions, prompt, length, cache, key, options)
+
+
 # Errors and profiles name the compiled function.
-_generate.__name__ = _generate.__qualname__ = "generate"
+for function in (_generate, _generate_by_functions):
+    function.__name__ = function.__qualname__ = "generate"
 _compiled = filter_jit(_generate, donate=("cache",))
+on_clear(_compiled.clear_cache)
 
 
 def _row(

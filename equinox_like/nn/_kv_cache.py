@@ -122,11 +122,15 @@ class KVCache(Module):
             "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache: it "
             "can only remove tokens.",
         )
+        n = jnp.minimum(n, length)
         # The next query attends to the last `slots` tokens, including its own.
-        needed, kept = jnp.maximum(n + 1 - slots, 0), jnp.maximum(length - slots, 0)
+        needed = jnp.maximum(n + 1 - slots, 0)
+        is_needed = (needed[..., None] <= self.position) & (
+            self.position < n[..., None]
+        )
         n = error_if(
-            jnp.minimum(n, length),
-            needed < kept,
+            n,
+            is_needed.sum(-1) < n - needed,
             "A KVCache with `overflow='ring'` cannot be truncated to tokens that it "
             "has overwritten. Make a longer one with `init_cache`, or pass less "
             "padding at once.",

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._jit import filter_jit
 from .._module import Module, Partial, field
 from .._tree import combine, is_array, partition
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
@@ -158,18 +157,13 @@ def _build_layers(
     if mlp.scan:
         dtype = jnp.dtype(default_dtype(dtype))
         build = Partial(Linear, width, width, mlp.use_bias, dtype, **inits)
-        return first, _stacked(build, keys[1:depth]), last
+        middle = build_stacked(lambda key: build(key=key), keys[1:depth])
+        return first, middle, last
     middle = [
         Linear(width, width, mlp.use_bias, dtype, key=keys[i], **inits)
         for i in range(1, depth)
     ]
     return first, *middle, last
-
-
-# Compiled, so that another `MLP` with the same arguments is built quickly.
-@filter_jit
-def _stacked(build: Callable[..., Any], keys: Array) -> Any:
-    return build_stacked(lambda key: build(key=key), keys)
 
 
 def _copied(activation: Any, shape: tuple[int, ...]) -> Any:

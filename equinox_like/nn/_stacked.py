@@ -12,7 +12,7 @@ import numpy as np
 from .._core.difference import ARRAY_TYPE, tree_differences
 from .._errors import ShapeError
 from .._module import Module, field
-from .._transforms.checkpoint import require_policy
+from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
@@ -209,7 +209,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         x = jax.tree.map(strongly_typed, x)
         ys, new_state = None, inputs["state"]
         if self.depth > 0:
-            step = _checkpointed(step, self.checkpoint)
+            policy = policy_of(self.checkpoint)
+            step = checkpointed_step(step, policy, self.unroll, self.depth)
             x, (ys, new_state) = jax.lax.scan(
                 step, x, inputs, self.depth, unroll=self.unroll
             )
@@ -284,16 +285,6 @@ def policy_of(checkpoint: Any) -> Any:
     if isinstance(checkpoint, str):
         return getattr(jax.checkpoint_policies, checkpoint)
     return checkpoint
-
-
-def _checkpointed(step: Callable[..., Any], checkpoint: Any) -> Callable[..., Any]:
-    policy = policy_of(checkpoint)
-    if policy is None:
-        return step
-    # `prevent_cse` is not needed in a scan, which already prevents merging.
-    return jax.checkpoint(
-        step, policy=None if policy is True else policy, prevent_cse=False
-    )
 
 
 def _check_depth(stacked: Stacked[Any]) -> None:

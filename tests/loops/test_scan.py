@@ -118,16 +118,35 @@ def test_number_of_checkpoints_excludes_unrolling(unroll):
     eqx.filter_scan(step, jnp.ones(()), length=4, unroll=False, checkpoint=2)
 
 
+def memory_of_gradient(loss):
+    gradient = jax.jit(jax.grad(loss)).lower(jnp.ones((4, 64)))
+    return gradient.compile().memory_analysis().temp_size_in_bytes
+
+
 def test_checkpoint_keeps_nothing_of_a_step_but_its_carry():
     def residuals(checkpoint):
-        def loss(c):
-            step = lambda c, _: (jnp.sin(jnp.sin(jnp.sin(c))), None)  # noqa: E731
-            return eqx.filter_scan(step, c, length=8, checkpoint=checkpoint)[0].sum()
-
-        compiled = eqx.filter_jit(eqx.filter_grad(loss)).lower(jnp.ones(64)).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        step = lambda c, _: (jnp.sin(jnp.sin(jnp.sin(c))), None)  # noqa: E731
+        scan = partial(eqx.filter_scan, step, length=8, checkpoint=checkpoint)
+        return memory_of_gradient(lambda c: scan(c)[0].sum())
 
     assert residuals(True) < 0.7 * residuals(None)
+
+
+@pytest.mark.parametrize("unroll", [8, True])
+def test_checkpoint_keeps_as_little_if_the_loop_is_unrolled(unroll):
+    w = jnp.eye(4)
+
+    def step(c, _):
+        return jnp.sin(w @ jnp.sin(w @ jnp.sin(w @ c))), None
+
+    options = {"length": 8, "unroll": unroll}
+    ours = partial(eqx.filter_scan, step, checkpoint=True, **options)
+    plain = partial(jax.lax.scan, jax.checkpoint(step), **options)
+    found, expected = (
+        memory_of_gradient(lambda c, scan=scan: scan(c)[0].sum())
+        for scan in (ours, plain)
+    )
+    assert found == expected
 
 
 def test_layers_of_a_stacked_module_are_applied_one_by_one():

@@ -9,6 +9,8 @@ from jax.test_util import check_grads
 
 import equinox_like as eqx
 from equinox_like import nn
+from equinox_like.nn import _batch_norm
+from equinox_like.nn._batch_layout import Layout
 
 EPS = 1e-5
 
@@ -257,6 +259,37 @@ def test_unbiased_variance_is_stored(x64, draw) -> None:
     norm, state = make(3, unbiased=True)
     _, state = norm(x[:1, :, 0], state)
     assert jnp.isfinite(state.get(norm.batch_state_index)[1]).all()
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_count_of_a_large_batch(has_mask, without_type_checks) -> None:
+    # As many numbers as there are, without their memory.
+    x = np.broadcast_to(np.float32(1), (32, 1, 512, 512, 512))
+    mask = jnp.ones((32, 1, 1, 1, 1), bool) if has_mask else None
+    norm, _ = make(1, unbiased=True)
+    count = _batch_norm._count(norm, x, Layout(5, 1, mask))
+    assert float(count) == 2**32
+    variance = jnp.full(1, 2.0)
+    batch = _batch_norm._Moments(jnp.zeros(1), variance, count)
+    running = _batch_norm._Running(jnp.array(0), jnp.zeros(1), jnp.ones(1))
+    _, new = _batch_norm._blend(norm, running, batch)
+    np.testing.assert_allclose(new.variance, 0.99 + 0.01 * variance)
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.99, 0.999])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+def test_channel_without_variance_is_finite_at_inference(momentum, dtype) -> None:
+    norm, state = make(2, momentum=momentum, dtype=dtype)
+    x = jnp.array([[0, 0.01], [0, -0.01]] * 2, dtype)
+
+    @jax.jit
+    def step(state, _):
+        _, state = norm(x, state)
+        out, _ = norm(x, state, inference=True)
+        return state, out
+
+    _, outs = jax.lax.scan(step, state, length=100)
+    assert jnp.isfinite(outs).all()
 
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])

@@ -451,3 +451,5 @@ def test_wrong_truncation_is_an_error(build) -> None:
     assert sorted(ring.truncate(5).position.tolist()) == [-1, 2, 3, 4]
     with pytest.raises(eqx.EquinoxRuntimeError, match="it has overwritten"):
         ring.truncate(4)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="it has overwritten"):
+        ring.truncate(5).truncate(4)  # one token is gone, and one overwritten
