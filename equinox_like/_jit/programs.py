@@ -124,8 +124,9 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
         return _of_identity(fun.__self__).get(fun.__func__, opaque, *options)
     if type(fun) is types.FunctionType:
         return of_function(fun).get(None, weakref.ref(fun), *options)
-    if dataclasses.is_dataclass(fun) and not isinstance(fun, type):
-        return _of_value(fun).get(None, lambda: fun, *options)
+    programs = _of_value(fun)
+    if programs is not None:
+        return programs.get(None, lambda: fun, *options)
     try:
         opaque = weakref.ref(fun)
     except TypeError:
@@ -178,22 +179,29 @@ def _of_identity(owner: Any) -> Programs:
 _by_identity: dict[_Identity, Programs] = {}
 
 
-def _of_value(fun: Any) -> Programs:
-    """The programs of a callable dataclass, by the values of its fields.
+def _of_value(fun: Any) -> Programs | None:
+    """The programs of a frozen dataclass that is nothing but the values of its fields.
 
-    They keep the dataclass alive until `_MOST_VALUES` others have been added.
+    Equal ones share them, and they keep the first one alive until `_MOST_VALUES` others
+    have been added. `None` for any other object.
     """
-    values = tuple(getattr(fun, f.name) for f in dataclasses.fields(fun))
+    kind: Any = getattr(type(fun), "__dataclass_params__", None)
+    if kind is None or not (kind.frozen and kind.eq):
+        return None
     try:
-        key = type(fun), strict_key(values)
+        fields = {f.name: getattr(fun, f.name) for f in dataclasses.fields(fun)}
+        if not getattr(fun, "__dict__", {}).keys() <= fields.keys():
+            return None
+        hash(fun)  # refuses values that can change
+        key = type(fun), strict_key(tuple(fields.values()))
         with _lock:
             found = _by_value.get(key)
             if found is None:
                 found = Programs(None)
                 keep(_by_value, key, found, most=_MOST_VALUES)
             return found
-    except TypeError:  # a field is unhashable
-        return _of_identity(fun)
+    except (AttributeError, TypeError):
+        return None
 
 
 _by_value: dict[Any, Programs] = {}

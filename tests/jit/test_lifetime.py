@@ -340,6 +340,59 @@ def test_equal_callables_with_values_of_other_types_are_told_apart():
     ]
 
 
+def scale_of_any_class(*, frozen, slots=False):
+    @dataclasses.dataclass(frozen=frozen, slots=slots)
+    class Scale:
+        rate: Any
+
+        def __call__(self, x):
+            return x * (self.rate[0] if isinstance(self.rate, list) else self.rate)
+
+    return Scale
+
+
+class TestEqualDataclassesShareNothingThatCanChange:
+    @pytest.mark.parametrize("slots", [False, True])
+    def test_fields_that_are_assigned(self, slots):
+        kind = scale_of_any_class(frozen=False, slots=slots)
+        one, other = kind(2.0), kind(2.0)
+        f, g = eqx.filter_jit(one), eqx.filter_jit(other)
+        one.rate = 3.0
+        assert f(jnp.ones(())) == 3 and g(jnp.ones(())) == 2
+
+    @pytest.mark.parametrize("slots", [False, True])
+    def test_field_that_can_be_changed_in_place(self, slots):
+        kind = scale_of_any_class(frozen=True, slots=slots)
+        one, other = kind([2.0]), kind([2.0])
+        f, g = eqx.filter_jit(one), eqx.filter_jit(other)
+        one.rate[0] = 3.0
+        assert f(jnp.ones(())) == 3 and g(jnp.ones(())) == 2
+
+    def test_attributes_that_are_not_fields(self):
+        @dataclasses.dataclass(frozen=True)
+        class Table:
+            name: str
+
+            def load(self, rate):
+                object.__setattr__(self, "rate", rate)
+                return self
+
+            def __call__(self, x):
+                return x * self.rate
+
+        one, other = Table("a").load(2.0), Table("a").load(3.0)
+        assert eqx.filter_jit(one)(jnp.ones(())) == 2
+        assert eqx.filter_jit(other)(jnp.ones(())) == 3
+
+    def test_they_are_freed(self):
+        one = scale_of_any_class(frozen=False)(2.0)
+        eqx.filter_jit(one)(jnp.ones(()))
+        alive = weakref.ref(one)
+        del one
+        gc.collect()
+        assert alive() is None
+
+
 def test_methods_of_two_instances_are_told_apart():
     class Scale:
         def __init__(self, rate):
