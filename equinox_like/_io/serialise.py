@@ -107,7 +107,9 @@ def tree_serialise_leaves(
             elif is_loadable(leaf):
                 is_selection = True
         file.flush()
-        file.write(structure_record(written, is_selection, Mapped(file.name)))
+        with open(file.name, "rb") as to_read:
+            mapped = Mapped(to_read)
+        file.write(structure_record(written, is_selection, mapped))
 
 
 def tree_deserialise_leaves(
@@ -165,7 +167,7 @@ def tree_deserialise_leaves(
     path = with_suffix(path_or_file, ".eqx", "path_or_file")
     with opened(path) as file:
         saved = find_structure(file)
-        leaves = list(_read_leaves(file, items, saved, Mapped(file.name)))
+        leaves = list(_read_leaves(file, items, saved, Mapped(file)))
         _refuse_rest(file, items, saved)
     return rebuild(leaves)
 

@@ -58,12 +58,12 @@ def structure_record(
 class Mapped:
     """A file mapped into memory, to compute checksums of its parts."""
 
-    def __init__(self, path: str):
-        with open(path, "rb") as file:
-            try:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:
-                mapped = b""  # an empty file cannot be mapped
+    def __init__(self, file: Any):
+        """`file` is open for reading. By its path another file may be found by now."""
+        try:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            mapped = b""  # an empty file cannot be mapped
         self.data = np.frombuffer(mapped, np.uint8)
 
     def checksum(self, start: int, end: int) -> str:

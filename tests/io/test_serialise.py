@@ -24,6 +24,7 @@ from hypothesis import assume, given
 from strategies import whole_trees
 
 import equinox_like as eqx
+from equinox_like._io import serialise
 
 JAX_DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16",
@@ -599,6 +600,22 @@ def test_old_file_survives_an_error_and_nothing_else_is_left(tmp_path):
         eqx.tree_serialise_leaves(path, [3.0, 2**70])
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+def test_file_that_is_replaced_while_it_is_read_is_read_to_its_end(
+    tmp_path, monkeypatch
+):
+    path, find_structure = tmp_path / "model.eqx", serialise.find_structure
+
+    def find_and_replace(file):
+        found = find_structure(file)
+        eqx.tree_serialise_leaves(path, {"w": jnp.zeros(3)})
+        return found
+
+    monkeypatch.setattr(serialise, "find_structure", find_and_replace)
+    eqx.tree_serialise_leaves(path, {"w": jnp.ones(3)})
+    loaded = eqx.tree_deserialise_leaves(path, {"w": jnp.zeros(3)})
+    assert loaded["w"].tolist() == [1, 1, 1]
 
 
 def test_interrupt_leaves_the_old_file_and_nothing_else(tmp_path):
