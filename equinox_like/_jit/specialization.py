@@ -72,6 +72,8 @@ class Specialization:
 
     def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Skeleton):
         self.skeleton = skeleton
+        # That of the first call: traces take the names of arguments from it.
+        self._layout = layout
         shardings = program.shardings
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
@@ -129,7 +131,6 @@ class Specialization:
         shardings = program.shardings
         # `self` holds `traced`, so weak references avoid a cycle through JAX's caches.
         program_reference, self_reference = weakref.ref(program), weakref.ref(self)
-        layout_reference = weakref.ref(layout)
 
         def traced(*groups):
             own: Any = self_reference()
@@ -140,7 +141,7 @@ class Specialization:
                 if donates and expected.specialization is not own:
                     raise UnexpectedTrace
                 avals = [jax.typeof(x) for group in groups for x in group]
-                trace = trace_of(layout_reference(), skeleton, avals)
+                trace = trace_of(own._layout, skeleton, avals)
                 announce(program_reference(), trace)
                 own.traces.append(trace)
                 own.must_wait = None
@@ -158,8 +159,8 @@ class Specialization:
             return arrays, {number: ()}
 
         def names():
-            layout = layout_reference()
-            return None if layout is None else layout.data_names
+            own = self_reference()
+            return None if own is None else own._layout.data_names
 
         show_as(traced, fun, names)
         options = dict(program.options)

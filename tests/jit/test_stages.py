@@ -1,5 +1,6 @@
 """Ahead of time: lowering, compiling, and calling what was compiled."""
 
+import gc
 import pickle
 import warnings
 from typing import Any
@@ -96,6 +97,16 @@ def test_other_shape_is_refused():
 def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="missing"):
         scaled.lower(TREE, 2).compile()(TREE)
+
+
+@pytest.mark.parametrize("stage", ["trace", "lower", "eval_shape"])
+@pytest.mark.parametrize("donate", ["none", "arrays"])
+def test_arguments_that_jax_refuses_leave_the_function_usable(stage, donate):
+    f = eqx.filter_jit(lambda x: x + 1, donate=donate)
+    with pytest.raises(TypeError):
+        getattr(f, stage)(np.array(["text"]))
+    gc.collect()  # the error keeps the frames of the call alive
+    assert f(jnp.ones(3)).tolist() == [2, 2, 2]
 
 
 def test_compiled_function_cannot_be_transformed():
