@@ -14,6 +14,7 @@ from .._warn import warn
 from .abstract import find_open_variables
 from .fields import converter_of, is_static, is_trainable
 from .flatten import Node, getter
+from .values import may_need_check
 
 _new = object.__new__
 _NOTHING: Final = object()
@@ -118,7 +119,8 @@ def make_spec(
         and not has_hooks
         and not hasattr(cls, "__post_init__"),
         has_hooks=has_hooks,
-        has_checks=bool(static or no_init or checks),
+        has_checks=bool(static or no_init or checks)
+        or any(map(may_need_check, fields)),
         plain_setattr=plain_setattr,
         is_frozen=is_frozen,
     )

@@ -4,6 +4,7 @@ Each check runs only if the type of some value requires it, so that most constru
 are not slowed down.
 """
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.batching import wrapped_by
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like
 from .._tree.paths import plain_path
@@ -85,19 +87,32 @@ def check_callables(self: Any, fields: Fields) -> None:
     if self._wraps_callables_:
         return
     for name, value in fields:
-        for leaf in _leaves(value, is_leaf=_is_module):
-            if isinstance(leaf, _TRANSFORMED) and any(
-                not _is_of(wrapped, self) and _has_arrays(wrapped)
-                for wrapped in _wrapped_by(leaf)
-            ):
-                warn(
-                    f"A JAX-transformed callable is being set as field '{name}' of "
-                    f"{type_name(self)}. JAX does not look inside `jax.vmap(layer)`, "
-                    "`jax.jit(layer)` and the like: the arrays of the layer become "
-                    "constants, which get no gradients and no updates. Store the layer "
-                    "itself, and transform it where it is called; or use this library's "
-                    "transformation of the same name, as in `filter_vmap(layer)`.",
-                )
+        for _ in _that_hide_arrays(value, self):
+            warn(
+                f"A JAX-transformed callable is being set as field '{name}' of "
+                f"{type_name(self)}. JAX does not look inside `jax.vmap(layer)`, "
+                "`jax.jit(layer)` and the like: the arrays of the layer become "
+                "constants, which get no gradients and no updates. Store the layer "
+                "itself, and transform it where it is called; or use this library's "
+                "transformation of the same name, as in `filter_vmap(layer)`.",
+            )
+
+
+def may_need_check(field: dataclasses.Field) -> bool:
+    """Whether the default of a field may be a JAX-transformed callable with arrays."""
+    if field.default_factory is not dataclasses.MISSING:
+        return True
+    return any(_that_hide_arrays(field.default, field))
+
+
+def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
+    """The JAX-transformed callables in `value` with arrays that are not of `self`."""
+    for leaf in _leaves(value, is_leaf=_is_module):
+        if isinstance(leaf, _TRANSFORMED) and any(
+            not _is_of(wrapped, self) and _has_arrays(wrapped)
+            for wrapped in _wrapped_by(leaf)
+        ):
+            yield leaf
 
 
 def check_values(self: Any, fields: Fields) -> None:
@@ -182,12 +197,12 @@ def _has_arrays(wrapped: Any) -> bool:
 
 
 def _wrapped_by(fun: Any) -> Iterator[Any]:
-    seen = {id(fun)}
-    while (fun := getattr(fun, "__wrapped__", None)) is not None and id(
-        fun
-    ) not in seen:
-        seen.add(id(fun))
-        yield fun
+    todo, seen = wrapped_by(fun), {id(fun)}
+    for inner in todo:
+        if id(inner) not in seen:
+            seen.add(id(inner))
+            yield inner
+            todo += wrapped_by(inner)
 
 
 def _inside(leaf: Any) -> Iterator[Any]:

@@ -1,5 +1,6 @@
 """Values that make trouble in a field: warned of, or refused, as the instance is made."""
 
+import dataclasses
 import functools
 import warnings
 from typing import Any
@@ -44,7 +45,12 @@ class Checked(eqx.Module):
         pass
 
 
+class Documented(Layer):
+    r"""The product $\sum_{i} w_{i} x_{i}$. JAX cannot format this as a docstring."""
+
+
 layer = Layer(jnp.ones(2))
+documented = Documented(jnp.ones(2))
 CLASSES = [Generated, Own, Checked]
 
 
@@ -73,8 +79,11 @@ class TestTransformedCallables:
             functools.wraps(layer)(lambda x: x),
             [jax.vmap(layer)],
             {"a": (jax.vmap(layer),)},
+            jax.vmap(documented),
+            jax.vmap(jax.vmap(documented), in_axes=1),
+            jax.vmap(jax.grad(documented)),
         ],
-        ids=range(13),
+        ids=range(16),
     )
     def test_one_that_hides_arrays_is_warned_of_once(self, cls, value):
         (message,) = warnings_of(lambda: cls(value))
@@ -111,6 +120,19 @@ class TestTransformedCallables:
 
     def test_given_by_keyword_it_is_found_too(self):
         assert len(warnings_of(lambda: Generated(f=jax.vmap(layer)))) == 1
+
+    @pytest.mark.parametrize("transform", [jax.vmap, jax.jit])
+    def test_in_a_default_it_is_found_too(self, transform):
+        class Plain(eqx.Module):
+            f: Any = transform(layer)
+
+        class Made(eqx.Module):
+            x: Any
+            f: Any = dataclasses.field(default_factory=lambda: transform(layer))
+
+        for make in (Plain, lambda: Made(1)):
+            assert len(warnings_of(make)) == 1
+        assert warnings_of(lambda: Made(1, jnp.tanh)) == []
 
     def test_init_that_calls_a_generated_one_warns_once(self):
         class Derived(Generated):
