@@ -8,9 +8,8 @@ trace.
 import contextvars
 import logging
 import types
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -213,14 +212,15 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
 _LIBRARY: Final = __name__.split(".")[0]
 logger: Final = logging.getLogger("equinox_like.retrace")
 # From the code of each function that was traced within `explain_retraces` to the latest
-# function with this code; `None` outside of it.
-_Latest = dict[types.CodeType, weakref.ref[Any]]
+# function with this code, as a weak reference if possible; `None` outside of it.
+_Latest = dict[types.CodeType, Callable[[], Any]]
 _listening: contextvars.ContextVar[_Latest | None] = contextvars.ContextVar(
     "listening", default=None
 )
 
 
-class explain_retraces(ContextDecorator):
+@contextmanager
+def explain_retraces() -> Iterator[None]:
     """Logs why functions of [`equinox_like.filter_jit`][] are retraced.
 
     A context manager and a decorator for functions. Within it, each trace of a function
@@ -245,16 +245,12 @@ class explain_retraces(ContextDecorator):
         ```
     """
 
-    def __init__(self) -> None:
-        self._tokens: list[contextvars.Token[_Latest | None]] = []
-
-    def __enter__(self) -> "explain_retraces":
-        latest = _listening.get()
-        self._tokens.append(_listening.set({} if latest is None else latest))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        _listening.reset(self._tokens.pop())
+    latest = _listening.get()
+    token = _listening.set({} if latest is None else latest)
+    try:
+        yield
+    finally:
+        _listening.reset(token)
 
 
 def announce(program: Any, trace: Trace) -> None:
@@ -271,11 +267,11 @@ def announce(program: Any, trace: Trace) -> None:
     if code is None or function.__module__.split(".")[0] == _LIBRARY:
         return
     known = latest.get(code)
-    latest[code] = weakref.ref(function)
-    if known is not None and known() is not function:
+    latest[code] = program.opaque
+    if known is not None and known() != function:
         logger.warning(
             f"`{program.name}` is a new function with the code of one that has been traced "
             f"before ({code.co_filename}:{code.co_firstlineno}). What is compiled belongs "
-            "to the function: define it once, outside of the loop or function that makes "
-            "it anew."
+            "to the function: define it once, outside of the loop or function that "
+            "defines it again."
         )

@@ -76,7 +76,9 @@ class _Frozen(Shown, Node):
     def __getstate__(self) -> dict[str, Any]:
         # Only the parts of the tree; cached properties are computed again.
         names = self._module_fields_.union(WRAPPER_ATTRIBUTES)
-        return {name: x for name, x in self.__dict__.items() if name in names}
+        # A copy, since another thread that flattens the instance adds to its caches.
+        attributes = self.__dict__.copy()
+        return {name: x for name, x in attributes.items() if name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

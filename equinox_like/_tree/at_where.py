@@ -7,7 +7,7 @@ returns a node.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax.tree_util as jtu
@@ -46,8 +46,7 @@ def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
     places: dict[Any, int] = {}
     for place, path in enumerate(paths):
         # A frozen part and its content have the same path. The part comes first.
-        steps = tuple(_step(key) for key in path if str(key))
-        places.setdefault(steps, place)
+        places.setdefault(tuple(map(_step, _shown(path))), place)
     return [_place(path, places, nodes) for path in given], is_one
 
 
@@ -63,7 +62,11 @@ def _is_key_path(where: Any) -> bool:
 
 
 def _place(path: Any, places: dict[Any, int], nodes: Nodes) -> int:
-    steps = _parse(path) if isinstance(path, str) else tuple(map(_step, path))
+    if isinstance(path, str):
+        steps = _parse(path)
+    else:
+        path = _shown(path)
+        steps = tuple(map(_step, path))
     try:
         if steps in places:
             return places[steps]
@@ -76,6 +79,11 @@ def _place(path: Any, places: dict[Any, int], nodes: Nodes) -> int:
     end = next(n for n in range(len(path) + 1) if steps[:n] not in places)
     node = nodes.all[places[steps[: end - 1]]]
     raise _leads_nowhere(node, path_str(path[: end - 1]), path_str(path[end - 1 : end]))
+
+
+def _shown(path: Sequence[Any]) -> tuple[Any, ...]:
+    """`path` without the keys that have no text, such as those of frozen parts."""
+    return tuple(key for key in path if str(key))
 
 
 def _step(key: Any) -> Any:

@@ -1,5 +1,6 @@
 """Why a call is retraced: told beforehand, and as it happens."""
 
+import concurrent.futures
 import logging
 import threading
 
@@ -271,6 +272,36 @@ class TestLogging:
             thread = threading.Thread(target=f, args=(model(), jnp.ones(3)))
             thread.start()
             thread.join()
+        assert self.told(caplog) == []
+
+    def test_threads_may_call_one_decorated_function(self):
+        events = [threading.Event() for _ in range(3)]
+
+        @eqx.debug.explain_retraces()
+        def run(happens, until):
+            events[happens].set()
+            assert events[until].wait(60)
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            first = pool.submit(run, 0, 1)
+            assert events[0].wait(60)
+            second = pool.submit(
+                run, 1, 2
+            )  # the first returns, the second does not yet
+            first.result()
+            events[2].set()
+            second.result()
+
+    def test_method_whose_programs_were_dropped_is_no_new_function(self, caplog):
+        class Plain:
+            def step(self, x):
+                return x + 1
+
+        f = eqx.filter_jit(Plain().step)
+        with eqx.debug.explain_retraces():
+            for _ in range(2):
+                f(jnp.ones(2))
+                f.clear_cache()
         assert self.told(caplog) == []
 
     def test_function_that_is_made_anew_is_told(self, caplog):

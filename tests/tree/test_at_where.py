@@ -217,6 +217,18 @@ def test_nested_and_repeated_paths_are_refused_by_both():
     assert "`['a'][1][0]`, which lies inside" in str(info.value)
 
 
+def test_key_path_leads_through_a_frozen_part():
+    tree = {"a": [1, eqx.frozen({"b": 2, "c": 3})]}
+    (path,) = [p for p, leaf in jtu.tree_leaves_with_path(tree) if leaf == 3]
+    changed = eqx.tree_at(path, tree, 4)
+    assert jtu.tree_leaves(changed) == [1, 2, 4]
+    assert eqx.tree_equal(eqx.tree_at("['a'][1]['c']", tree, 4), changed)
+    with pytest.raises(
+        ValueError, match=r"leads to no node: `pytree\['a'\]\[1\]` .*'d'"
+    ):
+        eqx.tree_at((*path[:-1], jtu.DictKey("d")), tree, 4)
+
+
 @pytest.mark.parametrize(
     "where", [1, None, {"a": 1}, [1], Affine("weight"), {"a": jnp.ones(2)}], ids=repr
 )
