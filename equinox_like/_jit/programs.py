@@ -13,11 +13,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+import jax.tree_util as jtu
+
 from .._core.base import name_of
 from .._core.caches import on_clear
 from .._module.module import BoundMethod
 from .._tree.registry import registry
-from .._tree.strict import strict_key
+from .._tree.strict import strict_key, strict_treedef
 from .._tree.structure import cached_types
 from .donation import Donate
 from .layout import keep
@@ -101,8 +103,7 @@ def _forget_programs() -> None:
     # Existing wrappers hold their own programs, and keep working.
     for programs in list(_all_programs):
         programs.clear()
-    _by_value.clear()
-    _by_type.clear()
+    _by_key.clear()
 
 
 def program_of(fun: Any, tree: Any, *options: Any) -> Program:
@@ -182,8 +183,7 @@ _by_identity: dict[_Identity, Programs] = {}
 def _of_value(fun: Any) -> Programs | None:
     """The programs of a frozen dataclass that is nothing but the values of its fields.
 
-    Equal ones share them, and they keep the first one alive until `_MOST_VALUES` others
-    have been added. `None` for any other object.
+    Equal ones share them. `None` for any other object.
     """
     kind: Any = getattr(type(fun), "__dataclass_params__", None)
     if kind is None or not (kind.frozen and kind.eq):
@@ -193,34 +193,37 @@ def _of_value(fun: Any) -> Programs | None:
         if not getattr(fun, "__dict__", {}).keys() <= fields.keys():
             return None
         hash(fun)  # refuses values that can change
-        key = type(fun), strict_key(tuple(fields.values()))
-        with _lock:
-            found = _by_value.get(key)
-            if found is None:
-                found = Programs(None)
-                keep(_by_value, key, found, most=_MOST_VALUES)
-            return found
+        return _shared((type(fun), strict_key(tuple(fields.values()))))
     except (AttributeError, TypeError):
         return None
-
-
-_by_value: dict[Any, Programs] = {}
-_MOST_VALUES: Final = 64
 
 
 def _of_tree(tree: Any) -> Programs:
     """The programs of all callable pytrees with the structure of `tree`."""
     owner = registry.structure_of(tree) if type(tree) in cached_types else None
     if owner is None:
-        return _of_type(type(tree))
+        try:
+            return _shared((type(tree), strict_treedef(jtu.tree_structure(tree))))
+        except Exception:
+            return Programs(None)  # the call will raise, and name the leaf
     with _lock:
         if owner.programs is None:
             owner.programs = Programs(owner)
         return owner.programs
 
 
-def _of_type(kind: type) -> Programs:
-    return _by_type.setdefault(kind, Programs(kind))
+def _shared(key: Any) -> Programs:
+    """The programs of all callables with this key.
+
+    They keep the first one alive until `_MOST_SHARED` other keys have been added.
+    """
+    with _lock:
+        found = _by_key.get(key)
+        if found is None:
+            found = Programs(None)
+            keep(_by_key, key, found, most=_MOST_SHARED)
+        return found
 
 
-_by_type: dict[type, Programs] = {}
+_by_key: dict[Any, Programs] = {}
+_MOST_SHARED: Final = 64

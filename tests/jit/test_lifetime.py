@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import equinox_like as eqx
+from equinox_like._jit import programs
 from equinox_like._tree.registry import OwnRegistry, registry
 
 MODES = ["none", "arrays", "warn", "all-except-first", ("x",)]
@@ -338,6 +339,24 @@ def test_equal_callables_with_values_of_other_types_are_told_apart():
         float,
         bool,
     ]
+
+
+def test_number_of_callables_that_a_table_keeps_is_bounded(monkeypatch):
+    monkeypatch.setattr(programs, "_MOST_SHARED", 2)
+    functions = []
+    for _ in range(5):
+        f = lambda x: x + 1  # noqa: E731
+        eqx.filter_jit(jax.tree_util.Partial(f))(jnp.ones(()))
+        functions.append(weakref.ref(f))
+    del f
+    gc.collect()
+    assert [function() is None for function in functions] == [True] * 3 + [False] * 2
+    assert traces_of(lambda: eqx.filter_jit(jax.tree_util.Partial(doubled))) == 1
+
+
+def doubled(x):
+    Traced.count += 1
+    return 2 * x
 
 
 def scale_of_any_class(*, frozen, slots=False):
