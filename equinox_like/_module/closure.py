@@ -1,9 +1,10 @@
 """`closure_to_pytree`: turns functions into Modules, with their closures as
 children."""
 
+import enum
 import types
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import jax.tree_util as jtu
 
@@ -81,9 +82,9 @@ def _closure(
         try:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
-            value = _EMPTY
+            value = _Mark.EMPTY
         is_self = value is function
-        cells.append(_SELF if is_self else _replace(value, (*within, function)))
+        cells.append(_Mark.SELF if is_self else _replace(value, (*within, function)))
     return Closure(
         tuple(cells),
         _replace(function.__defaults__, (*within, function)),
@@ -113,9 +114,9 @@ class Closure(Module):
         return self.code.function(cells, self.defaults, self.keyword_defaults)
 
     def _cell(self, value: Any) -> types.CellType:
-        if value is _EMPTY:
+        if value is _Mark.EMPTY:
             return types.CellType()
-        return types.CellType(self if value is _SELF else value)
+        return types.CellType(self if value is _Mark.SELF else value)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
@@ -160,18 +161,11 @@ class _Code:
         return f"<code of {self._names[1]}>"
 
 
-class _Mark:
+class _Mark(enum.Enum):
     """Placeholder for the content of a cell that cannot be a child."""
 
-    def __init__(self, name: str):
-        self._name = name
-
-    def __deepcopy__(self, memo: Any) -> "_Mark":
-        return self
+    EMPTY = "not assigned"
+    SELF = "the function itself"
 
     def __repr__(self) -> str:
-        return f"<{self._name}>"
-
-
-_EMPTY: Final = _Mark("not assigned")
-_SELF: Final = _Mark("the function itself")
+        return f"<{self.value}>"

@@ -6,7 +6,7 @@ passed to the function unchanged.
 
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._core.show_as import show_as
+from .._jit.layout import keep
 from .._tree.arrays import struct_of
 from .._tree.splitting import STATIC, Skeleton, merge, split
 from .arguments import data_names
@@ -209,7 +210,8 @@ class ShapeCache:
         with self._lock:
             flat = self._functions.get(skeleton)
             if flat is None:
-                flat = self._functions[skeleton] = jax.jit(_function_of(skeleton))
+                flat = jax.jit(_function_of(skeleton))
+                keep(self._functions, skeleton, flat, most=_MOST)
         return unpack(flat.eval_shape(data))
 
     def clear(self) -> None:
@@ -218,6 +220,8 @@ class ShapeCache:
 
 
 _DATA = "data"
+# How many functions with their static values are kept. They keep what they read alive.
+_MOST: Final = 256
 
 
 def _label(x: Any) -> Any:

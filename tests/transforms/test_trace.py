@@ -1,6 +1,8 @@
 """filter_eval_shape, filter_make_jaxpr and the cached form of the first."""
 
+import gc
 import inspect
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from nests import Scale
 from strategies import same, trees
 
 import equinox_like as eqx
+from equinox_like._transforms import trace
 from equinox_like._transforms.trace import cached_filter_eval_shape
 
 
@@ -139,6 +142,18 @@ def test_cache_is_hit_for_equal_shapes_and_strictly_equal_statics(cached):
         traces.clear()
         cached(f, x, 1)
         assert traces == [1]
+
+
+def test_number_of_functions_that_the_cache_keeps_is_bounded(cached, monkeypatch):
+    monkeypatch.setattr(trace, "_MOST", 2)
+    functions = []
+    for _ in range(5):
+        f = lambda x: x + 1  # noqa: E731
+        cached(f, jnp.ones(2))
+        functions.append(weakref.ref(f))
+    del f
+    gc.collect()
+    assert [function() is None for function in functions] == [True] * 3 + [False] * 2
 
 
 def test_cache_knows_the_context(cached):
