@@ -12,7 +12,7 @@ Needs the package `orbax-checkpoint`: `pip install orbax-checkpoint`.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -201,18 +201,19 @@ class Restore(_ocp.args.CheckpointArgs):
 
     like: Any
     shardings: Any = None
-    at: str | Sequence[str] | None = None
+    at: str | Iterable[str] | None = None
 
     def __post_init__(self) -> None:
         _refuse_class(self.like, "like")
         if self.at is not None:
             several = isinstance(self.at, Iterable) and not isinstance(self.at, str)
-            patterns = list(self.at) if several else [self.at]
+            patterns: list[Any] = list(self.at) if several else [self.at]
             _check_patterns(patterns, "at")
             if not patterns:
                 raise ValueError(
                     "`at` must have a pattern: without one, nothing is read."
                 )
+            self.at = patterns
 
 
 def _require(args: Any, kind: type, method: str) -> None:
@@ -352,10 +353,10 @@ def _saved_leaves(arrays: Any, directory: Any) -> dict[str, dict[str, Any]]:
     return own["leaves"]
 
 
-def _chosen(names: list[str], at: str | Sequence[str] | None) -> list[bool]:
+def _chosen(names: list[str], at: Iterable[str] | None) -> list[bool]:
     if at is None:
         return [True] * len(names)
-    patterns = [at] if isinstance(at, str) else list(at)
+    patterns = list(at)
     flags = [[_matches_above(pattern, name) for name in names] for pattern in patterns]
     for pattern, matched in zip(patterns, flags, strict=True):
         if not any(matched):

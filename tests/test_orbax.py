@@ -163,6 +163,9 @@ def test_a_part_is_restored_by_pattern(manager, key):
     assert eqx.tree_equal(new.layers[0], model.layers[0])
     assert (new.layers[1].bias == model.layers[1].bias).all()
     assert new.layers[1].weight is other.layers[1].weight
+    patterns = (pattern for pattern in ["layers[0]", "**.bias"])
+    again = manager.restore(1, args=orbax.Restore(other, at=patterns))
+    assert eqx.tree_equal(again, new)
     with pytest.raises(ValueError, match=r"The pattern 'layer\[0\]' matches no leaf"):
         manager.restore(1, args=orbax.Restore(other, at="layer[0]"))
     like = eqx.filter_eval_shape(lambda: other)

@@ -166,10 +166,11 @@ class Entering:
         was_alone = _stack.pop(self)
         if exception[0] is None and not was_alone:
             raise RuntimeError(
-                f"The context `{context.name}` was entered around an `await`. JAX "
-                "keeps its value per thread, so other tasks that ran in the meantime "
-                "saw it too. Enter it between two `await`s, or decorate an `async` "
-                "function with it, which sets it for that task alone."
+                f"The context `{context.name}` was entered around an `await`, or around "
+                "the `yield` of a generator. JAX keeps its value per thread, so other "
+                "code that ran in the meantime saw it too. Enter it between two "
+                "`await`s or `yield`s, or decorate an `async` function with it, which "
+                "sets it for that task alone."
             )
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -213,6 +214,11 @@ class _Stack(threading.local):
 
     def pop(self, entering: Entering) -> bool:
         """Leaves `entering`; returns whether no other task can have seen its value."""
+        if all(each is not entering for each, _, _ in self._stack):
+            raise RuntimeError(
+                f"The context `{entering._context.name}` was entered in another thread. "
+                "Leave it there: a `with` block must begin and end in one thread."
+            )
         inner = []
         while True:
             found, setting, suspension = self._stack.pop()

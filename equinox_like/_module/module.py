@@ -350,7 +350,10 @@ class Module(_Frozen, Hashable, metaclass=ModuleMeta):
         try:
             return hash(values)
         except TypeError as error:
-            raise why_unhashable(self, error) from error
+            other = why_unhashable(self, error)
+            if other is error:
+                raise
+            raise other from error
 
     def __repr__(self) -> str:
         return tree_pformat(self)

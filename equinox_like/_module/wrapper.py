@@ -3,6 +3,7 @@
 import inspect
 from typing import Any, TypeVar
 
+from .._tree.cached import build_now, raw_dict
 from .flatten import WRAPPER_ATTRIBUTES
 from .module import Module
 
@@ -60,7 +61,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
     if wrapped is None:
         wrapped = wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
     copy: Any = object.__new__(cls)
-    copy.__dict__.update(wrapper.__getstate__())
+    copy.__dict__.update(Module.__getstate__(wrapper))
     for name in WRAPPER_ATTRIBUTES:
         try:
             copy.__dict__[name] = getattr(wrapped, name)
@@ -75,7 +76,9 @@ def check_forwards(wrapper: Module, name: str, field: str) -> None:
     Special methods are not looked for there. Nor is anything while `field` has no value,
     because `copy` and `pickle` ask an object that has no attributes yet.
     """
-    if name.startswith("__") or field not in wrapper.__dict__:
+    build_now(wrapper)
+    # Not `__dict__`: reading that drops the caches of the instance.
+    if name.startswith("__") or field not in raw_dict(wrapper):
         raise AttributeError(
             f"{type(wrapper).__name__!r} object has no attribute {name!r}"
         )

@@ -55,7 +55,7 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
         return node
     try:
         return node + update
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # of JAX, of NumPy
         raise TypeError(
             f"Cannot add `{path_str(path, 'updates')}`, {describe_node(update)}, to "
             f"`{path_str(path, 'model')}`, {describe_node(node)}: {error}"

@@ -213,7 +213,8 @@ def _generate(
 def _generate_by_functions(
     functions: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
 ) -> Generation:
-    return _generate(*functions, prompt, length, cache, key, options)
+    (model,) = functions
+    return _generate(model, prompt, length, cache, key, options)
 
 
 # Errors and profiles name the compiled function.

@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import copy
 import threading
 
@@ -281,6 +282,17 @@ def test_contexts_that_are_left_in_another_order_keep_their_values() -> None:
     assert (mode.value, other.value) == ("a", 1)
     second.__exit__(None, None, None)
     assert (mode.value, other.value) == ("a", 0)
+
+
+def test_context_that_is_left_in_another_thread_is_an_error() -> None:
+    entered = mode("b")
+    entered.__enter__()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with pytest.raises(RuntimeError, match="`mode` was entered in another thread"):
+            pool.submit(entered.__exit__, None, None, None).result()
+    assert mode.value == "b"
+    entered.__exit__(None, None, None)
+    assert mode.value == "a"
 
 
 def test_the_order_of_entering_two_contexts_does_not_matter() -> None:

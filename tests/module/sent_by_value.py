@@ -109,6 +109,13 @@ def step(net, x):
     return jax.tree.map(lambda w: w + x, net)
 
 
+def make_factorial():
+    def factorial(n):
+        return 1 if n == 0 else n * factorial(n - 1)
+
+    return factorial
+
+
 sent = {
     "net": Net([1.0, -2.0]),
     "lazy": step(Net([1.0, -2.0]), 0.0),
@@ -119,6 +126,7 @@ sent = {
     "open": Open(1),
     "item": Results.failed,
     "step": step,
+    "closure": eqx.internal.closure_to_pytree(make_factorial()),
     "classes": (Base, Net, Counter, Later, Results, MoreResults),
 }
 
@@ -131,7 +139,19 @@ def raises(error, text, function):
     return False
 
 
-def check(net, lazy, method, jitted, jitted_method, counter, open, item, step, classes):
+def check(
+    net,
+    lazy,
+    method,
+    jitted,
+    jitted_method,
+    counter,
+    open,
+    item,
+    step,
+    closure,
+    classes,
+):
     Base, Net, Counter, Later, Results, MoreResults = classes
     x = jnp.full(2, 2.0)
     # instances
@@ -176,6 +196,8 @@ def check(net, lazy, method, jitted, jitted_method, counter, open, item, step, c
     assert eqx.filter_jit(lambda o: o.x)(open) == 2
     open.x = 3
     assert eqx.filter_jit(lambda o: o.x)(open) == 3
+    # a closure that refers to itself
+    assert closure(4) == 24
     # enumerations
     assert isinstance(item, Results) and item is Results.failed
     assert Results[item] == "not fine" and bool(item != Results.OK)

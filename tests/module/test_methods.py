@@ -489,6 +489,13 @@ class TestUpdateWrapper:
         named = eqx.module_update_wrapper(self.Wrapper(3), len)
         assert named.__name__ == "len" and named.fun == 3
 
+    def test_class_may_have_a_state_of_its_own(self):
+        class Pickled(self.Wrapper):
+            def __getstate__(self):
+                return ()
+
+        assert eqx.module_update_wrapper(Pickled(len)).fun is len
+
     def test_class_without_the_property_is_refused(self):
         with pytest.raises(
             ValueError, match=r"Scale must define `__wrapped__` as a property"

@@ -730,6 +730,9 @@ class TestComparison:
         assert hash(Affine(1.0)) == hash(Affine(1.0)) and {Affine(1.0): 1}[Affine(1.0)]
         with pytest.raises(TypeError, match="unhashable"):
             hash(Affine(jnp.ones(2)))
+        with pytest.raises(TypeError, match="unhashable type: 'list'") as info:
+            hash(Affine([1.0]))
+        assert info.value.__cause__ is None
 
     def test_own_equality_is_used(self):
         class Always(eqx.Module):

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 import pytest
 from hypothesis import given
 from strategies import trees
@@ -80,3 +81,5 @@ def test_number_against_a_container_is_refused_by_its_path():
 def test_shapes_that_do_not_add_are_refused_by_their_path():
     with pytest.raises(TypeError, match=r"model\[1\].*\(2,\).*\(3,\)"):
         eqx.apply_updates([1, jnp.ones(2)], [1, jnp.ones(3)])
+    with pytest.raises(TypeError, match=r"model\[1\].*\(2,\).*\(3,\)"):
+        eqx.apply_updates([1, np.ones(2)], [1, np.ones(3)])
