@@ -81,6 +81,7 @@ class Specialization:
         # trace, or after a new trace. Below: which traces hold one, by context and traits.
         self.must_wait: bool | None = False
         self._holds_check: dict[Any, bool] = {}
+        self._lock = threading.Lock()  # of `traces` with `must_wait`
         self.function = self._jit(program, fun, layout)
 
     def run(self, layout: Layout, leaves: list[Any]) -> Any:
@@ -106,8 +107,9 @@ class Specialization:
         """Waits for the output, after a call, if the program holds a runtime check."""
         if jit_is_disabled() or not at_top_level():
             return
+        newest = self._newest_trace()
         if not there_are_checks():
-            self.must_wait = False
+            self._settle(newest, False)
             return
         must_wait = self.must_wait
         if must_wait is None:
@@ -119,9 +121,18 @@ class Specialization:
                 keep(known, key, holds_check(traced.jaxpr))
             must_wait = known[key]
             if all(holds is must_wait for holds in known.values()):
-                self.must_wait = must_wait
+                self._settle(newest, must_wait)
         if must_wait:
             wait_for(out)
+
+    def _settle(self, newest: Trace | None, must_wait: bool | None) -> None:
+        """Sets `must_wait`, unless another thread has traced since `newest`."""
+        with self._lock:
+            if self._newest_trace() is newest:
+                self.must_wait = must_wait
+
+    def _newest_trace(self) -> Trace | None:
+        return self.traces[-1] if self.traces else None
 
     def _jit(self, program: Any, fun: Any, layout: Layout) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
@@ -143,8 +154,9 @@ class Specialization:
                 avals = [jax.typeof(x) for group in groups for x in group]
                 trace = trace_of(own._layout, skeleton, avals)
                 announce(program_reference(), trace)
-                own.traces.append(trace)
-                own.must_wait = None
+                with own._lock:
+                    own.traces.append(trace)
+                    own.must_wait = None
             parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
             for label, group in zip(labels, groups, strict=True):
                 parts[label] += group

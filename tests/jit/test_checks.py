@@ -1,5 +1,7 @@
 """A program that holds a check is waited for; others are not. The check is one of ours."""
 
+import concurrent.futures
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -93,6 +95,25 @@ def test_shapes_of_one_function_are_told_apart(waits):
     assert len(waits) == 1
     f(jnp.ones(3))
     assert len(waits) == 2
+
+
+@pytest.mark.parametrize("at", ["there_are_checks", "holds_check"])
+def test_what_another_thread_traces_meanwhile_is_waited_for(at, waits, monkeypatch):
+    f = eqx.filter_jit(lambda x: positive(x) if x.size > 2 else x + 1)
+    traced = []
+
+    def meanwhile(*args):
+        found = getattr(checks, at)(*args)
+        if not traced:
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                traced.append(pool.submit(f.trace, jnp.ones(3)).result())
+        return found and at != "there_are_checks"
+
+    monkeypatch.setattr(f"equinox_like._jit.specialization.{at}", meanwhile)
+    f(jnp.ones(2))
+    assert waits == []
+    (specialization,) = f._program._specializations.values()
+    assert specialization.must_wait is None
 
 
 @pytest.mark.parametrize(
