@@ -1,1 +1,1 @@
-"""Layer 1: functions of single arrays; a sibling of `_tree`."""
+"""Functions of single arrays; a sibling of `_tree`."""

@@ -1,4 +1,4 @@
-"""Layer 3: what all transformations share."""
+"""What all transformations share."""
 
 from .at_inference import (
     inference as inference,

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import (
     Any,
     Concatenate,
+    Final,
     Generic,
     ParamSpec,
     TypeVar,
@@ -30,7 +31,7 @@ from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
 from .._module.names import OfCallables, function_of as function_of, name_of as name_of
 from .._module.partial import Partial
-from .._tree.at import MISSING as MISSING
+from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
 from .._tree.require import require_callable as require_callable
 
@@ -105,6 +106,10 @@ class Transformed(Module, Generic[_P, _T]):
         bound: Any = _new(self._binds_as_)
         set_raw_dict(bound, {"func": self, "args": (instance,), "keywords": {}})
         return bound
+
+
+# Arguments by which Equinox once set what its transformations filter.
+DEPRECATED: Final = ("default", "fn", "args", "kwargs", "out")
 
 
 def refuse_deprecated(

@@ -26,7 +26,7 @@ class Packed:
 
     def unpack(self) -> Any:
         """The user's tree."""
-        return self.rest.refill(self.data)
+        return self.rest.fill(self.data)
 
 
 class Grouped:

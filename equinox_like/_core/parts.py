@@ -24,7 +24,7 @@ from .base import name_of
 class Rest:
     """A tree without its data leaves. `==` compares static leaves by `strict_key`."""
 
-    __slots__ = ("few", "leaves", "places", "treedef")
+    __slots__ = ("leaves", "places", "treedef")
 
     def __init__(self, treedef: Any, leaves: Sequence[Any], places: Sequence[int]):
         self.treedef = treedef
@@ -33,7 +33,6 @@ class Rest:
         self.places = tuple(places)
         for i in places:
             self.leaves[i] = None
-        self.few: Any = None  # not known yet
 
     def fill(
         self, data: Sequence[Any], static: Callable[[Any], Any] | None = None
@@ -43,31 +42,6 @@ class Rest:
             self.leaves.copy() if static is None else list(map(static, self.leaves))
         )
         return self._put(leaves, data)
-
-    def refill(self, data: Sequence[Any]) -> Any:
-        """As `fill(data)`, but faster if it is called repeatedly."""
-        if self.few is None:
-            self.few = self._find_few()
-        if self.few is False:
-            return self.fill(data)
-        leaves = list(data)
-        for i, x in self.few:
-            leaves.insert(i, x)
-        return self.treedef.unflatten(leaves)
-
-    def _find_few(self) -> list[tuple[int, Any]] | bool:
-        """The leaves that are not data, with their indices, or `False`.
-
-        `False` if they are too many, or if the data are not in order. Otherwise
-        inserting them into the list of data is faster than a Python loop over the
-        data."""
-        others = len(self.leaves) - len(self.places)
-        if others > max(2, len(self.places) // 16) or list(self.places) != sorted(
-            self.places
-        ):
-            return False
-        data = set(self.places)
-        return [(i, x) for i, x in enumerate(self.leaves) if i not in data]
 
     def alone(self, data: Sequence[Any]) -> Any:
         """The tree with these data leaves, and `None` for each other leaf."""

@@ -1,1 +1,1 @@
-"""Layer 2: saving trees to files, and loading them."""
+"""Saving trees to files, and loading them."""

@@ -1,4 +1,4 @@
-"""Layer 4: `filter_jit`, its stages and donation."""
+"""`filter_jit`, its stages and donation."""
 
 from .jit import filter_jit as filter_jit
 from .report import (

@@ -27,6 +27,7 @@ from .._core.describe import (
     stored,
 )
 from .._core.difference import Leaf, trees
+from .._core.parts import Rest, is_array_or_struct, take_apart
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array
 from .._tree.nodes import describe_node
@@ -172,7 +173,7 @@ def deserialize_export(
                 f"`like` does not match the output of `{call.name}`: {found}"
             )
         out = like
-    return Exported(exported, call, *_taken_apart(out))
+    return Exported(exported, call, _without_data(out))
 
 
 class _Call:
@@ -199,15 +200,11 @@ class Exported(Generic[_P, _T]):
     `exported` is JAX's own object, a function of a dictionary of arrays.
     """
 
-    def __init__(
-        self, exported: Any, call: _Call, treedef: Any, leaves: list[Any], places: Any
-    ):
+    def __init__(self, exported: Any, call: _Call, output: Rest):
+        """`output` is that of the function, without its arrays."""
         self.exported = exported
         self._call = call
-        # The output's structure, its leaves, and the indices of the arrays among them.
-        self._treedef = treedef
-        self._leaves = leaves
-        self._places = places
+        self._output = output
         self._run = jax.jit(exported.call)
         self._layouts = LayoutTable(call.signature, call.name, lambda *_: False)
         self._fitting: tuple[Layout | None, Any] = None, None
@@ -225,10 +222,7 @@ class Exported(Generic[_P, _T]):
             _rename(e, arrays)
             hide_frames(e)
             raise
-        out = self._leaves.copy()
-        for i, x in zip(self._places, data, strict=True):
-            out[i] = x
-        return self._treedef.unflatten(out)
+        return self._output.fill(data)
 
     call = __call__
 
@@ -340,7 +334,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         _describe_arguments(layout, leaves),
         describe_tree(returned[-1]),
     )
-    return Exported(exported, call, *_taken_apart(returned[-1]))
+    return Exported(exported, call, _without_data(returned[-1]))
 
 
 def _rename(error: Exception, names: Iterable[str]) -> None:
@@ -361,16 +355,9 @@ def _abstract(x: Any) -> Any:
     return struct_of(x) if is_array(x) else x
 
 
-def _taken_apart(out: Any) -> tuple[Any, list[Any], list[int]]:
-    leaves, treedef = jtu.tree_flatten(out)
-    places = [i for i, x in enumerate(leaves) if _is_data(x)]
-    for i in places:
-        leaves[i] = None
-    return treedef, leaves, places
-
-
-def _is_data(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct | Leaf)
+def _without_data(out: Any) -> Rest:
+    _, rest = take_apart(out, lambda x: is_array_or_struct(x) or isinstance(x, Leaf))
+    return rest
 
 
 def _describe_arguments(layout: Layout, leaves: list[Any]) -> dict[str, Description]:

@@ -12,7 +12,8 @@ import jax.tree_util as jtu
 from .._annotations import signature_of
 from .._compat.trace_state import at_top_level
 from .._core.base import (
-    MISSING,
+    DEPRECATED,
+    NOT_GIVEN,
     Transformed,
     frames_hidden,
     hide_frames,
@@ -50,7 +51,7 @@ def filter_jit(
 def filter_jit(
     fun: Callable[_P, _T], *, donate: Donate = "none", **jitkwargs: Any
 ) -> "Jitted[_P, _T]": ...
-def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) -> Any:
+def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) -> Any:
     """`jax.jit` for any pytrees: arrays are traced, everything else is static.
 
     **Arguments:**
@@ -121,7 +122,7 @@ def filter_jit(fun: Any = MISSING, *, donate: Any = "none", **jitkwargs: Any) ->
     """
     check_mode(donate)
     _check_jitkwargs(jitkwargs)
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: filter_jit(fun, donate=donate, **jitkwargs)
     return Jitted(fun, donate, jitkwargs)
 
@@ -299,14 +300,13 @@ _REFUSED = {
     "donate_argnums": "use `donate=`",
     "donate_argnames": "use `donate=`",
 }
-_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
 
 def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
     for name, fix in _REFUSED.items():
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {fix}.")
-    refuse_deprecated("filter_jit", _DEPRECATED, jitkwargs, "")
+    refuse_deprecated("filter_jit", DEPRECATED, jitkwargs, "")
     options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
     refuse_unknown_options(options, "filter_jit", jax.jit, ["donate"])
     if options:

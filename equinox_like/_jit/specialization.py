@@ -21,7 +21,6 @@ from .._compat.trace_state import at_top_level, trace_context
 from .._core.base import jit_is_disabled
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
-from .._tree.filters import is_array
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
 from .checks import explained, holds_check, there_are_checks, wait_for
@@ -43,7 +42,7 @@ class Outputs:
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of the output of a trace, and its number."""
-        arrays, build = registry.describe_output(out, is_array)
+        arrays, build = registry.describe_output(out)
         _, rest = take_apart(out)
         with self._lock:
             number = len(self._rests)

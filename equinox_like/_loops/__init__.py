@@ -1,4 +1,4 @@
-"""Layer 5: control flow within compiled programs, for any pytrees."""
+"""Control flow within compiled programs, for any pytrees."""
 
 from .branch import filter_cond as filter_cond, filter_switch as filter_switch
 from .loop import (

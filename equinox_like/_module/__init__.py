@@ -1,4 +1,4 @@
-"""Layer 2: the Module class."""
+"""The Module class."""
 
 from .abstract import (
     AbstractClassVar as AbstractClassVar,

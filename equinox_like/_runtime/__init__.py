@@ -1,1 +1,1 @@
-"""Layer 4: features that act while a compiled program runs."""
+"""Features that act while a compiled program runs."""

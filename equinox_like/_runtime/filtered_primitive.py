@@ -20,7 +20,7 @@ from .._compat.rules import (
     is_undefined_primal,
     zero_like,
 )
-from .._core.base import MISSING
+from .._core.base import NOT_GIVEN
 from .._core.difference import tree_differences
 from .._core.parts import Rest, take_apart
 from .._tree.filters import is_array, is_none, is_number
@@ -181,7 +181,7 @@ def filter_primitive_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def filter_primitive_transpose(
-    rule: Any = MISSING, *, materialise_zeros: bool = False
+    rule: Any = NOT_GIVEN, *, materialise_zeros: bool = False
 ) -> Any:
     """For JAX's table of transposition rules: `rule(inputs, cts_out) -> cts`.
 
@@ -204,7 +204,7 @@ def filter_primitive_transpose(
             return (2 * cotangent,)
         ```
     """
-    if rule is MISSING:
+    if rule is NOT_GIVEN:
         return lambda rule: filter_primitive_transpose(
             rule, materialise_zeros=materialise_zeros
         )

@@ -1,4 +1,4 @@
-"""Layer 5: JAX's other transformations, for functions of any pytrees."""
+"""JAX's other transformations, for functions of any pytrees."""
 
 from .buckets import bucketed as bucketed
 from .grad import (

@@ -7,7 +7,13 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from .._annotations import signature_of
-from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
+from .._core.base import (
+    NOT_GIVEN,
+    Transformed,
+    frames_hidden,
+    name_of,
+    require_callable,
+)
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
 from .._core.show_as import show_as
@@ -30,7 +36,7 @@ def filter_checkpoint(
     policy: Callable[..., bool] | None = None,
 ) -> "Checkpointed[_P, _T]": ...
 def filter_checkpoint(
-    fun: Any = MISSING,
+    fun: Any = NOT_GIVEN,
     *,
     prevent_cse: bool = True,
     policy: Callable[..., Any] | None = None,
@@ -73,7 +79,7 @@ def filter_checkpoint(
         assert grad == 1.0
         ```
     """
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Checkpointed(fun, prevent_cse, policy)
     return Checkpointed(fun, prevent_cse, policy)
 

@@ -9,7 +9,13 @@ import jax.tree_util as jtu
 
 from .._compat.custom_vjp import call_with_rules, is_forward_mode
 from .._compat.varying import vary_over, varying_axes
-from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
+from .._core.base import (
+    NOT_GIVEN,
+    Transformed,
+    frames_hidden,
+    name_of,
+    require_callable,
+)
 from .._core.context import in_context_of_now
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, as_arrays, pair_of, take_apart
@@ -40,7 +46,7 @@ def filter_custom_vjp(
 def filter_custom_vjp(
     fn: Callable[_P, _T], *, optimize_remat: bool = False
 ) -> "CustomVJP[_P, _T]": ...
-def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any:
+def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> Any:
     """A function with custom rules for its reverse-mode derivative.
 
     Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Only the first
@@ -98,7 +104,7 @@ def filter_custom_vjp(fn: Any = MISSING, *, optimize_remat: bool = False) -> Any
         assert grad == 1.0
         ```
     """
-    if fn is MISSING:
+    if fn is NOT_GIVEN:
         return lambda fn: CustomVJP(fn, optimize_remat)
     return CustomVJP(fn, optimize_remat)
 

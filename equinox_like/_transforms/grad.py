@@ -11,7 +11,13 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
-from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
+from .._core.base import (
+    NOT_GIVEN,
+    Transformed,
+    frames_hidden,
+    name_of,
+    refuse_deprecated,
+)
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, value_and_aux
 from .._module.fields import field
@@ -62,7 +68,7 @@ def filter_value_and_grad(
     **gradkwargs: Any,
 ) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]]: ...
 def filter_value_and_grad(
-    fun: Any = MISSING, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
+    fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
     """Like [`equinox_like.filter_grad`][], and returns the value of `fun`, too.
 
@@ -83,7 +89,7 @@ def filter_value_and_grad(
         ```
     """
     _check("filter_value_and_grad", gradkwargs)
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Differentiated(fun, True, has_aux, wrt, gradkwargs)
     return Differentiated(fun, True, has_aux, wrt, gradkwargs)
 
@@ -118,7 +124,7 @@ def filter_grad(
     **gradkwargs: Any,
 ) -> Transformed[Concatenate[_X, _P], tuple[Any, _Aux]]: ...
 def filter_grad(
-    fun: Any = MISSING, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
+    fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
     """The gradient of a scalar function with respect to its first argument.
 
@@ -159,7 +165,7 @@ def filter_grad(
         ```
     """
     _check("filter_grad", gradkwargs)
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Differentiated(fun, False, has_aux, wrt, gradkwargs)
     return Differentiated(fun, False, has_aux, wrt, gradkwargs)
 

@@ -16,7 +16,13 @@ from jax.custom_batching import custom_vmap
 from .._compat.batching import mapped_at_once
 from .._compat.custom_vjp import is_forward_mode
 from .._compat.tracer import Tracer
-from .._core.base import MISSING, Transformed, frames_hidden, name_of, require_callable
+from .._core.base import (
+    NOT_GIVEN,
+    Transformed,
+    frames_hidden,
+    name_of,
+    require_callable,
+)
 from .._core.parts import take_apart
 from .._module.fields import field
 from .._tree.arrays import is_typed_key, reusable
@@ -47,7 +53,7 @@ def filter_invertible(
     check: bool = False,
 ) -> "Invertible[_B, _X]": ...
 def filter_invertible(
-    fun: Any = MISSING,
+    fun: Any = NOT_GIVEN,
     *,
     inverse: Callable[[Any, Any], Any] | None = None,
     check: bool = False,
@@ -107,7 +113,7 @@ def filter_invertible(
         assert grads[0]["f"].shape == (3, 3)
         ```
     """
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Invertible(fun, inverse, check)
     return Invertible(fun, inverse, check)
 

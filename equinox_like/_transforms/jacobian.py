@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._core.base import MISSING, Transformed, frames_hidden, name_of
+from .._core.base import NOT_GIVEN, Transformed, frames_hidden, name_of
 from .._core.pack import pack, unpack
 from .._core.parts import value_and_aux
 from .._module.fields import field
@@ -37,7 +37,7 @@ def filter_jacfwd(
 def filter_jacfwd(
     fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
 ) -> "Jacobian[_P, Any]": ...
-def filter_jacfwd(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -> Any:
+def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, column by column.
 
     The time it takes grows with the size of the argument; with
@@ -88,7 +88,7 @@ def filter_jacrev(
 def filter_jacrev(
     fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
 ) -> "Jacobian[_P, Any]": ...
-def filter_jacrev(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -> Any:
+def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, row by row.
 
     As [`equinox_like.filter_jacfwd`][], with the same result, for functions with small
@@ -119,7 +119,9 @@ def filter_hessian(
 def filter_hessian(
     fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
 ) -> "Jacobian[_P, Any]": ...
-def filter_hessian(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) -> Any:
+def filter_hessian(
+    fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any
+) -> Any:
     """The second derivatives with respect to the first argument, forward over reverse.
 
     Arguments and errors are those of [`equinox_like.filter_jacfwd`][].
@@ -139,7 +141,7 @@ def filter_hessian(fun: Any = MISSING, has_aux: bool = False, **jackwargs: Any) 
         assert hessian["a"]["a"].tolist() == [[6, 0], [0, 6]]
         ```
     """
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: filter_hessian(fun, has_aux, **jackwargs)
     rows = _jacobian(fun, "filter_jacrev", has_aux, jackwargs, "filter_hessian")
     return _jacobian(rows, "filter_jacfwd", has_aux, jackwargs, "filter_hessian")
@@ -156,7 +158,7 @@ def _jacobian(
     name = shown or transformation
     refuse_argnums(name, jackwargs)
     refuse_unknown_options(jackwargs, name, _TRANSFORMATIONS[transformation])
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Jacobian(fun, transformation, name, has_aux, jackwargs)
     return Jacobian(fun, transformation, name, has_aux, jackwargs)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .._compat.varying import varying_axes
-from .._core.base import MISSING, Transformed, name_of, refuse_deprecated
+from .._core.base import DEPRECATED, NOT_GIVEN, Transformed, name_of, refuse_deprecated
 from .._core.parts import take_apart
 from .._core.show_as import show_as
 from .._jit.jit import Jitted
@@ -32,7 +32,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _ROWS = if_array(0)
-_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
 
 @overload
@@ -61,7 +60,7 @@ def filter_pmap(
     **refused: Any,
 ) -> Jitted[_P, _T]: ...
 def filter_pmap(
-    fun: Any = MISSING,
+    fun: Any = NOT_GIVEN,
     *,
     in_axes: Any = _ROWS,
     out_axes: Any = _ROWS,
@@ -112,7 +111,7 @@ def filter_pmap(
         ```
     """
     refuse_deprecated(
-        "filter_pmap", _DEPRECATED, refused, ": use `in_axes` and `out_axes`"
+        "filter_pmap", DEPRECATED, refused, ": use `in_axes` and `out_axes`"
     )
     for name in refused:
         if name in ("static_broadcasted_argnums", "donate_argnums"):
@@ -124,7 +123,7 @@ def filter_pmap(
     exact = devices is not None
     used = _Devices(devices if exact else jax.devices(backend))
     options = (in_axes, out_axes, axis_name, axis_size, used, exact)
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Compiled(Pmapped(fun, *options), donate)
     return Compiled(Pmapped(fun, *options), donate)
 

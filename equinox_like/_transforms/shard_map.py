@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
 
 from .._compat.varying import varying_axes
-from .._core.base import MISSING, Transformed, by_position, name_of
+from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
 from .._core.sharding import refuse_misfit, require_mesh
@@ -53,7 +53,7 @@ def filter_shard_map(
     donate: Any = "none",
 ) -> Jitted[_P, _T]: ...
 def filter_shard_map(
-    fun: Any = MISSING,
+    fun: Any = NOT_GIVEN,
     *,
     mesh: Any = None,
     in_specs: Any,
@@ -110,7 +110,7 @@ def filter_shard_map(
         ```
     """
     options = (mesh, in_specs, out_specs, axis_names, check_vma)
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Compiled(ShardMapped(fun, *options), donate)
     return Compiled(ShardMapped(fun, *options), donate)
 

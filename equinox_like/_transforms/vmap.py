@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import AxisType
 
-from .._core.base import MISSING, Transformed, frames_hidden, name_of, refuse_deprecated
+from .._core.base import (
+    DEPRECATED,
+    NOT_GIVEN,
+    Transformed,
+    frames_hidden,
+    name_of,
+    refuse_deprecated,
+)
 from .._core.parts import Rest
 from .._module.fields import field
 from .._tree.filters import is_array, is_array_like, is_none
@@ -30,7 +37,6 @@ _T = TypeVar("_T")
 
 # JAX's error for a batched output whose axis in `out_axes` is `None`.
 _BATCHED_OUTPUT = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
-_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +84,7 @@ def filter_vmap(
     **vmapkwargs: Any,
 ) -> Transformed[_P, _T]: ...
 def filter_vmap(
-    fun: Any = MISSING,
+    fun: Any = NOT_GIVEN,
     *,
     in_axes: Any = if_array(0),
     out_axes: Any = if_array(0),
@@ -135,11 +141,11 @@ def filter_vmap(
         ```
     """
     refuse_deprecated(
-        "filter_vmap", _DEPRECATED, vmapkwargs, ": use `in_axes` and `out_axes`"
+        "filter_vmap", DEPRECATED, vmapkwargs, ": use `in_axes` and `out_axes`"
     )
     refuse_unknown_options(vmapkwargs, "filter_vmap", jax.vmap)
     options = (in_axes, out_axes, axis_name, axis_size, vmapkwargs)
-    if fun is MISSING:
+    if fun is NOT_GIVEN:
         return lambda fun: Vmapped(fun, *options)
     return Vmapped(fun, *options)
 

@@ -1,4 +1,4 @@
-"""Layer 1: pytrees. Nothing here depends on Modules."""
+"""Pytrees. Nothing here depends on Modules."""
 
 from .at import tree_at as tree_at
 from .equal import tree_equal as tree_equal

@@ -20,20 +20,20 @@ from .require import refuse_callable_leaf, require_callable
 _Tree = TypeVar("_Tree")
 
 
-class _Missing:
+class _NotGiven:
     def __repr__(self) -> str:
         return "<not given>"
 
 
 # Stands for an argument that is not given: in `@filter_jit(option=...)`, the function.
-MISSING: Final = _Missing()
+NOT_GIVEN: Final = _NotGiven()
 
 
 def tree_at(
     where: Callable[[_Tree], Any] | object,
     pytree: _Tree,
-    replace: Any = MISSING,
-    replace_fn: Any = MISSING,
+    replace: Any = NOT_GIVEN,
+    replace_fn: Any = NOT_GIVEN,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> _Tree:
     """A copy of `pytree` with the nodes that `where` chooses replaced.
@@ -92,11 +92,11 @@ def tree_at(
         assert eqx.tree_at(mask, tree, "xy") == {"a": (1, "x"), "b": "y"}
         ```
     """
-    if (replace is MISSING) == (replace_fn is MISSING):
+    if (replace is NOT_GIVEN) == (replace_fn is NOT_GIVEN):
         raise ValueError(
             "Precisely one of `replace` and `replace_fn` must be given to `tree_at`."
         )
-    if replace is MISSING:
+    if replace is NOT_GIVEN:
         require_callable(replace_fn, "tree_at", "replace_fn")
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
     opaque = [_OpaqueLeaf() for _ in leaves]
@@ -110,7 +110,7 @@ def tree_at(
             index = _position(opaque, answer)
             if where(treedef.unflatten(leaves)) is not leaves[index]:
                 raise _depends_on_leaves()
-            new = replace_fn(leaves[index]) if replace is MISSING else replace
+            new = replace_fn(leaves[index]) if replace is NOT_GIVEN else replace
             leaves[index] = new
             return treedef.unflatten(leaves)
 
@@ -127,7 +127,7 @@ def tree_at(
             )
         places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
     _refuse_overlap(places, nodes)
-    if replace is MISSING:
+    if replace is NOT_GIVEN:
         originals = Nodes(pytree, is_leaf).all
         new = [replace_fn(originals[place]) for place in places]
     else:

@@ -279,30 +279,30 @@ class OwnRegistry:
         return found
 
     def describe_output(
-        self, tree: Any, is_data: Callable[[Any], bool]
+        self, tree: Any
     ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         """The arrays of a tree, and a function that builds such a tree from arrays."""
         leaves, treedef = jtu.tree_flatten(tree)
         self.adopt(tree)
-        ours = self._describe_output(treedef, iter(leaves), is_data)
+        ours = self._describe_output(treedef, iter(leaves))
         # Not `ours.unflatten`: jax 0.10 hides a bound method's treedef from the
         # garbage collector.
         build = functools.partial(type(ours).unflatten, ours)
-        arrays = list(filter(is_data, leaves))
+        arrays = list(filter(is_array, leaves))
         return arrays, build
 
-    def _describe_output(
-        self, treedef: Any, leaves: Iterator[Any], is_data: Any
-    ) -> Any:
+    def _describe_output(self, treedef: Any, leaves: Iterator[Any]) -> Any:
         node = treedef.node_data()
         if node is None:
             leaf = next(leaves)
-            return self._leaf if is_data(leaf) else self._node((Fixed, Fixed(leaf)), [])
+            return (
+                self._leaf if is_array(leaf) else self._node((Fixed, Fixed(leaf)), [])
+            )
         kind, aux = node
         if kind is type(None):
             return self._none
         # `map` adds no frame of its own: trees may be deep.
-        below = treedef.children(), repeat(leaves), repeat(is_data)
+        below = treedef.children(), repeat(leaves)
         if kind in cached_types:
             parts = list(map(self._describe_output, *below))
             structure = self._structure_of_output(kind, aux, parts)
@@ -312,8 +312,8 @@ class OwnRegistry:
             parts = list(map(self._describe_output, *below))
             return self._node(node, parts)
         flat = [next(leaves) for _ in range(treedef.num_leaves)]
-        marked = [x if is_data(x) else Fixed(x) for x in flat]
-        count = sum(map(is_data, flat))
+        marked = [x if is_array(x) else Fixed(x) for x in flat]
+        count = sum(map(is_array, flat))
         return self._node((Foreign, Foreign(treedef, marked)), [self._leaf] * count)
 
     def _is_namedtuple_of_jax(self, kind: type) -> bool:

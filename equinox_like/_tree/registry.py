@@ -21,6 +21,7 @@ import jax.tree_util as jtu
 
 from .._compat.registry import new_registry
 from .._environment import REGISTRY
+from .filters import is_array
 from .own_registry import OwnRegistry
 from .strict import strict_treedef
 from .structure import CachedType, Fixed, cached_types
@@ -51,11 +52,11 @@ class PublicRegistry:
         return [False] * treedef.num_leaves
 
     def describe_output(
-        self, tree: Any, is_data: Callable[[Any], bool]
+        self, tree: Any
     ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         leaves, treedef = jtu.tree_flatten(tree)
-        data = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
-        statics = [None if is_data(leaf) else Fixed(leaf) for leaf in leaves]
+        data = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        statics = [None if is_array(leaf) else Fixed(leaf) for leaf in leaves]
 
         def build(arrays):
             filled = [s and s.get() for s in statics]

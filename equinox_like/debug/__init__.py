@@ -1,4 +1,4 @@
-"""Tools to inspect what JAX does with a function. Layer 6 of the package; loaded late."""
+"""Tools to inspect what JAX does with a function. Loaded late."""
 
 from .._jit.retrace import explain_retraces as explain_retraces
 from .._public import publish as _publish

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._core.base import MISSING, Transformed, name_of
+from .._core.base import NOT_GIVEN, Transformed, name_of
 from .._jit.layout import LayoutTable
 from .._jit.retrace import Trace, explain, trace_to_be
 from .._module import field
@@ -25,7 +25,7 @@ def assert_max_traces(
 def assert_max_traces(
     fn: Callable[_P, _T], *, max_traces: int | None
 ) -> "Counted[_P, _T]": ...
-def assert_max_traces(fn: Any = MISSING, *, max_traces: int | None) -> Any:
+def assert_max_traces(fn: Any = NOT_GIVEN, *, max_traces: int | None) -> Any:
     """Raises an error when `fn` is called more than `max_traces` times.
 
     Python runs a function under `filter_jit`, `jax.jit` and the like only to trace it.
@@ -69,7 +69,7 @@ def assert_max_traces(fn: Any = MISSING, *, max_traces: int | None) -> Any:
         assert eqx.debug.get_num_traces(f) == 2
         ```
     """
-    if fn is MISSING:
+    if fn is NOT_GIVEN:
         return lambda fn: Counted(fn, max_traces)
     return Counted(fn, max_traces)
 

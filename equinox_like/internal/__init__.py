@@ -1,4 +1,4 @@
-"""Layer 7: names for authors of other libraries. They may change in any version.
+"""Names for authors of other libraries. They may change in any version.
 
 This file only imports them.
 """

@@ -1,4 +1,4 @@
-"""Neural network layers, each a Module. Layer 6 of the package."""
+"""Neural network layers, each a Module."""
 
 from .._public import publish as _publish
 from .._tree import tree_inference as _tree_inference
