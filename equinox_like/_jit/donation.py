@@ -7,7 +7,6 @@ the leaf.
 """
 
 import inspect
-import re
 import threading
 import warnings
 import weakref
@@ -19,6 +18,12 @@ import numpy as np
 
 from .._compat.deleted import may_be_donated
 from .._compat.lowered import Buffer
+from .._compat.messages import (
+    UNUSABLE_DONATION,
+    tells_of_deleted_array,
+    tells_of_nan,
+    tells_of_shared_buffer,
+)
 from .._errors import DonationError, DonationWarning
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.paths import listed
@@ -94,7 +99,7 @@ def check_mode(donate: Any) -> None:
 # An entry of `warnings.filters`: action, message, category, module, line.
 _HIDE = (
     "ignore",
-    re.compile("Some donated buffers were not usable"),
+    UNUSABLE_DONATION,
     UserWarning,
     None,
     0,
@@ -155,7 +160,7 @@ class _LoweringWarnings(threading.local):
 
     def is_one(self, error: Exception) -> bool:
         """Whether this is JAX's warning of unusable donations, raised as an error."""
-        return _HIDE[1].match(str(error)) is not None
+        return UNUSABLE_DONATION.match(str(error)) is not None
 
 
 lowering_warnings: Final = _LoweringWarnings()
@@ -173,10 +178,9 @@ def explain_failure(
     donated arrays were deleted.
     """
     if isinstance(error, RuntimeError | ValueError):
-        text = str(error)
-        if any(fragment in text for fragment in _TWICE):
+        if tells_of_shared_buffer(error):
             refuse_shared(name_leaves(leaves), error)
-        if any(fragment in text for fragment in _DELETED):
+        if tells_of_deleted_array(error):
             refuse_to_run_again(error)
             refuse_deleted(name_leaves(leaves), error)
     _note_losses(error, name_leaves(leaves))
@@ -219,7 +223,7 @@ def refuse_deleted(
 def refuse_to_run_again(error: Exception) -> None:
     """Raises if JAX tried to run the function again because it had found a NaN."""
     before = error.__context__
-    while before is not None and type(before).__name__ != _NAN_FOUND:
+    while before is not None and not tells_of_nan(before):
         before = before.__context__
     if before is not None:
         raise FloatingPointError(
@@ -298,17 +302,6 @@ def _nothing() -> None:
 def are_any_sharded(leaves: Sequence[Any]) -> bool:
     """Whether any of the leaves is an array on several devices."""
     return any(is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves)
-
-
-# JAX's exception for `jax_debug_nans` and `jax_debug_infs`.
-_NAN_FOUND = "InternalFloatingPointError"
-# Fragments of JAX's messages.
-_DELETED = ("has been deleted", "Invalid buffer passed")
-_TWICE = (
-    "donate the same buffer twice",
-    "previously donated in the same call",
-    "donate a buffer which is also used by the same call",
-)
 
 
 def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
+from .._compat.messages import tells_of_callback
 from .._core.base import frames_hidden, hide_frames, name_of, require_callable
 from .._core.describe import (
     Description,
@@ -315,7 +316,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
             jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
         )({n: x for n, x in named if n not in own})
     except NotImplementedError as e:
-        if "host_callbacks" not in str(e):
+        if not tells_of_callback(e):
             raise
         raise NotImplementedError(
             f"`filter_export`: `{traced.__name__}` calls Python while it runs, by a check "

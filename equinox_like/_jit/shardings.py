@@ -14,6 +14,7 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from .._compat.messages import tells_of_missing_mesh, tells_of_other_sharding
 from .._core.sharding import constrain, is_sharding, refuse_misfit, refuse_other
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
@@ -260,8 +261,8 @@ class _Sharded:
 
     def _explain(self, error: Exception, specs: Any, groups: Any) -> None:
         """Raises an error that names the argument, because JAX's may not."""
-        mismatch = "does not match the sharding" in str(error)
-        without_mesh = "non-empty mesh" in str(error)
+        mismatch = tells_of_other_sharding(error)
+        without_mesh = tells_of_missing_mesh(error)
         if not isinstance(error, ValueError) and not without_mesh:
             return
         named = zip(

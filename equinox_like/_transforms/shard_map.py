@@ -12,6 +12,7 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
 
+from .._compat.messages import tells_of_other_specs
 from .._compat.varying import varying_axes
 from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
@@ -170,7 +171,7 @@ class ShardMapped(Transformed[..., Any]):
         try:
             return unpack(mapped(held, data))
         except ValueError as e:
-            if "does not match the specs of the input" in str(e):
+            if tells_of_other_specs(e):
                 _explain_explicit(names, data, specs, e)
             raise
 

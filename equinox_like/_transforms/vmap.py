@@ -7,7 +7,6 @@ moved afterwards. Outputs that are not arrays bypass JAX (`Unmapped`).
 
 import dataclasses
 import operator
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import AxisType
 
+from .._compat.messages import batched_output
 from .._core.base import (
     DEPRECATED,
     NOT_GIVEN,
@@ -34,9 +34,6 @@ from .arguments import argument_name, by_name
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-# JAX's error for a batched output whose axis in `out_axes` is `None`.
-_BATCHED_OUTPUT = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,10 +266,10 @@ class Unmapped:
 
     def refused(self, error: ValueError) -> str | None:
         """The path of the batched output that lacks an axis, if that caused `error`."""
-        found = _BATCHED_OUTPUT.search(str(error))
+        found = batched_output(error)
         if found is None or self._rest is None:
             return None
-        number = self._without[int(found[1])]
+        number = self._without[found]
         placeholders = [0] * len(self._rest.places)
         return leaf_name(self._rest.fill(placeholders), number, "out")
 

@@ -1,0 +1,62 @@
+"""What errors and warnings of JAX are about, by their texts.
+
+JAX has no types or codes for these. Serves jax 0.10 to 0.12. We explain them by the names
+of the arguments. Where JAX words one differently, the answer is no, and users see JAX's
+own message.
+"""
+
+import re
+from typing import Final
+
+# The warning of donated buffers that no output can reuse.
+UNUSABLE_DONATION: Final = re.compile("Some donated buffers were not usable")
+
+_DELETED: Final = "has been deleted", "Invalid buffer passed"
+_SHARED: Final = (
+    "donate the same buffer twice",
+    "previously donated in the same call",
+    "donate a buffer which is also used by the same call",
+)
+_BATCHED: Final = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
+
+
+def tells_of_deleted_array(error: BaseException) -> bool:
+    return any(text in str(error) for text in _DELETED)
+
+
+def tells_of_shared_buffer(error: BaseException) -> bool:
+    """Whether a donated array was also passed in another place."""
+    return any(text in str(error) for text in _SHARED)
+
+
+def tells_of_nan(error: BaseException) -> bool:
+    """Whether `jax_debug_nans` or `jax_debug_infs` found something."""
+    return type(error).__name__ == "InternalFloatingPointError"
+
+
+def tells_of_missing_mesh(error: BaseException) -> bool:
+    return "non-empty mesh" in str(error)
+
+
+def tells_of_other_sharding(error: BaseException) -> bool:
+    """Whether an argument of `jax.jit` is not sharded as `in_shardings` says."""
+    return "does not match the sharding" in str(error)
+
+
+def tells_of_other_specs(error: BaseException) -> bool:
+    """Whether an argument of `jax.shard_map` is not sharded as `in_specs` says."""
+    return "does not match the specs of the input" in str(error)
+
+
+def tells_of_callback(error: BaseException) -> bool:
+    """Whether a program that calls Python was to be exported."""
+    return "host_callbacks" in str(error)
+
+
+def batched_output(error: BaseException) -> int | None:
+    """The number of the output of a `vmap` that is batched, but has `None` as its axis.
+
+    The outputs must be the second of a pair.
+    """
+    found = _BATCHED.search(str(error))
+    return None if found is None else int(found[1])

@@ -1,0 +1,119 @@
+"""Each message is provoked in plain JAX, and told from the others."""
+
+import warnings
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from equinox_like._compat import messages
+
+
+def mesh():
+    return jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def explicit_mesh():
+    return jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+
+def pass_deleted():
+    x = jnp.ones(3)
+    x.delete()
+    x + 1
+
+
+def pass_deleted_to_a_program():
+    x, f = jnp.ones(3), jax.jit(lambda x: x + 1)
+    f(x)
+    x.delete()
+    f(x)
+
+
+def donate_twice():
+    x = jnp.ones(3)
+    jax.jit(lambda x, y: (x + 1, y + 1), donate_argnums=(0, 1))(x, x)
+
+
+def donate_and_pass():
+    x = jnp.ones(3)
+    jax.jit(lambda x, y: x + y, donate_argnums=0)(x, x)
+
+
+def find_nan():
+    with jax.debug_nans(True):
+        x = jnp.zeros(3)
+        try:
+            jax.jit(lambda x: x / x, donate_argnums=0)(x)
+        except Exception as error:
+            while error is not None and not messages.tells_of_nan(error):
+                error = error.__context__
+            raise error or AssertionError from None
+
+
+def use_no_mesh():
+    jax.jit(lambda x: x, in_shardings=P("x"))(jnp.ones(4))
+
+
+def pass_another_sharding():
+    x = jax.device_put(jnp.ones(4), NamedSharding(mesh(), P()))
+    jax.jit(lambda x: x, in_shardings=NamedSharding(mesh(), P("x")))(x)
+
+
+def pass_another_spec():
+    x = jax.device_put(jnp.ones(4), NamedSharding(explicit_mesh(), P()))
+    f = jax.shard_map(
+        lambda x: x, mesh=explicit_mesh(), in_specs=P("x"), out_specs=P("x")
+    )
+    with jax.set_mesh(explicit_mesh()):
+        f(x)
+
+
+def export_callback():
+    def f(x):
+        return jax.pure_callback(np.sin, x, x)
+
+    jax.export.export(jax.jit(f))(jnp.ones(3))
+
+
+def leave_out_an_axis():
+    jax.vmap(lambda x: (0.0, [1.0, x]), out_axes=(None, None))(jnp.ones(3))
+
+
+TELLS = {
+    messages.tells_of_deleted_array: [pass_deleted, pass_deleted_to_a_program],
+    messages.tells_of_shared_buffer: [donate_twice, donate_and_pass],
+    messages.tells_of_nan: [find_nan],
+    messages.tells_of_missing_mesh: [use_no_mesh],
+    messages.tells_of_other_sharding: [pass_another_sharding],
+    messages.tells_of_other_specs: [pass_another_spec],
+    messages.tells_of_callback: [export_callback],
+    lambda error: messages.batched_output(error) == 1: [leave_out_an_axis],
+}
+CASES = [(tells, provoke) for tells, all_ in TELLS.items() for provoke in all_]
+
+
+@pytest.mark.parametrize(
+    ("tells", "provoke"), CASES, ids=[provoke.__name__ for _, provoke in CASES]
+)
+def test_message_is_recognised_and_told_from_the_others(tells, provoke):
+    with pytest.raises(Exception) as info:
+        provoke()
+    assert [other for other in TELLS if other(info.value)] == [tells], info.value
+
+
+def test_other_messages_are_not():
+    error = ValueError("donated arrays, a mesh and a callback")
+    assert not any(tells(error) for tells in TELLS)
+    assert messages.batched_output(error) is None
+
+
+def test_warning_of_an_unusable_donation_is_recognised():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jax.jit(lambda x: x.sum(), donate_argnums=0)(jnp.ones(3))
+    (warning,) = caught
+    assert messages.UNUSABLE_DONATION.match(str(warning.message))
