@@ -54,7 +54,7 @@ class DonatingSpecialization(Specialization):
         # Whether to inspect every call, and not only those that JAX has no trace for:
         # JAX may have traces that were not inspected, or arrays may be on several
         # devices.
-        self.is_watched = False
+        self.inspects_every_call = False
         # The indices of data leaves that some trace does not use, so that JAX does not
         # check them; and the traits of the calls for which they were looked up.
         self._unused: set[int] = set()
@@ -70,7 +70,7 @@ class DonatingSpecialization(Specialization):
             # one is checked. `is` comes first because comparing shardings runs Python
             # code.
             place = getattr(stored_as(groups[0][0]), "sharding", None)
-            inspects = self.is_watched or (
+            inspects = self.inspects_every_call or (
                 place is not self._place and place != self._place
             )
             if inspects:
@@ -128,7 +128,7 @@ class DonatingSpecialization(Specialization):
         """Inspects a call that may make JAX lower, for example for a new sharding."""
         refuse_unused(layout, leaves, range(len(layout.data_places)))
         self._deletion.forget()
-        self.is_watched |= are_any_sharded(leaves)
+        self.inspects_every_call |= are_any_sharded(leaves)
         if not jit_is_disabled():
             self._find_unused(layout, leaves, groups)
             if self._donation.inspects_first:
@@ -168,7 +168,7 @@ class DonatingSpecialization(Specialization):
                     )
                 except (DonationError, DonationWarning):
                     # JAX has a trace now, although the call was refused.
-                    self.is_watched = True
+                    self.inspects_every_call = True
                     raise
             found = buffers or [None] * len(layout.data_places)
             keep(self._buffers, key, found)

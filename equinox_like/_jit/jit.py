@@ -265,7 +265,7 @@ class Jitted(Transformed[_P, _T]):
         leaves: list[Any],
     ) -> Any:
         if isinstance(specialization, DonatingSpecialization):
-            specialization.is_watched = True
+            specialization.inspects_every_call = True
         try:
             return specialization.stage(name, layout, leaves)
         except Exception as e:

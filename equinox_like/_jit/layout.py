@@ -74,8 +74,10 @@ class Layout:
         self.take_kept = _getter([i for label, i in placed if label == KEEP])
         # The indices, among the leaves of a call, of the data and of the static leaves.
         self.data_places = [i for label, i in placed if label is not STATIC]
-        self._open = [i for label, i in placed if label is STATIC and i is not None]
-        self._take_statics = _getter(self._open)
+        self._static_places = [
+            i for label, i in placed if label is STATIC and i is not None
+        ]
+        self._take_statics = _getter(self._static_places)
         # The compiled function if there are no static leaves; else those by static key.
         self.only: Any = None
         self._known: dict[Any, Any] = {}
@@ -93,7 +95,7 @@ class Layout:
 
     def keep(self, leaves: list[Any], specialization: Any) -> None:
         """Caches the compiled function for the static leaves among `leaves`."""
-        if self._open:
+        if self._static_places:
             keep(self._known, self.static_key(leaves), specialization)
         else:
             self.only = specialization
@@ -114,7 +116,7 @@ class Layout:
         """Whether the type of a static leaf was registered as a node meanwhile."""
         return any(
             may_become_node(type(leaves[i])) and not registry.is_still_leaf(leaves[i])
-            for i in self._open
+            for i in self._static_places
         )
 
     def skeleton(self, leaves: list[Any]) -> Skeleton:
@@ -205,12 +207,12 @@ def chained(groups: Iterable[Iterable[_T]]) -> list[_T]:
 
 
 class Form(NamedTuple):
-    """The layouts of calls of one structure, by the types of their open leaves.
+    """The layouts of calls of one structure, by the types of their unknown leaves.
 
-    `take_open` picks these leaves, which are not known from the structure to be arrays.
+    `take_unknown` picks the leaves that the structure does not tell to be arrays.
     """
 
-    take_open: Callable[[Sequence[Any]], Any]
+    take_unknown: Callable[[Sequence[Any]], Any]
     layouts: dict[tuple[type, ...], Layout]
 
 
@@ -235,7 +237,7 @@ class LayoutTable:
         """The layout of a call, and its leaves in the order that it expects."""
         leaves, structure = registry.flatten(call)
         form = self.forms.get(structure)
-        layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))
+        layout = form and form.layouts.get(tuple(map(type, form.take_unknown(leaves))))
         return (layout, leaves) if layout is not None else self.add(call)
 
     def add(self, call: Call) -> tuple[Layout, list[Any]]:
@@ -248,10 +250,10 @@ class LayoutTable:
         form = self.forms.get(structure)
         if form is None:
             visible = [x for x in expanded if type(x) is not Fixed]
-            are_open = [i for i, is_data in enumerate(visible) if not is_data]
-            form = Form(_getter(are_open), {})
+            unknown = [i for i, is_data in enumerate(visible) if not is_data]
+            form = Form(_getter(unknown), {})
             keep(self.forms, registry.strict_treedef(structure), form)
-        keep(form.layouts, tuple(map(type, form.take_open(leaves))), layout)
+        keep(form.layouts, tuple(map(type, form.take_unknown(leaves))), layout)
         return layout, leaves
 
     def make(

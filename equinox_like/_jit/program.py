@@ -68,7 +68,7 @@ class Program:
         # `LayoutTable.fit`, inlined for speed.
         leaves, structure = flatten(call)
         form = self._forms.get(structure)
-        layout = form and form.layouts.get(tuple(map(type, form.take_open(leaves))))
+        layout = form and form.layouts.get(tuple(map(type, form.take_unknown(leaves))))
         if layout is None:
             layout, leaves = self.layouts.add(call)
         specialization = layout.only

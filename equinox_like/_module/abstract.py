@@ -180,25 +180,25 @@ def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
     return declared
 
 
-def find_open_variables(cls: type) -> tuple[frozenset[str], frozenset[str]]:
+def find_abstract_variables(cls: type) -> tuple[frozenset[str], frozenset[str]]:
     """The abstract variables, and abstract class variables, that `cls` still lacks."""
-    is_open: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
     bases = cls.__mro__[-2::-1]
     if not any(base.__dict__.get(_OWN) for base in bases):
         return frozenset(), frozenset()
     for base in bases:
-        for name in [n for n in is_open if _provides(base, n, is_open[n])]:
-            del is_open[name]
+        for name in [n for n in kinds if _provides(base, n, kinds[n])]:
+            del kinds[name]
         for name, kind in base.__dict__.get(_OWN, {}).items():
             # A subclass cannot turn a class variable into a variable.
-            is_open[name] = (
-                AbstractClassVar if is_open.get(name) is AbstractClassVar else kind
+            kinds[name] = (
+                AbstractClassVar if kinds.get(name) is AbstractClassVar else kind
             )
-    return _of_kind(is_open, AbstractVar), _of_kind(is_open, AbstractClassVar)
+    return _of_kind(kinds, AbstractVar), _of_kind(kinds, AbstractClassVar)
 
 
-def _of_kind(is_open: dict[str, Any], kind: Any) -> frozenset[str]:
-    return frozenset(name for name, found in is_open.items() if found is kind)
+def _of_kind(kinds: dict[str, Any], kind: Any) -> frozenset[str]:
+    return frozenset(name for name, found in kinds.items() if found is kind)
 
 
 def _provides(base: type, name: str, kind: Any) -> bool:
@@ -253,7 +253,7 @@ def refuse_abstract_class(cls: type) -> NoReturn:
     )
 
 
-def refuse_open(cls: type, names: Iterable[str], kind: str) -> NoReturn:
+def refuse_abstract_variables(cls: type, names: Iterable[str], kind: str) -> NoReturn:
     raise TypeError(
         f"Cannot instantiate abstract class {_name(cls)} with abstract {kind} "
         f"{', '.join(map(repr, sorted(names)))}. Provide them in a subclass."

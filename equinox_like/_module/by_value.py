@@ -48,7 +48,7 @@ def restore(cls: Any, old: ModuleSpec, new: ModuleSpec) -> None:
     if own is not None and own is old.init and new.init is None:
         # A base class was incomplete, so this one was not known to inherit `__init__`.
         type.__delattr__(cls, "__init__")
-    if new.is_frozen and cls not in cached_types:
+    if new.is_immutable and cls not in cached_types:
         flatten, unflatten, lazy_fields, _ = make_functions(
             cls, new.dynamic, new.static
         )

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 
 from .._tree.filters import is_inexact_array_like
 from .._warn import warn
-from .abstract import refuse_abstract_class, refuse_open
+from .abstract import refuse_abstract_class, refuse_abstract_variables
 from .flatten import OPEN
 from .spec import ModuleSpec
 from .values import (
@@ -81,7 +81,7 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             raise
     finally:
         _unset(self, OPEN)
-    if spec.has_hooks:
+    if spec.needs_conversion:
         values = _convert(self, spec)
     # If nothing else refers to the instance, none of its fields can contain it.
     if _count_references(self) != _ALONE:
@@ -112,8 +112,10 @@ def _check_fields(self: Any, spec: ModuleSpec, values: Any) -> None:
 def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
     if spec.is_abstract:
         refuse_abstract_class(cls)
-    if spec.open_class_variables:
-        refuse_open(cls, spec.open_class_variables, "class attributes")
+    if spec.abstract_class_variables:
+        refuse_abstract_variables(
+            cls, spec.abstract_class_variables, "class attributes"
+        )
     return cls.__new__(cls, *args, **kwargs)
 
 
@@ -123,8 +125,8 @@ def _is_finished(self: Any, spec: ModuleSpec) -> bool:
 
 def _convert(self: Any, spec: ModuleSpec) -> Any:
     """Raises if abstract variables have no value, and applies the converters."""
-    if spec.open_variables:
-        refuse_open(type(self), spec.open_variables, "attributes")
+    if spec.abstract_variables:
+        refuse_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for name, convert in spec.converters:
         _set(self, name, convert(getattr(self, name)))
     return spec.read_all(self)
@@ -139,8 +141,8 @@ def _own_fields(self: Any, spec: ModuleSpec, values: Any) -> Any:
 
 
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
-    if spec.open_variables:
-        refuse_open(type(self), spec.open_variables, "attributes")
+    if spec.abstract_variables:
+        refuse_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for field in spec.fields:
         if not hasattr(self, field.name):
             fix = "or give the field a default"

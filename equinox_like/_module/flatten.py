@@ -52,10 +52,10 @@ class Aux(tuple):
     # The values of the statics, by name.
     statics: dict[str, Any]
     # The statics that can be changed in place, by name.
-    open: dict[str, Kept]
+    mutable: dict[str, Kept]
     # The values of the statics in order, if exactly the fields are set.
     values: tuple[Any, ...] | None
-    # Then, and if `open` is empty: the instance's `__dict__` with `None` as children.
+    # Then, and if `mutable` is empty: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
     # For `_tree/own_registry.py`: the structures of nodes with it, by their outline.
     structures: dict[Any, Any]
@@ -94,16 +94,19 @@ class Functions(NamedTuple):
 
 
 def register(
-    cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...], is_frozen: bool
+    cls: type[Node],
+    dynamic: tuple[str, ...],
+    static: tuple[str, ...],
+    is_immutable: bool,
 ) -> None:
     """Makes `cls` a pytree node whose children are the `dynamic` fields.
 
-    `is_frozen`: whether its instances never change, so that they can be cached.
+    `is_immutable`: whether its instances never change, so that they can be cached.
     """
     found = make_functions(cls, dynamic, static)
     flatten, unflatten, lazy_fields, flatten_with_keys = found
     jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    if is_frozen:
+    if is_immutable:
         register_cached(cls, flatten, unflatten, lazy_fields)
 
 
@@ -123,7 +126,7 @@ def make_functions(
         try:
             aux = self._aux_
             if are_same(aux.values, get_static(self)) and not (
-                aux.open and any(kept.has_changed() for kept in aux.open.values())
+                aux.mutable and any(kept.has_changed() for kept in aux.mutable.values())
             ):
                 return get_dynamic(self), aux
         except _WITHOUT_VALUE:
@@ -177,7 +180,7 @@ def _make_aux(
         }
     by_name |= {name: kept.value for name, kept in found.items()}
     aux = Aux((names, fixed, strict_key(by_name.values())))
-    aux.statics, aux.open = by_name, found
+    aux.statics, aux.mutable = by_name, found
     aux.values = aux.blank = None
     aux.structures = {}
     if all(map(_is_shareable, statics)):
@@ -201,11 +204,11 @@ def _is_shareable(value: Any) -> bool:
 
 def _unflatten_first(cls: type[Node], aux: Aux, children: Sequence[Any]) -> Any:
     statics = aux.statics
-    if aux.open:
-        statics = statics | {name: kept.get() for name, kept in aux.open.items()}
+    if aux.mutable:
+        statics = statics | {name: kept.get() for name, kept in aux.mutable.items()}
     attributes = dict.fromkeys(aux[0]) | statics
     attributes[AUX] = aux
-    if aux.values is not None and not aux.open:
+    if aux.values is not None and not aux.mutable:
         aux.blank = attributes.copy()
     attributes.update(zip(aux[0], children, strict=True))
     self = object.__new__(cls)

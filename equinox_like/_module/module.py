@@ -29,7 +29,7 @@ from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES, Node, register
 from .names import OfCallables, Shown, code_of, show_function
 from .spec import (
-    KNOWING_NOTHING_OF_INIT,
+    UNKNOWN_INIT,
     ModuleSpec,
     convert_annotations,
     generate_init,
@@ -49,7 +49,7 @@ def spec_of(cls: type) -> ModuleSpec | None:
     return cls.__dict__.get("_module_spec_")
 
 
-class _Frozen(Shown, Node):
+class _Immutable(Shown, Node):
     """Makes instances immutable. The metaclass refers to it, so it is not a Module."""
 
     # An annotation would show in `typing.get_type_hints` of every Module.
@@ -215,7 +215,7 @@ class ModuleMeta(abc.ABCMeta):
         make_dataclass(cls)
         put_attributes(cls)
         _forward_methods(cls)
-        plain_setattr = cls.__setattr__ is _Frozen.__setattr__
+        plain_setattr = cls.__setattr__ is _Immutable.__setattr__
         init = None
         if has_custom_init(cls, spec_of):
             warn_of_unused_post_init(cls)
@@ -226,7 +226,7 @@ class ModuleMeta(abc.ABCMeta):
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),
             init=init,
             plain_setattr=plain_setattr,
-            is_frozen=plain_setattr and cls.__delattr__ is _Frozen.__delattr__,
+            is_immutable=plain_setattr and cls.__delattr__ is _Immutable.__delattr__,
         )
         if spec.converters and "__init__" in cls.__dict__:
             convert_annotations(cls.__init__, spec)
@@ -237,7 +237,7 @@ class ModuleMeta(abc.ABCMeta):
         if body_is_empty:
             register_empty(cls)
         elif not namespace.get("_registers_itself_", False):
-            register(cls, spec.dynamic, spec.static, spec.is_frozen)
+            register(cls, spec.dynamic, spec.static, spec.is_immutable)
         return cls
 
     @property
@@ -249,11 +249,11 @@ class ModuleMeta(abc.ABCMeta):
 
     @property
     def __abstractvars__(cls) -> frozenset[str]:
-        return cls._module_spec_.open_variables  # pyright: ignore[reportAttributeAccessIssue]
+        return cls._module_spec_.abstract_variables  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def __abstractclassvars__(cls) -> frozenset[str]:
-        return cls._module_spec_.open_class_variables  # pyright: ignore[reportAttributeAccessIssue]
+        return cls._module_spec_.abstract_class_variables  # pyright: ignore[reportAttributeAccessIssue]
 
     def __setattr__(cls, name: str, value: Any) -> None:
         spec = spec_of(cls)
@@ -270,7 +270,7 @@ class ModuleMeta(abc.ABCMeta):
         super().__setattr__(name, _as_method(name, value))
         if name == "__init__" and spec is not None:
             # This `__init__` may assign other attributes, or leave fields unset.
-            _set_spec(cls, dataclasses.replace(spec, **KNOWING_NOTHING_OF_INIT))
+            _set_spec(cls, dataclasses.replace(spec, **UNKNOWN_INIT))
 
     def __delattr__(cls, name: str) -> None:
         found = cls.__dict__.get(name)
@@ -293,7 +293,7 @@ def _set_spec(cls: Any, spec: ModuleSpec) -> None:
     cls._open_names_ = cls._module_fields_.union(WRAPPER_ATTRIBUTES)
 
 
-class Module(_Frozen, Hashable, metaclass=ModuleMeta):
+class Module(_Immutable, Hashable, metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is also a JAX pytree.
 
     Annotate the fields in the class body, as for a dataclass. Instances can be passed

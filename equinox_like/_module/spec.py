@@ -11,7 +11,7 @@ from typing import Any, Final
 from .._annotations import annotate, annotations_of, signature_of
 from .._tree.cached import Attribute
 from .._warn import warn
-from .abstract import find_open_variables
+from .abstract import find_abstract_variables
 from .fields import converter_of, is_static, is_trainable
 from .flatten import Node, getter
 from .values import may_need_check
@@ -40,8 +40,8 @@ class ModuleSpec:
     read_static: Callable[[Any], Any]
     # Whether the class was declared abstract, and the variables that it still lacks.
     is_abstract: bool
-    open_variables: frozenset[str]
-    open_class_variables: frozenset[str]
+    abstract_variables: frozenset[str]
+    abstract_class_variables: frozenset[str]
     # Whether `object.__new__` alone makes an empty instance.
     new_is_plain: bool
     # Whether each field that can be read is in the instance's own dictionary.
@@ -49,13 +49,13 @@ class ModuleSpec:
     # Whether construction is `__init__` and the checks of values, and nothing else.
     init_is_all: bool
     # Whether there are converters, or abstract variables without a value.
-    has_hooks: bool
+    needs_conversion: bool
     # Whether the fields must be checked for values of any type.
     has_checks: bool
     # Whether assignment goes to our own `__setattr__`.
     plain_setattr: bool
     # Whether instances never change.
-    is_frozen: bool
+    is_immutable: bool
 
     @functools.cached_property
     def assign(self) -> Callable[..., None]:
@@ -67,7 +67,7 @@ class ModuleSpec:
 
 
 # Changes to a spec if `__init__` is assigned after the class was created.
-KNOWING_NOTHING_OF_INIT = {"always_regular": False, "init_is_all": False}
+UNKNOWN_INIT = {"always_regular": False, "init_is_all": False}
 
 
 def make_spec(
@@ -76,7 +76,7 @@ def make_spec(
     is_abstract: bool,
     init: Callable[..., None] | None,
     plain_setattr: bool,
-    is_frozen: bool,
+    is_immutable: bool,
 ) -> ModuleSpec:
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     names = tuple(f.name for f in fields)
@@ -90,11 +90,13 @@ def make_spec(
         for base in cls.__mro__
         if "__check_init__" in base.__dict__
     )
-    open_variables, open_class_variables = find_open_variables(cls)
-    new_is_plain = not is_abstract and not open_class_variables and cls.__new__ is _new
+    abstract_variables, abstract_class_variables = find_abstract_variables(cls)
+    new_is_plain = (
+        not is_abstract and not abstract_class_variables and cls.__new__ is _new
+    )
     sets_all = init is not None and not no_init
     names_on_class = hasattr(cls, "__getattr__") or any(_has(cls, n) for n in names)
-    has_hooks = bool(converters or open_variables)
+    needs_conversion = bool(converters or abstract_variables)
     return ModuleSpec(
         cls=cls,
         fields=fields,
@@ -109,20 +111,20 @@ def make_spec(
         read_all=getter(names),
         read_static=getter(static),
         is_abstract=is_abstract,
-        open_variables=open_variables,
-        open_class_variables=open_class_variables,
+        abstract_variables=abstract_variables,
+        abstract_class_variables=abstract_class_variables,
         new_is_plain=new_is_plain,
         always_regular=sets_all or not names_on_class,
         init_is_all=sets_all
         and new_is_plain
         and plain_setattr
-        and not has_hooks
+        and not needs_conversion
         and not hasattr(cls, "__post_init__"),
-        has_hooks=has_hooks,
+        needs_conversion=needs_conversion,
         has_checks=bool(static or no_init or checks)
         or any(map(may_need_check, fields)),
         plain_setattr=plain_setattr,
-        is_frozen=is_frozen,
+        is_immutable=is_immutable,
     )
 
 

@@ -181,10 +181,10 @@ class ShardMapped(Transformed[..., Any]):
         if isinstance(given, dict):
             parts = by_name("in_specs", fun, given, args, kwargs, None)
         elif isinstance(given, tuple):
-            untold = [name for name, x in kwargs.items() if _has_arrays(x)]
-            if untold:
+            without_spec = [name for name, x in kwargs.items() if _has_arrays(x)]
+            if without_spec:
                 raise ValueError(
-                    f"`in_specs` of `{name_of(fun)}` has no entry for {untold}, which "
+                    f"`in_specs` of `{name_of(fun)}` has no entry for {without_spec}, which "
                     "have no position: make it a dictionary from names to specs."
                 )
             more = args[len(given) :]

@@ -57,7 +57,7 @@ def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
             value
             for value in values
             if (cached := cached_types.get(type(value))) is not None
-            and cached.is_frozen
+            and cached.is_immutable
             and FLAT not in raw_dict(value)
             and not value._is_open_
         ]

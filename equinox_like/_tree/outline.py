@@ -49,7 +49,7 @@ def outline(values: Sequence[Any]) -> tuple[Sequence[Any], Any] | None:
             children += found[0]
             key.append(found[1])
         elif (cached := cached_types.get(kind)) is not None:
-            if not cached.is_frozen or value._is_open_:
+            if not cached.is_immutable or value._is_open_:
                 return None
             below, structure = getattr(value, FLAT)
             children += below

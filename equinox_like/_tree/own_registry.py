@@ -102,7 +102,7 @@ class OwnRegistry:
             return self._leaf
         cached = cached_types.get(kind)
         if cached is not None:
-            if not cached.is_frozen or value._is_open_:
+            if not cached.is_immutable or value._is_open_:
                 children.append(value)
                 return self._open
             below, structure = getattr(value, FLAT)
@@ -184,7 +184,7 @@ class OwnRegistry:
         if kind is Fixed:
             return self._open if may_become_node(type(aux.value)) else treedef
         if kind in cached_types:
-            if not cached_types[kind].is_frozen:
+            if not cached_types[kind].is_immutable:
                 return self._open
             structure = aux.canonical or aux
             count = structure.inner.num_leaves

@@ -80,7 +80,7 @@ def register_cached(
     flatten: Callable[[Any], tuple[Sequence[Any], Any]],
     unflatten: Callable[[Any, Sequence[Any]], Any],
     lazy_fields: Callable[[Any], Sequence[str]],
-    is_frozen: bool = True,
+    is_immutable: bool = True,
 ) -> None:
     """Lets instances of `kind`, a node of JAX's registry, cache their flattened form.
 
@@ -88,5 +88,5 @@ def register_cached(
     registry. `lazy_fields(aux)` gives the field names of an instance with this aux
     data, or nothing if some field has no `Attribute` on the class.
     """
-    cached_types[kind] = CachedType(flatten, unflatten, lazy_fields, is_frozen)
+    cached_types[kind] = CachedType(flatten, unflatten, lazy_fields, is_immutable)
     registry.register_cached(kind)

@@ -53,12 +53,12 @@ def strict_key(values: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]
     kinds = tuple(map(type, values))
     if _PLAIN.issuperset(kinds):
         return values, kinds
-    return tuple(map(_frozen, values)), kinds
+    return tuple(map(_key_of, values)), kinds
 
 
 def strictly_same(a: Any, b: Any) -> bool:
     """Whether `a` and `b` have the same type and are equal, at every depth."""
-    return a is b or (type(a) is type(b) and _frozen(a) == _frozen(b))
+    return a is b or (type(a) is type(b) and _key_of(a) == _key_of(b))
 
 
 def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
@@ -234,17 +234,17 @@ def _is_constant(value: Any) -> bool:
     return is_numpy and not value.dtype.hasobject
 
 
-def _frozen(value: Any) -> Any:
+def _key_of(value: Any) -> Any:
     """The key of a value, to compare with values of the same type."""
     kind = type(value)
     if kind in _PLAIN:
         return value
-    freeze = _FREEZE.get(kind)
-    return _frozen_other(value) if freeze is None else freeze(value)
+    key_of = _KEYS.get(kind)
+    return _key_of_other(value) if key_of is None else key_of(value)
 
 
-def _frozen_other(value: Any) -> Any:
-    """As `_frozen`, for values that are neither plain nor containers of Python."""
+def _key_of_other(value: Any) -> Any:
+    """As `_key_of`, for values that are neither plain nor containers of Python."""
     kind = type(value)
     if isinstance(value, type | np.dtype):
         return value
@@ -260,10 +260,10 @@ def _frozen_other(value: Any) -> Any:
         name = value._name_
         return strict_key((value._value_,)) if name is None else name
     if is_compared_as_tree(kind):
-        return _frozen_tree(value)
+        return _key_of_tree(value)
     if is_compared_by_identity(kind):
         return value
-    return _frozen_by_class(value)
+    return _key_by_class(value)
 
 
 def is_compared_as_tree(kind: type) -> bool:
@@ -276,17 +276,17 @@ def is_compared_as_tree(kind: type) -> bool:
     return False
 
 
-def _frozen_tree(value: Any) -> Any:
+def _key_of_tree(value: Any) -> Any:
     children, treedef = jtu.tree_flatten(value, lambda x: x is not value)
     return strict_treedef(treedef), strict_key(children)
 
 
-def _frozen_by_class(value: Any) -> Any:
-    """As `_frozen`, for values with a custom `==`; depends on the class defining it."""
+def _key_by_class(value: Any) -> Any:
+    """As `_key_of`, for values with a custom `==`; depends on the class defining it."""
     kind = type(value)
     for base in kind.__mro__:
-        if base in _FREEZE:
-            return _FREEZE[base](value), strict_key((object.__getstate__(value),))
+        if base in _KEYS:
+            return _KEYS[base](value), strict_key((object.__getstate__(value),))
         if "__eq__" in base.__dict__:
             break
     else:
@@ -298,7 +298,7 @@ def _frozen_by_class(value: Any) -> Any:
         return _reduced(value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
-            return _frozen_dict(value), _Guarded(value)
+            return _key_of_dict(value), _Guarded(value)
     return _Guarded(value)
 
 
@@ -335,23 +335,23 @@ def _reduced(value: Any) -> Any:
         return _Guarded(value)
 
 
-def _frozen_dict(value: Any) -> Any:
+def _key_of_dict(value: Any) -> Any:
     return frozenset(map(strict_key, value.items()))
 
 
-def _frozen_set(value: Any) -> Any:
+def _key_of_set(value: Any) -> Any:
     return frozenset(strict_key((x,)) for x in value)
 
 
-def _frozen_proxy(value: Any) -> Any:
+def _key_of_proxy(value: Any) -> Any:
     try:
         return strict_key((value.copy(),))
     except AttributeError:  # the mapping has no `copy`
-        return _frozen_dict(value)
+        return _key_of_dict(value)
 
 
 # For types of the standard library, and types derived from them.
-_FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
+_KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     int: int.__int__,
     str: str.__str__,
     bytes: bytes.__bytes__,
@@ -362,13 +362,13 @@ _FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
     tuple: lambda x: strict_key(tuple.__iter__(x)),
     list: lambda x: strict_key(list.__iter__(x)),
     deque: lambda x: (x.maxlen, strict_key(deque.__iter__(x))),
-    set: _frozen_set,
-    frozenset: _frozen_set,
-    Set: _frozen_set,
-    dict: _frozen_dict,
+    set: _key_of_set,
+    frozenset: _key_of_set,
+    Set: _key_of_set,
+    dict: _key_of_dict,
     OrderedDict: lambda x: strict_key(x.items()),
-    defaultdict: lambda x: (strict_key((x.default_factory,)), _frozen_dict(x)),
-    types.MappingProxyType: _frozen_proxy,
+    defaultdict: lambda x: (strict_key((x.default_factory,)), _key_of_dict(x)),
+    types.MappingProxyType: _key_of_proxy,
     ChainMap: lambda x: strict_key(x.maps),
-    Mapping: _frozen_dict,
+    Mapping: _key_of_dict,
 }

@@ -25,7 +25,7 @@ class CachedType(NamedTuple):
     # The names of the fields of a node with this aux data, if it may be lazy.
     lazy_fields: Callable[[Any], Sequence[str]]
     # Whether an instance never changes, so that its parent may cache its content.
-    is_frozen: bool
+    is_immutable: bool
 
 
 cached_types: Final[dict[type, CachedType]] = {}
