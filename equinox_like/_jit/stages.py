@@ -227,7 +227,7 @@ class Compiled(_Stage[_P, _T]):
         outcomes = enumerate(self._outcomes if call.layout.donates else ())
         self._unused = [i for i, outcome in outcomes if outcome is Buffer.PRUNED]
         self._deletion = Deletion(program.donation, program.record)
-        self._is_watched = call.layout.donates and any(
+        self._inspects_every_call = call.layout.donates and any(
             len(s.device_set) > 1 for s in jtu.tree_leaves(compiled.input_shardings)
         )
 
@@ -250,7 +250,7 @@ class Compiled(_Stage[_P, _T]):
                 "donates nothing there."
             )
         try:
-            if self._is_watched:
+            if self._inspects_every_call:
                 refuse_fatal(layout, leaves)
             if self._unused:
                 refuse_unused(layout, leaves, self._unused)

@@ -184,8 +184,8 @@ class ShardMapped(Transformed[..., Any]):
             without_spec = [name for name, x in kwargs.items() if _has_arrays(x)]
             if without_spec:
                 raise ValueError(
-                    f"`in_specs` of `{name_of(fun)}` has no entry for {without_spec}, which "
-                    "have no position: make it a dictionary from names to specs."
+                    f"`in_specs` of `{name_of(fun)}` has no entry for {without_spec}, "
+                    "which have no position: make it a dictionary from names to specs."
                 )
             more = args[len(given) :]
             if not _has_arrays(more):  # static arguments do not need a spec

@@ -38,4 +38,6 @@ _has_dataclass_init = _HasDataclassInit()
 def is_abstract_module(cls: Any) -> bool:
     """Whether a class has abstract methods, or abstract variables without a value."""
     spec = cls._module_spec_
-    return bool(spec.is_abstract or spec.open_variables or spec.open_class_variables)
+    return bool(
+        spec.is_abstract or spec.abstract_variables or spec.abstract_class_variables
+    )
