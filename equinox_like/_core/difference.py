@@ -99,6 +99,16 @@ class Leaf:
         self.label = label
         self.value = value
 
+    def __eq__(self, other: object) -> bool:  # for a node that takes it for no child
+        return (
+            type(other) is Leaf
+            and self.label == other.label
+            and strictly_same(self.value, other.value)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
     def __str__(self) -> str:
         return repr(self.value) if self.label is STATIC else "an array"
 

@@ -19,12 +19,11 @@ import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
 from .._tree.filters import is_array
-from .._tree.paths import path_str
 from .._tree.registry import registry
 from .._tree.splitting import (
     STATIC,
     Skeleton,
-    leaf_paths,
+    leaf_names,
     make_skeleton,
     refuse_unhashable,
 )
@@ -158,22 +157,10 @@ class Layout:
     @property
     def names(self) -> list[str]:
         """For each leaf, in canonical order, an expression like `model.weight`."""
-        try:
-            paths = leaf_paths(self.treedef)
-        except Exception:
-            # A user's node type cannot hold placeholders: name only the argument.
-            return [
-                f"{name}.<leaf {i}>"
-                for name, size in self.arguments
-                for i in range(size)
-            ]
-        # The first two keys of a path select the argument, whose name replaces them.
-        below = iter(paths)
-        names = []
-        for index, (name, size) in enumerate(self.arguments):
-            depth = 2 if index else 1
-            names += [path_str(next(below)[depth:], name) for _ in range(size)]
-        return names
+        own, *parts = self.treedef.children()
+        subtrees = [own, *(child for part in parts for child in part.children())]
+        named = zip(self.arguments, subtrees, strict=True)
+        return [x for (name, _), subtree in named for x in leaf_names(subtree, name)]
 
     @property
     def number_of_own_data(self) -> int:

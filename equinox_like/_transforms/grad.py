@@ -25,9 +25,8 @@ from .._module.freezing import trainable_leaves
 from .._tree.filters import is_inexact_array
 from .._tree.nodes import describe_node
 from .._tree.partitioning import filter
-from .._tree.paths import path_str
 from .._tree.require import refuse_unknown_options
-from .._tree.splitting import leaf_paths
+from .._tree.splitting import leaf_names
 
 _P = ParamSpec("_P")
 # With a bound, pyright gives the untyped parameter of a lambda the type `Any`.
@@ -276,7 +275,7 @@ def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any]) -> None:
         if isinstance(leaf, jax.Ref):
             raise TypeError(
                 f"The first argument of `{name_of(fun)}` holds a `jax.Ref` at "
-                f"`{path_str(leaf_paths(treedef)[i], 'x')}`, which cannot be "
+                f"`{leaf_names(treedef, 'x')[i]}`, which cannot be "
                 "differentiated. Pass it as another argument, read it first (`ref[...]`), "
                 "or leave it out by `wrt`."
             )

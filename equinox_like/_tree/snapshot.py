@@ -16,6 +16,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 import numpy as np
 
+from .filters import is_array_like
 from .strict import (
     has_generated_equality,
     is_compared_as_tree,
@@ -84,7 +85,8 @@ def snapshot(value: Any) -> Any:
     """`value` with a copy of each container in it that can be changed in place.
 
     Returns `value` itself if it has none. Containers are those of the standard library,
-    dataclasses and Modules. Objects of other types are shared with the copy.
+    dataclasses and Modules, and objects of other types that have a `==` of their own and
+    no hash. Other objects are shared with the copy.
     """
     if type(value) in UNCHANGING:
         return value
@@ -105,6 +107,8 @@ def snapshot(value: Any) -> Any:
         return _of_attributes(value, names)
     if type(value).__module__.split(".")[0] in sys.stdlib_module_names:
         return _of_attributes(value, list(getattr(value, "__dict__", ())))
+    if type(value).__hash__ is None and not is_array_like(value):
+        return _of_object(value)
     return value
 
 
@@ -182,6 +186,21 @@ def _of_attributes(value: Any, names: list[str]) -> Any:
         return made
     except Exception:  # it cannot be copied
         return value
+
+
+def _of_object(value: Any) -> Any:
+    """A copy of an object of another library that is compared by its own `==`.
+
+    Without a hash it can be changed: a configuration of pydantic or of ml_collections.
+    """
+    try:
+        if (value == value) is True:  # not so for tables, which compare elements
+            made = copy.deepcopy(value)
+            if (made == value) is True:
+                return made
+    except Exception:  # it cannot be compared or copied
+        pass
+    return value
 
 
 def _are_same(copies: Any, values: Any) -> bool:

@@ -179,12 +179,8 @@ def make_skeleton(
     """The skeleton with this treedef, these labels and these static leaves."""
     labels, statics = tuple(labels), tuple(statics)
     if not all(map(has_hash, statics)):
-        static_paths = (
-            path_str(path)
-            for path, label in zip(leaf_paths(treedef), labels, strict=True)
-            if label is STATIC
-        )
-        refuse_unhashable(statics, static_paths)
+        named = zip(leaf_names(treedef, ""), labels, strict=True)
+        refuse_unhashable(statics, (name for name, label in named if label is STATIC))
     key = strict_treedef(treedef), labels, strict_key(statics)
     contents = Contents(key, hash(key))
     made: Any = object.__new__(Skeleton)
@@ -199,9 +195,23 @@ def make_skeleton(
 
 
 def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:
-    """The key path of each leaf."""
+    """The key path of each leaf.
+
+    **Raises:** whatever a user's node type does if its children are placeholders.
+    """
     tree = treedef.unflatten(range(treedef.num_leaves))
-    return [path for path, _ in jtu.tree_flatten_with_path(tree)[0]]
+    found, same = jtu.tree_flatten_with_path(tree)
+    if same != treedef:  # what is a child depends on its value
+        raise ValueError("A node type cannot hold placeholders.")
+    return [path for path, _ in found]
+
+
+def leaf_names(treedef: Any, name: str) -> list[str]:
+    """An expression for each leaf of a tree with this name, such as `model.weight`."""
+    try:
+        return [path_str(path, name) for path in leaf_paths(treedef)]
+    except Exception:
+        return [f"{name}.<leaf {i}>" for i in range(treedef.num_leaves)]
 
 
 def refuse_unhashable(statics: Iterable[Any], names: Iterable[str]) -> None:

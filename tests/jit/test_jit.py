@@ -397,6 +397,57 @@ def test_trees_may_be_almost_as_deep_as_the_limit_of_recursions():
     assert run.returncode == 0, run.stderr[-2000:]
 
 
+@jtu.register_pytree_node_class
+class ArraysAsChildren:
+    """As distributions of distrax: what is no array is no child."""
+
+    def __init__(self, **values):
+        self.values = values
+
+    def tree_flatten(self):
+        values = sorted(self.values.items())
+        names = [name for name, x in values if isinstance(x, jax.Array)]
+        others = tuple((name, x) for name, x in values if name not in names)
+        return [self.values[name] for name in names], (tuple(names), others)
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        names, others = aux
+        return cls(**dict(zip(names, children, strict=True)), **dict(others))
+
+
+class TestNodeWhoseChildrenDependOnTheirValues:
+    def test_it_is_an_argument(self):
+        node, other = ArraysAsChildren(a=jnp.ones(2), b=2.0), jnp.ones(2)
+        f = eqx.filter_jit(lambda node: node.values["a"].sum(), donate="strict")
+        with pytest.raises(eqx.DonationError, match=r"not usable: `node.<leaf 0>`"):
+            f(node)
+        f = eqx.filter_jit(lambda node, x, n: node.values["a"] * x * n)
+        assert f(node, other, 3).tolist() == [3, 3]
+        (difference,) = f.explain(node, other, 4).differences
+        assert difference.path == "n"
+        larger = ArraysAsChildren(a=jnp.ones((2, 2)), b=2.0)
+        (difference,) = f.explain(larger, other, 3).differences
+        assert difference.path == "node.<leaf 0>" and difference.kind == "shape"
+
+    def test_names_of_the_other_arguments_are_whole(self):
+        f = eqx.filter_jit(lambda node, x: x["a"][0], donate=("x",))
+        node, x = ArraysAsChildren(a=jnp.ones(2)), {"a": [jnp.ones(2)]}
+        f(node, x)
+        with pytest.raises(eqx.DonationError, match=r"`x\['a'\]\[0\]`"):
+            f(node, x)
+
+    def test_it_goes_through_loops_and_derivatives(self):
+        node = ArraysAsChildren(a=jnp.ones(2), b=2.0)
+        double = lambda n: ArraysAsChildren(a=2 * n.values["a"], b=2.0)  # noqa: E731
+        out, _ = eqx.filter_scan(lambda n, _: (double(n), None), node, length=2)
+        assert out.values["a"].tolist() == [4, 4]
+        grad = eqx.filter_grad(lambda n: (n.values["a"] ** 2).sum())(node)
+        assert grad.values["a"].tolist() == [2, 2]
+        with pytest.raises(ValueError, match=r"The static leaf `more` is .*set"):
+            eqx.filter_jit(lambda n, more: n)(node, {1})
+
+
 class TestNests:
     def f(self, x, k):
         return x * k, k

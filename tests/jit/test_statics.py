@@ -247,7 +247,22 @@ MUTABLE = {
     "dataclass": (lambda: Open([1]), lambda x: x.items.append(2)),
     "frozen dataclass": (lambda: Closed([1]), lambda x: x.items.append(2)),
     "Module": (lambda: Node([1]), lambda x: x.child.append(2)),
+    "own equality": (lambda: Config(1), lambda x: setattr(x, "rate", 2)),
+    "own equality, deep": (lambda: Config([1]), lambda x: x.rate.append(2)),
 }
+
+
+class Config:
+    """As those of pydantic and of ml_collections: it has an `==`, and no hash."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __eq__(self, other):
+        return type(other) is Config and self.rate == other.rate
+
+    def __repr__(self):
+        return f"Config({self.rate})"
 
 
 @dataclasses.dataclass
@@ -290,6 +305,35 @@ class TestValuesThatAreChangedInPlace:
         assert jtu.tree_structure(m) != before
         assert jtu.tree_map(lambda x: x, m).tag is m.tag
         assert strictly_same(before.unflatten([0]).tag, make())
+
+
+class ByElement:
+    """As tables of other libraries, it compares its elements."""
+
+    def __init__(self, value):
+        self.value = np.asarray(value)
+
+    def __eq__(self, other):
+        return self.value == other.value
+
+
+class CopyThatDiffers:
+    def __eq__(self, other):
+        return self is other
+
+
+@pytest.mark.parametrize("make", [lambda: ByElement([1, 2]), CopyThatDiffers])
+def test_object_that_equals_no_copy_of_it_is_kept_itself(make):
+    tag, traces = make(), []
+
+    @eqx.filter_jit
+    def f(m):
+        traces.append(m.tag)
+        return m
+
+    for _ in range(2):
+        assert f(Node(jnp.ones(2), tag=tag)).tag is tag
+    assert len(traces) == 1 and traces[0] is tag
 
 
 def test_static_leaf_of_an_output_that_is_changed_changes_no_other():
