@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
+from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
 from .._tree.registry import registry
 from .._tree.splitting import (
@@ -230,7 +231,7 @@ class LayoutTable:
     def add(self, call: Call) -> tuple[Layout, list[Any]]:
         leaves, structure = registry.flatten(call)
         # This builds the lazy instances of the call; the next call has lazy ones again.
-        if registry.adopt(call):
+        if forget_other_classes(call) or registry.adopt(call):
             leaves, structure = registry.flatten(call)
         expanded = registry.expand(structure)
         layout = self.make(call, expanded)

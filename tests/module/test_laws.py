@@ -454,6 +454,24 @@ def test_autoreload_of_ipython_changes_classes_and_instances(module, tmp_path):
     assert module.Net(1).method(1) == 3 and jtu.tree_leaves(module.Net(5)) == [5]
 
 
+def test_autoreload_may_add_a_field(module, tmp_path):
+    from IPython.extensions.autoreload import superreload
+
+    old = module.Net(jnp.ones(2))
+    around = eqx.Partial(old.method)  # a node above it, which is cached, too
+    for each in (old, around):
+        eqx.filter_jit(lambda m: m)(each)
+    changed = SOURCE.replace("def method", "scale: float = 3.0\n\n        def method")
+    write(tmp_path, "net_to_reload.py", changed)
+    superreload(module)
+    f = eqx.filter_jit(lambda m, x: (m, x * 2))
+    for each in (old, around, module.Net(jnp.ones(2))):
+        for _ in range(2):
+            out, doubled = f(each, jnp.ones(()))
+            assert doubled == 2 and eqx.tree_equal(out, each)
+    assert old.scale == 3 and len(jtu.tree_leaves(module.Net(1))) == 2
+
+
 def test_bodies_may_hold_what_functools_makes(tmp_path):
     class Body(eqx.Module):
         x: int
