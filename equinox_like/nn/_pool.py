@@ -68,8 +68,8 @@ class Pool(Module):
             1 unless given, whatever the kernel.
         - `padding`: how much of `init` to add to the spatial axes: an int, an int for each
             axis, or a pair (before, after) for each axis; at most the kernel size.
-        - `use_ceil`: whether to pad the end by so much that every element of the input
-            is in a window.
+        - `use_ceil`: whether to round the size of the output up. A window that would
+            hold only padding is left out.
 
         **Raises:**
 
@@ -205,16 +205,18 @@ class _AvgPool(Pool):
         super().__init__(0, jax.lax.add, num_spatial_dims, *args)
 
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
-        """As for [`equinox_like.nn.Pool`][]; integers are averaged to floats.
+        """As for [`equinox_like.nn.Pool`][]; integers and bools are averaged to floats.
 
-        Numbers in half precision are summed in float32.
+        Numbers in half precision are summed in float32, integers as `jnp.sum` does.
         """
         n = self.num_spatial_dims
         with jax.named_scope(f"eqx.nn.AvgPool{n}d"):
             check_input(self, x, (None,) * (n + 1))
             x, number = jax_array(x), math.prod(self.kernel_size)
             if not jnp.issubdtype(x.dtype, jnp.inexact):
-                return super().__call__(x) / number
+                # As in `jnp.sum`, because the sum of small integers overflows.
+                wide = x.astype(jax.eval_shape(jnp.sum, x).dtype)
+                return super().__call__(wide) / number
             # In half precision the sum of a large window overflows, or loses its last
             # elements.
             wide = x.astype(accumulation_dtype(x))

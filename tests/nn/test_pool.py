@@ -173,6 +173,14 @@ def test_average_of_integers_is_a_float(dtype, out_dtype, strict) -> None:
     assert out.dtype == out_dtype and out.tolist() == [[0.5, 1.5]]
 
 
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, bool])
+def test_sum_of_small_integers_does_not_overflow(dtype, strict) -> None:
+    largest = 1 if dtype is bool else jnp.iinfo(dtype).max
+    x = jnp.array([[largest, largest, 0]], dtype)
+    out = nn.AvgPool1d(2)(x)
+    assert out.dtype == jnp.float32 and out.tolist() == [[largest, largest / 2]]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_average_of_a_large_window_is_summed_in_float32(dtype, strict) -> None:
     x = jnp.full((1, 2048), 100, dtype)
