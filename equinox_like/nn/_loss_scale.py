@@ -14,7 +14,8 @@ from .._tree import is_array, is_inexact_array, is_inexact_array_like, tree_at
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike
-from ._shape import as_number, as_size, described
+from ._norm import accumulation_dtype
+from ._shape import as_number, as_size, described, jax_array
 
 _Tree = TypeVar("_Tree")
 
@@ -77,7 +78,7 @@ class StaticLossScale(Module):
         return _times(jnp.asarray(loss), self.loss_scale)
 
     def unscale(self, grads: _Tree) -> _Tree:
-        """Divides the gradients by the scale, each in its own dtype."""
+        """Divides the gradients by the scale, in float32 at least; each keeps its dtype."""
         return _unscaled(grads, self.loss_scale)
 
     def adjust(self, finite: Any) -> "StaticLossScale":
@@ -171,7 +172,7 @@ class DynamicLossScale(Module):
         return _times(jnp.asarray(loss), self.loss_scale)
 
     def unscale(self, grads: _Tree) -> _Tree:
-        """Divides the gradients by the scale, each in its own dtype."""
+        """Divides the gradients by the scale, in float32 at least; each keeps its dtype."""
         return _unscaled(grads, self.loss_scale)
 
     def adjust(self, finite: ArrayLike) -> "DynamicLossScale":
@@ -282,9 +283,14 @@ def _times(x: Array, factor: Array) -> Array:
 
 
 def _unscaled(grads: _Tree, scale: Array) -> _Tree:
-    # A product with the inverse is exact for powers of two. Unlike the scale, the
-    # inverse does not overflow in float16.
-    inverse = 1 / scale
-    return jax.tree.map(
-        lambda g: _times(g, inverse) if is_inexact_array(g) else g, grads
-    )
+    def each(g: Any) -> Any:
+        if not is_inexact_array(g):
+            return g
+        g = jax_array(g)
+        # In half precision, the inverse of a large scale would be rounded or vanish.
+        wide = accumulation_dtype(g)
+        inverse = 1 / scale.astype(jnp.finfo(wide).dtype)
+        # Unlike a quotient, the product is exact for powers of two on every device.
+        return _times(g.astype(wide), inverse).astype(g.dtype)
+
+    return jax.tree.map(each, grads)

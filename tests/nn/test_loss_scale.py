@@ -18,6 +18,28 @@ def test_unscale_undoes_scale_in_the_dtype_of_each(dtype) -> None:
     assert back["b"] is None and back["c"] is grads["c"]
 
 
+@pytest.mark.parametrize("number", [2.0**26, 2.0**20, 1e6, 3e5, 3.0])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64])
+def test_inverse_of_the_scale_is_not_rounded_to_half_precision(
+    dtype, number, x64, strict
+) -> None:
+    scale = nn.StaticLossScale(number)
+    grads = jnp.array([60000.0, -1000.0, 3.0], dtype)
+    got = jax.jit(lambda scale, grads: scale.unscale(grads))(scale, grads)
+    assert got.dtype == dtype
+    exact = np.asarray(grads, np.float64) / number
+    eps = max(jnp.finfo(dtype).eps, 2.0**-52)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), exact, eps, jnp.finfo(dtype).smallest_subnormal
+    )
+
+
+def test_unscale_takes_numpy_arrays() -> None:
+    assert nn.StaticLossScale(2.0).unscale(np.ones(2)).tolist() == [0.5, 0.5]
+    got = nn.StaticLossScale(2.0).unscale(jnp.array([2 + 4j]))
+    assert got.dtype == jnp.complex64 and got.tolist() == [1 + 2j]
+
+
 def test_gradients_that_would_vanish_are_kept() -> None:
     def loss(w, scale):
         return scale.scale(w * jnp.float16(1e-5) * jnp.float16(1e-3))
