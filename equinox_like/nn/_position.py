@@ -145,6 +145,9 @@ class LearnedPositionalEmbedding(Module):
             raise TypeError(
                 f"{type(self).__name__} takes integers as positions; got {places.dtype}."
             )
+        if jnp.iinfo(places.dtype).bits < 32:
+            # The number of rows may not fit into a small dtype.
+            places = places.astype(jnp.int32)
         if not isinstance(places, Tracer):
             _check_range(self, np.asarray(places), shape[0])
         elif self.check_bounds:

@@ -149,6 +149,23 @@ def test_positions_of_a_table_are_integers(learned) -> None:
         learned(jnp.ones((3, 4)), positions=jnp.ones(3))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+@pytest.mark.parametrize("check_bounds", [False, True])
+def test_positions_of_a_small_dtype_fit_any_table(
+    dtype, check_bounds, key, strict
+) -> None:
+    embed = nn.LearnedPositionalEmbedding(40_000, 2, key=key, check_bounds=check_bounds)
+    x, positions = jnp.zeros((2, 2)), jnp.array([1, 127], dtype)
+    expected = embed.weight[jnp.array([1, 127])]
+    assert (embed(x, positions=positions) == expected).all()
+    compiled = jax.jit(lambda positions: embed(x, positions=positions))
+    assert (compiled(positions) == expected).all()
+    with pytest.raises(IndexError, match="given position 200"):
+        nn.LearnedPositionalEmbedding(150, 2, key=key)(
+            x, positions=jnp.array([1, 200], jnp.uint8)
+        )
+
+
 def test_wrong_size_is_an_error(key) -> None:
     with pytest.raises(ValueError, match="even number as `embedding_size`; got 3"):
         nn.SinusoidalPositionalEmbedding(3)
