@@ -18,7 +18,7 @@ from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton
 from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
-from ._shape import check_dtype
+from ._shape import check_dtype, jax_array
 from ._stacked import filled
 
 _COPIED = "copied"
@@ -164,7 +164,8 @@ class EMA(Module):
     def model(self) -> Any:
         """The model with averaged parameters, in the dtypes of the model itself.
 
-        The field `average` has its arrays in the dtypes of the averages.
+        Its arrays are copies, so it can be kept if the `EMA` is donated. The field
+        `average` has its arrays in the dtypes of the averages.
         """
         arrays = iter(jtu.tree_leaves(self.average))
         statics = iter(self._skeleton.statics)
@@ -174,7 +175,8 @@ class EMA(Module):
                 leaves.append(next(statics))
                 continue
             array = next(arrays)
-            leaves.append(array if label == _COPIED else array.astype(label))
+            leaf = array if label == _COPIED else array.astype(label)
+            leaves.append(tree_copy(leaf) if leaf is array else leaf)
         return self._skeleton.treedef.unflatten(leaves)
 
 
@@ -182,7 +184,11 @@ def _skeleton(model: Any) -> Skeleton:
     """The skeleton of a model. An averaged array is labelled with its dtype."""
     leaves, treedef = jtu.tree_flatten(model)
     labels = [
-        str(leaf.dtype) if is_parameter else _COPIED if is_array(leaf) else STATIC
+        str(jnp.result_type(leaf))
+        if is_parameter
+        else _COPIED
+        if is_array(leaf)
+        else STATIC
         for leaf, is_parameter in zip(leaves, trainable_leaves(model), strict=True)
     ]
     return make_skeleton(treedef, labels, [x for x in leaves if not is_array(x)])
@@ -193,13 +199,13 @@ def _array_labels(skeleton: Skeleton) -> list[Any]:
 
 
 def _wide(x: Any, dtype: DTypeLike | None) -> Array:
+    x = jax_array(x)
     with jax.numpy_dtype_promotion("standard"):
         if dtype is None:
             dtype = jnp.result_type(x.dtype, jnp.float32)
         elif jnp.iscomplexobj(x):
             dtype = jnp.result_type(dtype, jnp.complex64)
-    # A JAX array also for one of NumPy, and without a weak type: losing that at the first
-    # update would retrace.
+    # Without a weak type: losing that at the first update would retrace.
     return jax.lax.convert_element_type(x, dtype)
 
 
@@ -224,7 +230,7 @@ def _moved(old: Array, new: Any, rate: Array) -> Array:
     return jnp.where(rate == 1, new, moved)
 
 
-def _renewed(old: Array, new: Any) -> Any:
+def _renewed(old: Any, new: Any) -> Any:
     """A copy of `new`, for which a donated `old` has the memory."""
     if isinstance(old, Tracer):
         # An `old` that the program does not use would be an unused donation.

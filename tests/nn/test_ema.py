@@ -158,6 +158,25 @@ def test_it_is_donated_with_the_model(donate) -> None:
     )
 
 
+def test_model_of_the_average_is_kept_if_the_ema_is_donated() -> None:
+    ema = nn.EMA(Model(1))
+    teacher = ema.model()
+    assert not buffers(teacher) & buffers(ema)
+    update = eqx.filter_jit(lambda model, ema: ema.update(model), donate=("ema",))
+    ema = update(Model(2), ema)
+    assert eqx.tree_equal(teacher, Model(1))
+    assert eqx.tree_equal(eqx.filter_jit(lambda ema: ema.model())(ema), Model(2))
+
+
+def test_model_may_hold_numpy_arrays() -> None:
+    model = {"weight": np.ones(2), "counts": np.arange(2)}
+    ema = nn.EMA(model).update(model)
+    teacher = ema.model()
+    assert teacher["weight"].dtype == jnp.float32 and teacher["weight"].sum() == 2
+    assert teacher["counts"].tolist() == [0, 1]
+    assert teacher["counts"] is not ema.average["counts"]
+
+
 def test_its_text_is_that_of_its_fields() -> None:
     assert "Skeleton" not in repr(nn.EMA(Model(1)))
 
