@@ -20,7 +20,7 @@ from ._callables import check_function, check_layer
 from ._dropout import Dropout
 from ._keys import split_key
 from ._precision import computes
-from ._scan_cell import scanned
+from ._scan_cell import as_sequence, scanned
 from ._shape import as_size, within
 
 
@@ -122,7 +122,8 @@ class Bidirectional(Module):
         states = _as_states(self, init, 2, "direction")
         cells = self.forward, self.backward
         names = "forward", "backward"
-        there = _there(self, xs, length)
+        xs, size = as_sequence(self, xs)
+        there = _there(self, size, length)
         (forward, backward), last = scanned(
             cells, names, states, xs, there, self.unroll
         )
@@ -281,7 +282,8 @@ class RNN(Module):
         is active and there is no `key`.
         """
         states = _as_states(self, init, len(self.layers), "layer")
-        there = _there(self, xs, length)
+        xs, size = as_sequence(self, xs)
+        there = _there(self, size, length)
         number = len(self.layers) - 1
         keys = [None] * number if key is None else split_key(key, number, self)
         last = []
@@ -299,17 +301,11 @@ class RNN(Module):
         return xs, tuple(last)
 
 
-def _there(layer: Any, xs: Any, length: Any) -> Array | None:
+def _there(layer: Any, size: int, length: Any) -> Array | None:
     """The mask of the elements of a sequence that are not padding; `None` if all."""
-    name = type(layer).__name__
-    sizes = [x.shape[0] for x in jax.tree.leaves(xs) if is_array(x) and x.ndim > 0]
-    if not sizes:
-        raise ShapeError(
-            f"{name} takes an array, or a pytree of arrays, as `xs`, with the sequence "
-            "along the first axis."
-        )
     if length is None:
         return None
+    name = type(layer).__name__
     if jnp.shape(length) != ():
         raise ShapeError(
             f"{name} takes one sequence, and its `length` as one integer; got shape "
@@ -321,12 +317,12 @@ def _there(layer: Any, xs: Any, length: Any) -> Array | None:
             f"{name} takes an integer as `length`; got dtype {jnp.result_type(length)}."
         )
     if isinstance(length, SupportsIndex) and not is_array(length):
-        if not 0 <= operator.index(length) <= sizes[0]:
+        if not 0 <= operator.index(length) <= size:
             raise ValueError(
-                f"{name} was given a sequence of {sizes[0]} elements, but a `length` "
+                f"{name} was given a sequence of {size} elements, but a `length` "
                 f"of {length}."
             )
-    return jnp.arange(sizes[0]) < jnp.asarray(length).astype(int)
+    return jnp.arange(size) < jnp.asarray(length).astype(int)
 
 
 def _as_states(

@@ -122,7 +122,7 @@ def _drawn(init: Init, place: Place, key: Any) -> Any:
     path = plain_path(place.path)
     key = jax.random.fold_in(key, zlib.crc32(path.encode()))
     layout = layout_of(place.owner, place.name or "")
-    shape, dtype = tuple(place.leaf.shape), place.leaf.dtype
+    shape, dtype = tuple(place.leaf.shape), jnp.result_type(place.leaf)
     number = leading_axes(place.owner, place.name or "", len(shape), len(place.rows))
     if number == 0 or (not callable(init) and not isinstance(init, str)):
         return initialised(init, key, shape, dtype, layout, path)

@@ -16,6 +16,7 @@ from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._keys import key_named
 from ._norm import accumulation_dtype
+from ._shape import jax_array
 
 
 def sample_logits(
@@ -87,6 +88,7 @@ def sample_logits(
             "`sample_logits` takes `repetition_penalty` and `seen` together, or neither."
         )
     with jax.named_scope("eqx.nn.sample_logits"):
+        logits = jax_array(logits)
         logits = logits.astype(accumulation_dtype(logits))
         if repetition_penalty is not None and seen is not None:
             logits = jnp.where(seen, _penalised(logits, repetition_penalty), logits)

@@ -14,7 +14,7 @@ from .._tree.arrays import is_typed_key
 from .._tree.nodes import describe_node
 from ._callables import check_layer
 from ._precision import cast_to_precision
-from ._shape import described, within
+from ._shape import described, jax_array, taker_name, within
 
 
 def scan_cell(
@@ -46,7 +46,8 @@ def scan_cell(
     **Raises:**
 
     [`equinox_like.ShapeError`][] if the cell returns another structure or other shapes than
-    those of `init`, or if `mask` has another shape; `TypeError` if it is not an array.
+    those of `init`, if `mask` has another shape, or if `xs` holds something else than
+    arrays; `TypeError` if `mask` is not an array.
 
     !!! example
 
@@ -61,9 +62,10 @@ def scan_cell(
         ```
     """
     check_layer("`scan_cell`", "cell", cell)
+    xs, length = as_sequence("`scan_cell`", xs)
     init = _varying_as((cell, xs), _first_state(cell, "", xs, cast_to_precision(init)))
     if mask is not None:
-        _check_mask(mask, jax.tree.leaves(xs)[0].shape[0])
+        _check_mask(mask, length)
         xs = _without_padding(xs, mask)
 
     def step(state, inputs):
@@ -112,6 +114,17 @@ def scanned(
 
     last, outputs = jax.lax.scan(step, states, inputs, unroll=unroll)
     return (outputs[0], *map(_flipped, outputs[1:])), tuple(last)
+
+
+def as_sequence(taker: Any, xs: Any) -> tuple[Any, int]:
+    """`xs` with JAX arrays as leaves, and the length of this sequence."""
+    leaves = jax.tree.leaves(xs)
+    if not leaves or not all(is_array(x) and x.ndim > 0 for x in leaves):
+        raise ShapeError(
+            f"{taker_name(taker)} takes an array, or a pytree of arrays, as `xs`, with "
+            "the sequence along the first axis."
+        )
+    return jax.tree.map(jax_array, xs), leaves[0].shape[0]
 
 
 def _called(cell: Any, name: str, x: Any, state: Any) -> Any:

@@ -279,6 +279,26 @@ def test_scan_cell_takes_parts_of_a_batch_within_a_shard_map(key, draw):
     )
 
 
+def test_sequences_of_numpy_are_those_of_jax(key):
+    cell, xs = nn.LSTMCell(3, 4, key=key), np.ones((5, 3))
+    expected, _ = nn.scan_cell(cell, jnp.asarray(xs))
+    outs, _ = nn.scan_cell(cell, xs, (np.zeros(4), np.zeros(4)))
+    assert_close(outs, expected)
+    assert_close(nn.RNN(cell)(xs)[0], expected)
+    outs, _ = nn.Bidirectional(cell, cell)(xs)
+    assert_close(outs[:, :4], expected)
+
+
+@pytest.mark.parametrize("xs", [None, (), [[1.0, 2.0]], jnp.ones(()), (jnp.ones(2), 1)])
+def test_sequence_is_a_tree_of_arrays(xs, key):
+    cell, message = nn.GRUCell(3, 4, key=key), "takes an array, or a pytree of arrays,"
+    init, mask = jnp.ones(4), jnp.ones(2, bool)
+    with pytest.raises(eqx.ShapeError, match=f"`scan_cell` {message} as `xs`"):
+        nn.scan_cell(cell, xs, init, mask=mask)
+    with pytest.raises(eqx.ShapeError, match=f"RNN {message} as `xs`"):
+        nn.RNN(cell)(xs)
+
+
 def test_bad_input_is_an_error_that_names_it(key):
     rnn = nn.RNN.build(nn.GRUCell, 3, 4, 2, bidirectional=True, key=key)
     xs = jnp.ones((5, 3))

@@ -101,6 +101,12 @@ def test_structs_become_arrays_and_frozen_stays_frozen(key) -> None:
     assert (new.value.weight == 1).all()
 
 
+def test_parameters_of_numpy_become_arrays_of_jax(key) -> None:
+    model = nn.Embedding(weight=np.ones((3, 2)))
+    new = nn.reinit(model, [(nn.Embedding, "normal")], key=key)
+    assert isinstance(new.weight, jax.Array) and new.weight.dtype == jnp.float32
+
+
 def test_dtype_is_kept_and_a_wrong_shape_names_the_path(model, key) -> None:
     half = jax.tree.map(lambda x: x.astype(jnp.float16), model)
     new = nn.reinit(half, [(nn.Linear, "normal")], key=key)

@@ -101,6 +101,11 @@ def test_half_precision_and_strict_promotion(strict, key) -> None:
     assert token == 1
 
 
+def test_logits_may_be_of_numpy(key, without_type_checks) -> None:
+    logits = np.array([0.0, 50.0])
+    assert nn.sample_logits(logits, key) == nn.sample_logits(jnp.asarray(logits), key)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
