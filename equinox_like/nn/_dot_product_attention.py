@@ -145,7 +145,10 @@ class Drop(NamedTuple):
     inference: bool | None
 
     def is_active(self) -> bool:
-        return self.dropout is not None and self.dropout.is_active(self.inference)
+        # A function in place of a `Dropout` is always called.
+        if self.dropout is None or not hasattr(self.dropout, "is_active"):
+            return self.dropout is not None
+        return self.dropout.is_active(self.inference)
 
     def on_head(self, weights: Array, key: Any) -> Array:
         if self.dropout is None:
@@ -399,7 +402,7 @@ def _chosen(
             return None
         if _cudnn_serves(q, k, v):
             return "cudnn"
-        return "xla" if _xla_serves(q) else None
+        return "xla" if _xla_serves(q, k, v) else None
     if found is not None:
         raise ValueError(
             f"The implementation {name!r} of attention cannot be used for this call: "
@@ -427,6 +430,9 @@ def _cudnn_serves(q: Array, k: Array, v: Array) -> bool:
     return half and q.shape[2] % 8 == 0 and q.shape[2] <= 128
 
 
-def _xla_serves(q: Array) -> bool:
+def _xla_serves(q: Array, k: Array, v: Array) -> bool:
+    # In double precision, it would compute the softmax in float32.
+    if any(x.dtype == jnp.float64 for x in (q, k, v)):
+        return False
     # With jax 0.10 to 0.12, a compiled program in float16 is only lowered for GPUs.
     return q.dtype != jnp.float16 or jax.default_backend() == "gpu"

@@ -103,6 +103,25 @@ def test_auto_takes_a_kernel_that_can_be_compiled(dtype, heads) -> None:
     )
 
 
+def test_auto_keeps_double_precision(x64, draw) -> None:
+    q, k, v = draw(4, 8), draw(6, 8), draw(6, 8)
+    out = nn.dot_product_attention(q, k, v, implementation="auto")
+    np.testing.assert_allclose(out, nn.dot_product_attention(q, k, v), rtol=1e-13)
+
+
+def test_function_in_place_of_a_dropout_is_called(draw, without_type_checks) -> None:
+    def half(weights, *, key, inference):
+        return weights / 2
+
+    q, k, v = draw(4, 8), draw(6, 8), draw(6, 8)
+    expected = nn.dot_product_attention(q, k, v) / 2
+    for implementation in (None, "auto"):
+        out = nn.dot_product_attention(
+            q, k, v, dropout=half, implementation=implementation
+        )
+        np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
 def test_softmax_is_computed_in_float32() -> None:
     q, k = jnp.ones((1, 1), "bfloat16"), jnp.zeros((3000, 1), "bfloat16")
     out = nn.dot_product_attention(q, k, jnp.ones((3000, 1), "bfloat16"))
