@@ -37,7 +37,7 @@ from ._kv_cache import (
 from ._linear import Linear
 from ._masks import check_window, visible_keys
 from ._precision import cast_to_precision
-from ._shape import as_size
+from ._shape import as_divisor, as_size
 from ._sharding import whole_along
 
 _NAME = "MultiheadAttention"
@@ -135,19 +135,20 @@ class MultiheadAttention(Module):
             `n // (num_heads // num_kv_heads)` of these.
         - `implementation`: of the attention itself. `None`: the formula. `"xla"`,
             `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the first
-            of `"cudnn"`, `"xla"` and `None` that can serve the call. In half precision, JAX
-            cannot lower the gradient of `"xla"` under strict dtype promotion; nor, but for
-            GPUs, a compiled function with `"xla"` in float16.
+            of `"cudnn"`, `"xla"` and `None` that can serve the call. In float16, a
+            compiled function with `"xla"` cannot be lowered for CPUs. In bfloat16, JAX
+            cannot lower the gradient of `"xla"` under strict dtype promotion.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
             projections.
 
         **Raises:**
 
         `ValueError` for a size that is negative, or a `num_kv_heads` that does not divide
-        `num_heads`; or if each head would be of size 0.
+        `num_heads`; or if each head would be of size 0. `ZeroDivisionError` if `num_heads`
+        is 0.
         """
         query_size = as_size(self, "query_size", query_size)
-        self.num_heads = as_size(self, "num_heads", num_heads)
+        self.num_heads = as_divisor(self, "num_heads", num_heads)
         per_head = query_size // self.num_heads
         if per_head == 0 < query_size and None in (qk_size, vo_size):
             raise ValueError(

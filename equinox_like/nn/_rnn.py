@@ -15,7 +15,14 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, first_values, gates, parameter_dtype
 from ._keys import split_key
 from ._precision import computes
-from ._shape import as_size, check_dtype, check_input, jax_array, parameter_shape
+from ._shape import (
+    as_divisor,
+    as_size,
+    check_dtype,
+    check_input,
+    jax_array,
+    parameter_shape,
+)
 from ._sharding import matvec
 
 
@@ -84,10 +91,10 @@ class GRUCell(Module):
 
         **Raises:**
 
-        `ValueError` if a size is negative.
+        `ValueError` if a size is negative, `ZeroDivisionError` if `hidden_size` is 0.
         """
         self.input_size = as_size(self, "input_size", input_size)
-        self.hidden_size = as_size(self, "hidden_size", hidden_size)
+        self.hidden_size = as_divisor(self, "hidden_size", hidden_size)
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key, bias_n_key = split_key(key, 4, self)
@@ -203,7 +210,7 @@ class LSTMCell(Module):
     ):
         """Arguments as for [`equinox_like.nn.GRUCell`][]."""
         self.input_size = as_size(self, "input_size", input_size)
-        self.hidden_size = as_size(self, "hidden_size", hidden_size)
+        self.hidden_size = as_divisor(self, "hidden_size", hidden_size)
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key = split_key(key, 3, self)

@@ -194,6 +194,16 @@ def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
     )
 
 
+def as_divisor(layer: Any, name: str, value: Any) -> int:
+    """`as_size`, except that 0 is a `ZeroDivisionError`, as it is in Equinox."""
+    size = as_size(layer, name, value)
+    if size == 0:
+        raise ZeroDivisionError(
+            f"{taker_name(layer)} takes an int >= 1 as `{name}`; got 0."
+        )
+    return size
+
+
 def as_number(
     layer: Any,
     name: str,

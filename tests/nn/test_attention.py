@@ -248,6 +248,11 @@ def test_wrong_argument_is_an_error(options, message, key, without_type_checks) 
         nn.MultiheadAttention(**{"num_heads": 4, "query_size": 8} | options, key=key)
 
 
+def test_number_of_heads_zero_is_an_error(key) -> None:
+    with pytest.raises(ZeroDivisionError, match="int >= 1 as `num_heads`; got 0"):
+        nn.MultiheadAttention(0, 4, key=key)
+
+
 # The attention of one head, which other libraries import
 
 

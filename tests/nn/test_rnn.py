@@ -84,9 +84,11 @@ def test_wrong_shapes_name_the_argument(key) -> None:
             cell(jnp.ones(3), tuple(map(jnp.ones, hidden)))
 
 
-def test_hidden_size_zero_is_an_error(key) -> None:
-    with pytest.raises(ZeroDivisionError):
-        nn.GRUCell(3, 0, key=key)
+@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
+def test_hidden_size_zero_is_an_error(cls, key) -> None:
+    message = f"^{cls.__name__} takes an int >= 1 as `hidden_size`; got 0"
+    with pytest.raises(ZeroDivisionError, match=message):
+        cls(3, 0, key=key)
 
 
 def test_init_state_is_zeros_of_the_right_structure(key) -> None:
