@@ -13,6 +13,7 @@ from jaxtyping import Array
 from .._core.sharding import axes_of
 from .._errors import ShapeError
 from .._module import Module, field
+from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, Layout, first_values, parameter_dtype
 from ._keys import split_key
@@ -91,7 +92,8 @@ class Einsum(Module):
         **Raises:**
 
         `ValueError` if the equation is not of this kind, or `sizes` has other letters than
-        the weight, or a negative size.
+        the weight, or a negative size. `TypeError` if `equation` is not a string, or
+        `sizes` not a dict.
         """
         axes = _parsed(equation)
         self.equation = str(axes)
@@ -208,6 +210,10 @@ class EinsumLayout:
 
 
 def _parsed(equation: str) -> _Axes:
+    if not isinstance(equation, str):
+        raise TypeError(
+            f"Einsum takes a string as `equation`; got {describe_node(equation)}."
+        )
     terms = equation.replace(" ", "").replace("->", ",").split(",")
     if equation.count("->") != 1 or len(terms) != 3:
         raise _wrong(equation, "it does not have the form 'input,weight->output'")
@@ -251,6 +257,11 @@ def _wrong(equation: str, why: str) -> ValueError:
 def _checked_sizes(
     layer: Einsum, axes: _Axes, sizes: Mapping[str, int]
 ) -> dict[str, int]:
+    if not isinstance(sizes, Mapping):
+        raise TypeError(
+            f"Einsum({axes}) takes a dict as `sizes`, of the size of each axis of its "
+            f"weight; got {describe_node(sizes)}."
+        )
     missing = [name for name in axes.weight if name not in sizes]
     if missing:
         raise ValueError(

@@ -27,7 +27,9 @@ def key_named(key: Any, layer: Any) -> Iterator[None]:
         if _is_single_key(key):
             raise
         given = describe_array(key) if is_array(key) else repr(key)
-        raise type(error)(
+        # Error classes of JAX may take other arguments than a message.
+        error_class = TypeError if isinstance(error, TypeError) else ValueError
+        raise error_class(
             f"`key` of {taker_name(layer)} must be one PRNG key, such as "
             f"`jax.random.key(0)`; got {given}."
         ) from error

@@ -107,10 +107,15 @@ class LoRA(StatefulLayer):
         **Raises:**
 
         `ValueError` if `rank` is not an int of 1 or more, `alpha` is not a number, or if
-        there is no such weight.
+        there is no such weight. `TypeError` if `layer` is a LoRA itself.
         """
         rank = as_size(self, "rank", rank, 1)
         refuse_layer_class("LoRA", "layer", layer)
+        if isinstance(layer, LoRA):
+            raise TypeError(
+                "LoRA takes a layer without a LoRA as `layer`; got a LoRA. Pass "
+                "`lora.merge().layer` to keep its update."
+            )
         self.layer = layer
         self.weight_name = weight_name
         self.alpha = as_number(self, "alpha", rank if alpha is None else alpha)
@@ -245,7 +250,7 @@ def add_lora(
 
     **Raises:**
 
-    `ValueError` if `where` chooses no such weight.
+    `ValueError` if `where` chooses no such weight, or that of a LoRA's layer.
 
     !!! example
 
@@ -269,6 +274,14 @@ def add_lora(
             "Correct `where`; a layer whose weight has another name can be wrapped by "
             "`LoRA`."
         )
+
+    for path, _ in select(model).of(LoRA):
+        inner = f"{path}.layer".removeprefix(".")
+        if inner in chosen:
+            raise ValueError(
+                f"`add_lora` was to wrap `{inner}`, which is the layer of a LoRA. Correct "
+                "`where`, or call `merge_lora` before."
+            )
 
     def wrap(path: str, layer: Any) -> LoRA:
         names = chosen[path]

@@ -104,7 +104,7 @@ def _selects(selector: Any, place: Place) -> bool:
         return False
     if isinstance(selector, str):
         return matches(selector, plain_path(place.path))
-    if isinstance(selector, tuple) and isinstance(selector[-1], str):
+    if isinstance(selector, tuple) and selector and isinstance(selector[-1], str):
         cls, name = selector
         return isinstance(place.owner, cls) and place.name == name
     if isinstance(selector, type | tuple):

@@ -117,7 +117,7 @@ class RotaryPositionalEmbedding(Module):
         except ValueError as error:
             if jnp.result_type(x) == self.dtype:
                 raise
-            raise type(error)(
+            raise ValueError(
                 f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, but was "
                 f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` "
                 f"set to 'strict'. Build it with `dtype={x.dtype}`, or call it under "

@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._core.difference import ARRAY_TYPE, tree_differences
+from .._core.parts import pair_of
 from .._errors import ShapeError
 from .._module import Module, field
 from .._transforms.checkpoint import checkpointed_step, require_policy
@@ -167,7 +168,8 @@ class Stacked(StatefulLayer, Generic[_L]):
 
         [`equinox_like.ShapeError`][] if a layer changes structure, shape or dtype of `x`,
         or if this is an ensemble and not called under `filter_vmap`.
-        `TypeError` if the layers are stateful and no state was passed.
+        `TypeError` if the layers are stateful and no state was passed, or if with `xs`
+        a layer does not return a pair.
         """
         refuse_key(self, state)
         stateful = is_stateful(self.layers)
@@ -202,7 +204,9 @@ class Stacked(StatefulLayer, Generic[_L]):
                     out, new_state = layer(*args, state=inputs["state"], **kwargs)
                 else:
                     out = layer(*args, **kwargs)
-            out, y = (out, None) if xs is ABSENT else out
+            y = None
+            if xs is not ABSENT:
+                out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")
             check_kept("A layer of Stacked", x, out)
             return out, (y, new_state)
 

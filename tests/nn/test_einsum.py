@@ -164,6 +164,15 @@ def test_sizes_are_those_of_the_weight(sizes, message, key) -> None:
         nn.Einsum("s d, d k -> s k", sizes, key=key)
 
 
+def test_equation_is_a_string_and_sizes_are_a_dict(key, without_type_checks) -> None:
+    with pytest.raises(
+        TypeError, match="Einsum takes a string as `equation`; got an int"
+    ):
+        nn.Einsum(3, {}, key=key)
+    with pytest.raises(TypeError, match=r"takes a dict as `sizes`.*; got an int"):
+        nn.Einsum("d,dk->k", 3, key=key)
+
+
 def test_empty_axes_are_allowed(key) -> None:
     layer = nn.Einsum("...i,io->...o", {"i": 0, "o": 3}, key=key)
     assert (layer(jnp.ones((2, 0))) == layer.bias).all()

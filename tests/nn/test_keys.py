@@ -95,3 +95,17 @@ def test_key_is_not_blamed_for_another_argument():
         nn.Dropout(jnp.ones(3))(jnp.ones(2), key=jax.random.key(0))
     with pytest.raises(ValueError, match="dtype"):
         nn.Embedding(2, 2, dtype=jnp.int32, key=jax.random.key(0))
+
+
+def test_error_of_jax_that_takes_no_message_names_the_layer(without_type_checks):
+    def init(key, shape, dtype):
+        if jax.random.key_data(key).sum() > 0:  # a tracer has no value
+            return jnp.ones(shape, dtype)
+
+    def build(key):
+        return nn.LearnedPositionalEmbedding(3, 2, key=key, weight_init=init).weight
+
+    with pytest.raises(
+        TypeError, match="`key` of LearnedPositionalEmbedding must be one"
+    ):
+        jax.jit(build)(jax.random.split(jax.random.key(0)))

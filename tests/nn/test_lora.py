@@ -296,6 +296,24 @@ def test_layers_without_a_weight_are_an_error_that_says_what_to_do(without_type_
         nn.add_lora(nn.MLP(3, 2, 4, 1, key=KEY), "layer", 2, key=KEY)
 
 
+def test_lora_of_a_lora_is_refused():
+    linear = nn.Linear(3, 2, key=KEY)
+    lora = nn.LoRA(linear, 1, key=KEY)
+    with pytest.raises(
+        TypeError, match=r"LoRA takes a layer without a LoRA as `layer`"
+    ):
+        nn.LoRA(lora, 1, key=KEY)
+    with pytest.raises(
+        ValueError, match="to wrap `layer`, which is the layer of a LoRA"
+    ):
+        nn.add_lora(lora, "**", 1, key=KEY)
+    model = nn.add_lora(nn.MLP(3, 2, 4, 1, key=KEY), "layers[0]", 1, key=KEY)
+    with pytest.raises(ValueError, match=r"to wrap `layers\[0\]\.layer`, which"):
+        nn.add_lora(model, nn.Linear, 1, key=KEY)
+    both = nn.add_lora(model, "layers[1]", 1, key=KEY)
+    assert both(jnp.ones(3)).shape == (2,)
+
+
 def test_model_is_rebuilt_once_whatever_its_number_of_layers():
     @jax.tree_util.register_pytree_node_class
     class Layers(list):

@@ -51,6 +51,8 @@ def test_first_rule_wins_and_each_must_choose_something(model, key) -> None:
         nn.reinit(model, rules, key=key)
     new = nn.reinit(model, rules, key=key, allow_unused=True)
     assert changed(model, new) == []
+    with pytest.raises(ValueError, match=r"The rule for \(\) chooses no parameter"):
+        nn.reinit(model, [((), "normal")], key=key)
     with pytest.raises(TypeError, match="A selector must be a class"):
         nn.reinit(model, [(3, "normal")], key=key)
 

@@ -132,6 +132,20 @@ def test_xs_goes_row_by_row_and_ys_come_back(key) -> None:
         stacked(jnp.array(1.0), xs={"a": jnp.ones(3)})
 
 
+@pytest.mark.parametrize("returned", [lambda x: x, lambda x: jnp.stack([x, x])])
+def test_with_xs_a_layer_returns_a_pair(returned) -> None:
+    class Step(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x, each):
+            return returned(x * self.weight)
+
+    stacked = nn.Stacked.from_layers([Step(jnp.array(2.0))] * 2)
+    message = r"a layer of Stacked must return a pair `\(x, y\)`; it returned"
+    with pytest.raises(TypeError, match=message):
+        stacked(jnp.ones(3), xs=jnp.ones(2))
+
+
 def test_kv_caches_are_rows(key) -> None:
     class Attend(eqx.Module):
         attention: nn.MultiheadAttention
