@@ -73,7 +73,7 @@ def zero_like(x: Any) -> Any:
 
 
 def instantiate(zero: Any) -> Any:
-    """A symbolic zero as an array."""
+    """A symbolic zero as an array; anything else as it is."""
     return ad.instantiate_zeros(zero)
 
 

@@ -62,8 +62,7 @@ def _read_transpose(cotangents, x, *arrays, place):
     none = [None] * len(arrays)
     if type(value) is Zero:
         return [rest, *none]
-    rest = instantiate(rest) if type(rest) is Zero else rest
-    return [place.add_read(rest, value, *arrays), *none]
+    return [place.add_read(instantiate(rest), value, *arrays), *none]
 
 
 def _set(pred, x, value, *arrays, place):
@@ -81,7 +80,7 @@ def _set_jvp(primals, tangents, *, place):
     out = maybe_set_p.bind(*primals, place=place)
     if type(dx) is Zero and type(dvalue) is Zero:
         return out, [zero_like(out[0])]
-    dx, dvalue = (instantiate(t) if type(t) is Zero else t for t in (dx, dvalue))
+    dx, dvalue = instantiate(dx), instantiate(dvalue)
     return out, maybe_set_p.bind(pred, dx, dvalue, *arrays, place=place)
 
 

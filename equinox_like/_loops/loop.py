@@ -54,7 +54,8 @@ def filter_while_loop(
 
     **Returns:**
 
-    The last carry.
+    The last carry. Under `jax.vmap`, gradients may be NaN if the step or its derivative is
+    infinite or NaN at the last carry of an element: see [Loops](../loops.md).
 
     **Raises:**
 

@@ -50,8 +50,8 @@ def _push_forward(primals, tangents):
     _, dx, dy = tangents
     if type(dx) is Zero and type(dy) is Zero:
         return [select_if_vmap(pred, x, y)], [zero_like(x)]
-    dx, dy = (instantiate(t) if type(t) is Zero else t for t in (dx, dy))
-    return [select_if_vmap(pred, x, y)], [select_if_vmap(pred, dx, dy)]
+    tangent = select_if_vmap(pred, instantiate(dx), instantiate(dy))
+    return [select_if_vmap(pred, x, y)], [tangent]
 
 
 def _pull_back(cotangents, pred, x, y):
