@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from .._compat.trace_state import at_top_level, within_program
+from .._core.caches import on_clear
 from .._core.parts import Rest, take_apart
 from .._runtime.spoil import may_depend, spoilt
 from .._tree.arrays import struct_of
@@ -26,7 +27,8 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
     """The identity, which records the arrays that dead code elimination keeps.
 
     Use it in a compiled function. Once that has run,
-    [`equinox_like.debug.inspect_dce`][] prints the record.
+    [`equinox_like.debug.inspect_dce`][] prints the record. It holds the leaves of `x` that
+    are not arrays until [`equinox_like.clear_caches`][] deletes all records.
 
     **Arguments:**
 
@@ -143,4 +145,5 @@ class _Removed:
 
 
 _calls: dict[Hashable, list[_Call]] = {}
+on_clear(_calls.clear)
 _lock = threading.Lock()

@@ -1,5 +1,8 @@
 """`store_dce` and `inspect_dce`: which arrays are left once dead code is removed."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -99,6 +102,22 @@ def test_keys_and_integers_are_noted(store, shown):
     new_key, n = f(key, 2)
     assert (jax.random.key_data(new_key) == jax.random.key_data(key)).all() and n == 2
     assert "DCE'd" not in shown()[1]
+
+
+def test_clear_caches_deletes_the_records_and_their_leaves(store, shown):
+    class Leaf:
+        pass
+
+    leaf = Leaf()
+    jax.jit(lambda x: store((x, (leaf,)))[0])(X).block_until_ready()
+    assert "Entry 0:" in shown()
+    alive = weakref.ref(leaf)
+    del leaf
+    eqx.clear_caches()
+    assert shown() == []
+    jax.clear_caches()
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("use", [lambda f: f, jax.vmap], ids=["eager", "vmap"])
