@@ -6,7 +6,6 @@ prompt are not needed, and prompts of different lengths differ only in how much 
 is truncated.
 """
 
-import operator
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,13 +27,12 @@ from .._runtime.error_if import error_if
 from .._transforms.trace import filter_eval_shape
 from .._tree import is_array
 from .._tree.arrays import is_deleted
-from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
 from ._keys import key_named
 from ._kv_cache import KVCache, cut
-from ._sampling import check_sampling, is_greedy, sample_logits
+from ._sampling import check_sampling, checked_int, is_greedy, sample_logits
 from ._shape import as_array
 
 
@@ -161,7 +159,7 @@ def generate(
             "`generate` takes a `prompt` of shape (length,) or (batch, length), with "
             f"at least one token; got shape {prompt.shape}."
         )
-    steps = _checked_int("max_new_tokens", max_new_tokens, minimum=1)
+    steps = checked_int("generate", "max_new_tokens", max_new_tokens, 1)
     check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
     check_function("`generate`", "model", model)
     greedy = is_greedy(temperature)
@@ -178,7 +176,7 @@ def generate(
     sampling |= {"top_k": top_k, "top_p": _float(top_p)}
     sampling["repetition_penalty"] = _float(repetition_penalty)
     ids = [
-        None if token is None else jnp.int32(_checked_int(name, token, minimum=0))
+        None if token is None else jnp.int32(checked_int("generate", name, token, 0))
         for name, token in (("end_token", end_token), ("pad_token", pad_token))
     ]
     options = _Options(steps, sampling, *ids)
@@ -353,18 +351,6 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
 
 def _float(x: Any) -> Any:
     return None if x is None else jnp.asarray(x, jnp.float32)
-
-
-def _checked_int(name: str, value: Any, minimum: int) -> int:
-    try:
-        if operator.index(value) >= minimum:
-            return operator.index(value)
-    except (TypeError, jax.errors.JAXTypeError):
-        raise TypeError(
-            f"`generate` takes a Python integer as `{name}`; got "
-            f"{describe_node(value)}."
-        ) from None
-    raise ValueError(f"`generate` takes an int >= {minimum} as `{name}`; got {value}.")
 
 
 def _checked_integers(name: str, value: Any) -> Array:

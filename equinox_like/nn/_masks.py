@@ -5,7 +5,6 @@ A mask is a boolean array of shape `(queries, keys)` or `(heads, queries, keys)`
 """
 
 import functools
-import operator
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
+from ._shape import as_size
 
 
 def causal_mask(
@@ -188,22 +188,11 @@ def visible_keys(
 
 
 def check_window(name: str, window: int | None) -> None:
-    if window is None:
-        return
-    try:
-        if operator.index(window) >= 1:
-            return
-    except TypeError:
-        pass
-    raise ValueError(f"{name} takes an int >= 1 as `window`; got {window!r}.")
+    if window is not None:
+        as_size(name, "window", window, 1)
 
 
 def _length(function: str, name: str, value: Any) -> Any:
     if jax.export.is_symbolic_dim(value):
         return value
-    try:
-        if operator.index(value) >= 0:
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise ValueError(f"`{function}` takes an int >= 0 as `{name}`; got {value!r}.")
+    return as_size(f"`{function}`", name, value)

@@ -16,7 +16,7 @@ from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._keys import key_named
 from ._norm import accumulation_dtype
-from ._shape import jax_array
+from ._shape import as_size, jax_array
 
 
 def sample_logits(
@@ -166,19 +166,20 @@ def check_sampling(
             raise ValueError(
                 f"`{function}` takes a `{name}` that is {wanted}; got {value}."
             )
-    if top_k is None:
-        return
+    if top_k is not None:
+        checked_int(function, "top_k", top_k, 1)
+
+
+def checked_int(function: str, name: str, value: Any, minimum: int) -> int:
+    """`as_size`, except that something else than an int is a `TypeError`."""
     try:
-        number = operator.index(top_k)
-    except (TypeError, jax.errors.JAXTypeError):
+        operator.index(value)
+    except TypeError:  # also for a traced integer
         raise TypeError(
-            f"`{function}` takes a Python integer as `top_k`, as shapes depend on it; "
-            f"got {describe_node(top_k)}."
+            f"`{function}` takes a Python integer as `{name}`; got "
+            f"{describe_node(value)}."
         ) from None
-    if number < 1:
-        raise ValueError(
-            f"`{function}` takes a `top_k` that is 1 or more; got {number}."
-        )
+    return as_size(f"`{function}`", name, value, minimum)
 
 
 def _check_logits(logits: Any, seen: Any) -> None:
