@@ -16,7 +16,7 @@ from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
 from ._norm import accumulation_dtype
-from ._shape import as_size
+from ._shape import as_eps, as_size
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
@@ -92,7 +92,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
 
         **Raises:**
 
-        `ValueError` if the weight has fewer axes; `AttributeError` if there is none.
+        `ValueError` if the weight has fewer axes, or `eps` is not a number of 0 or more;
+        `AttributeError` if there is no such weight.
         """
         weight = _weight_of(self, layer, weight_name)
         self.layer = layer
@@ -100,7 +101,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         self.num_power_iterations = as_size(
             self, "num_power_iterations", num_power_iterations
         )
-        self.eps = eps
+        self.eps = as_eps(self, eps)
         self.inference = inference
         if weight.ndim < 2:
             raise ValueError(
@@ -112,7 +113,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         u = jax.random.normal(u_key, matrix.shape[:1], matrix.dtype)
         v = jax.random.normal(v_key, matrix.shape[1:], matrix.dtype)
         work = accumulation_dtype(weight)
-        u, v = _iterate(*(a.astype(work) for a in (matrix, u, v)), 15, eps)
+        u, v = _iterate(*(a.astype(work) for a in (matrix, u, v)), 15, self.eps)
         self.uv_index = StateIndex((u.astype(weight.dtype), v.astype(weight.dtype)))
 
     @jax.named_scope("eqx.nn.SpectralNorm")

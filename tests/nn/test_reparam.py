@@ -149,11 +149,16 @@ def test_spectral_norm_of_a_weight_without_rows() -> None:
     assert layer(jnp.ones(3), state)[0].shape == (0,)
 
 
-def test_number_of_iterations_is_validated(build, key, without_type_checks) -> None:
+def test_numbers_are_validated(build, key, without_type_checks) -> None:
     inner = build(nn.Linear, 3, 2)
     message = "SpectralNorm takes an int >= 0 as `num_power_iterations`; got -1"
     with pytest.raises(ValueError, match=message):
         nn.SpectralNorm(inner, "weight", -1, key=key)
+    for eps in (-1.0, "small"):
+        with pytest.raises(
+            ValueError, match="SpectralNorm takes a number >= 0 as `eps`"
+        ):
+            nn.SpectralNorm(inner, "weight", eps=eps, key=key)
 
 
 def test_wrong_weight_is_an_error(key) -> None:
