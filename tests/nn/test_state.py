@@ -1,3 +1,5 @@
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,6 +190,18 @@ def test_one_index_at_two_places_is_one_state_only_before_it_is_named() -> None:
     assert len(jax.tree.leaves(nn.State([index, index]))) == 1
     _, state = nn.make_with_state(lambda: [index, index])()
     assert len(jax.tree.leaves(state)) == 2
+
+
+def test_deep_copy_of_a_layer_has_a_state_of_its_own() -> None:
+    @nn.make_with_state
+    def make():
+        layer = nn.BatchNorm(3)
+        return [layer, copy.deepcopy(layer)]
+
+    layers, state = make()
+    indices = [layer.batch_counter for layer in copy.deepcopy(layers)]
+    state = copy.deepcopy(state).set(indices[0], jnp.array(5))
+    assert [int(state.get(index)) for index in indices] == [5, 0]
 
 
 def test_deleted_inits_cannot_make_a_state() -> None:
