@@ -27,7 +27,7 @@ from ._stacked import (
     shape_and_dtype,
     strongly_typed,
 )
-from ._stateful import is_stateful, takes_key
+from ._stateful import is_stateful, key_for
 
 _X = TypeVar("_X")
 
@@ -312,7 +312,7 @@ _revert = filter_invertible(_backward, inverse=_forward)
 
 
 def _call(layer: Any, x: Any, key: Any) -> Any:
-    return layer(x, key=key) if takes_key(layer) else layer(x)
+    return layer(x, **key_for(layer, key))
 
 
 def _split(key: Any, number: int, layer: Any) -> Any:

@@ -13,7 +13,7 @@ from .._typing import PRNGKeyArray
 from ._callables import as_layers, check_function
 from ._keys import split_key
 from ._shape import within
-from ._stateful import ABSENT, StatefulLayer, is_stateful, refuse_key, takes_key
+from ._stateful import ABSENT, StatefulLayer, is_stateful, key_for, refuse_key
 
 
 class Sequential(StatefulLayer):
@@ -65,7 +65,7 @@ class Sequential(StatefulLayer):
         - `state`: passed to each member that is a [`equinox_like.nn.StatefulLayer`][] and
             says it is stateful, and replaced by the state that it returns.
         - `key`: split into one for each member, which is passed to the members that take
-            an argument `key`.
+            an argument `key`. Without it, a member uses the default of this argument.
 
         **Returns:**
 
@@ -83,7 +83,7 @@ class Sequential(StatefulLayer):
         refuse_key(self, state)
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
             _require_callable(i, layer)
-            kwargs = {"key": layer_key} if takes_key(layer) else {}
+            kwargs = key_for(layer, layer_key)
             with within(f"layers[{i}]"):
                 if not is_stateful(layer):
                     x = layer(x, **kwargs)

@@ -23,7 +23,7 @@ from ._precision import computes
 from ._shape import IF_AN_ENSEMBLE, as_size, described, within
 from ._stack import build_stacked
 from ._state import Marker, RowMarker, check_state, is_index, with_marker
-from ._stateful import ABSENT, StatefulLayer, is_stateful, refuse_key, takes_key
+from ._stateful import ABSENT, StatefulLayer, is_stateful, key_for, refuse_key
 
 _L = TypeVar("_L")
 _M = TypeVar("_M")
@@ -194,10 +194,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         def step(x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
             layer = combine(inputs["arrays"], rest)
             args = [x] if xs is ABSENT else [x, inputs["xs"]]
-            kwargs = {
-                **broadcast,
-                **({"key": inputs["key"]} if takes_key(layer) else {}),
-            }
+            kwargs = {**broadcast, **key_for(layer, inputs["key"])}
             new_state = None
             with within("layers"):
                 if stateful:

@@ -1,9 +1,10 @@
 """`StatefulLayer`, the base class of layers that take and return a state.
 
-`is_stateful` and `takes_key` tell containers how to call a layer.
+`is_stateful`, `takes_key` and `key_for` tell containers how to call a layer.
 """
 
 import abc
+import enum
 import types
 import weakref
 from typing import Any
@@ -95,37 +96,59 @@ def is_stateful(layer: Any) -> bool:
 
 def takes_key(layer: Any) -> bool:
     """Whether to call a layer, or a plain function, with a `key`."""
+    return _use_of_key(layer) is not _Use.NEVER
+
+
+def key_for(layer: Any, key: Any) -> dict[str, Any]:
+    """The keyword arguments of a call of a layer with `key`, which may be `None`."""
+    use = _use_of_key(layer)
+    is_passed = use is _Use.ALWAYS or (use is _Use.IF_GIVEN and key is not None)
+    return {"key": key} if is_passed else {}
+
+
+class _Use(enum.Enum):
+    """When to pass a `key`. With a default of its own, `None` is not passed."""
+
+    NEVER = enum.auto()
+    IF_GIVEN = enum.auto()
+    ALWAYS = enum.auto()
+
+
+def _use_of_key(layer: Any) -> _Use:
     if isinstance(layer, Frozen):
-        return takes_key(layer.value)
+        return _use_of_key(layer.value)
     if isinstance(layer, Vmapped):
         # Keywords need a dictionary, and by default it would map over the single key.
         axes = layer._in_axes
-        return isinstance(axes, dict) and "key" in axes and takes_key(layer.__wrapped__)
+        is_named = isinstance(axes, dict) and "key" in axes
+        return _use_of_key(layer.__wrapped__) if is_named else _Use.NEVER
     if isinstance(layer, Transformed):
-        return takes_key(layer.__wrapped__)
+        return _use_of_key(layer.__wrapped__)
     if is_vmapped(layer):
-        return False
+        return _Use.NEVER
     function = type(layer).__call__ if isinstance(layer, Module) else layer
     if type(function) is not types.FunctionType or any(
         hasattr(layer, name) for name in ("__signature__", "__wrapped__")
     ):
-        return _has_key(layer)
+        return _use_by_signature(layer)
     # Reading a signature takes as long as an eager call of a layer.
-    known = _have_key.get(function)
+    known = _known_uses.get(function)
     if known is None:
-        known = _have_key[function] = _has_key(function)
+        known = _known_uses[function] = _use_by_signature(function)
     return known
 
 
-_have_key: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_known_uses: weakref.WeakKeyDictionary[Any, _Use] = weakref.WeakKeyDictionary()
 
 
-def _has_key(function: Any) -> bool:
+def _use_by_signature(function: Any) -> _Use:
     try:
         parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):  # a function in C may have no signature
-        return False
-    return any(
-        p.kind is p.VAR_KEYWORD or (p.name == "key" and p.kind is not p.POSITIONAL_ONLY)
-        for p in parameters
-    )
+        return _Use.NEVER
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD:
+            return _Use.ALWAYS
+        if p.name == "key" and p.kind is not p.POSITIONAL_ONLY:
+            return _Use.ALWAYS if p.default is p.empty else _Use.IF_GIVEN
+    return _Use.NEVER

@@ -81,6 +81,17 @@ def test_key_goes_only_to_members_that_take_it(key) -> None:
     assert nn.Sequential(keyed)(jnp.zeros(()), key=key) == 3
 
 
+def test_member_keeps_a_key_of_its_own_unless_one_is_passed(key) -> None:
+    dropout, x = nn.Dropout(0.5), jnp.ones(20)
+    bound = functools.partial(dropout, key=key)
+    model = nn.Sequential([bound, lambda x, key=None, scale=2: x * scale])
+    assert (model(x) == 2 * dropout(x, key=key)).all()
+    other = jax.random.key(1)
+    expected = 2 * dropout(x, key=jax.random.split(other)[0])
+    assert (model(x, key=other) == expected).all()
+    assert nn.Sequential([lambda x, key=7: x + key])(1) == 8
+
+
 def test_state_runs_through_the_stateful_members() -> None:
     model = nn.Sequential([Counter(), jnp.negative, Counter(False), Counter()])
     out, state = model(jnp.asarray(10), jnp.asarray(1))

@@ -118,6 +118,16 @@ def test_functions_without_a_key_are_layers(key) -> None:
     assert stacked(10, key=key) == 16
 
 
+def test_layers_without_a_key_use_their_default() -> None:
+    class Add(eqx.Module):
+        number: jax.Array
+
+        def __call__(self, x, *, key=7):
+            return x + self.number + key
+
+    assert nn.Stacked.from_layers([Add(jnp.array(1)), Add(jnp.array(2))])(0) == 17
+
+
 def test_xs_goes_row_by_row_and_ys_come_back(key) -> None:
     class Step(eqx.Module):
         weight: jax.Array
