@@ -4,7 +4,10 @@
     ├── DonationError      a buffer was donated and is used again, or cannot be donated
     ├── EquinoxRuntimeError    a check of values failed while a program ran
     ├── EquinoxTracetimeError  a check of values failed during tracing; never raised
-    └── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
+    ├── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
+    └── MissingKeyError    a layer that draws random numbers got no key; not exported
+    TypeError
+    └── NotAnArrayError    a layer was given something else than an array; not exported
     ValueError
     ├── NotInvertibleError  no inverse of a function can be found, or it is wrong
     └── ShapeError          a layer was given an array of another shape than it takes;
@@ -72,6 +75,14 @@ class LeafError(RuntimeError):
 
     def __reduce__(self):
         return type(self), (self.args[0], self.path)
+
+
+class MissingKeyError(RuntimeError):
+    """A layer that draws random numbers was called without a `key`."""
+
+
+class NotAnArrayError(TypeError):
+    """A layer was called with something that is not an array."""
 
 
 class NotInvertibleError(ValueError):

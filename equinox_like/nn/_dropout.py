@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._errors import ShapeError
+from .._errors import MissingKeyError, ShapeError
 from .._module import Module, field
 from .._tree import is_array_like
 from .._typing import ArrayLike, PRNGKeyArray
 from .._warn import warn
 from ._inference import at_inference
 from ._keys import key_named
-from ._shape import MissingKeyError, as_array, as_axes
+from ._shape import as_array, as_axes
 
 _T = TypeVar("_T")
 

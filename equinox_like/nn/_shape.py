@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._errors import ShapeError
+from .._errors import MissingKeyError, NotAnArrayError, ShapeError
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_number
 from .._tree.nodes import describe_node
@@ -73,7 +73,7 @@ def _holds_no_numbers(x: Any) -> bool:
     return getattr(x, "dtype", None) == np.dtype(object)
 
 
-def _not_an_array(layer: Any, name: str, x: Any, hint: str = "") -> "NotAnArrayError":
+def _not_an_array(layer: Any, name: str, x: Any, hint: str = "") -> NotAnArrayError:
     return NotAnArrayError(
         f"{taker_name(layer)} takes an array as `{name}`; got {describe_node(x)}.{hint}"
     )
@@ -113,14 +113,6 @@ IF_AN_ENSEMBLE = (
     "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
     "None))(ensemble, x)`."
 )
-
-
-class MissingKeyError(RuntimeError):
-    """A layer that draws random numbers was called without a `key`."""
-
-
-class NotAnArrayError(TypeError):
-    """A layer was called with something that is not an array."""
 
 
 @contextmanager
