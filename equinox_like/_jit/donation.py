@@ -192,8 +192,8 @@ def refuse_shared(
     for name, other in _sharing(named):
         raise DonationError(
             f"`{name}` and `{other}` are the same array, or share memory, so they "
-            "cannot be donated. Nothing was deleted. Pass a copy in one of the two "
-            "places, or the array in one place only."
+            "cannot be donated. Nothing was deleted. Pass a copy (`tree_copy`) in one "
+            "of the two places, or the array in one place only."
         ) from error
 
 

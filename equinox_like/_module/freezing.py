@@ -145,6 +145,20 @@ class Frozen(Module):
     def __iter__(self) -> Any:
         return iter(self._stopped())
 
+    def __reversed__(self) -> Any:
+        return reversed(self._stopped())
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._stopped()
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *dir(self.value)]
+
+    # A frozen array is shown by its numbers, as by `jax.debug.print`.
+    def __format__(self, spec: str) -> str:
+        shown = self.value if is_array_like(self.value) else super()
+        return shown.__format__(spec)
+
     def __bool__(self) -> bool:
         return bool(self.value)
 
@@ -153,6 +167,12 @@ class Frozen(Module):
 
     def __int__(self) -> int:
         return int(self.value)
+
+    def __complex__(self) -> complex:
+        return complex(self.value)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self._stopped(), digits)
 
     def __index__(self) -> int:
         return operator.index(self.value)
@@ -194,9 +214,10 @@ for _name in ("neg", "pos", "abs", "invert"):
 for _name in ("lt", "le", "gt", "ge"):
     setattr(Frozen, f"__{_name}__", _binary(getattr(operator, _name)))
 for _name in (
-    "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"
+    "add sub mul truediv floordiv mod divmod pow matmul and_ or_ xor lshift rshift"
 ).split():
-    _operation, _name = getattr(operator, _name), _name.rstrip("_")
+    _operation = divmod if _name == "divmod" else getattr(operator, _name)
+    _name = _name.rstrip("_")
     setattr(Frozen, f"__{_name}__", _binary(_operation))
     setattr(Frozen, f"__r{_name}__", _reflected(_operation))
 

@@ -229,8 +229,9 @@ def why_unhashable(self: Any, error: TypeError) -> TypeError:
             return TypeError(
                 f"unhashable type: {name!r}. Its leaf `{plain_path(path)}` is "
                 f"{describe_array(leaf)}, and arrays have no hash. If this came from "
-                "`jax.jit`, which hashes the function and the static arguments: use "
-                f"`filter_jit`, or pass the {name} to `jax.jit` as an ordinary argument."
+                "a transformation of JAX, such as `jax.jit`, which hashes the function "
+                "and the static arguments: use that of this library (`filter_jit`), or "
+                f"pass the {name} as an ordinary argument."
             )
     return error
 

@@ -205,6 +205,44 @@ def test_frozen_array_is_calculated_with(wrap) -> None:
     assert (np.asarray(f) == a).all() and float(eqx.frozen(jnp.float32(2))) == 2
     assert [row.tolist() for row in f] == a.tolist() and int(eqx.frozen(3)) == 3
     assert ["a", "b"][eqx.frozen(jnp.asarray(1))] == "b" and eqx.frozen(2.0) == 2
+    assert divmod(eqx.frozen(7), 4) == (1, 3) and divmod(7, eqx.frozen(4)) == (1, 3)
+    assert round(eqx.frozen(2.6)) == 3 and round(eqx.frozen(2.64), 1) == 2.6
+    assert complex(eqx.frozen(jnp.float32(2))) == 2
+    assert 2.0 in eqx.frozen(a[0]) and 3.0 not in eqx.frozen(a[0])
+    assert [row.tolist() for row in reversed(f)] == a.tolist()[::-1]
+
+
+def test_frozen_number_is_shown_as_one(capfd) -> None:
+    scale = eqx.frozen(jnp.asarray(2.5))
+    assert f"{scale:.2f} {scale}" == "2.50 2.5"
+
+    @eqx.filter_jit
+    def show(model):
+        jax.debug.print("{:.2f} {}", model["scale"], model["scale"])
+
+    show({"scale": scale})
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "2.50 2.5\n"
+    layer = eqx.frozen(nn.Identity())
+    assert f"{layer}" == str(layer)
+
+
+def test_frozen_container_has_what_its_class_defines() -> None:
+    class Words(eqx.Module):
+        words: tuple = eqx.field(static=True)
+
+        def __contains__(self, word):
+            return word in self.words
+
+        def __iter__(self):
+            return iter(range(2))
+
+        def __reversed__(self):
+            return iter("reversed")
+
+    words = eqx.frozen(Words(("a", "b")))
+    assert "a" in words and 0 not in words and "words" in dir(words)
+    assert list(words) == [0, 1] and "".join(reversed(words)) == "reversed"
 
 
 def test_frozen_arrays_are_compared_by_element_and_frozen_modules_as_a_whole() -> None:
