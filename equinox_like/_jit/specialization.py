@@ -8,19 +8,23 @@ specialization.
 
 import collections
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import jax
+import jax.tree_util as jtu
 
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.trace_state import at_top_level, trace_context
+from .._compat.tracer import Tracer
 from .._core.base import jit_is_disabled
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
+from .._tree.match import leaf_name
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
 from .checks import explained, holds_check, there_are_checks, wait_for
@@ -44,6 +48,7 @@ class Outputs:
         """The arrays of the output of a trace, and its number."""
         arrays, build = registry.describe_output(out)
         _, rest = take_apart(out)
+        _refuse_hidden_tracers(out, rest)
         with self._lock:
             number = len(self._rests)
             self._rests.append(rest)
@@ -60,6 +65,27 @@ class Outputs:
         data, (number,) = out
         rest = self._rests[number]
         return rest.fill(chained(data) if self._are_grouped else data, static)
+
+
+def _refuse_hidden_tracers(out: Any, rest: Rest) -> None:
+    """Raises for an object with arrays of the trace that JAX does not see in it.
+
+    It would be returned by every call, with the tracers of the first one.
+    """
+    for i, leaf in enumerate(rest.leaves):
+        attributes = getattr(leaf, "__dict__", None)
+        if type(attributes) is not dict or isinstance(leaf, types.FunctionType | type):
+            continue
+        for name, value in attributes.items():
+            if any(isinstance(x, Tracer) for x in jtu.tree_leaves(value)):
+                kind = type(leaf).__name__
+                raise TypeError(
+                    f"The function returned an instance of `{kind}` at "
+                    f"`{leaf_name(out, i, 'out')}`, with an array in its attribute "
+                    f"`{name}`. But {kind} is not a pytree, so JAX does not see the "
+                    "array: derive the class from `Module`, or register it with "
+                    "`jax.tree_util.register_dataclass`."
+                )
 
 
 def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:

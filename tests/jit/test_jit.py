@@ -1,6 +1,7 @@
 """filter_jit: what is traced, what is static, when it compiles, what comes back."""
 
 import copy
+import dataclasses
 import functools
 import gc
 import inspect
@@ -395,6 +396,26 @@ assert f(f(linked)).next.next.value == 1 and len(f(nested)) == 1
 def test_trees_may_be_almost_as_deep_as_the_limit_of_recursions():
     run = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+@dataclasses.dataclass
+class Unregistered:
+    loss: object
+
+
+class TestOutputWhoseClassIsNoPytree:
+    @pytest.mark.parametrize("hide", [lambda x: x, lambda x: {"a": [x]}])
+    def test_arrays_in_it_are_refused_by_its_path(self, hide):
+        f = eqx.filter_jit(lambda x: {"out": Unregistered(hide(x))})
+        for call in (f, f.lower, f.eval_shape):
+            with pytest.raises(
+                TypeError, match=r"`Unregistered` at `out\['out'\]`.*attribute `loss`"
+            ):
+                call(jnp.ones(2))
+
+    def test_without_arrays_it_is_returned_as_it_is(self):
+        kept = Unregistered(1.0)
+        assert eqx.filter_jit(lambda x: (x, kept))(jnp.ones(2))[1] is kept
 
 
 @jtu.register_pytree_node_class
