@@ -77,7 +77,7 @@ def _refuse_hidden_tracers(out: Any, rest: Rest) -> None:
         if type(attributes) is not dict or isinstance(leaf, types.FunctionType | type):
             continue
         for name, value in attributes.items():
-            if any(isinstance(x, Tracer) for x in jtu.tree_leaves(value)):
+            if _holds_tracer(value):
                 kind = type(leaf).__name__
                 raise TypeError(
                     f"The function returned an instance of `{kind}` at "
@@ -86,6 +86,14 @@ def _refuse_hidden_tracers(out: Any, rest: Rest) -> None:
                     "array: derive the class from `Module`, or register it with "
                     "`jax.tree_util.register_dataclass`."
                 )
+
+
+def _holds_tracer(value: Any) -> bool:
+    try:
+        leaves = jtu.tree_leaves(value)
+    except Exception:  # for example, a dictionary whose keys cannot be sorted
+        return False
+    return any(isinstance(x, Tracer) for x in leaves)
 
 
 def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:

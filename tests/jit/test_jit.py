@@ -414,7 +414,7 @@ class TestOutputWhoseClassIsNoPytree:
                 call(jnp.ones(2))
 
     def test_without_arrays_it_is_returned_as_it_is(self):
-        kept = Unregistered(1.0)
+        kept = Unregistered({1: "a", "b": 2})  # keys that JAX cannot sort
         assert eqx.filter_jit(lambda x: (x, kept))(jnp.ones(2))[1] is kept
 
 
