@@ -42,19 +42,19 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
         of_consts, of_state = (
             [type(t) is not SymbolicZero for t in ts] for ts in tangents
         )
-        moving = spread_forward(step, consts, state, of_consts, of_state)
+        perturbed = spread_forward(step, consts, state, of_consts, of_state)
         none = list(map(_zero_tangent, state))
-        if not any(moving):
+        if not any(perturbed):
             return run(consts, state), none
         options = max_steps, checkpoints
         given = of_consts, of_state
-        types = [zero.aval for zero in take(none, moving)]
-        derivative = _Derivative(step, is_buffer, options, types, given, moving)
+        types = [zero.aval for zero in take(none, perturbed)]
+        derivative = _Derivative(step, is_buffer, options, types, given, perturbed)
         out, saved = derivative.forward(consts, state)
         leaves, treedef = jtu.tree_flatten(saved)
         din = [*take(tangents[0], of_consts), *take(tangents[1], of_state)]
         dout = reverse_p.bind(*leaves, *din, derivative=derivative, saved=treedef)
-        return out, put(none, moving, dout)
+        return out, put(none, perturbed, dout)
 
     run.defjvp(rule, symbolic_zeros=True)
     return run(loop.consts, loop.state)
@@ -76,7 +76,7 @@ class _Saved(NamedTuple):
 
 class _Derivative:
     """The derivative of a loop. `given` are masks of the consts and the first state
-    that have a tangent; `moving` is the mask of the last state that has one."""
+    that have a tangent; `perturbed` is the mask of the last state that has one."""
 
     def __init__(
         self,
@@ -85,14 +85,14 @@ class _Derivative:
         options: tuple[int | None, int],
         types: list[Any],
         given: tuple[Mask, Mask],
-        moving: Mask,
+        perturbed: Mask,
     ):
         self._step = step
         self._is_buffer = is_buffer
         self._max_steps, self._checkpoints = options
         self.types_of_tangents = types
         self._given = given
-        self._moving = moving
+        self._perturbed = perturbed
         self._is_saved = [not b for b in is_buffer]
 
     def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Saved]:
@@ -124,16 +124,16 @@ class _Derivative:
     def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
         """From the cotangents of the last state to those of the consts and first state.
 
-        `cotangents` are of the arrays in `moving`; the result is for those in `given`,
+        `cotangents` are of the arrays in `perturbed`; the result is for those in `given`,
         with `None` for zero.
         """
-        cotangents = put([None] * len(self._moving), self._moving, cotangents)
+        cotangents = put([None] * len(self._perturbed), self._perturbed, cotangents)
         wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]
         of_consts = self._given[0]
         if any(wanted):
             state = self._state([_saved_in(x, 0) for x in saved.stacks], saved.buffers)
             of_consts, wanted = spread_backward(
-                self._step, saved.consts, state, of_consts, self._moving, wanted
+                self._step, saved.consts, state, of_consts, self._perturbed, wanted
             )
             ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
             ct_state = [

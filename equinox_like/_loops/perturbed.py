@@ -22,14 +22,14 @@ def spread_forward(
     `of_consts` and `of_state` are the masks of those that have one before.
     """
     can_be = [_is_inexact(x) for x in state]
-    moving = list(of_state)
-    while moving != can_be:
-        after = _tangents_of_step(step, consts, state, of_consts, moving)
-        merged = [a or b for a, b in zip(moving, after, strict=True)]
-        if merged == moving:
+    perturbed = list(of_state)
+    while perturbed != can_be:
+        after = _tangents_of_step(step, consts, state, of_consts, perturbed)
+        merged = [a or b for a, b in zip(perturbed, after, strict=True)]
+        if merged == perturbed:
             break
-        moving = merged
-    return moving
+        perturbed = merged
+    return perturbed
 
 
 def spread_backward(
@@ -74,8 +74,8 @@ def _tangents_of_step(
         return identity(x)
 
     def run(consts, state):
-        def marked(*moving):
-            out = step(*_put(consts, state, of_consts, of_state, moving))
+        def marked(*perturbed):
+            out = step(*_put(consts, state, of_consts, of_state, perturbed))
             return [tell(i, x) for i, x in enumerate(out)]
 
         given = _take(consts, state, of_consts, of_state)
@@ -104,9 +104,9 @@ def _cotangents_of_step(
         return identity(x)
 
     def run(consts, state):
-        def marked(*moving):
-            moving = [tell(i, x) for i, x in enumerate(moving)]
-            out = step(*_put(consts, state, of_consts, of_state, moving))
+        def marked(*perturbed):
+            perturbed = [tell(i, x) for i, x in enumerate(perturbed)]
+            out = step(*_put(consts, state, of_consts, of_state, perturbed))
             return [x for x, is_wanted in zip(out, wanted, strict=True) if is_wanted]
 
         out, pull = jax.vjp(marked, *_take(consts, state, of_consts, of_state))
@@ -115,7 +115,7 @@ def _cotangents_of_step(
     jax.eval_shape(run, consts, state)
     numbers = iter(range(len(of_consts) + len(of_state)))
     masks = [
-        [is_moving and next(numbers) in hit for is_moving in mask]
+        [is_perturbed and next(numbers) in hit for is_perturbed in mask]
         for mask in (of_consts, of_state)
     ]
     return masks[0], masks[1]
@@ -138,9 +138,11 @@ def _take(consts: Any, state: Any, of_consts: Mask, of_state: Mask) -> tuple[Any
     return (*take(consts, of_consts), *take(state, of_state))
 
 
-def _put(consts: Any, state: Any, of_consts: Mask, of_state: Mask, moving: Any) -> Any:
+def _put(
+    consts: Any, state: Any, of_consts: Mask, of_state: Mask, perturbed: Any
+) -> Any:
     count = sum(of_consts)
     return (
-        put(consts, of_consts, moving[:count]),
-        put(state, of_state, moving[count:]),
+        put(consts, of_consts, perturbed[:count]),
+        put(state, of_state, perturbed[count:]),
     )

@@ -227,8 +227,8 @@ class BatchNorm(StatefulLayer):
         [`equinox_like.nn.State`][].
         """
         check_state(self, state)
-        at_rest = bool(at_inference(self, inference))
-        x, layout = laid_out(self, x, mask, at_rest)
+        for_inference = bool(at_inference(self, inference))
+        x, layout = laid_out(self, x, mask, for_inference)
         running = _running(self, state)
         _check_unmapped(running)
         stored = running.mean.dtype
@@ -244,9 +244,9 @@ class BatchNorm(StatefulLayer):
             # The gradient of what does not count is zero, and zero times NaN is NaN.
             x = jnp.where(layout.mask | jnp.isfinite(x), x, 0)
         running = running.astype(work)
-        count = None if at_rest else _count(self, x, layout)
+        count = None if for_inference else _count(self, x, layout)
         is_empty = isinstance(count, int) and count == 0
-        if at_rest or is_empty:
+        if for_inference or is_empty:
             used = _for_inference(self, running)
         else:
             batch = _batch_moments(self, x, layout, count)
@@ -299,10 +299,10 @@ def _where(condition: Array, one: Any, other: Any) -> Any:
 
 def _running(norm: BatchNorm, state: State) -> _Running:
     if norm.mode == "ema":
-        first = state.get(_there(norm.ema_first_time_index))
-        return _Running(first, *state.get(_there(norm.ema_state_index)))
-    counter = state.get(_there(norm.batch_counter))
-    return _Running(counter, *state.get(_there(norm.batch_state_index)))
+        first = state.get(_required(norm.ema_first_time_index))
+        return _Running(first, *state.get(_required(norm.ema_state_index)))
+    counter = state.get(_required(norm.batch_counter))
+    return _Running(counter, *state.get(_required(norm.batch_state_index)))
 
 
 def _check_unmapped(running: _Running) -> None:
@@ -318,13 +318,13 @@ def _check_unmapped(running: _Running) -> None:
 def _stored(norm: BatchNorm, state: State, new: _Running, dtype: Any) -> State:
     steps, *averages = new.astype(dtype)
     if norm.mode == "ema":
-        state = state.set(_there(norm.ema_first_time_index), steps)
-        return state.set(_there(norm.ema_state_index), tuple(averages))
-    state = state.set(_there(norm.batch_counter), steps)
-    return state.set(_there(norm.batch_state_index), tuple(averages))
+        state = state.set(_required(norm.ema_first_time_index), steps)
+        return state.set(_required(norm.ema_state_index), tuple(averages))
+    state = state.set(_required(norm.batch_counter), steps)
+    return state.set(_required(norm.batch_state_index), tuple(averages))
 
 
-def _there(index: StateIndex[Any] | None) -> StateIndex[Any]:
+def _required(index: StateIndex[Any] | None) -> StateIndex[Any]:
     assert index is not None  # the mode guarantees it
     return index
 

@@ -150,8 +150,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
             # In float16 the squares of small and of large weights would be lost.
             work = jnp.result_type(weight.dtype, stored, jnp.float32)
         matrix, u, v = (a.astype(work) for a in (_as_matrix(weight), u, v))
-        at_rest = at_inference(self, inference)
-        if not at_rest:
+        for_inference = at_inference(self, inference)
+        if not for_inference:
             fixed = jax.lax.stop_gradient(matrix)
             u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
         u, v = jax.lax.stop_gradient((u, v))
@@ -162,7 +162,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         sigma = jnp.where(sigma == 0, 1, sigma)
         divided = (weight.astype(work) / sigma).astype(weight.dtype)
         out = with_weight(layer, self.weight_name, divided)(x)
-        if not at_rest:
+        if not for_inference:
             # Last, so that the state is still valid if the layer refuses `x`.
             state = state.set(self.uv_index, (u.astype(stored), v.astype(stored)))
         return out, state
