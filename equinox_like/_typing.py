@@ -1,9 +1,12 @@
-"""Types of arguments, which signatures show by their names.
+"""Types of arguments, which signatures show by their names; and options of JAX.
 
 `jax.typing` and jaxtyping define them as plain unions, of which `help` and
 `inspect.signature` print every member, with private paths of JAX. Runtime type checkers
 read these aliases as they read the unions.
 """
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import jax.typing
 import jaxtyping
@@ -12,3 +15,43 @@ from typing_extensions import TypeAliasType
 ArrayLike = TypeAliasType("ArrayLike", jax.typing.ArrayLike)
 DTypeLike = TypeAliasType("DTypeLike", jax.typing.DTypeLike)
 PRNGKeyArray = TypeAliasType("PRNGKeyArray", jaxtyping.PRNGKeyArray)
+
+
+class JitOptions(TypedDict, total=False):
+    """What `filter_jit` passes on to `jax.jit`, for type checkers."""
+
+    in_shardings: Any
+    out_shardings: Any
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    compiler_options: dict[str, Any] | None
+
+
+class VmapOptions(TypedDict, total=False):
+    """What `filter_vmap` passes on to `jax.vmap`."""
+
+    spmd_axis_name: Any
+    sum_match: bool
+
+
+class GradOptions(TypedDict, total=False):
+    """What `filter_grad` passes on to `jax.grad`; not all of it to each Jacobian."""
+
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: Any
+
+
+# For static type checkers alone: at run time, functions explain a wrong argument.
+if TYPE_CHECKING:
+    FilePath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+    class Readable(Protocol):
+        def read(self, size: int, /) -> bytes: ...
+
+    class Writable(Protocol):
+        def write(self, data: bytes, /) -> Any: ...
+else:
+    FilePath = Readable = Writable = Any

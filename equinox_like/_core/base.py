@@ -37,6 +37,7 @@ from .._tree.require import require_callable as require_callable
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 _new = object.__new__
 
@@ -91,7 +92,7 @@ class Transformed(Module, Generic[_P, _T]):
         )
 
     @overload
-    def __get__(self, instance: None, owner: Any = None) -> "Transformed[_P, _T]": ...
+    def __get__(self: _S, instance: None, owner: Any = None) -> _S: ...
     @overload
     def __get__(
         self: "Transformed[Concatenate[Any, _Q], _T]",

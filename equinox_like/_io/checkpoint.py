@@ -6,7 +6,7 @@ JAX can use most of them in the mapped file, without a copy.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -15,6 +15,7 @@ import numpy as np
 from .._errors import LeafError
 from .._tree.paths import plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
+from .._typing import FilePath
 from .atomic import replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
@@ -22,13 +23,15 @@ from .names import renamer
 from .placement import local_ranges, put_like, shardings_for
 from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
 
+_Tree = TypeVar("_Tree")
+
 _SUFFIX: Final = ".safetensors"
 
 _Path = tuple[Any, ...]
 
 
 def save(
-    path: Any,
+    path: FilePath,
     tree: Any,
     metadata: Mapping[str, str] | None = None,
     *,
@@ -87,14 +90,14 @@ def save(
 
 
 def load(
-    path: Any,
-    like: Any,
+    path: FilePath,
+    like: _Tree,
     *,
     strict: bool = True,
     verify: bool = True,
     shardings: Any = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
-) -> Any:
+) -> _Tree:
     """Loads what [`equinox_like.save`][] saved, into a tree like it.
 
     Leaves are found by their paths. One error lists all leaves that are missing, left
@@ -199,7 +202,7 @@ def _read(file: File, name: Any, path: _Path, like: Any) -> Any:
         raise _error_at(path, f"it has {error}") from None
 
 
-def load_metadata(path: Any) -> dict[str, str]:
+def load_metadata(path: FilePath) -> dict[str, str]:
     """The strings that were given to [`equinox_like.save`][] beside the tree.
 
     **Arguments:**

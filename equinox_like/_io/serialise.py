@@ -10,7 +10,7 @@ import functools
 import io
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
@@ -20,6 +20,7 @@ from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
 from .._tree.paths import listed, path_str, plain_path
 from .._tree.require import refuse_class
+from .._typing import FilePath, Readable, Writable
 from .atomic import opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
@@ -39,13 +40,15 @@ from .structure import (
 )
 from .tensors import is_loadable
 
+_Tree = TypeVar("_Tree")
+
 _SHOWN = 5
 
 _Path = tuple[Any, ...]
 
 
 def tree_serialise_leaves(
-    path_or_file: Any,
+    path_or_file: FilePath | Writable,
     pytree: Any,
     filter_spec: Any = default_serialise_filter_spec,
     is_leaf: Callable[[Any], bool] | None = None,
@@ -113,11 +116,11 @@ def tree_serialise_leaves(
 
 
 def tree_deserialise_leaves(
-    path_or_file: Any,
-    like: Any,
+    path_or_file: FilePath | Readable,
+    like: _Tree,
     filter_spec: Any = default_deserialise_filter_spec,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> Any:
+) -> _Tree:
     """Loads what [`equinox_like.tree_serialise_leaves`][] saved, into a tree like it.
 
     It never unpickles anything, so it is safe to load an untrusted file.

@@ -4,7 +4,7 @@ This file holds the public interface. How a call works is in `program.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
@@ -27,6 +27,7 @@ from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial
 from .._tree.require import refuse_unknown_options
+from .._typing import JitOptions
 from .checks import explained, holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
@@ -45,11 +46,11 @@ _T = TypeVar("_T")
 
 @overload
 def filter_jit(
-    *, donate: Donate = "none", **jitkwargs: Any
+    *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
 ) -> "Callable[[Callable[_P, _T]], Jitted[_P, _T]]": ...
 @overload
 def filter_jit(
-    fun: Callable[_P, _T], *, donate: Donate = "none", **jitkwargs: Any
+    fun: Callable[_P, _T], *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
 ) -> "Jitted[_P, _T]": ...
 def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) -> Any:
     """`jax.jit` for any pytrees: arrays are traced, everything else is static.

@@ -28,7 +28,7 @@ def filter_while_loop(
     init: _C,
     *,
     max_steps: SupportsIndex | None = None,
-    kind: LoopKind | str = "lax",
+    kind: LoopKind = "lax",
     checkpoints: int | None = None,
 ) -> _C:
     """`jax.lax.while_loop` for any pytrees, and with a derivative in reverse mode.
@@ -89,7 +89,7 @@ def _filter_while_loop(
     functions: Sequence[Any],
     init: Any,
     limit: int | None,
-    kind: LoopKind | str,
+    kind: LoopKind,
     checkpoints: int | None,
 ) -> Any:
     cond, body = functions

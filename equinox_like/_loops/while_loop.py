@@ -19,7 +19,7 @@ def while_loop(
     *,
     max_steps: int | None = None,
     buffers: Callable[[_C], Any] | None = None,
-    kind: LoopKind | str,
+    kind: LoopKind,
     checkpoints: int | None = None,
     base: int = 16,
 ) -> _C:

@@ -6,7 +6,7 @@ arrays pass through JAX with `pack.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
@@ -27,6 +27,7 @@ from .._tree.nodes import describe_node
 from .._tree.partitioning import filter
 from .._tree.require import refuse_unknown_options
 from .._tree.splitting import leaf_names
+from .._typing import GradOptions
 
 _P = ParamSpec("_P")
 # With a bound, pyright gives the untyped parameter of a lambda the type `Any`.
@@ -38,14 +39,17 @@ _DEPRECATED = ("arg", "filter_spec")
 
 @overload
 def filter_value_and_grad(
-    *, has_aux: Literal[False] = False, wrt: Any = None, **gradkwargs: Any
+    *,
+    has_aux: Literal[False] = False,
+    wrt: Any = None,
+    **gradkwargs: Unpack[GradOptions],
 ) -> Callable[
     [Callable[Concatenate[_X, _P], _T]],
     Transformed[Concatenate[_X, _P], tuple[_T, Any]],
 ]: ...
 @overload
 def filter_value_and_grad(
-    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Any
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]],
@@ -56,7 +60,7 @@ def filter_value_and_grad(
     *,
     has_aux: Literal[False] = False,
     wrt: Any = None,
-    **gradkwargs: Any,
+    **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[_T, Any]]: ...
 @overload
 def filter_value_and_grad(
@@ -64,8 +68,16 @@ def filter_value_and_grad(
     *,
     has_aux: Literal[True],
     wrt: Any = None,
-    **gradkwargs: Any,
+    **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Concatenate[_X, _P], Any],
+    *,
+    has_aux: bool,
+    wrt: Any = None,
+    **gradkwargs: Unpack[GradOptions],
+) -> Transformed[Concatenate[_X, _P], Any]: ...
 def filter_value_and_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
@@ -95,13 +107,16 @@ def filter_value_and_grad(
 
 @overload
 def filter_grad(
-    *, has_aux: Literal[False] = False, wrt: Any = None, **gradkwargs: Any
+    *,
+    has_aux: Literal[False] = False,
+    wrt: Any = None,
+    **gradkwargs: Unpack[GradOptions],
 ) -> Callable[
     [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
 ]: ...
 @overload
 def filter_grad(
-    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Any
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
@@ -112,7 +127,7 @@ def filter_grad(
     *,
     has_aux: Literal[False] = False,
     wrt: Any = None,
-    **gradkwargs: Any,
+    **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
 @overload
 def filter_grad(
@@ -120,8 +135,16 @@ def filter_grad(
     *,
     has_aux: Literal[True],
     wrt: Any = None,
-    **gradkwargs: Any,
+    **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[Any, _Aux]]: ...
+@overload
+def filter_grad(
+    fun: Callable[Concatenate[_X, _P], Any],
+    *,
+    has_aux: bool,
+    wrt: Any = None,
+    **gradkwargs: Unpack[GradOptions],
+) -> Transformed[Concatenate[_X, _P], Any]: ...
 def filter_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:

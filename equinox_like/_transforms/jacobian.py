@@ -4,7 +4,7 @@ The outer structure is that of the output, the inner one that of the first argum
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from .._module.fields import field
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like, is_inexact_array_like
 from .._tree.require import refuse_unknown_options
+from .._typing import GradOptions
 from .grad import first_argument, refuse_argnums
 from .tangents import refuse_non_arrays
 
@@ -27,15 +28,17 @@ _Aux = TypeVar("_Aux")
 
 @overload
 def filter_jacfwd(
-    *, has_aux: bool = False, **jackwargs: Any
+    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 @overload
 def filter_jacfwd(
-    fun: Callable[_P, tuple[Any, _Aux]], has_aux: Literal[True], **jackwargs: Any
+    fun: Callable[_P, tuple[Any, _Aux]],
+    has_aux: Literal[True],
+    **jackwargs: Unpack[GradOptions],
 ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
 @overload
 def filter_jacfwd(
-    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
+    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Jacobian[_P, Any]": ...
 def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, column by column.
@@ -78,15 +81,17 @@ def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
 
 @overload
 def filter_jacrev(
-    *, has_aux: bool = False, **jackwargs: Any
+    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 @overload
 def filter_jacrev(
-    fun: Callable[_P, tuple[Any, _Aux]], has_aux: Literal[True], **jackwargs: Any
+    fun: Callable[_P, tuple[Any, _Aux]],
+    has_aux: Literal[True],
+    **jackwargs: Unpack[GradOptions],
 ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
 @overload
 def filter_jacrev(
-    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
+    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Jacobian[_P, Any]": ...
 def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, row by row.
@@ -109,15 +114,17 @@ def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
 
 @overload
 def filter_hessian(
-    *, has_aux: bool = False, **jackwargs: Any
+    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 @overload
 def filter_hessian(
-    fun: Callable[_P, tuple[Any, _Aux]], has_aux: Literal[True], **jackwargs: Any
+    fun: Callable[_P, tuple[Any, _Aux]],
+    has_aux: Literal[True],
+    **jackwargs: Unpack[GradOptions],
 ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
 @overload
 def filter_hessian(
-    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Any
+    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Jacobian[_P, Any]": ...
 def filter_hessian(
     fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any

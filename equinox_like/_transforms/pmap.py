@@ -13,6 +13,7 @@ from .._compat.varying import varying_axes
 from .._core.base import DEPRECATED, NOT_GIVEN, Transformed, name_of, refuse_deprecated
 from .._core.parts import take_apart
 from .._core.show_as import show_as
+from .._jit.donation import Donate
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
@@ -41,10 +42,9 @@ def filter_pmap(
     out_axes: Any = ...,
     axis_name: Any = None,
     axis_size: int | None = None,
-    donate: Any = "none",
+    donate: Donate = "none",
     devices: Sequence[Any] | None = None,
     backend: str | None = None,
-    **refused: Any,
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 @overload
 def filter_pmap(
@@ -54,10 +54,9 @@ def filter_pmap(
     out_axes: Any = ...,
     axis_name: Any = None,
     axis_size: int | None = None,
-    donate: Any = "none",
+    donate: Donate = "none",
     devices: Sequence[Any] | None = None,
     backend: str | None = None,
-    **refused: Any,
 ) -> Jitted[_P, _T]: ...
 def filter_pmap(
     fun: Any = NOT_GIVEN,

@@ -19,6 +19,7 @@ from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
 from .._core.sharding import refuse_misfit, require_mesh
 from .._core.show_as import show_as
+from .._jit.donation import Donate
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
@@ -40,7 +41,7 @@ def filter_shard_map(
     out_specs: Any,
     axis_names: Iterable[Any] | None = None,
     check_vma: bool = True,
-    donate: Any = "none",
+    donate: Donate = "none",
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 @overload
 def filter_shard_map(
@@ -51,7 +52,7 @@ def filter_shard_map(
     out_specs: Any,
     axis_names: Iterable[Any] | None = None,
     check_vma: bool = True,
-    donate: Any = "none",
+    donate: Donate = "none",
 ) -> Jitted[_P, _T]: ...
 def filter_shard_map(
     fun: Any = NOT_GIVEN,

@@ -8,7 +8,7 @@ moved afterwards. Outputs that are not arrays bypass JAX (`Unmapped`).
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
 from .._tree.require import refuse_unknown_options, require_integer
+from .._typing import VmapOptions
 from .arguments import argument_name, by_name
 
 _P = ParamSpec("_P")
@@ -68,7 +69,7 @@ def filter_vmap(
     out_axes: Any = ...,
     axis_name: Any = None,
     axis_size: int | None = None,
-    **vmapkwargs: Any,
+    **vmapkwargs: Unpack[VmapOptions],
 ) -> Callable[[Callable[_P, _T]], Transformed[_P, _T]]: ...
 @overload
 def filter_vmap(
@@ -78,7 +79,7 @@ def filter_vmap(
     out_axes: Any = ...,
     axis_name: Any = None,
     axis_size: int | None = None,
-    **vmapkwargs: Any,
+    **vmapkwargs: Unpack[VmapOptions],
 ) -> Transformed[_P, _T]: ...
 def filter_vmap(
     fun: Any = NOT_GIVEN,

@@ -8,7 +8,7 @@ the key paths of all nodes.
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 import jax.tree_util as jtu
 
@@ -29,13 +29,29 @@ class _NotGiven:
 NOT_GIVEN: Final = _NotGiven()
 
 
+@overload
 def tree_at(
     where: Callable[[_Tree], Any] | object,
     pytree: _Tree,
+    replace: Any,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> _Tree: ...
+@overload
+def tree_at(
+    where: Callable[[_Tree], Any] | object,
+    pytree: _Tree,
+    *,
+    replace_fn: Callable[[Any], Any],
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> _Tree: ...
+def tree_at(
+    where: Any,
+    pytree: Any,
     replace: Any = NOT_GIVEN,
     replace_fn: Any = NOT_GIVEN,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> _Tree:
+) -> Any:
     """A copy of `pytree` with the nodes that `where` chooses replaced.
 
     `pytree` is not modified, and arrays are not copied: leaves that are not replaced

@@ -26,7 +26,7 @@ def tree_equal(
     atol: Any = 0.0,
     check_dtype: bool = True,
     check_weak_type: bool = False,
-) -> Any:
+) -> bool | jax.Array:
     """Whether all trees have the same structure and equal leaves.
 
     Two arrays are equal if shape, dtype and all values are; weak types do not matter,

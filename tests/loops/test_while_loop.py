@@ -320,7 +320,7 @@ class TestOptions:
         ],
         ids=str,
     )
-    def test_what_does_not_fit_is_refused(self, options):
+    def test_what_does_not_fit_is_refused(self, options, without_type_checks):
         with pytest.raises(ValueError, match="`while_loop`"):
             eqxi.while_loop(lambda c: True, lambda c: c, 0, **options)
 

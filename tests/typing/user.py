@@ -6,6 +6,7 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
 import abc
+import io
 from typing import Any, Generic, TypeVar, assert_type
 
 import jax
@@ -384,3 +385,28 @@ assert_type(Own(3).scaled(2.0), jax.Array)
 assert_type(Own(3).size, int)
 Own("3")  # pyright: ignore[reportArgumentType]
 Own(3).scaled("2")  # pyright: ignore[reportArgumentType]
+
+
+# A misspelt option is seen, and so is a wrong order of arguments.
+eqx.filter_jit(double, inline=True, keep_unused=True)
+eqx.filter_jit(double, dontae="all")  # pyright: ignore[reportCallIssue]
+eqx.filter_vmap(double, in_axs=0)  # pyright: ignore[reportCallIssue]
+eqx.filter_vmap(double, spmd_axis_name="x")
+eqx.filter_pmap(double, in_axs=0)  # pyright: ignore[reportCallIssue]
+eqx.filter_pmap(double, donate="foo")  # pyright: ignore[reportArgumentType]
+eqx.filter_grad(loss, hasaux=True)  # pyright: ignore[reportCallIssue]
+eqx.filter_grad(loss, holomorphic=True)
+eqx.filter_jacrev(loss, hasaux=True)  # pyright: ignore[reportCallIssue]
+eqx.filter_while_loop(lambda x: x < 3, lambda x: x + 1, 0, kind="chekpointed")  # pyright: ignore[reportArgumentType]
+assert_type(eqx.tree_at(lambda m: m.weight, model, replace_fn=lambda w: 2 * w), Affine)
+eqx.tree_at(lambda m: m.weight, model, replace_fn=3)  # pyright: ignore[reportArgumentType]
+eqx.tree_at(lambda m: m.weight, model)  # pyright: ignore[reportCallIssue]
+eqx.save(model, "model")  # pyright: ignore[reportArgumentType]
+assert_type(eqx.load("model", model), Affine)
+assert_type(eqx.tree_deserialise_leaves("model", model), Affine)
+eqx.tree_serialise_leaves(model, "model")  # pyright: ignore[reportArgumentType]
+eqx.tree_serialise_leaves(io.BytesIO(), model)
+eqx.tree_serialise_leaves(io.StringIO(), model)  # pyright: ignore[reportArgumentType]
+assert_type(eqx.tree_equal(model, model), bool | jax.Array)
+assert_type(Affine.compiled(model, jnp.ones(2)), jax.Array)
+Affine.compiled.lower(model, jnp.ones(2))
