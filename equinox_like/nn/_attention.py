@@ -4,11 +4,12 @@ The layer determines which query attends to which key. The projections are in
 `_heads.py`, and the attention itself is `attend` in `_dot_product_attention.py`.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jaxtyping import Array
 
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
@@ -195,6 +196,90 @@ class MultiheadAttention(Module):
         self.output_proj = Linear(
             vo, self.output_size, use_output_bias, dtype, key=keys[3], **inits
         )
+
+    @overload
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: HeadsFunction | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        cache: None = None,
+        implementation: Implementation = None,
+        return_weights: Literal[False] = False,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array: ...
+
+    @overload
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: HeadsFunction | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        cache: KVCache,
+        implementation: Implementation = None,
+        return_weights: Literal[False] = False,
+        out_sharding: PartitionSpec | None = None,
+    ) -> tuple[Array, KVCache]: ...
+
+    @overload
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: HeadsFunction | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        cache: None = None,
+        implementation: Implementation = None,
+        return_weights: Literal[True],
+        out_sharding: PartitionSpec | None = None,
+    ) -> tuple[Array, Array]: ...
+
+    @overload
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: HeadsFunction | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        cache: KVCache,
+        implementation: Implementation = None,
+        return_weights: Literal[True],
+        out_sharding: PartitionSpec | None = None,
+    ) -> tuple[Array, KVCache, Array]: ...
 
     def __call__(
         self,

@@ -1,7 +1,7 @@
 """`GroupNorm` and `InstanceNorm`: normalise channels within one example."""
 
 import math
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -15,6 +15,8 @@ from ._precision import computes
 from ._shape import as_eps, as_size, check_channels_first, jax_array, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT, with_state
+
+_State = TypeVar("_State")
 
 
 class GroupNorm(Module):
@@ -84,8 +86,8 @@ class GroupNorm(Module):
 
     @overload
     def __call__(
-        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Array, Any]: ...
+        self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, _State]: ...
 
     @computes("eqx.nn.GroupNorm")
     def __call__(
@@ -176,8 +178,8 @@ class InstanceNorm(Module):
 
     @overload
     def __call__(
-        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Array, Any]: ...
+        self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, _State]: ...
 
     @computes("eqx.nn.InstanceNorm")
     def __call__(

@@ -5,7 +5,7 @@ dtype.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from ._precision import computes
 from ._shape import as_eps, as_size, check_input, jax_array, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT, with_state
+
+_State = TypeVar("_State")
 
 
 class LayerNorm(Module):
@@ -95,8 +97,8 @@ class LayerNorm(Module):
 
     @overload
     def __call__(
-        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Array, Any]: ...
+        self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, _State]: ...
 
     @computes("eqx.nn.LayerNorm")
     def __call__(
@@ -174,8 +176,8 @@ class RMSNorm(Module):
 
     @overload
     def __call__(
-        self, x: ArrayLike, state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Array, Any]: ...
+        self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, _State]: ...
 
     @computes("eqx.nn.RMSNorm")
     def __call__(
