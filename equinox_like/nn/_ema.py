@@ -1,7 +1,7 @@
 """`EMA`: an exponential moving average of a model over its training steps."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,12 @@ from ._init import default_dtype
 from ._shape import check_dtype, jax_array
 from ._stacked import filled
 
+_Model = TypeVar("_Model")
+
 _COPIED = "copied"
 
 
-class EMA(Module):
+class EMA(Module, Generic[_Model]):
     r"""An exponential moving average of the parameters of a model.
 
     With $\theta_t$ the parameters at update $t$ and $d_t$ the decay,
@@ -76,7 +78,7 @@ class EMA(Module):
 
     def __init__(
         self,
-        model: Any,
+        model: _Model,
         decay: float | Callable[[Array], ArrayLike] = 0.999,
         *,
         debias: bool = True,
@@ -127,7 +129,7 @@ class EMA(Module):
         self.debias = debias
 
     @jax.named_scope("eqx.nn.EMA")
-    def update(self, model: Any) -> "EMA":
+    def update(self, model: _Model) -> "EMA[_Model]":
         """The average after one more training step.
 
         **Arguments:**
@@ -161,7 +163,7 @@ class EMA(Module):
         }
         return filled(type(self), vars(self) | changed)
 
-    def model(self) -> Any:
+    def model(self) -> _Model:
         """The model with averaged parameters, in the dtypes of the model itself.
 
         Its arrays are copies, so it can be kept if the `EMA` is donated. The field

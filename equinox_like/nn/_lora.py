@@ -8,7 +8,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,11 @@ from ._sharding import explicit_mesh, like
 from ._state import StateIndex
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
+_Layer = TypeVar("_Layer")
 _Tree = TypeVar("_Tree")
 
 
-class LoRA(StatefulLayer):
+class LoRA(StatefulLayer, Generic[_Layer]):
     r"""A layer whose weight is trained by a low-rank update.
 
     $$W' = W + \frac{\alpha}{r} B A,$$
@@ -74,7 +75,7 @@ class LoRA(StatefulLayer):
         ```
     """
 
-    layer: Any = field(trainable=False)
+    layer: _Layer = field(trainable=False)
     a: Any
     b: Any
     alpha: float = field(static=True)
@@ -83,7 +84,7 @@ class LoRA(StatefulLayer):
 
     def __init__(
         self,
-        layer: Any,
+        layer: _Layer,
         rank: int,
         alpha: float | None = None,
         weight_name: str | tuple[str, ...] = "weight",
@@ -155,7 +156,7 @@ class LoRA(StatefulLayer):
             layer = self._with_weights(_Updated)
         return layer(*args, **kwargs)
 
-    def merge(self) -> "LoRA":
+    def merge(self) -> "LoRA[_Layer]":
         """A copy whose layer has the updated weight, so that a call costs as much as
         the layer alone. None of its arrays is trainable. `merge().layer` is the layer
         itself.
@@ -167,7 +168,7 @@ class LoRA(StatefulLayer):
         a, b = frozen(self.a), frozen(self.b)
         return _changed(self, layer=self._updated_layer(), a=a, b=b, is_merged=True)
 
-    def unmerge(self) -> "LoRA":
+    def unmerge(self) -> "LoRA[_Layer]":
         """The inverse of [`merge`][equinox_like.nn.LoRA.merge], by subtraction.
 
         An element of the weight is restored exactly if its sum with the update was not

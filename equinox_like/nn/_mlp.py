@@ -42,7 +42,7 @@ class MLP(Module):
         ```
     """
 
-    layers: tuple[Any, ...]
+    layers: tuple[Linear, ...]
     activation: Callable[..., Any]
     final_activation: Callable[..., Any]
     use_bias: bool = field(static=True)

@@ -1,6 +1,7 @@
 """`SpectralNorm` and `WeightNorm`: layers that compute the weight of another layer."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -21,7 +22,8 @@ from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
 from ._stateful import StatefulLayer
 
-_Layer = TypeVar("_Layer")
+_Layer = TypeVar("_Layer", covariant=True)
+_Y = TypeVar("_Y")
 
 
 class SpectralNorm(StatefulLayer, Generic[_Layer]):
@@ -118,13 +120,13 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
 
     @jax.named_scope("eqx.nn.SpectralNorm")
     def __call__(
-        self,
+        self: "SpectralNorm[Callable[..., _Y]]",
         x: ArrayLike,
         state: State,
         *,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
-    ) -> tuple[Any, State]:
+    ) -> tuple[_Y, State]:
         """**Arguments:**
 
         - `x`: the input of the wrapped layer.
@@ -227,7 +229,12 @@ class WeightNorm(Module, Generic[_Layer]):
         self.g = lengths.astype(weight.real.dtype) if is_inexact else lengths
 
     @jax.named_scope("eqx.nn.WeightNorm")
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(
+        self: "WeightNorm[Callable[..., _Y]]",
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> _Y:
         """**Arguments:**
 
         - `x`: the input of the wrapped layer.

@@ -2,7 +2,7 @@
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,6 @@ assert_type(jax.vmap(attention)(x, x, x), jax.Array)
 assert_type(eqx.filter_jit(attention)(x, x, x), jax.Array)
 # Of a layer with overloads, the type of a transformed call is that of the first one.
 eqx.filter_jit(attention)(x, x, x, cache=cache)  # pyright: ignore[reportArgumentType]
-jitted = eqx.filter_jit(lambda x, cache: attention(x, x, x, cache=cache))
-assert_type(jitted(x, cache), tuple[jax.Array, eqx.nn.KVCache])
 attention(x, x, x, caceh=cache)  # pyright: ignore[reportCallIssue]
 attention(x, x, x, cache="x")  # pyright: ignore[reportCallIssue, reportArgumentType]
 
@@ -51,3 +49,40 @@ for norm in (
     assert_type(norm(x), jax.Array)
     assert_type(norm(x, {"a": 1}), tuple[jax.Array, dict[str, int]])
     assert_type(norm(x, eqx.nn.State(norm)), tuple[jax.Array, eqx.nn.State])
+
+# A wrapper returns what its layer returns, and keeps its type.
+linear = eqx.nn.Linear(8, 8, key=key)
+state = eqx.nn.State(linear)
+spectral = eqx.nn.SpectralNorm(linear, "weight", key=key)
+assert_type(spectral, eqx.nn.SpectralNorm[eqx.nn.Linear])
+assert_type(spectral(x[0], state), tuple[jax.Array, eqx.nn.State])
+assert_type(eqx.nn.WeightNorm(linear)(x[0]), jax.Array)
+assert_type(eqx.nn.WeightNorm(eqx.nn.LayerNorm(8))(x[0]), jax.Array)
+assert_type(jax.vmap(eqx.nn.WeightNorm(linear))(x), jax.Array)
+assert_type(eqx.filter_vmap(eqx.nn.WeightNorm(linear))(x), jax.Array)
+
+lora = eqx.nn.LoRA(linear, 2, key=key)
+assert_type(lora, eqx.nn.LoRA[eqx.nn.Linear])
+assert_type(lora.merge().layer, eqx.nn.Linear)
+assert_type(lora.merge().unmerge().layer.use_bias, bool)
+assert_type(lora.in_features, Any)
+
+mlp = eqx.nn.MLP(8, 8, 8, 2, key=key)
+assert_type(mlp.layers[-1].weight, jax.Array)
+ema = eqx.nn.EMA(mlp, decay=0.9)
+assert_type(ema, eqx.nn.EMA[eqx.nn.MLP])
+assert_type(ema.model(), eqx.nn.MLP)
+assert_type(ema.update(mlp).model()(x[0]), jax.Array)
+assert_type(ema.update(eqx.apply_updates(mlp, mlp)), eqx.nn.EMA[eqx.nn.MLP])
+
+# What is built in its shards has the type that the function returns.
+mesh = jax.make_mesh((1,), ("x",))
+made = eqx.make_sharded(eqx.nn.MLP, 8, 8, 8, 2, key=key, mesh=mesh, rules=[])
+assert_type(made, eqx.nn.MLP)
+
+
+# The first flag that is not None may be an array, if a flag may be one.
+def flags(flag: bool | None, traced: bool | jax.Array | None) -> None:
+    assert_type(eqx.is_inference(), bool)
+    assert_type(eqx.is_inference(flag, None, True), bool)
+    assert_type(eqx.is_inference(flag, traced), bool | jax.Array)
