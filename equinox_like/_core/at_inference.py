@@ -1,8 +1,10 @@
 """Training or inference, as a context. A layer whose own flag is `None` obeys it."""
 
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from .context import Context, Entering
+
+_Flag = TypeVar("_Flag")
 
 _inference: Final[Context[bool]] = Context(False, name="inference")
 
@@ -60,7 +62,7 @@ def training() -> Entering:
     return _inference(False)
 
 
-def is_inference(*flags: Any) -> Any:
+def is_inference(*flags: _Flag | None) -> _Flag | bool:
     """Whether a layer should run in inference mode. Call it in layers that you write.
 
     **Arguments:**

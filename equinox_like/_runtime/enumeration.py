@@ -30,6 +30,8 @@ else:
 # instances of `Enumeration`, which they are not.
 _E = TypeVar("_E")
 
+_T = TypeVar("_T")
+
 
 class EnumerationItem(Module):
     """One item of an enumeration. Only the enumeration creates items."""
@@ -41,7 +43,7 @@ class EnumerationItem(Module):
         """Whether it is only known at run time which item this is."""
         return isinstance(self._index, Tracer)
 
-    def error_if(self, token: Any, pred: Any) -> Any:
+    def error_if(self, token: _T, pred: Any) -> _T:
         """`token`, with an error at run time if `pred` is true: the message of this item.
 
         It is [`equinox_like.error_if`][]. Which item this is may be known only then.
@@ -209,7 +211,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
     if TYPE_CHECKING:
         # For type checkers, an item is an instance of its enumeration.
         def is_traced(self) -> bool: ...
-        def error_if(self, token: Any, pred: Any) -> Any: ...
+        def error_if(self, token: _T, pred: Any) -> _T: ...
         def __eq__(self, other: object) -> Any: ...
         def __ne__(self, other: object) -> Any: ...
 

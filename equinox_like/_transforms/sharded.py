@@ -6,7 +6,7 @@ random numbers included, and each device computes its own shard.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -22,6 +22,8 @@ from .._tree.filters import is_none
 from .._tree.glob import matches
 from .._tree.paths import listed, plain_path
 from .trace import filter_eval_shape
+
+_T = TypeVar("_T")
 
 
 def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]]) -> Any:
@@ -91,13 +93,13 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
 
 @frames_hidden
 def make_sharded(
-    make: Callable[..., Any],
+    make: Callable[..., _T],
     /,
     *args: Any,
     mesh: Mesh,
     rules: Sequence[tuple[str, PartitionSpec]],
     **kwargs: Any,
-) -> Any:
+) -> _T:
     """Builds a model, a State or the state of an optimiser directly in its shards.
 
     Neither a device nor the host ever holds the whole. The values are those of

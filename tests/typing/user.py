@@ -288,7 +288,7 @@ solution = Solution(result=Results.success)
 Solution(result="success")  # pyright: ignore[reportArgumentType]
 item: Results = Results.success
 assert_type(item.is_traced(), bool)
-item.error_if(jnp.ones(2), True)
+assert_type(item.error_if(jnp.ones(2), True), jax.Array)
 assert_type(solution.result == Results.success, Any)
 MoreResults.promote(Results.success).error_if(jnp.ones(2), True)
 Results.where(solution.result != item, item, solution.result)
