@@ -233,53 +233,11 @@ class MultiheadAttention(Module):
         bias: ArrayLike | None = None,
         is_causal: bool = False,
         window: int | None = None,
-        cache: KVCache,
+        cache: KVCache | None = None,
         implementation: Implementation = None,
-        return_weights: Literal[False] = False,
+        return_weights: bool = False,
         out_sharding: PartitionSpec | None = None,
-    ) -> tuple[Array, KVCache]: ...
-
-    @overload
-    def __call__(
-        self,
-        query: ArrayLike,
-        key_: ArrayLike,
-        value: ArrayLike,
-        mask: ArrayLike | None = None,
-        *,
-        key: PRNGKeyArray | None = None,
-        inference: bool | None = None,
-        deterministic: bool | None = None,
-        process_heads: HeadsFunction | None = None,
-        bias: ArrayLike | None = None,
-        is_causal: bool = False,
-        window: int | None = None,
-        cache: None = None,
-        implementation: Implementation = None,
-        return_weights: Literal[True],
-        out_sharding: PartitionSpec | None = None,
-    ) -> tuple[Array, Array]: ...
-
-    @overload
-    def __call__(
-        self,
-        query: ArrayLike,
-        key_: ArrayLike,
-        value: ArrayLike,
-        mask: ArrayLike | None = None,
-        *,
-        key: PRNGKeyArray | None = None,
-        inference: bool | None = None,
-        deterministic: bool | None = None,
-        process_heads: HeadsFunction | None = None,
-        bias: ArrayLike | None = None,
-        is_causal: bool = False,
-        window: int | None = None,
-        cache: KVCache,
-        implementation: Implementation = None,
-        return_weights: Literal[True],
-        out_sharding: PartitionSpec | None = None,
-    ) -> tuple[Array, KVCache, Array]: ...
+    ) -> Any: ...
 
     def __call__(
         self,
