@@ -11,6 +11,7 @@ from jaxtyping import Array
 from .._compat.tracer import Tracer
 from .._core.difference import tree_differences
 from .._module import Module, field
+from .._module.construct import filled
 from .._module.freezing import trainable_leaves
 from .._tree import is_array, partition
 from .._tree.copy import tree_copy
@@ -19,7 +20,6 @@ from .._tree.splitting import STATIC, Skeleton, make_skeleton
 from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
 from ._shape import check_dtype, jax_array
-from ._stacked import filled
 
 _Model = TypeVar("_Model")
 

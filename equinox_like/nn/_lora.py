@@ -4,7 +4,6 @@ Like the other layers that compute the weight of a layer (`_reparam.py`), it cal
 copy of the layer with another weight.
 """
 
-import dataclasses
 import math
 import zlib
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._module import Module, field, frozen, trainable, unfrozen
+from .._module.construct import filled
 from .._module.freezing import leaves_under
 from .._module.wrapper import check_forwards
 from .._tree import is_array, is_inexact_array, tree_at
@@ -166,7 +166,8 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         if self.is_merged:
             return self
         a, b = frozen(self.a), frozen(self.b)
-        return _changed(self, layer=self._updated_layer(), a=a, b=b, is_merged=True)
+        changed = {"layer": self._updated_layer(), "a": a, "b": b, "is_merged": True}
+        return filled(type(self), vars(self) | changed)
 
     def unmerge(self) -> "LoRA[_Layer]":
         """The inverse of [`merge`][equinox_like.nn.LoRA.merge], by subtraction.
@@ -179,7 +180,8 @@ class LoRA(StatefulLayer, Generic[_Layer]):
             return self
         layer = self._with_weights(lambda weight, b, a: weight - _product(b, a, weight))
         a, b = unfrozen(self.a), unfrozen(self.b)
-        return _changed(self, layer=layer, a=a, b=b, is_merged=False)
+        changed = {"layer": layer, "a": a, "b": b, "is_merged": False}
+        return filled(type(self), vars(self) | changed)
 
     def is_stateful(self) -> bool:
         """Whether the wrapped layer is stateful."""
@@ -386,14 +388,6 @@ def _weight_of(layer: Any, name: str) -> Any:
         f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
         "by `add_lora`, or pass `weight_name`."
     )
-
-
-def _changed(lora: LoRA, **fields: Any) -> LoRA:
-    new: Any = object.__new__(type(lora))
-    for each in dataclasses.fields(lora):
-        value = fields.get(each.name, getattr(lora, each.name))
-        object.__setattr__(new, each.name, value)
-    return new
 
 
 def _weights_under(model: Any, where: Any) -> dict[str, dict[str, int]]:

@@ -13,6 +13,7 @@ from .._core.difference import ARRAY_TYPE, tree_differences
 from .._core.parts import pair_of
 from .._errors import ShapeError
 from .._module import Module, field
+from .._module.construct import filled
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree import combine, is_array, partition
 from .._tree.paths import path_str
@@ -256,14 +257,6 @@ class Stacked(StatefulLayer, Generic[_L]):
 
     def __len__(self) -> int:
         return self.depth
-
-
-def filled(cls: type, fields: dict[str, Any]) -> Any:
-    """An instance with these fields, made without calling `__init__`."""
-    new: Any = object.__new__(cls)
-    for name, value in fields.items():
-        object.__setattr__(new, name, value)
-    return new
 
 
 def _checked_policy(checkpoint: Any) -> Any:

@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array
 
 from .._module import Module, field
+from .._module.construct import filled
 from .._tree import tree_pformat
 from .._tree.cached import Attribute, Cached, forget
 from .._tree.nodes import describe_node
@@ -336,11 +337,13 @@ def delete_init_state(model: _Tree) -> _Tree:
         assert len(jax.tree.leaves(norm.batch_state_index)) == 0
         ```
     """
-    return jax.tree.map(
-        lambda node: _with(node, init=_Deleted()) if is_index(node) else node,
-        model,
-        is_leaf=is_index,
-    )
+
+    def without_init(node: Any) -> Any:
+        if not is_index(node):
+            return node
+        return filled(StateIndex, vars(node) | {"init": _Deleted()})
+
+    return jax.tree.map(without_init, model, is_leaf=is_index)
 
 
 def is_index(node: Any) -> bool:
@@ -354,14 +357,7 @@ def _indices(tree: Any) -> list[tuple[Any, StateIndex[Any]]]:
 
 def with_marker(index: StateIndex[Any], marker: Any) -> StateIndex[Any]:
     """The index, with another marker."""
-    return _with(index, marker=marker)
-
-
-def _with(index: StateIndex[Any], **fields: Any) -> StateIndex[Any]:
-    new: Any = object.__new__(StateIndex)
-    for name in ("marker", "init"):
-        object.__setattr__(new, name, fields.get(name, getattr(index, name)))
-    return new
+    return filled(StateIndex, vars(index) | {"marker": marker})
 
 
 def _state(values: dict[Any, Any]) -> State:
