@@ -461,7 +461,7 @@ class TestNodeWhoseChildrenDependOnTheirValues:
     def test_it_goes_through_loops_and_derivatives(self):
         node = ArraysAsChildren(a=jnp.ones(2), b=2.0)
         double = lambda n: ArraysAsChildren(a=2 * n.values["a"], b=2.0)  # noqa: E731
-        out, _ = eqx.filter_scan(lambda n, _: (double(n), None), node, length=2)
+        out, _ = eqx.filter_scan(lambda n, x: (double(n), x), node, jnp.arange(2))
         assert out.values["a"].tolist() == [4, 4]
         grad = eqx.filter_grad(lambda n: (n.values["a"] ** 2).sum())(node)
         assert grad.values["a"].tolist() == [2, 2]
