@@ -200,8 +200,8 @@ def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:
     **Raises:** whatever a user's node type does if its children are placeholders.
     """
     tree = treedef.unflatten(range(treedef.num_leaves))
-    found, same = jtu.tree_flatten_with_path(tree)
-    if same != treedef:  # what is a child depends on its value
+    found, _ = jtu.tree_flatten_with_path(tree)
+    if len(found) != treedef.num_leaves:  # what is a child depends on its value
         raise ValueError("A node type cannot hold placeholders.")
     return [path for path, _ in found]
 

@@ -216,8 +216,8 @@ def _generate_by_functions(
 
 
 # Errors and profiles name the compiled function.
-for function in (_generate, _generate_by_functions):
-    function.__name__ = function.__qualname__ = "generate"
+_generate.__name__ = _generate.__qualname__ = "generate"
+_generate_by_functions.__name__ = _generate_by_functions.__qualname__ = "generate"
 _compiled = filter_jit(_generate, donate=("cache",))
 on_clear(_compiled.clear_cache)
 

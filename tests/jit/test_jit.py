@@ -420,7 +420,7 @@ class TestOutputWhoseClassIsNoPytree:
 
 @jtu.register_pytree_node_class
 class ArraysAsChildren:
-    """As distributions of distrax: what is no array is no child."""
+    """As distributions of distrax: only arrays are children."""
 
     def __init__(self, **values):
         self.values = values

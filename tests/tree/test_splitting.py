@@ -13,6 +13,7 @@ from hypothesis import given
 from strategies import Node, numbers, reference_same, trees
 
 import equinox_like as eqx
+from equinox_like._tree.splitting import leaf_names
 
 
 def label(x):
@@ -158,3 +159,16 @@ def test_values_that_split_when_they_are_compared():
     for _ in range(3):
         _, skeleton = eqx.split(Value(), lambda x: eqx.STATIC)
         assert skeleton.statics
+
+
+def test_leaves_of_a_node_whose_aux_data_equal_only_themselves_have_names():
+    class Node:
+        def __init__(self, x):
+            self.x = x
+
+    def flatten(node):
+        return ((jtu.GetAttrKey("x"), node.x),), object()
+
+    jtu.register_pytree_with_keys(Node, flatten, lambda _, children: Node(*children))
+    treedef = jtu.tree_structure([Node(1), Node((2, 3))])
+    assert leaf_names(treedef, "m") == ["m[0].x", "m[1].x[0]", "m[1].x[1]"]
