@@ -11,6 +11,7 @@ from . import (
     eager,
     flax_networks,
     generation,
+    gpu,
     imports,
     layers,
     loops,
@@ -43,6 +44,7 @@ SUBJECTS = {
     "imports": imports.run,
     "memory": memory.run,
     "sharded": sharded.run,
+    "gpu": gpu.run,
 }
 
 

@@ -1,5 +1,8 @@
 """How the tests run: on the CPU as four devices, with the library's annotations checked.
 
+With `TESTS_ON=cuda` in the environment, they run on a GPU, and so do those marked `gpu`,
+which are skipped otherwise.
+
 This file is read before anything imports JAX or the library.
 """
 
@@ -14,13 +17,20 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+ON_GPU = os.environ.get("TESTS_ON") == "cuda"
+# A GPU needs the CPU beside it, for callbacks and for what is placed there.
+os.environ["JAX_PLATFORMS"] = "cuda,cpu" if ON_GPU else "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 )
 # Most programs here run once: compiling them takes far longer than running them. LLVM does
 # little about them, therefore; what XLA does before is the same as ever.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "0" if ON_GPU else "1")
+if ON_GPU:
+    # By default a GPU multiplies matrices with ten bits of the mantissa, and the first
+    # process takes all of its memory.
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # With jax 0.10, compiling without XLA's fusion emitters takes half the time, and as one
 # LLVM module a little less. Later versions have no such switch, or gain nothing by it.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
@@ -63,8 +73,11 @@ hypothesis.settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items):
-    """Expects to fail what JAX makes fail under the flags that are set."""
+    """Expects to fail what JAX makes fail under the flags that are set, and skips tests
+    of a GPU elsewhere."""
     for item in items:
+        if not ON_GPU and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU and TESTS_ON=cuda"))
         file = item.path.relative_to(Path(__file__).parent).as_posix()
         name = "::".join([file, *item.nodeid.split("::")[1:]])
         fault = jax_flags.expected_fault(name)

@@ -38,7 +38,7 @@ from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization, abstract
-from .stages import AheadOfTime, Lowered, Traced, platform_of
+from .stages import AheadOfTime, Lowered, Traced, platform_of_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -182,7 +182,7 @@ class Jitted(Transformed[_P, _T]):
         named = layout.named_leaves(abstract(leaves))
         traced = self._stage("trace", specialization, layout, leaves)
         waits = holds_check(traced.jaxpr)
-        platform = platform_of(leaves)
+        platform = platform_of_call(leaves)
         stage = AheadOfTime(self, specialization, layout, named, platform, waits)
         return Traced(traced, stage)
 

@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.trace_state import at_top_level, trace_context
-from .._compat.tracer import Tracer
+from .._compat.tracer import Tracer, known_array
 from .._core.base import jit_is_disabled
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
@@ -138,8 +138,12 @@ class Specialization:
 
     def wait_for_check(self, layout: Layout, leaves: list[Any], out: Any) -> None:
         """Waits for the output, after a call, if the program holds a runtime check."""
-        if jit_is_disabled() or not at_top_level():
+        if jit_is_disabled():
             return
+        if not at_top_level():
+            out = [x for x in map(known_array, jtu.tree_leaves(out)) if x is not None]
+            if not out:  # the program runs later, as a part of another
+                return
         newest = self._newest_trace()
         if not there_are_checks():
             self._settle(newest, False)
@@ -267,8 +271,11 @@ def _traits(x: Any) -> Any:
 
 
 def abstract(leaves: list[Any]) -> list[Any]:
-    """The leaves, with a `jax.ShapeDtypeStruct` in place of each JAX array."""
-    return [_struct_of(x) if isinstance(x, jax.Array) else x for x in leaves]
+    """The leaves, with a `jax.ShapeDtypeStruct` in place of each known JAX array."""
+    return [
+        x if isinstance(x, Tracer) or not isinstance(x, jax.Array) else _struct_of(x)
+        for x in leaves
+    ]
 
 
 def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:

@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.trace_state import at_top_level
 from .._core.base import hide_frames
+from .._core.devices import default_device, platform_of
 from .._core.difference import differences
 from .._errors import DonationError
 from .._tree.splitting import STATIC
@@ -320,7 +321,7 @@ class Compiled(_Stage[_P, _T]):
         return f"<compiled {self._call.jitted!r}>"
 
 
-def platform_of(leaves: Sequence[Any]) -> str:
+def platform_of_call(leaves: Sequence[Any]) -> str:
     """The platform that a call with these leaves is compiled for, as JAX names it."""
     for x in leaves:
         sharding = getattr(x, "sharding", None)
@@ -332,12 +333,8 @@ def platform_of(leaves: Sequence[Any]) -> str:
                 device = next(iter(sharding.device_set))
             except Exception:
                 continue
-            break
-    else:
-        (device, *_) = jax.devices()
-    if device.platform != "gpu":
-        return device.platform
-    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+            return platform_of(device)
+    return platform_of(default_device())
 
 
 def _itself(static: Any) -> Any:

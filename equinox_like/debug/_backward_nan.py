@@ -87,9 +87,12 @@ def _(
         vmap_method="expand_dims",
     )
     # The cotangent depends on the callback's result. So cotangents are printed in
-    # order, even on several devices, where JAX has no ordered callbacks.
+    # order, even on several devices, where JAX has no ordered callbacks. No constant
+    # stands in the other branch: XLA would drop the choice if the cotangent is that, too.
     is_printed = unvmap_all(is_printed)
-    cotangent = jtu.tree_map(lambda x: jnp.where(is_printed, x, jnp.nan), cotangent)
+    cotangent = jtu.tree_map(
+        lambda x: jnp.where(is_printed, x, is_printed.astype(x.dtype)), cotangent
+    )
     if not terminate:
         return cotangent
     where = "" if name is None else f" in the cotangent of {name}"

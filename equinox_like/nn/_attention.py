@@ -7,7 +7,6 @@ The layer determines which query attends to which key. The projections are in
 from typing import Any, Literal, overload
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -36,7 +35,7 @@ from ._kv_cache import (
     refuse_overfull,
 )
 from ._linear import Linear
-from ._masks import check_window, visible_keys
+from ._masks import Visible, check_window
 from ._precision import cast_to_precision
 from ._shape import as_divisor, as_size
 from ._sharding import whole_along
@@ -310,19 +309,18 @@ class MultiheadAttention(Module):
             )
             check_cache(_NAME, cache)
             q, k, v = projected(self, query, key_, value, cache, process_heads)
-            new, is_cached = k.shape[0], cache is not None
+            new = k.shape[0]
             in_all = q.shape[0], new if cache is None else cache.key.shape[0] + new
             mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all)
             bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all)
-            positions = jnp.arange(q.shape[0]), jnp.arange(new)
-            seen = None
+            positions = seen = None
             if cache is not None:
                 seen = extended(cache, k, v)
                 k, v = seen.key, seen.value
                 mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
                 positions = new_positions(cache, q.shape[0]), seen.position
             window = _window(window, cache)
-            visible = visible_keys(mask, positions, is_causal, window, is_cached)
+            visible = Visible(mask, is_causal, window, positions)
             keys = None if key is None else split_key(key, self.num_heads, self)
             heads, weights = attend(
                 q,
@@ -334,7 +332,6 @@ class MultiheadAttention(Module):
                 drop=Drop(self.dropout, keys, inference),
                 implementation=implementation or self.implementation,
                 return_weights=return_weights,
-                cached=is_cached,
             )
             out = joined(self, heads, out_sharding)
             more: tuple[Any, ...] = ()

@@ -5,13 +5,17 @@ the formula, the formula for a single query with a cache, or
 `jax.nn.dot_product_attention`.
 """
 
+import functools
 import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
+from .._compat.tracer import known_array
+from .._core.devices import default_device, platform_of
 from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
@@ -19,7 +23,7 @@ from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
 from ._dropout import Dropout
 from ._keys import split_key
-from ._masks import check_window, combine_masks, visible_keys
+from ._masks import Visible, check_window, combine_masks
 from ._norm import accumulation_dtype
 from ._shape import as_array, within
 
@@ -107,7 +111,6 @@ def dot_product_attention(
     check_window(name, window)
     mask = checked_mask(name, "mask", mask, number, lengths)
     bias = checked_mask(name, "bias", bias, number, lengths)
-    positions = jnp.arange(lengths[0]), jnp.arange(lengths[1])
     one_head = jnp.ndim(query) == 2
     if key is not None:
         key = key[None] if one_head else split_key(key, number, name)
@@ -115,7 +118,7 @@ def dot_product_attention(
         q,
         k,
         v,
-        visible_keys(mask, positions, is_causal, window, only_filled=False),
+        Visible(mask, is_causal, window),
         bias,
         scale=scale,
         drop=Drop(dropout, key, inference),
@@ -161,25 +164,38 @@ def attend(
     q: Array,
     k: Array,
     v: Array,
-    visible: Array | None,
+    visible: Visible,
     bias: Array | None,
     *,
     scale: ArrayLike | None = None,
     drop: Drop,
     implementation: Implementation,
     return_weights: bool = False,
-    cached: bool = False,
 ) -> tuple[Array, Array | None]:
-    """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`.
-
-    `cached`: whether the keys come from a cache, which is usually long.
-    """
-    name = _chosen(implementation, q, k, v, drop, return_weights)
-    if name is not None:
-        return _jax_kernel(name, q, k, v, visible, bias, scale), None
+    """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`."""
+    obstacle = _obstacle(q, k, v, drop, return_weights)
+    name = _chosen(implementation, obstacle, q, k)
+    if name == "cudnn":
+        heads = functools.partial(_cudnn_kernel, q, k, v, visible, bias, scale)
+        if implementation != "auto":
+            return heads(), None
+        # The program may be compiled for another platform than that of new arrays.
+        elsewhere = functools.partial(
+            attend,
+            *(q, k, v, visible, bias),
+            scale=scale,
+            drop=drop,
+            implementation="xla" if _xla_serves(q) else None,
+        )
+        return lax.platform_dependent(cuda=heads, default=lambda: elsewhere()[0]), None
+    mask = visible.as_mask(q.shape[0], k.shape[0])
+    if name == "xla":
+        return _xla_kernel(q, k, v, mask, bias, scale), None
+    # A cache is usually long.
+    cached = visible.positions is not None
     if cached and q.shape[0] == 1:
-        return _one_query_kernel(q, k, v, visible, bias, scale, drop)
-    return _formula_kernel(q, k, v, visible, bias, scale, drop)
+        return _one_query_kernel(q, k, v, mask, bias, scale, drop)
+    return _formula_kernel(q, k, v, mask, bias, scale, drop)
 
 
 # Validation
@@ -346,33 +362,85 @@ def _one_query_kernel(
     return heads.reshape(1, number, v.shape[2]), weights
 
 
+def _xla_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    bias: Array | None,
+    scale: ArrayLike | None,
+) -> Array:
+    if bias is not None:
+        # JAX would return NaN for a query whose row is -inf throughout.
+        is_masked = jnp.isneginf(bias)
+        mask = combine_masks(mask, ~is_masked)
+        bias = jnp.where(is_masked, 0, bias)
+    return _jax_kernel("xla", q, k, v, scale, mask=mask, bias=bias)
+
+
+def _cudnn_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Visible,
+    bias: Array | None,
+    scale: ArrayLike | None,
+) -> Array:
+    causal, window, rest = _for_cudnn(visible)
+    shape = q.shape[1], q.shape[0], k.shape[0]
+    # Its rules for `jax.vmap` do not broadcast over the heads.
+    mask, bias = (
+        None if x is None else jnp.broadcast_to(x, shape)
+        for x in (rest.as_mask(*shape[1:]), bias)
+    )
+    return _jax_kernel(
+        "cudnn",
+        q,
+        k,
+        v,
+        scale,
+        mask=mask,
+        bias=None if bias is None else bias.astype(q.dtype),
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0),
+    )
+
+
+def _for_cudnn(visible: Visible) -> tuple[bool, int | None, Visible]:
+    """The causality and window that cuDNN applies itself, and the rest, for a mask.
+
+    Its own need no memory, whereas a mask has as many elements as the weights.
+    """
+    if visible.is_causal and visible.positions is None:
+        return True, visible.window, Visible(visible.mask, False, None)
+    return False, None, visible
+
+
 def _jax_kernel(
     name: Any,
     q: Array,
     k: Array,
     v: Array,
-    visible: Array | None,
-    bias: Array | None,
     scale: ArrayLike | None,
+    *,
+    mask: Array | None,
+    bias: Array | None,
+    **options: Any,
 ) -> Array:
     def with_batch(x: Any) -> Any:
         return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
     if scale is not None:  # JAX only takes a Python number, but this may be traced
         q = _scaled(q, scale)
-    if bias is not None and name == "xla":
-        # JAX would return NaN for a query whose row is -inf throughout.
-        is_masked = jnp.isneginf(bias)
-        visible = combine_masks(visible, ~is_masked)
-        bias = jnp.where(is_masked, 0, bias)
     # JAX's function mixes dtypes, which would fail under "strict" dtype promotion.
     with jax.numpy_dtype_promotion("standard"):
         out = jax.nn.dot_product_attention(
             *(with_batch(x) for x in (q, k, v)),
             bias=with_batch(bias),
-            mask=with_batch(visible),
+            mask=with_batch(mask),
             scale=None if scale is None else 1.0,
             implementation=name,
+            **options,
         )
     return out.reshape(out.shape[1:])
 
@@ -391,31 +459,39 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
 
 
 def _chosen(
-    name: Implementation, q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
+    name: Implementation,
+    obstacle: str | None,
+    q: Array,
+    k: Array,
 ) -> Literal["xla", "cudnn"] | None:
-    """The JAX kernel for a call, or `None`; raises if the given one cannot be used."""
-    if checked_implementation("Attention", name) is None:
-        return None
-    found = _obstacle(q, v, drop, return_weights)
+    """The implementation for a call; `None` is the formula."""
+    checked_implementation("Attention", name)
     if name == "auto":
-        if found is not None:
+        if obstacle is not None:
             return None
-        if _cudnn_serves(q, k, v):
+        if _cudnn_serves(q, k):
             return "cudnn"
-        return "xla" if _xla_serves(q, k, v) else None
-    if found is not None:
+        return "xla" if _xla_serves(q) else None
+    if name is not None and obstacle is not None:
         raise ValueError(
             f"The implementation {name!r} of attention cannot be used for this call: "
-            f"{found}. Use `implementation=None`, or 'auto', which chooses for each "
+            f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each "
             "call."
         )
     return name
 
 
-def _obstacle(q: Array, v: Array, drop: Drop, return_weights: bool) -> str | None:
+def _obstacle(
+    q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
+) -> str | None:
     """Why JAX's own kernels cannot be used for a call."""
     if q.shape[2] != v.shape[2]:
         return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
+    if not q.dtype == k.dtype == v.dtype:
+        return (
+            f"its queries, keys and values have the dtypes {q.dtype}, {k.dtype} and "
+            f"{v.dtype}"
+        )
     if drop.is_active():
         return "its dropout is active"
     if return_weights:
@@ -423,16 +499,19 @@ def _obstacle(q: Array, v: Array, drop: Drop, return_weights: bool) -> str | Non
     return "there is no query" if q.shape[0] == 0 else None
 
 
-def _cudnn_serves(q: Array, k: Array, v: Array) -> bool:
-    if jax.default_backend() != "gpu":
+def _cudnn_serves(q: Array, k: Array) -> bool:
+    known = known_array(q)
+    device = default_device() if known is None else next(iter(known.devices()))
+    if platform_of(device) != "cuda" or float(device.compute_capability) < 8:
         return False
-    half = all(x.dtype in (jnp.float16, jnp.bfloat16) for x in (q, k, v))
-    return half and q.shape[2] % 8 == 0 and q.shape[2] <= 128
+    if q.dtype not in (jnp.float16, jnp.bfloat16):
+        return False
+    # With jax 0.10 to 0.12, it has no gradient for odd lengths.
+    lengths_are_even = q.shape[0] % 2 == 0 and k.shape[0] % 2 == 0
+    return lengths_are_even and q.shape[2] % 8 == 0 and q.shape[2] <= 128
 
 
-def _xla_serves(q: Array, k: Array, v: Array) -> bool:
-    # In double precision, it would compute the softmax in float32.
-    if any(x.dtype == jnp.float64 for x in (q, k, v)):
-        return False
-    # With jax 0.10 to 0.12, a compiled program in float16 is only lowered for GPUs.
-    return q.dtype != jnp.float16 or jax.default_backend() == "gpu"
+def _xla_serves(q: Array) -> bool:
+    # In double precision, it would compute the softmax in float32. In float16, with jax
+    # 0.10 to 0.12, it asks for products that only some GPUs have, and not in all shapes.
+    return q.dtype not in (jnp.float16, jnp.float64)

@@ -259,7 +259,8 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
             f"The KVCache has slots for {slots} tokens, but was given {number} at "
             "once. Make a longer one with `init_cache`, or one with `overflow='ring'`."
         )
-    if not isinstance(cache.length, Tracer) and cache.length + number > slots:
+    # `int`: within a trace, JAX would trace the sum.
+    if not isinstance(cache.length, Tracer) and int(cache.length) + number > slots:
         raise RuntimeError(
             f"The KVCache has slots for {slots} tokens, holds {int(cache.length)} and "
             f"was given {number} more. Make a longer one with `init_cache`, or one "

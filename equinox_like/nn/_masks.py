@@ -5,7 +5,7 @@ A mask is a boolean array of shape `(queries, keys)` or `(heads, queries, keys)`
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -163,28 +163,30 @@ def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:
     return functools.reduce(jnp.logical_and, spread)
 
 
-def visible_keys(
-    mask: Array | None,
-    positions: tuple[Array, Array],
-    is_causal: bool,
-    window: int | None,
-    only_filled: bool,
-) -> Array | None:
-    """The combined mask, `(q, kv)` or `(heads, q, kv)`; `None` if it is all true.
+class Visible(NamedTuple):
+    """Which query attends to which key: where all of these allow it.
 
-    `positions` are the positions of queries and keys in the sequence. With
-    `only_filled`, keys with a negative position are masked: they are empty slots of a
-    cache.
+    `positions` are those of queries and keys in the sequence. `None`: both are counted
+    from 0. Given positions are those of a cache, whose empty slots have negative ones.
     """
-    queries, keys = positions[0][:, None], positions[1][None, :]
-    conditions = [mask]
-    if is_causal:
-        conditions.append(keys <= queries)
-    if window is not None:
-        conditions.append(keys > queries - window)
-    if only_filled:
-        conditions.append(jnp.broadcast_to(keys >= 0, (queries.size, keys.size)))
-    return combine_masks(*conditions)
+
+    mask: Array | None
+    is_causal: bool
+    window: int | None
+    positions: tuple[Array, Array] | None = None
+
+    def as_mask(self, queries: int, keys: int) -> Array | None:
+        """The combined mask, `(q, kv)` or `(heads, q, kv)`; `None` if it is all true."""
+        positions = self.positions or (jnp.arange(queries), jnp.arange(keys))
+        of_query, of_key = positions[0][:, None], positions[1][None, :]
+        conditions = [self.mask]
+        if self.is_causal:
+            conditions.append(of_key <= of_query)
+        if self.window is not None:
+            conditions.append(of_key > of_query - self.window)
+        if self.positions is not None:
+            conditions.append(jnp.broadcast_to(of_key >= 0, (queries, keys)))
+        return combine_masks(*conditions)
 
 
 def check_window(name: str, window: int | None) -> None:

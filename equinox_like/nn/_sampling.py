@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .._compat.tracer import Tracer
@@ -162,7 +163,8 @@ def check_sampling(
             raise ShapeError(
                 f"`{function}` takes a scalar as `{name}`; got shape {jnp.shape(value)}."
             )
-        if not isinstance(value, Tracer) and not is_within(value):
+        # As NumPy's: within a trace, JAX would trace the comparison.
+        if not isinstance(value, Tracer) and not is_within(np.asarray(value)):
             raise ValueError(
                 f"`{function}` takes a `{name}` that is {wanted}; got {value}."
             )

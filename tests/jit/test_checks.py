@@ -187,3 +187,40 @@ def test_other_errors_stay_what_they_are():
     with pytest.raises(Exception, match="something else") as info:
         f(jnp.ones(2))
     assert not isinstance(info.value, CheckFailed)
+
+
+EAGER = {
+    "vmap": lambda f: jax.vmap(f),
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "vjp": lambda f: lambda x: jax.vjp(f, x)[0],
+    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(lambda x: f(x))),
+}
+
+
+@pytest.mark.parametrize("wrap", EAGER)
+def test_call_in_an_eager_transformation_is_waited_for(wrap, waits):
+    with_check = eqx.filter_jit(lambda x: positive(jax.lax.stop_gradient(x)) * x)
+    without = eqx.filter_jit(lambda x: x + 1)
+    EAGER[wrap](without)(jnp.ones(2))
+    assert waits == []
+    EAGER[wrap](with_check)(jnp.ones(2))
+    assert len(waits) == 1
+    assert jax.tree.leaves(waits[0])
+    with pytest.raises(CheckFailed, match="must be positive"):
+        EAGER[wrap](with_check)(-jnp.ones(2))
+
+
+def test_call_within_a_program_is_not_waited_for(waits):
+    f = eqx.filter_jit(lambda x: positive(jax.lax.stop_gradient(x)) * x)
+    jax.jit(jax.vmap(f))(jnp.ones(2))
+    jax.jit(jax.grad(f))(jnp.ones(()))
+    assert waits == []
+
+
+def test_what_an_unknown_tracer_holds_is_not_waited_for(waits, monkeypatch):
+    monkeypatch.setattr("equinox_like._compat.tracer._HOLD", ())
+    f = eqx.filter_jit(lambda x: positive(x) + 1)
+    jax.vmap(f)(jnp.ones(2))
+    assert waits == []

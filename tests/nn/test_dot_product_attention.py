@@ -1,4 +1,5 @@
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -162,3 +163,122 @@ def test_wrong_options_are_errors(heads, without_type_checks) -> None:
         nn.dot_product_attention(*heads, implementation="flash")
     with pytest.raises(TypeError, match="an array as `mask`; got a list"):
         nn.dot_product_attention(*heads, [[True]])
+
+
+# The choice of cuDNN, on a pretended GPU. `tests/test_gpu.py` runs it on one.
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A device that JAX seems to compute on, and what cuDNN is then asked for."""
+    device = types.SimpleNamespace(
+        platform="gpu",
+        client=types.SimpleNamespace(platform_version="PJRT C API\ncuda 13000"),
+        compute_capability="9.0",
+        asked=[],
+    )
+    of_jax = jax.nn.dot_product_attention
+
+    def attention(q, k, v, *, implementation, **options):
+        if implementation != "cudnn":
+            return of_jax(q, k, v, implementation=implementation, **options)
+        device.asked.append(options)
+        return jnp.zeros_like(q)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
+    monkeypatch.setattr(
+        "equinox_like.nn._dot_product_attention.default_device", lambda: device
+    )
+    return device
+
+
+def of_size(draw, lengths=(4, 6), size=8, dtype="bfloat16"):
+    q, k = (draw(length, 2, size).astype(dtype) for length in lengths)
+    return q, k, k
+
+
+def attend(q, k, v, mask=None, implementation="auto", **options):
+    call = functools.partial(
+        nn.dot_product_attention, implementation=implementation, **options
+    )
+    return jax.jit(call)(q, k, v, mask).astype("float32")
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_cudnn_applies_causality_and_a_window_of_it(window, gpu, draw) -> None:
+    given = of_size(draw)
+    options = {"is_causal": True, "window": window}
+    out = attend(*given, **options)
+    (asked,) = gpu.asked
+    assert asked["mask"] is asked["bias"] is None
+    assert asked["is_causal"]
+    assert asked["local_window_size"] == (None if window is None else (1, 0))
+    # The program is compiled for the CPU, which takes the other branch.
+    expected = attend(*given, implementation=None, **options)
+    np.testing.assert_allclose(out, expected, atol=4e-2)
+
+
+def test_cudnn_gets_masks_and_biases_for_each_head(gpu, draw) -> None:
+    mask, bias = jnp.ones((4, 6), bool), draw(1, 6)
+    attend(*of_size(draw), mask, bias=bias, window=2)
+    (asked,) = gpu.asked
+    assert asked["mask"].shape == asked["bias"].shape == (1, 2, 4, 6)
+    assert asked["bias"].dtype == jnp.bfloat16
+    assert not asked["is_causal"] and asked["local_window_size"] is None
+
+
+def test_cudnn_gets_a_mask_of_the_positions_in_a_cache(gpu, build, draw) -> None:
+    options = {"dtype": jnp.bfloat16, "implementation": "auto"}
+    layer = build(nn.MultiheadAttention, 2, 16, **options)
+    x = draw(4, 16).astype("bfloat16")
+    cache = layer.init_cache(8)
+    out = jax.jit(lambda x: layer(x, x, x, is_causal=True, cache=cache)[0])(x)
+    (asked,) = gpu.asked
+    assert asked["mask"].shape == (1, 2, 4, 8) and not asked["is_causal"]
+    expected = layer(x, x, x, is_causal=True, implementation="xla")
+    np.testing.assert_allclose(
+        out.astype("float32"), expected.astype("float32"), atol=4e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [
+        ({"lengths": (3, 6)}, {}),
+        ({"lengths": (4, 5)}, {}),
+        ({"size": 12}, {}),
+        ({"size": 136}, {}),
+        ({"dtype": "float32"}, {}),
+        ({}, {"compute_capability": "7.5"}),
+        ({}, {"client": types.SimpleNamespace(platform_version="rocm 70")}),
+        ({}, {"platform": "tpu"}),
+    ],
+)
+def test_auto_does_not_ask_cudnn_for_what_it_cannot_do(
+    given, device, gpu, draw
+) -> None:
+    vars(gpu).update(device)
+    given = of_size(draw, **given)
+    out = attend(*given, is_causal=True)
+    assert not gpu.asked
+    expected = attend(*given, is_causal=True, implementation=None)
+    np.testing.assert_allclose(out, expected, atol=4e-2)
+
+
+def test_arrays_that_are_on_the_cpu_stay_there(gpu, draw) -> None:
+    given = of_size(draw)
+    call = functools.partial(nn.dot_product_attention, implementation="auto")
+    out = call(*given)
+    jax.vmap(jax.grad(lambda *heads: call(*heads).sum()))(*(x[None] for x in given))
+    assert not gpu.asked
+    expected = attend(*given, implementation=None)
+    np.testing.assert_allclose(out.astype("float32"), expected, atol=4e-2)
+
+
+def test_dtypes_that_differ_are_left_to_the_formula(draw) -> None:
+    q, k, v = of_size(draw)
+    out = nn.dot_product_attention(q, k.astype("float32"), v, implementation="auto")
+    assert out.dtype == "float32"
+    message = "dtypes bfloat16, float32 and bfloat16"
+    with pytest.raises(ValueError, match=message):
+        nn.dot_product_attention(q, k.astype("float32"), v, implementation="xla")

@@ -119,6 +119,17 @@ def test_overflow_is_an_error(build) -> None:
     assert jnp.isfinite(out).all()
 
 
+def test_cache_that_a_compiled_function_captures_is_checked(build, draw) -> None:
+    layer = build(nn.MultiheadAttention, 2, 8)
+    x = draw(3, 8)
+    _, cache = layer(x, x, x, cache=layer.init_cache(4))
+    call = jax.jit(lambda x: layer(x, x, x, cache=cache))
+    out, expected = call(x[:1])[0], layer(x[:1], x[:1], x[:1], cache=cache)[0]
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    with pytest.raises(RuntimeError, match="holds 3 and was given 2 more"):
+        call(x[:2])
+
+
 def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
     attention = build(nn.MultiheadAttention, 2, 8)
 

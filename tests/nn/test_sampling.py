@@ -61,6 +61,18 @@ def test_temperature_zero_is_greedy_and_needs_no_key(key) -> None:
     assert draw(1e-30) in (1, 2)
 
 
+def test_arrays_that_a_compiled_function_captures_are_checked(key) -> None:
+    half, nothing = jnp.asarray(0.5), jnp.asarray(0.0)
+
+    @jax.jit
+    def sample(logits):
+        return nn.sample_logits(logits, key=key, temperature=half, top_p=half)
+
+    assert sample(jnp.asarray([0.0, 9.0])) == 1
+    with pytest.raises(ValueError, match="a `top_p` that is above 0"):
+        jax.jit(lambda x: nn.sample_logits(x, key=key, top_p=nothing))(jnp.zeros(2))
+
+
 def test_top_k_takes_the_first_of_equals() -> None:
     drawn = frequencies(jnp.full(5, 0.2), top_k=2)
     assert drawn[:2].sum() == 1 and drawn[2:].sum() == 0
