@@ -135,9 +135,10 @@ class MultiheadAttention(Module):
             `n // (num_heads // num_kv_heads)` of these.
         - `implementation`: of the attention itself. `None`: the formula. `"xla"`,
             `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the first
-            of `"cudnn"`, `"xla"` and `None` that can serve the call. In float16, a
-            compiled function with `"xla"` cannot be lowered for CPUs. In bfloat16, JAX
-            cannot lower the gradient of `"xla"` under strict dtype promotion.
+            of `"cudnn"`, `"xla"` and `None` that can serve the call; see
+            [`equinox_like.nn.dot_product_attention`][]. In float16, a compiled function
+            with `"xla"` cannot be lowered for CPUs. In bfloat16, JAX cannot lower the
+            gradient of `"xla"` under strict dtype promotion.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
             projections.
 

@@ -73,7 +73,12 @@ def dot_product_attention(
     - `window`: query `i` attends to key `j` only if `j > i - window`.
     - `implementation`: `None`: the formula. `"xla"`, `"cudnn"`:
         `jax.nn.dot_product_attention` with that backend. `"auto"`: the first of `"cudnn"`,
-        `"xla"` and `None` that can serve the call.
+        `"xla"` and `None` that can serve the call. cuDNN needs an NVIDIA GPU of compute
+        capability 8.0, float16 or bfloat16, even lengths, and a size that 8 divides and
+        that is at most 128. It never stores the weights. `is_causal`, and a `window` beside
+        it, cost it no memory; a `mask` or a `bias` has as many elements as the weights. A
+        program with `"cudnn"` or `"auto"` that was traced on a host with a GPU is exported
+        for one platform at a time.
 
     **Returns:**
 

@@ -189,7 +189,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(
         "equinox_like.nn._dot_product_attention.default_device", lambda: device
     )
-    return device
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield device
 
 
 def of_size(draw, lengths=(4, 6), size=8, dtype="bfloat16"):
