@@ -17,6 +17,11 @@ _SHARED: Final = (
     "previously donated in the same call",
     "donate a buffer which is also used by the same call",
 )
+_CALLBACK: Final = (
+    "host_callbacks",
+    "lowering for python_callback",
+    "is different from the lowering platform",
+)
 _BATCHED: Final = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
 
 
@@ -49,8 +54,9 @@ def tells_of_other_specs(error: BaseException) -> bool:
 
 
 def tells_of_callback(error: BaseException) -> bool:
-    """Whether a program that calls Python was to be exported."""
-    return "host_callbacks" in str(error)
+    """Whether a program that calls Python was to be exported, or to be lowered for
+    another platform than that of this host, or for several."""
+    return any(text in str(error) for text in _CALLBACK)
 
 
 def batched_output(error: BaseException) -> int | None:

@@ -23,6 +23,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from .._warn import warn
+from .messages import tells_of_callback
 
 
 def find(*cores: str) -> Any:
@@ -139,10 +140,9 @@ def lower_host_call(
             return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
         _emit_on_every_device(context, args, function, emit)
     except (NotImplementedError, ValueError) as e:
-        platforms = context.module_context.platforms
-        if len(platforms) > 1:
+        if tells_of_callback(e):
             raise
-        _warn_of_backend(platforms[0], str(e))
+        _warn_of_backend(context.module_context.platforms[0], str(e))
     return [mlir.ir_constant(np.asarray(True))]
 
 
@@ -213,7 +213,15 @@ def _lower_on_tpu(context: Any, *args: Any, on_tpu: Any, **_: Any) -> Any:
     return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
 
 
-mlir.register_lowering(
-    _host_p, functools.partial(lower_host_call, emit=find_emit(mlir)), cacheable=False
-)
-mlir.register_lowering(_host_p, _lower_on_tpu, platform="tpu", cacheable=False)
+def _lower(context: Any, *args: Any, **params: Any) -> Any:
+    # With rules for single platforms, JAX fails on several before it calls one.
+    platforms = context.module_context.platforms
+    if len(platforms) > 1:
+        raise NotImplementedError("multi-platform lowering for python_callback")
+    if platforms[0] == "tpu":
+        return _lower_on_tpu(context, *args, **params)
+    return lower_host_call(context, *args, **params, emit=_emit)
+
+
+_emit = find_emit(mlir)
+mlir.register_lowering(_host_p, _lower, cacheable=False)

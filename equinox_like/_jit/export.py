@@ -315,7 +315,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         exported = jax.export.export(
             jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
         )({n: x for n, x in named if n not in own})
-    except NotImplementedError as e:
+    except (NotImplementedError, ValueError) as e:
         if not tells_of_callback(e):
             raise
         raise NotImplementedError(

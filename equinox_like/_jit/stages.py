@@ -15,6 +15,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.lowered import Buffer, buffers_of
+from .._compat.messages import tells_of_callback
 from .._compat.trace_state import at_top_level
 from .._core.base import hide_frames
 from .._core.devices import default_device, platform_of
@@ -106,6 +107,11 @@ class Traced(_Stage[_P, _T]):
 
         These may be platforms that this host lacks, `("tpu",)` for example. What was
         lowered for them can be inspected, but not compiled here.
+
+        **Raises:**
+
+        `NotImplementedError` if the function calls Python while it runs, as a check by
+        `error_if` does, and these are not the platform of this host alone.
         """
         lowering_platforms = as_platforms(lowering_platforms, "lowering_platforms")
         # JAX warns of donated buffers while it lowers, see `donation.py`.
@@ -113,6 +119,16 @@ class Traced(_Stage[_P, _T]):
             lowered = lowering_warnings.lower(
                 lambda: self.traced.lower(lowering_platforms=lowering_platforms)
             )
+        except (NotImplementedError, ValueError) as e:
+            if lowering_platforms is None or not tells_of_callback(e):
+                raise
+            raise NotImplementedError(
+                f"{self!r} calls Python while it runs, by a check such as `error_if` or "
+                "by a callback. JAX lowers that for the platform of this host only, not "
+                f"for {', '.join(map(repr, lowering_platforms))}. Leave it out; or let "
+                'the check set NaNs instead, with `on_error="nan"` or the environment '
+                "variable `EQX_ON_ERROR=nan`."
+            ) from e
         finally:
             lowering_warnings.show_again()
         return Lowered(lowered, self._call, lowering_platforms)

@@ -72,11 +72,20 @@ def pass_another_spec():
         f(x)
 
 
-def export_callback():
-    def f(x):
-        return jax.pure_callback(np.sin, x, x)
+def call_back(x):
+    return jax.pure_callback(np.sin, x, x)
 
-    jax.export.export(jax.jit(f))(jnp.ones(3))
+
+def export_callback():
+    jax.export.export(jax.jit(call_back))(jnp.ones(3))
+
+
+def lower_callback_for_another_platform():
+    jax.jit(call_back).trace(jnp.ones(3)).lower(lowering_platforms=("tpu",))
+
+
+def lower_callback_for_several_platforms():
+    jax.jit(call_back).trace(jnp.ones(3)).lower(lowering_platforms=("cpu", "tpu"))
 
 
 def leave_out_an_axis():
@@ -90,7 +99,11 @@ TELLS = {
     messages.tells_of_missing_mesh: [use_no_mesh],
     messages.tells_of_other_sharding: [pass_another_sharding],
     messages.tells_of_other_specs: [pass_another_spec],
-    messages.tells_of_callback: [export_callback],
+    messages.tells_of_callback: [
+        export_callback,
+        lower_callback_for_another_platform,
+        lower_callback_for_several_platforms,
+    ],
     lambda error: messages.batched_output(error) == 1: [leave_out_an_axis],
 }
 CASES = [(tells, provoke) for tells, all_ in TELLS.items() for provoke in all_]

@@ -156,6 +156,20 @@ def test_arguments_go_by_position_or_name():
 
 
 class TestRefusals:
+    @pytest.mark.parametrize(
+        "platforms", [("cpu",), ("cuda",), ("tpu",), ("cpu", "tpu")], ids=str
+    )
+    def test_program_that_calls_python_is_refused(self, platforms):
+        def checked(x):
+            return eqx.error_if(x, x < 0, "negative")
+
+        def callback(x):
+            return eqx.filter_pure_callback(abs, x, result_shape_dtypes=x)
+
+        for f in (checked, callback):
+            with pytest.raises(NotImplementedError, match=f"`{f.__name__}` calls Pyth"):
+                eqx.filter_export(f, platforms=platforms)(jnp.ones(3))
+
     @pytest.mark.parametrize("load", [False, True], ids=["exported", "loaded"])
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -209,6 +209,17 @@ class TestPlatforms:
         with pytest.raises(ValueError, match=f"'{platforms[-1]}', but this .* 'cpu'"):
             lowered.compile()
 
+    @pytest.mark.parametrize(
+        "platforms", [("tpu",), ("cuda",), ("cpu", "tpu")], ids=str
+    )
+    def test_check_is_lowered_for_this_host_only(self, platforms):
+        f = eqx.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
+        traced = f.trace(FLOAT)
+        message = "f.*calls Python.* not for " + ", ".join(map(repr, platforms))
+        with pytest.raises(NotImplementedError, match=message):
+            traced.lower(lowering_platforms=platforms)
+        assert "stablehlo" in traced.lower(lowering_platforms=("cpu",)).as_text()
+
     def test_platform_of_the_host_may_be_named(self):
         compiled = scaled.trace(TREE, 2).lower(lowering_platforms=("cpu",)).compile()
         assert compiled(TREE, 2)[0]["x"].tolist() == [2, 2, 2]
