@@ -8,7 +8,7 @@ functions, and until a variable that they read has another value.
 
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
@@ -20,6 +20,7 @@ from .._core.caches import on_clear
 from .._jit import filter_jit
 from .._jit.donation import Donate
 from .._jit.programs import of_function
+from .._module.values import JITTED
 from .._tree.filters import is_array
 from .._tree.strict import has_hash
 
@@ -39,13 +40,14 @@ def run_cached(
 ) -> Any:
     """`control(functions, *args)`, compiled once for each `functions` at top level.
 
-    Only plain functions are cached: a method or a Module is a new object in each call.
+    Only plain and jitted functions are cached: a method or a Module is a new object in
+    each call.
     `donate` is the same for all calls with this `control`.
     """
     is_cached = (
         at_top_level()
         and not jit_is_disabled()
-        and all(type(f) is types.FunctionType for f in functions)
+        and all(type(f) in (types.FunctionType, JITTED) for f in functions)
         and all(is_array(x) or has_hash(x) for x in jtu.tree_leaves(args))
     )
     if not is_cached:
@@ -101,8 +103,8 @@ class _Compiled:
 class _Variables:
     """The objects that the variables outside a function were, when it read them."""
 
-    def __init__(self, function: Any):
-        self._references = list(map(_reference, _values_read(function)))
+    def __init__(self, values: Iterable[Any]):
+        self._references = [_reference(value) for value in values]
 
     def are_current(self, function: Any) -> bool:
         """Whether the variables are the same objects now."""
@@ -119,11 +121,17 @@ def _variables_of(function: Any) -> _Variables:
     It is stored with the function. A list in a variable may hold the function, and the
     garbage collector could not free such a cycle through a global table.
     """
+    if type(function) is JITTED:
+        return _NO_VARIABLES
     programs = of_function(function)
     known = programs.variables
     if known is None or not known.are_current(function):
-        known = programs.variables = _Variables(function)
+        known = programs.variables = _Variables(_values_read(function))
     return known
+
+
+# JAX itself keeps what a jitted function read when it was traced.
+_NO_VARIABLES: Final = _Variables(())
 
 
 def _values_read(function: Any) -> Iterator[Any]:

@@ -150,7 +150,7 @@ def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | No
             "`filter_scan`: `checkpoint` must be `None`, a bool, an integer, 'all', or one "
             f"of `jax.checkpoint_policies`; got {checkpoint!r}."
         )
-    return check_checkpoints("filter_scan", checkpoint)
+    return check_checkpoints("filter_scan", checkpoint, "checkpoint")
 
 
 def _by_checkpoints(

@@ -38,13 +38,15 @@ def number_of_checkpoints(max_steps: int, checkpoints: int | None) -> int:
     return max(1, min(wanted, max_steps))
 
 
-def check_checkpoints(loop: str, checkpoints: Any) -> int | None:
-    """Raises `ValueError`, naming the `loop`, if this is not a number of checkpoints."""
+def check_checkpoints(
+    loop: str, checkpoints: Any, name: str = "checkpoints"
+) -> int | None:
+    """Raises `ValueError`, naming `loop` and parameter, if this is no such number."""
     if checkpoints is None:
         return None
     if not isinstance(checkpoints, int | np.integer) or checkpoints < 1:
         raise ValueError(
-            f"`{loop}`: `checkpoints` must be an integer, at least 1; got {checkpoints!r}."
+            f"`{loop}`: `{name}` must be an integer, at least 1; got {checkpoints!r}."
         )
     return int(checkpoints)
 

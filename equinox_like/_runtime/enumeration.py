@@ -182,7 +182,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
 
     `TypeError` for a class body with anything but strings (names such as `__doc__`
     aside); `ValueError` for an item named `promote` or `where`, and for a base class
-    that is not an enumeration.
+    that is not an enumeration, unless it has no base itself.
 
     !!! example
 

@@ -96,7 +96,8 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
 
     **Raises:**
 
-    `RuntimeError` if an array of `x` has a tangent. Without `msg` it names the array.
+    `RuntimeError` if an array of `x` has a tangent. Without `msg` it names the array, if
+    `x` has several.
 
     !!! example
 
@@ -145,7 +146,8 @@ def nondifferentiable_backward(
 
     **Raises:**
 
-    `RuntimeError` if an array of `x` has a cotangent; without `msg` it names the array.
+    `RuntimeError` if an array of `x` has a cotangent; without `msg` it names the array,
+    if `x` has several.
     With `symbolic=False` it is raised as by [`equinox_like.error_if`][].
 
     !!! example
@@ -206,9 +208,9 @@ def nonbatchable(
 
     **Raises:**
 
-    `ValueError` if an array of `x` is batched; without `msg` it names the array. With
-    `allow_constant_across_batch=True`, [`equinox_like.error_if`][] raises instead, if
-    the elements differ.
+    `ValueError` if an array of `x` is batched; without `msg` it names the array, if `x`
+    has several. With `allow_constant_across_batch=True`, [`equinox_like.error_if`][]
+    raises instead, if the elements differ.
 
     !!! example
 

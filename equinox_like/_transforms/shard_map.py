@@ -74,7 +74,8 @@ def filter_shard_map(
     - `in_specs`: a prefix tree of the tuple of positional arguments, whose leaves are
         `PartitionSpec`s, or `None` for what all devices get whole. Arguments without
         arrays, at the end or passed by keyword, need none. Or a dictionary from parameter
-        names to such trees; the others are then `None`.
+        names to such trees; the others are then `None`. Over explicit axes an array must
+        be split like this already: [`equinox_like.filter_shard`][] does that.
     - `out_specs`: a prefix tree of the output, likewise.
     - `axis_names`: the axes that become manual; by default all.
     - `check_vma`: whether JAX keeps track of what differs between devices. Without it,

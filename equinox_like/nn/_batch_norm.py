@@ -223,8 +223,8 @@ class BatchNorm(StatefulLayer):
 
         [`equinox_like.ShapeError`][] if `x`, `mask` or a value of the state has another
         shape, or if `x` may be a batch or one example. `NameError` in training if there is
-        no `jax.vmap` of the `axis_name`. `TypeError` if `state` is not a
-        [`equinox_like.nn.State`][].
+        no `jax.vmap` of the `axis_name`, and `ValueError` for a complex `x` if the running
+        averages are real. `TypeError` if `state` is not a [`equinox_like.nn.State`][].
         """
         check_state(self, state)
         for_inference = bool(at_inference(self, inference))
@@ -232,6 +232,8 @@ class BatchNorm(StatefulLayer):
         running = _running(self, state)
         _check_unmapped(running)
         stored = running.mean.dtype
+        if not for_inference:
+            _check_complex(x, stored)
         # Under a `Policy` the parameters are cast, but the state is not. So a layer without
         # parameters has only a kind of number, which JAX promotes as a Python scalar.
         kind = complex if jnp.iscomplexobj(running.mean) else float
@@ -312,6 +314,15 @@ def _check_unmapped(running: _Running) -> None:
             f"shape {running.mean.shape}. If an earlier call was mapped over the batch, "
             "do not map the state: `jax.vmap(model, axis_name=..., in_axes=(0, None), "
             "out_axes=(0, None))`. If the layer is an ensemble, map it as well."
+        )
+
+
+def _check_complex(x: Array, stored: Any) -> None:
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(stored, jnp.complexfloating):
+        raise ValueError(
+            f"BatchNorm was given {x.dtype} in training, but its running averages are "
+            f"{stored}, which would drop the imaginary part of the mean. Build it with "
+            f"`dtype=jnp.{x.dtype}`."
         )
 
 

@@ -161,6 +161,7 @@ class Conv(Module):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
+        `TypeError` if it has another dtype.
         """
         return convolved(self, x, _convolve, out_sharding)
 

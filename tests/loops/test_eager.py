@@ -116,6 +116,24 @@ def test_all_is_freed_with_the_function(name, in_cycle):
     assert [reference() for reference in references] == [None, None]
 
 
+def test_branch_that_is_jitted_is_kept_like_a_plain_one():
+    traces = []
+
+    def plain(x):
+        traces.append(x)
+        return x
+
+    jitted = jax.jit(lambda x: 2 * x)
+    assert eqx.filter_cond(ONE > 0, jitted, plain, ONE) == 2
+    count = len(traces)
+    assert count and eqx.filter_cond(ONE > 0, jitted, plain, ONE) == 2
+    assert len(traces) == count
+    reference = weakref.ref(jitted)
+    del jitted
+    gc.collect()
+    assert reference() is None
+
+
 def test_static_values_select_what_is_compiled():
     traces = []
 

@@ -118,6 +118,11 @@ def test_number_of_checkpoints_excludes_unrolling(unroll):
     eqx.filter_scan(step, jnp.ones(()), length=4, unroll=False, checkpoint=2)
 
 
+def test_invalid_number_of_checkpoints_names_the_parameter():
+    with pytest.raises(ValueError, match=r"`checkpoint` must be .* got 0"):
+        eqx.filter_scan(lambda c, _: (c, None), jnp.ones(()), length=4, checkpoint=0)
+
+
 def memory_of_gradient(loss):
     gradient = jax.jit(jax.grad(loss)).lower(jnp.ones((4, 64)))
     return gradient.compile().memory_analysis().temp_size_in_bytes

@@ -340,6 +340,15 @@ def test_without_parameters_the_input_decides_the_dtype(
     assert out.dtype == norm(x, state, inference=True)[0].dtype == out_dtype
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_complex_input_needs_complex_averages_in_training(mode) -> None:
+    norm, state = make(2, mode=mode)
+    x = jnp.array([[1, 2j], [3j, 4], [5, 6]])
+    with pytest.raises(ValueError, match="imaginary part of the mean"):
+        norm(x, state)
+    assert norm(x, state, inference=True)[0].dtype == "complex64"
+
+
 def test_half_precision_is_computed_in_float32() -> None:
     norm, state = make(1, dtype="float16")
     x = jnp.array([[1000.0], [1001.0], [3000.0]], jnp.float16)
