@@ -47,6 +47,7 @@ def causal_mask(
     **Raises:**
 
     `ValueError` if a length is negative or not an integer, or if `window < 1`.
+    `TypeError` if `offset` is not an integer.
 
     !!! example
 
@@ -64,6 +65,7 @@ def causal_mask(
         "causal_mask", "key_length", queries if key_length is None else key_length
     )
     check_window("causal_mask", window)
+    _check_integer("causal_mask", "offset", offset)
     rows = (jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[
         :, None
     ]
@@ -92,7 +94,8 @@ def padding_mask(
     **Raises:**
 
     `ValueError` if `key_length` or `query_length` is negative or not an integer.
-    [`equinox_like.ShapeError`][] if `length` is not a scalar.
+    [`equinox_like.ShapeError`][] if `length` is not a scalar, `TypeError` if it is not an
+    integer.
 
     !!! example
 
@@ -111,6 +114,7 @@ def padding_mask(
             f"`padding_mask` takes a scalar as `length`; got shape {jnp.shape(length)}. "
             "For a batch, wrap it: `jax.vmap(lambda n: padding_mask(n, 8))(length)`."
         )
+    _check_integer("padding_mask", "length", length)
     return jnp.broadcast_to(jnp.arange(keys) < length, (queries, keys))
 
 
@@ -192,6 +196,15 @@ class Visible(NamedTuple):
 def check_window(name: str, window: int | None) -> None:
     if window is not None:
         as_size(name, "window", window, 1)
+
+
+def _check_integer(function: str, name: str, value: Any) -> None:
+    if not jax.export.is_symbolic_dim(value):
+        dtype = jnp.result_type(value)
+        if not jnp.issubdtype(dtype, jnp.integer):
+            raise TypeError(
+                f"`{function}` takes an integer as `{name}`; got one of dtype {dtype}."
+            )
 
 
 def _length(function: str, name: str, value: Any) -> Any:

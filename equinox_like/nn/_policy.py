@@ -57,12 +57,20 @@ class Policy(Module):
         compute_dtype: DTypeLike | None = None,
         output_dtype: DTypeLike | None = None,
     ):
-        """**Arguments:** the dtypes; `None` means no cast.
+        """**Arguments:** the dtypes; `None` means no cast. `parse` reads all three from one
+        string.
 
         **Raises:**
 
         `ValueError` for a dtype that is not a real floating-point one.
         """
+        if isinstance(param_dtype, str) and (
+            "=" in param_dtype or param_dtype in _SHORT
+        ):
+            raise ValueError(
+                f"Policy takes dtypes, such as `jnp.bfloat16`; got {param_dtype!r}. For "
+                "text, use `Policy.parse`."
+            )
         self.param_dtype = floating("Policy", "param_dtype", param_dtype)
         self.compute_dtype = floating("Policy", "compute_dtype", compute_dtype)
         self.output_dtype = floating("Policy", "output_dtype", output_dtype)

@@ -44,6 +44,8 @@ def test_masks_combine_by_and(strict) -> None:
             "int >= 1 as `window`; got 0",
         ),
         (lambda: nn.causal_mask(2, window="a"), ValueError, "as `window`; got 'a'"),
+        (lambda: nn.causal_mask(2, offset=1.5), TypeError, "as `offset`; .* float32"),
+        (lambda: nn.padding_mask(1.5, 3), TypeError, "as `length`; .* dtype float32"),
         (lambda: nn.padding_mask(1, -2), ValueError, "`key_length`; got -2"),
         (
             lambda: nn.padding_mask(jnp.array([1, 2]), 3),

@@ -63,6 +63,12 @@ def test_wrong_text_is_an_error(text) -> None:
         nn.Policy.parse(text)
 
 
+@pytest.mark.parametrize("text", ["params=f32,compute=bf16", "bf16"])
+def test_text_in_place_of_dtypes_is_referred_to_parse(text) -> None:
+    with pytest.raises(ValueError, match=f"got '{text}'. For text, use `Policy.parse`"):
+        nn.Policy(text)
+
+
 def test_policy_is_parsed_from_text(without_type_checks) -> None:
     with pytest.raises(TypeError, match=r"A policy is text such as .*; got an int"):
         nn.Policy.parse(3)
