@@ -74,9 +74,12 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
         with contextlib.suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        # Writing to a full disk raises an error that names no file.
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = path
         raise
     if not durable:
         return

@@ -58,8 +58,9 @@ def save(
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, for a leaf that cannot be saved: a
-    traced array, one with parts on other hosts, an array of Python objects. `TypeError`
-    if `tree` is a class or a function in place of a tree.
+    traced array, one with parts on other hosts, an array of Python objects. `OSError` if
+    the file cannot be written, for example because the disk is full. `TypeError` if `tree`
+    is a class or a function in place of a tree.
 
     !!! example
 
