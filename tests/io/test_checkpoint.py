@@ -502,6 +502,17 @@ def test_durable_file_is_on_the_disk_before_it_replaces_the_old_one(
     assert events == wanted
 
 
+def test_loaded_trees_keep_no_file_open(tmp_path):
+    path = tmp_path / "model.safetensors"
+    eqx.save(path, jnp.arange(1000.0))
+    loaded = [eqx.load(path, jnp.zeros(1000)) for _ in range(10)]
+    with os.scandir("/proc/self/fd") as entries:
+        links = [os.readlink(e.path) for e in entries if os.path.exists(e.path)]
+    is_possible = sys.version_info >= (3, 13)
+    assert links.count(str(path.resolve())) == (0 if is_possible else 10)
+    assert all(x[-1] == 999 for x in loaded)
+
+
 def test_errors_can_be_pickled():
     error = eqx.LeafError("message", (jtu.SequenceKey(0),))
     assert pickle.loads(pickle.dumps(error)).path == error.path
