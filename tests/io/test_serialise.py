@@ -26,7 +26,7 @@ from hypothesis import assume, given
 from strategies import whole_trees
 
 import equinox_like as eqx
-from equinox_like._io import serialise
+from equinox_like._io import atomic, serialise
 
 JAX_DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16",
@@ -632,6 +632,30 @@ def test_interrupt_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         eqx.tree_serialise_leaves(path, [1.0], interrupt)
     assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+def test_interrupt_when_the_new_file_is_just_made_leaves_the_old_one(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "model.eqx"
+    eqx.tree_serialise_leaves(path, [1.0])
+
+    def make_and_interrupt(*args, **kwargs):
+        open(*args, **kwargs).close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "open", make_and_interrupt, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        eqx.tree_serialise_leaves(path, [2.0])
+    assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+def test_folder_in_the_place_of_the_file_is_named(tmp_path):
+    (tmp_path / "model.eqx").mkdir()
+    with pytest.raises(IsADirectoryError) as info:
+        eqx.tree_serialise_leaves(tmp_path / "model", [1.0])
+    assert info.value.filename == str(tmp_path / "model.eqx")
     assert os.listdir(tmp_path) == ["model.eqx"]
 
 
