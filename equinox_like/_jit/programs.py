@@ -38,7 +38,8 @@ class Programs:
         self._all: dict[Any, Program] = {}
         self._lock = threading.RLock()
         self._owner = weakref.ref(owner) if owner is not None else _nothing
-        _all_programs.add(self)
+        with _lock:
+            _all_programs.add(self)
 
     def get(
         self,
@@ -101,7 +102,9 @@ _lock = threading.RLock()
 @on_clear
 def _forget_programs() -> None:
     # Existing wrappers hold their own programs, and keep working.
-    for programs in list(_all_programs):
+    with _lock:  # another thread may wrap a function
+        found = list(_all_programs)
+    for programs in found:
         programs.clear()
     _by_key.clear()
 
