@@ -22,6 +22,7 @@ import numpy as np
 
 from ._compat.put import putter as _putter
 from ._compat.tracer import Tracer as _Tracer
+from ._compat.weak_type import weakly_typed as _weakly_typed
 from ._errors import LeafError as _LeafError
 from ._io.faults import Faults as _Faults
 from ._io.narrow import narrowed as _narrowed, narrows_to as _narrows_to
@@ -287,7 +288,8 @@ def _description(leaf: Any) -> dict[str, Any]:
             "key": str(jax.random.key_impl(leaf)),
         }
     if _is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-        return {"array": _describe_array(leaf)}
+        weak = {"weak_type": True} if getattr(leaf, "weak_type", False) else {}
+        return {"array": _describe_array(leaf), **weak}
     if _is_savable(leaf):
         kind = _number_type(leaf)
         parts = [leaf.real, leaf.imag] if kind is complex else kind(leaf)
@@ -457,6 +459,6 @@ def _leaf(wanted: _Wanted, saved: dict[str, Any], read: dict[str, Any]) -> Any:
         put = _putter(copy=True)
         is_free = wanted.sharding is None
         array = put(array) if is_free else jax.device_put(array, wanted.sharding)
-    return (
-        jax.random.wrap_key_data(array, impl=saved["key"]) if "key" in saved else array
-    )
+    if "key" in saved:
+        return jax.random.wrap_key_data(array, impl=saved["key"])
+    return _weakly_typed(array) if "weak_type" in saved else array

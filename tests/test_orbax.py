@@ -75,6 +75,13 @@ def test_leaves_of_all_kinds_come_back(manager):
     assert all(map(same, *map(jax.tree.leaves, (again, tree))))
 
 
+def test_weak_dtypes_come_back(manager):
+    tree = {"weak": jnp.array(0.5), "strong": jnp.array(0.5, jnp.float32)}
+    again = round_trip(manager, tree, {"weak": tree["strong"], "strong": tree["weak"]})
+    assert eqx.tree_equal(again, tree, check_weak_type=True)
+    assert again["weak"].weak_type
+
+
 @pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "c16"])
 def test_template_of_structs_has_what_jax_makes_of_numpy(manager, dtype):
     def make():

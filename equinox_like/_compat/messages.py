@@ -11,7 +11,12 @@ from typing import Final
 # The warning of donated buffers that no output can reuse.
 UNUSABLE_DONATION: Final = re.compile("Some donated buffers were not usable")
 
-_DELETED: Final = "has been deleted", "Invalid buffer passed"
+# The last one: another thread has donated the array since JAX began the call.
+_DELETED: Final = (
+    "has been deleted",
+    "Invalid buffer passed",
+    "Expected args to execute_sharded_on_local_devices",
+)
 _SHARED: Final = (
     "donate the same buffer twice",
     "previously donated in the same call",

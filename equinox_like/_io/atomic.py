@@ -58,12 +58,8 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
     if os.path.exists(target) and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     try:
-        file = open(temporary, "xb", buffering=1 << 16)
-    except OSError as error:
-        error.filename = path
-        raise
-    try:
-        with file:
+        # Within `try`, as an interrupt may come when the file is just made.
+        with open(temporary, "xb", buffering=1 << 16) as file:
             if size and hasattr(os, "posix_fallocate"):
                 with contextlib.suppress(OSError):  # not supported by all file systems
                     os.posix_fallocate(file.fileno(), 0, size)
@@ -74,9 +70,13 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
         with contextlib.suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        # The user knows the file by `path`. If the disk is full, no file is named.
+        if isinstance(error, OSError) and error.filename in (None, temporary):
+            if error.errno:  # else the text would be lost
+                error.filename = path
         raise
     if not durable:
         return

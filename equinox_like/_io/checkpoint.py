@@ -12,6 +12,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.weak_type import weakly_typed
 from .._errors import LeafError
 from .._tree.paths import plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
@@ -58,8 +59,9 @@ def save(
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, for a leaf that cannot be saved: a
-    traced array, one with parts on other hosts, an array of Python objects. `TypeError`
-    if `tree` is a class or a function in place of a tree.
+    traced array, one with parts on other hosts, an array of Python objects. `OSError` if
+    the file cannot be written, for example because the disk is full. `TypeError` if `tree`
+    is a class or a function in place of a tree.
 
     !!! example
 
@@ -192,7 +194,12 @@ def load(
         _read(file, name, *item) if name in file.tensors else item[1]
         for name, item in zip(names, items, strict=True)
     ]
-    return treedef.unflatten(put_like([leaf for _, leaf in items], leaves, where))
+    leaves = put_like([leaf for _, leaf in items], leaves, where)
+    for i, name in enumerate(names):
+        if name in file.tensors and file.tensors[name].is_weak:
+            if isinstance(leaves[i], jax.Array):
+                leaves[i] = weakly_typed(leaves[i])
+    return treedef.unflatten(leaves)
 
 
 def _read(file: File, name: Any, path: _Path, like: Any) -> Any:

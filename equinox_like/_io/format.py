@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterable
 from typing import Any, Final
@@ -29,6 +30,9 @@ _VERSION: Final = 1
 _OWN_SUM: Final = "equinox_like_sum"
 RESERVED: Final = frozenset({_OWN, _OWN_SUM})
 _ALIGNMENT: Final = 64
+# From Python 3.13 on, the mapping need not keep the file open. A process can have a
+# thousand open files, as many as a long run may load.
+_MAPPING: Final[Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def alignment(size: int) -> int:
@@ -91,7 +95,7 @@ class File:
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
             # A private mapping: writing to the memory does not change the file.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, **_MAPPING)
         # Each tensor is checked below: the file may have changed since its validation.
         self.data = np.frombuffer(mapped, np.uint8)[8 + size :]
         self.data.flags.writeable = False

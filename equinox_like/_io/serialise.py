@@ -73,7 +73,8 @@ def tree_serialise_leaves(
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written:
-    for example because it is a tracer or holds Python objects. `ValueError` if
+    for example because it is a tracer or holds Python objects. `OSError` if the file
+    cannot be written, for example because the disk is full. `ValueError` if
     `filter_spec` is not a prefix of `pytree`. `TypeError` if `pytree` is a class
     in place of an instance.
 
@@ -225,7 +226,14 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
     try:
         spec(file, leaf)
     except Exception as error:
+        if _is_about_file(error):
+            raise
         raise _error_at(path, _with_mode(error, file, "wb")) from error
+
+
+def _is_about_file(error: Exception) -> bool:
+    """Whether the disk, and not the leaf, is at fault: for example, if it is full."""
+    return isinstance(error, OSError) and not isinstance(error, io.UnsupportedOperation)
 
 
 def _with_mode(error: Exception, file: Any, mode: str) -> Any:
@@ -297,6 +305,8 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
             f"{error}. Is the file complete, and was it saved from a tree like `like`?",
         ) from error
     except Exception as error:
+        if _is_about_file(error):
+            raise
         raise _error_at(path, _with_mode(error, file, "rb")) from error
     return leaf
 

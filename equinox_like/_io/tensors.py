@@ -51,8 +51,9 @@ NUMBERS: Final[dict[Any, Any]] = {
 class Tensor(NamedTuple):
     """The description of one tensor in a file.
 
-    `kind` has what safetensors cannot describe: `{"dtype": ...}`, `{"python": ...}`, or
-    `{"dtype": ..., "key": ...}` with the implementation of a PRNG.
+    `kind` has what safetensors cannot describe: `{"dtype": ...}`, `{"python": ...}`,
+    `{"dtype": ..., "key": ...}` with the implementation of a PRNG, or
+    `{"weak_type": "true"}` for a weak dtype.
     """
 
     dtype: str
@@ -70,6 +71,10 @@ class Tensor(NamedTuple):
     def leaf_shape(self) -> tuple[int, ...]:
         # Unsupported dtypes have one more axis, over the parts of an element.
         return self.shape[:-1] if "dtype" in self.kind else self.shape
+
+    @property
+    def is_weak(self) -> bool:
+        return self.kind.get("weak_type") == "true"
 
     def fits(self, size: int) -> bool:
         """Whether dtype and shape need `size` bytes. `True` for an unknown dtype."""
@@ -118,6 +123,8 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
         if is_typed_key(leaf):
             kind = {"dtype": leaf.dtype.name, "key": str(jax.random.key_impl(leaf))}
             leaf = jax.random.key_data(leaf)
+        elif leaf.weak_type:
+            kind = {"weak_type": "true"}
     elif isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask")
     elif not isinstance(leaf, (np.ndarray, np.generic)):

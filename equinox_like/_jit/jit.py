@@ -33,7 +33,7 @@ from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
 from .layout import Layout
 from .program import Program
-from .programs import program_of
+from .programs import owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -151,6 +151,9 @@ class Jitted(Transformed[_P, _T]):
     _binds_as_ = JittedMethod
 
     _program: Program = field(static=True)
+    # Keeps the program where other wrappers of an equal callable find it, so that these
+    # have the same treedef.
+    _owner: Any = field(static=True)
 
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         require_callable(fun, "filter_jit")
@@ -160,6 +163,7 @@ class Jitted(Transformed[_P, _T]):
         shardings = None
         if any(option in jitkwargs for option in OPTIONS):
             shardings = Shardings(jitkwargs, name_of(fun), signature)
+        self._owner = owner_of_programs(self._tree)
         self._program = program_of(
             fun, self._tree, signature, donate, jitkwargs, shardings
         )

@@ -38,7 +38,8 @@ class Programs:
         self._all: dict[Any, Program] = {}
         self._lock = threading.RLock()
         self._owner = weakref.ref(owner) if owner is not None else _nothing
-        _all_programs.add(self)
+        with _lock:
+            _all_programs.add(self)
 
     def get(
         self,
@@ -101,7 +102,9 @@ _lock = threading.RLock()
 @on_clear
 def _forget_programs() -> None:
     # Existing wrappers hold their own programs, and keep working.
-    for programs in list(_all_programs):
+    with _lock:  # another thread may wrap a function
+        found = list(_all_programs)
+    for programs in found:
         programs.clear()
     _by_key.clear()
 
@@ -198,9 +201,21 @@ def _of_value(fun: Any) -> Programs | None:
         return None
 
 
+def owner_of_programs(tree: Any) -> Any:
+    """The structure that holds the programs of a callable pytree, if there is one.
+
+    They are freed with it. Instances drop it when their attributes are read.
+    """
+    return _structure_of(tree.__self__ if type(tree) is BoundMethod else tree)
+
+
+def _structure_of(tree: Any) -> Any:
+    return registry.structure_of(tree) if type(tree) in cached_types else None
+
+
 def _of_tree(tree: Any) -> Programs:
     """The programs of all callable pytrees with the structure of `tree`."""
-    owner = registry.structure_of(tree) if type(tree) in cached_types else None
+    owner = _structure_of(tree)
     if owner is None:
         try:
             return _shared((type(tree), strict_treedef(jtu.tree_structure(tree))))

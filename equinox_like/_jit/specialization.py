@@ -184,6 +184,7 @@ class Specialization:
             own: Any = self_reference()
             # With JIT disabled, JAX traces for the stages only.
             is_run = jit_is_disabled() and expected.specialization is not own
+            trace = None
             # At top level, JAX does not trace: it runs the function to locate a NaN.
             if not is_run and not at_top_level():
                 if donates and expected.specialization is not own:
@@ -191,9 +192,6 @@ class Specialization:
                 avals = [jax.typeof(x) for group in groups for x in group]
                 trace = trace_of(own._layout, skeleton, avals)
                 announce(program_reference(), trace)
-                with own._lock:
-                    own.traces.append(trace)
-                    own.must_wait = None
             parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
             for label, group in zip(labels, groups, strict=True):
                 parts[label] += group
@@ -203,9 +201,15 @@ class Specialization:
             if is_run:
                 return out, {None: ()}
             if shardings is not None:
-                return shardings.take_apart(out, outputs)
-            arrays, number = outputs.take_apart(out)
-            return arrays, {number: ()}
+                result = shardings.take_apart(out, outputs)
+            else:
+                arrays, number = outputs.take_apart(out)
+                result = arrays, {number: ()}
+            if trace is not None:  # only now, as JAX forgets a trace that fails
+                with own._lock:
+                    own.traces.append(trace)
+                    own.must_wait = None
+            return result
 
         def names():
             own = self_reference()

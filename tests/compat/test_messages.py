@@ -33,6 +33,14 @@ def pass_deleted_to_a_program():
     f(x)
 
 
+def pass_deleted_by_another_thread():
+    # To the program itself, as if the array were deleted after JAX has checked it.
+    x = jnp.ones(3)
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+    x.delete()
+    compiled.runtime_executable().execute_sharded([x])
+
+
 def donate_twice():
     x = jnp.ones(3)
     jax.jit(lambda x, y: (x + 1, y + 1), donate_argnums=(0, 1))(x, x)
@@ -93,7 +101,11 @@ def leave_out_an_axis():
 
 
 TELLS = {
-    messages.tells_of_deleted_array: [pass_deleted, pass_deleted_to_a_program],
+    messages.tells_of_deleted_array: [
+        pass_deleted,
+        pass_deleted_to_a_program,
+        pass_deleted_by_another_thread,
+    ],
     messages.tells_of_shared_buffer: [donate_twice, donate_and_pass],
     messages.tells_of_nan: [find_nan],
     messages.tells_of_missing_mesh: [use_no_mesh],

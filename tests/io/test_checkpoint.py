@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from hypothesis import given
+from jax.sharding import NamedSharding, PartitionSpec as P
 from strategies import same, whole_trees
 
 import equinox_like as eqx
@@ -116,6 +117,21 @@ class TestRoundTrip:
         like = [jax.ShapeDtypeStruct((2,), jnp.float32)]
         with pytest.raises(eqx.LeafError, match=r"`\[0\]` is int64\[2\] in the file"):
             round_trip([np.arange(2)], tmp_path, like)
+
+    @pytest.mark.parametrize("shape", [(), (8,), (0,)])
+    @pytest.mark.parametrize("is_struct", [False, True])
+    @pytest.mark.parametrize("is_sharded", [False, True])
+    def test_weak_dtypes_survive(self, tmp_path, shape, is_struct, is_sharded):
+        weak, strong = jnp.full(shape, 0.5), jnp.full(shape, 0.5, jnp.float32)
+        assert weak.weak_type and not strong.weak_type
+        tree, like = {"a": weak, "b": strong}, {"a": strong, "b": weak}
+        mesh = jax.make_mesh((4,), ("x",))
+        place = NamedSharding(mesh, P("x") if shape else P()) if is_sharded else None
+        if is_struct:
+            like = eqx.filter_eval_shape(lambda: like)
+        again = round_trip(tree, tmp_path, like, shardings=place)
+        assert eqx.tree_equal(again, tree, check_weak_type=True)
+        assert place is None or again["a"].sharding == place
 
     @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
     def test_typed_keys_survive(self, tmp_path, impl):
@@ -484,6 +500,17 @@ def test_durable_file_is_on_the_disk_before_it_replaces_the_old_one(
     eqx.save(tmp_path / "model", [1.0], durable=durable)
     wanted = ["fsync file", "replace", "fsync folder"] if durable else ["replace"]
     assert events == wanted
+
+
+def test_loaded_trees_keep_no_file_open(tmp_path):
+    path = tmp_path / "model.safetensors"
+    eqx.save(path, jnp.arange(1000.0))
+    loaded = [eqx.load(path, jnp.zeros(1000)) for _ in range(10)]
+    with os.scandir("/proc/self/fd") as entries:
+        links = [os.readlink(e.path) for e in entries if os.path.exists(e.path)]
+    is_possible = sys.version_info >= (3, 13)
+    assert links.count(str(path.resolve())) == (0 if is_possible else 10)
+    assert all(x[-1] == 999 for x in loaded)
 
 
 def test_errors_can_be_pickled():

@@ -1,12 +1,14 @@
 import concurrent.futures
 import copy
 import enum
+import errno
 import io
 import json
 import math
 import os
 import pathlib
 import pickle
+import resource
 import signal
 import stat
 import subprocess
@@ -24,7 +26,7 @@ from hypothesis import assume, given
 from strategies import whole_trees
 
 import equinox_like as eqx
-from equinox_like._io import serialise
+from equinox_like._io import atomic, serialise
 
 JAX_DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16",
@@ -631,6 +633,48 @@ def test_interrupt_leaves_the_old_file_and_nothing_else(tmp_path):
         eqx.tree_serialise_leaves(path, [1.0], interrupt)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+def test_interrupt_when_the_new_file_is_just_made_leaves_the_old_one(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "model.eqx"
+    eqx.tree_serialise_leaves(path, [1.0])
+
+    def make_and_interrupt(*args, **kwargs):
+        open(*args, **kwargs).close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "open", make_and_interrupt, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        eqx.tree_serialise_leaves(path, [2.0])
+    assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+def test_folder_in_the_place_of_the_file_is_named(tmp_path):
+    (tmp_path / "model.eqx").mkdir()
+    with pytest.raises(IsADirectoryError) as info:
+        eqx.tree_serialise_leaves(tmp_path / "model", [1.0])
+    assert info.value.filename == str(tmp_path / "model.eqx")
+    assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+@pytest.mark.parametrize("save", [eqx.save, eqx.tree_serialise_leaves])
+@pytest.mark.parametrize("tree", [np.ones(50_000), [np.ones(1000)] * 50])
+def test_full_disk_is_an_os_error_that_names_the_file(tmp_path, save, tree):
+    save(tmp_path / "model", jnp.ones(3))
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The system refuses to write more, as it does on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=path.name) as info:
+            save(path, tree)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert info.value.errno == errno.EFBIG
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_killed_process_leaves_the_old_file(tmp_path):

@@ -1,8 +1,10 @@
 """What a compiled function keeps alive, and for how long: no longer than itself."""
 
+import copy
 import dataclasses
 import functools
 import gc
+import pickle
 import sys
 import threading
 import time
@@ -467,6 +469,21 @@ def test_wrapping_a_model_or_its_method_again_compiles_nothing():
     assert traces_of(lambda: eqx.filter_jit(update(model))) == 0
     assert traces_of(lambda: eqx.filter_jit(model.other)) == 1
     assert traces_of(lambda: eqx.filter_jit(update(model).other)) == 0
+
+
+class Holder(eqx.Module):
+    part: Any
+
+    def __init__(self):
+        self.part = eqx.filter_jit(TracedModule([jnp.ones(2)]))
+
+
+def test_models_that_hold_a_compiled_part_have_equal_structures():
+    model = Holder()
+    others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), Holder()]
+    for other in others:
+        assert jax.tree.structure(other) == jax.tree.structure(model)
+        assert eqx.tree_equal(other, model)
 
 
 def test_function_that_wraps_another_has_programs_of_its_own():

@@ -99,6 +99,24 @@ def test_nearest_trace_is_compared_with(f):
     assert retrace.differences[0].before == "the static value 2"
 
 
+@pytest.mark.parametrize("options", [{}, {"donate": "all"}])
+def test_trace_that_failed_is_not_one_to_reuse(options):
+    @eqx.filter_jit(**options)
+    def f(x):
+        if x.shape != (2,):
+            raise ValueError("wrong shape")
+        return x + 1
+
+    with pytest.raises(ValueError, match="wrong shape"):
+        f(jnp.ones(3))
+    assert f.explain(jnp.ones(3)).differences == ()
+    f(jnp.ones(2))
+    assert f.explain(jnp.ones(2)) is None
+    with pytest.raises(ValueError, match="wrong shape"):
+        f(jnp.ones(3))
+    assert kinds(f.explain(jnp.ones(3))) == {"x": "shape"}
+
+
 def test_setting_of_jax_is_told_by_its_name(f):
     f, traces = f
     f(model(), jnp.ones(2))

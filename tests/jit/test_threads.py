@@ -133,3 +133,27 @@ def test_threads_do_not_disturb_each_other_nor_the_process():
     assert not failures, failures[0]
     assert min(counts) > 0
     assert state() == before
+
+
+def test_caches_can_be_cleared_while_another_thread_wraps():
+    is_done, are_many = threading.Event(), threading.Event()
+
+    def wrap():
+        kept = []
+        while not is_done.is_set():
+            kept.append(eqx.filter_jit(lambda x: x))
+            if len(kept) > 1000:
+                del kept[:100]
+                are_many.set()
+
+    thread, interval = threading.Thread(target=wrap), sys.getswitchinterval()
+    thread.start()
+    try:
+        assert are_many.wait(60)
+        sys.setswitchinterval(1e-6)
+        for _ in range(200):
+            eqx.clear_caches()
+    finally:
+        sys.setswitchinterval(interval)
+        is_done.set()
+        thread.join()
