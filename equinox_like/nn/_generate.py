@@ -336,7 +336,8 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
         slots = node.position.shape[-1]
         if node.overflow == "ring" or isinstance(node.length, Tracer):
             continue
-        held = int(np.max(node.length))
+        # As NumPy's: within a trace, JAX would trace the maximum.
+        held = int(np.asarray(node.length).max())
         if held + needed > slots:
             raise ValueError(
                 f"`generate` needs room for {needed} tokens: {number} of the prompt "
