@@ -398,7 +398,7 @@ def _read_key(file: Any, like: Any) -> jax.Array:
     if impl is None:
         raise _mismatch("dtype", stored_name(header.dtype), like.dtype)
     data = read_data(file, header)[stored_name(header.dtype)]
-    return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
+    return jax.random.wrap_key_data(jax.device_put(data), impl=impl)
 
 
 def _read_numpy_scalar(file: Any, like: np.generic) -> Any:

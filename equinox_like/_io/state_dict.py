@@ -145,6 +145,8 @@ def _convert(value: Any, like: Any) -> Any:
     if is_typed_key(like):
         data = jax.eval_shape(jax.random.key_data, like)
         _require(array, data.dtype, data.shape)
+        if not isinstance(array, jax.Array):
+            array = jax.device_put(array)
         return with_key(jnp.array(array), like)
     if not hasattr(like, "dtype"):
         return _convert_number(array, like)

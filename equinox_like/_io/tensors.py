@@ -185,7 +185,8 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
     assert dtype is not None
     if "key" in tensor.kind:
         keys = data.view(np.uint32).reshape(tensor.shape)
-        return jax.random.wrap_key_data(jnp.asarray(keys), impl=tensor.kind["key"])
+        words = jax.device_put(keys.copy())
+        return jax.random.wrap_key_data(words, impl=tensor.kind["key"])
     array = data.view(dtype.newbyteorder("<")).reshape(tensor.leaf_shape)
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array if array.dtype == like.dtype else narrowed(array, like.dtype)

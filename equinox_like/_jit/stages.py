@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.messages import tells_of_callback
 from .._compat.trace_state import at_top_level
+from .._compat.tracer import Tracer
 from .._core.base import hide_frames
 from .._core.devices import default_device, platform_of
 from .._core.difference import differences
@@ -340,11 +341,11 @@ class Compiled(_Stage[_P, _T]):
 def platform_of_call(leaves: Sequence[Any]) -> str:
     """The platform that a call with these leaves is compiled for, as JAX names it."""
     for x in leaves:
-        sharding = getattr(x, "sharding", None)
         # Tracers and abstract meshes have no devices.
-        if getattr(x, "committed", True) and isinstance(
-            sharding, jax.sharding.Sharding
-        ):
+        if isinstance(x, Tracer) or not getattr(x, "committed", True):
+            continue
+        sharding = getattr(x, "sharding", None)
+        if isinstance(sharding, jax.sharding.Sharding):
             try:
                 device = next(iter(sharding.device_set))
             except Exception:

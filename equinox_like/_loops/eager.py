@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
+import numpy as np
 
 from .._annotations import signature_of
 from .._compat.trace_state import at_top_level
@@ -61,6 +62,11 @@ def run_cached(
         found.call.clear_cache()
         found.traces.clear()
     return found.call(*args)
+
+
+def as_python(option: Any) -> Any:
+    """A number of NumPy as Python's: `run_cached` would trace it, as it does arrays."""
+    return option.item() if isinstance(option, np.generic) else option
 
 
 class _Compiled:

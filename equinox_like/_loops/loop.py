@@ -14,8 +14,9 @@ from .._tree.filters import is_array_like
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
 from .carry import Carry, type_of, with_carry
-from .eager import run_cached
+from .eager import as_python, run_cached
 from .kinds import LoopKind, runner
+from .schedule import check_checkpoints
 from .staging import stage
 
 _C = TypeVar("_C")
@@ -82,6 +83,7 @@ def filter_while_loop(
     limit = None
     if max_steps is not None:
         limit = require_integer(max_steps, "filter_while_loop", "max_steps")
+    checkpoints = check_checkpoints("filter_while_loop", checkpoints)
     return run_cached(_filter_while_loop, (cond, body), init, limit, kind, checkpoints)
 
 
@@ -196,6 +198,7 @@ def filter_fori_loop(
         ```
     """
     require_callable(body, "filter_fori_loop", "body")
+    unroll = as_python(unroll)
     if not (unroll is None or isinstance(unroll, bool)):
         unroll = require_integer(unroll, "filter_fori_loop", "unroll", least=1)
     return run_cached(_filter_fori_loop, [body], lower, upper, init, unroll)

@@ -17,7 +17,7 @@ from .._tree.paths import path_str
 from .._tree.require import require_integer
 from .carry import Carry, with_carry
 from .checkpointed_scan import checkpointed_scan, output_types
-from .eager import run_cached
+from .eager import as_python, run_cached
 from .schedule import check_checkpoints
 
 _C = TypeVar("_C")
@@ -85,8 +85,11 @@ def filter_scan(
     steps = None
     if length is not None:
         steps = require_integer(length, "filter_scan", "length", least=0)
+    reverse, unroll, checkpoint = map(as_python, (reverse, unroll, checkpoint))
     if not isinstance(unroll, bool):
         unroll = require_integer(unroll, "filter_scan", "unroll", least=1)
+    if is_array(checkpoint):
+        check_checkpoints("filter_scan", checkpoint)
     return run_cached(_filter_scan, [f], init, xs, steps, reverse, unroll, checkpoint)
 
 

@@ -143,7 +143,8 @@ def intervene(
     **Arguments:**
 
     - `model`: a Module that can be called, or another callable.
-    - `replacements`: from patterns, as in [`equinox_like.capture`][], to functions. Each is
+    - `replacements`: from patterns, as in [`equinox_like.capture`][], to functions. The
+        path of a Module does not stand for a `tag` of that name. Each function is
         called with an output, and returns what takes its place: a tree of the same
         structure, with arrays of the same shapes and dtypes. A function may close over
         arrays, traced ones too. In an [`equinox_like.nn.Stacked`][] it is called once, for
@@ -267,8 +268,20 @@ class Intervened(Around):
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         model = self._replaced_in(self.model)
-        with _replaced(self.replacements + _replaced.value):
-            self._check(model, args, kwargs)
+        paths: list[str] = []
+        map_modules(self.model, lambda path, node: paths.append(path) or node)
+        # These patterns can only match names of `tag`s.
+        left = [
+            pattern
+            for pattern, _ in self.replacements
+            if not any(matches(pattern, path) for path in paths)
+        ]
+        # Others are no part of the context: for a new function, whatever is compiled within
+        # would be compiled again, and JAX's caches would keep what the function closes
+        # over.
+        of_tags = [x for x in self.replacements if "*" in x[0] or x[0] in left]
+        with _replaced((*of_tags, *_replaced.value)):
+            self._check(left, model, args, kwargs)
             return model(*args, **kwargs)
 
     def _replaced_in(self, model: Any) -> Any:
@@ -280,14 +293,10 @@ class Intervened(Around):
 
         return map_modules(model, replace)
 
-    def _check(self, model: Any, args: Any, kwargs: Any) -> None:
-        paths: list[str] = []
-        map_modules(self.model, lambda path, node: paths.append(path) or node)
-        patterns = [pattern for pattern, _ in self.replacements]
-        left = [p for p in patterns if not any(matches(p, path) for path in paths)]
+    def _check(self, left: list[str], model: Any, args: Any, kwargs: Any) -> None:
         if not left:
             return
-        # These patterns can only match names of `tag`s, which are known after a trace.
+        # The names of `tag`s are known after a trace.
         with _depth(_depth.value + 1):
             names = [mark.path for mark in marks_of(_call, model, args, kwargs)]
         for pattern in left:

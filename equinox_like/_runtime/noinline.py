@@ -30,6 +30,7 @@ from .._compat.rules import (
     transposition_rules,
     zero_like,
 )
+from .._compat.trace_state import trace_context
 from .._compat.tracer import Tracer
 from .._compat.varying import types_varying_over, varying_alike, varying_axes
 from .._core.base import Transformed, frames_hidden, name_of
@@ -264,9 +265,16 @@ def _is_inexact(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, np.inexact)
 
 
-@functools.lru_cache(maxsize=1024)
 def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
     """The types of a call's outputs; and the rest of the output if it is a `_Call`."""
+    # The types depend on settings, such as `jax_enable_x64`.
+    return _trace_in_context(call, types, trace_context())
+
+
+@functools.lru_cache(maxsize=1024)
+def _trace_in_context(
+    call: Any, types: tuple[Any, ...], context: Any
+) -> tuple[tuple[Any, ...], Any]:
     rest: Any = None
 
     def flat(*data):
@@ -291,7 +299,7 @@ def _compiled(call: Any) -> Callable[..., list[Any]]:
     return jax.jit(lambda *data: call(*data))
 
 
-on_clear(_trace.cache_clear)
+on_clear(_trace_in_context.cache_clear)
 on_clear(_compiled.cache_clear)
 
 noinline_p = new_primitive("noinline")

@@ -3,6 +3,7 @@
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._errors import DonationError
@@ -61,6 +62,9 @@ def _copy(path: tuple[Any, ...], x: Any) -> Any:
 
 
 def copy_array(x: jax.Array) -> jax.Array:
-    copy = x.copy()
-    # `x.copy()` may lose the memory kind, or return an equivalent sharding.
-    return copy if copy.sharding == x.sharding else jax.device_put(copy, x.sharding)
+    copy = jnp.copy(x)  # `x.copy()` fails for a PRNG key that a trace captures
+    # Within a trace, the copy of a captured array is a tracer.
+    if not is_concrete(copy) or copy.sharding == x.sharding:
+        return copy
+    # A copy may lose the memory kind, or return an equivalent sharding.
+    return jax.device_put(copy, x.sharding)

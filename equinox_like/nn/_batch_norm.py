@@ -188,7 +188,9 @@ class BatchNorm(StatefulLayer):
             self.ema_first_time_index = StateIndex(jnp.array(True))
             self.ema_state_index = StateIndex((mean, jnp.zeros(shape, dtype)))
         else:
-            self.batch_counter = StateIndex(jnp.array(0))
+            # Not `jnp.array(0)`, whose weak type makes the sum with 1 an int64 once
+            # `jax_enable_x64` is set.
+            self.batch_counter = StateIndex(jnp.zeros((), int))
             self.batch_state_index = StateIndex((mean, jnp.ones(shape, dtype)))
 
     @computes("eqx.nn.BatchNorm")

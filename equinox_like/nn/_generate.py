@@ -171,12 +171,15 @@ def generate(
         with key_named(key, "`generate`"):
             jax.eval_shape(jax.random.split, key)
     _check_cache(cache, prompt.shape, steps)
-    # As arrays, so that another value does not cause a retrace.
+    # As arrays, so that another value does not cause a retrace; by `device_put`, an
+    # explicit transfer, which `jax.transfer_guard("disallow")` allows.
     sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
     sampling |= {"top_k": top_k, "top_p": _float(top_p)}
     sampling["repetition_penalty"] = _float(repetition_penalty)
     ids = [
-        None if token is None else jnp.int32(checked_int("generate", name, token, 0))
+        None
+        if token is None
+        else jax.device_put(np.int32(checked_int("generate", name, token, 0)))
         for name, token in (("end_token", end_token), ("pad_token", pad_token))
     ]
     options = _Options(steps, sampling, *ids)
@@ -336,7 +339,8 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
         slots = node.position.shape[-1]
         if node.overflow == "ring" or isinstance(node.length, Tracer):
             continue
-        held = int(np.max(node.length))
+        # As NumPy's: within a trace, JAX would trace the maximum.
+        held = int(np.asarray(node.length).max())
         if held + needed > slots:
             raise ValueError(
                 f"`generate` needs room for {needed} tokens: {number} of the prompt "
@@ -350,7 +354,11 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
 
 
 def _float(x: Any) -> Any:
-    return None if x is None else jnp.asarray(x, jnp.float32)
+    if x is None:
+        return None
+    if isinstance(x, jax.Array):
+        return x.astype(jnp.float32)
+    return jax.device_put(np.float32(x))
 
 
 def _checked_integers(name: str, value: Any) -> Array:

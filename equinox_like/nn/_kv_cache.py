@@ -18,7 +18,7 @@ from .._module import Module, field
 from .._runtime.error_if import error_if
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
-from ._shape import as_size
+from ._shape import as_size, jax_array
 
 
 class KVCache(Module):
@@ -193,7 +193,7 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
     new, slots = key.shape[0], cache.key.shape[0]
     position = new_positions(cache, new)
-    old = cache.key, cache.value, cache.position
+    old = jax_array(cache.key), jax_array(cache.value), jax_array(cache.position)
     added = key, value, position
     if cache.overflow == "error" or new == 1:
         start = cache.length if cache.overflow == "error" else cache.length % slots
@@ -209,7 +209,8 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
         updated = [a.at[indices].set(b[kept]) for a, b in zip(old, added, strict=True)]
         seen = [jnp.concatenate(pair) for pair in zip(old, added, strict=True)]
     key, value, position = updated
-    next_cache = _replaced(cache, key, value, position, cache.length + new)
+    length = jax_array(cache.length) + new
+    next_cache = _replaced(cache, key, value, position, length)
     keys, values, positions = seen
     return Seen(
         keys.astype(dtypes[0]), values.astype(dtypes[1]), positions, start, next_cache

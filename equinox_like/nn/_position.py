@@ -12,6 +12,7 @@ from .._compat.tracer import Tracer
 from .._errors import ShapeError
 from .._module import Module, field
 from .._runtime.error_if import error_if
+from .._tree.arrays import is_concrete
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
@@ -148,8 +149,9 @@ class LearnedPositionalEmbedding(Module):
         if jnp.iinfo(places.dtype).bits < 32:
             # The number of rows may not fit into a small dtype.
             places = places.astype(jnp.int32)
-        if not isinstance(places, Tracer):
-            _check_range(self, np.asarray(places), shape[0])
+        known = _known(places, offset, positions)
+        if known is not None:
+            _check_range(self, known, shape[0])
         elif self.check_bounds:
             places = error_if(
                 places,
@@ -157,7 +159,8 @@ class LearnedPositionalEmbedding(Module):
                 f"{type(self).__name__} has {shape[0]} positions, but was given one "
                 "out of range.",
             )
-        return x + like(_rows(self.weight, places), x)
+        # A NumPy array cannot be indexed by a tracer.
+        return x + like(_rows(jax_array(self.weight), places), x)
 
 
 class SinusoidalPositionalEmbedding(Module):
@@ -236,6 +239,18 @@ class SinusoidalPositionalEmbedding(Module):
         cos, sin = cos_and_sin(self.embedding_size, places, self.theta, x.dtype)
         both = jnp.stack([sin, cos], axis=-1).reshape(x.shape)
         return x + like(both, x)
+
+
+def _known(places: Array, offset: Any, positions: Any) -> np.ndarray | None:
+    """The positions, unless they depend on a traced value."""
+    if not isinstance(places, Tracer):
+        return np.asarray(places)
+    # Within a trace, what JAX computes from known values is a tracer, too.
+    given = offset if positions is None else positions
+    if not (isinstance(given, np.ndarray | np.generic) or is_concrete(given)):
+        return None
+    given = np.asarray(given)
+    return given.astype(int) + np.arange(len(places)) if positions is None else given
 
 
 def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:

@@ -136,10 +136,14 @@ _AT = "At `"
 
 def described(tree: Any) -> str:
     """The shape and dtype of an array or a number, or of each leaf of a tree."""
-    shown = jtu.tree_map(
-        lambda x: f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}", tree
-    )
-    return shown if isinstance(shown, str) else str(shown)
+
+    def shown(x: Any) -> str:
+        # `result_type` of a weakly typed array depends on `jax_enable_x64`.
+        dtype = x.dtype if isinstance(x, jax.Array) else jnp.result_type(x)
+        return f"shape {jnp.shape(x)} and dtype {dtype}"
+
+    out = jtu.tree_map(shown, tree)
+    return out if isinstance(out, str) else str(out)
 
 
 def _shape_of(x: Any) -> tuple[int, ...] | None:

@@ -105,3 +105,12 @@ def test_64_bits_are_narrowed_as_jax_does(make):
 def test_under_a_trace_the_public_way_is_taken():
     out = jax.jit(lambda: put.putter(copy=False)(np.ones(2, np.float32)) + 1)()
     assert out[0] == 2
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_transfer_guard_allows_it(copy):
+    array = aligned(np.zeros(100, np.float32))
+    with jax.transfer_guard("disallow"):
+        out = put.putter(copy=copy)(array)
+    array[:] = 1
+    assert bool(np.asarray(out).any()) is not copy

@@ -516,3 +516,17 @@ def test_loaded_trees_keep_no_file_open(tmp_path):
 def test_errors_can_be_pickled():
     error = eqx.LeafError("message", (jtu.SequenceKey(0),))
     assert pickle.loads(pickle.dumps(error)).path == error.path
+
+
+def test_transfer_guard_allows_loading(tmp_path):
+    tree = {"x": jnp.arange(3.0), "key": jax.random.key(1)}
+    eqx.save(tmp_path / "a", tree)
+    eqx.tree_serialise_leaves(tmp_path / "b", tree)
+    like = jax.tree.map(jnp.empty_like, tree)
+    with jax.transfer_guard("disallow"):
+        loaded = [
+            eqx.load(tmp_path / "a", like),
+            eqx.tree_deserialise_leaves(tmp_path / "b", like),
+            eqx.load_state_dict(like, eqx.state_dict(tree)),
+        ]
+    assert all(eqx.tree_equal(x, tree) for x in loaded)

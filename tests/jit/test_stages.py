@@ -56,6 +56,19 @@ def test_stages_tell_of_themselves():
     assert "scaled" in repr(lowered) and "scaled" in repr(compiled)
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+def test_stages_take_arrays_that_are_traced(transform):
+    costs = []
+
+    def cost(x):
+        costs.append(scaled.lower({"x": x}, 2.0).compile().cost_analysis()["flops"])
+        scaled.donation_report({"x": x}, 2.0)
+        return x
+
+    transform(cost)(jnp.ones(3) if transform is not jax.grad else 1.0)
+    assert costs
+
+
 def test_shapes_may_stand_for_arrays():
     shapes = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
     compiled = scaled.lower(shapes, 2).compile()

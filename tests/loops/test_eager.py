@@ -5,6 +5,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import equinox_like as eqx
@@ -199,3 +200,43 @@ def test_numbers_of_steps_may_be_arrays():
 def test_number_of_steps_that_is_traced_is_named(loop):
     with pytest.raises(jax.errors.TracerIntegerConversionError, match="argument n"):
         jax.jit(loop)(2)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_options_may_be_numbers_of_numpy(wrap, without_type_checks):
+    def step(carry, x):
+        return carry + x, carry
+
+    def scan(**options):
+        return wrap(lambda: eqx.filter_scan(step, ONE, ROWS, **options))()
+
+    assert eqx.tree_equal(scan(reverse=np.True_), scan(reverse=True))
+    for options in ({"unroll": np.True_}, {"checkpoint": np.int64(2)}):
+        assert eqx.tree_equal(scan(**options), scan())
+    out = wrap(lambda: eqx.filter_fori_loop(0, 3, step_of_fori, ONE, unroll=np.True_))()
+    assert out == 4
+    loop = wrap(
+        lambda: eqx.filter_while_loop(
+            lambda x: x < 8, double, ONE, kind="checkpointed", checkpoints=np.int64(2)
+        )
+    )
+    assert loop() == 8
+
+
+def step_of_fori(_, carry):
+    return carry + 1
+
+
+def double(x):
+    return 2 * x
+
+
+def test_array_as_a_number_of_checkpoints_is_refused_as_it_is(without_type_checks):
+    message = r"`checkpoints` must be an integer, at least 1; got Array\(2"
+    two = jnp.asarray(2)
+    with pytest.raises(ValueError, match=message):
+        eqx.filter_scan(lambda c, x: (c, x), ONE, ROWS, checkpoint=two)
+    with pytest.raises(ValueError, match=message):
+        eqx.filter_while_loop(
+            lambda x: x < 8, double, ONE, kind="checkpointed", checkpoints=two
+        )

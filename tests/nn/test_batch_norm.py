@@ -499,6 +499,16 @@ def test_one_channel_is_read_alike_in_both_ways(draw) -> None:
     np.testing.assert_allclose(one, whole[:1], atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_state_from_before_x64_was_enabled_can_be_used(mode, draw) -> None:
+    with jax.enable_x64(False):
+        norm, state = make(3, mode=mode)
+    dtypes = [x.dtype for x in jax.tree.leaves(state)]
+    with jax.enable_x64(True):
+        _, state = norm(draw(6, 3).astype(jnp.float32), state)
+    assert [x.dtype for x in jax.tree.leaves(state)] == dtypes
+
+
 def test_it_runs_in_a_scan_of_training_steps(draw) -> None:
     norm, state = make(3)
     xs = draw(4, 6, 3)

@@ -238,6 +238,24 @@ def test_the_cache_is_donated(model) -> None:
         eqx.filter_jit(model)(jnp.array([3]), cache)
 
 
+def test_cache_that_a_compiled_function_captures_is_checked(model) -> None:
+    prompts, caches = jnp.array([[3, 1]]), batch_of_caches(model, 1, 4)
+    make = lambda steps: nn.generate(model, prompts, caches, steps, temperature=0)  # noqa: E731
+    with pytest.raises(ValueError, match="has slots for 4, and holds 0"):
+        jax.jit(lambda: make(4).tokens)()
+    tokens = jax.jit(lambda: make(3).tokens)()
+    assert (tokens == make(3).tokens).all()
+
+
+def test_transfer_guard_allows_numbers_as_options(model, key) -> None:
+    prompt, caches = jnp.array([3, 1]), [model.init_cache() for _ in range(2)]
+    options = {"temperature": 0.5, "top_p": 0.9, "end_token": 2, "key": key}
+    expected = nn.generate(model, prompt, caches[0], 3, **options)
+    with jax.transfer_guard("disallow"):
+        out = nn.generate(model, prompt, caches[1], 3, **options)
+    assert (out.tokens == expected.tokens).all()
+
+
 def test_other_values_compile_no_other_program(model, key) -> None:
     traced = []
 

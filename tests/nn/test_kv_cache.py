@@ -130,6 +130,16 @@ def test_cache_that_a_compiled_function_captures_is_checked(build, draw) -> None
         call(x[:2])
 
 
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_cache_may_hold_numpy_arrays(overflow, build, draw) -> None:
+    layer = build(nn.MultiheadAttention, 2, 8)
+    x = draw(3, 8)
+    cache = layer.init_cache(4, overflow=overflow)
+    expected = layer(x, x, x, cache=cache)
+    out = layer(x, x, x, cache=jax.device_get(cache))
+    assert eqx.tree_equal(out, expected)
+
+
 def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
     attention = build(nn.MultiheadAttention, 2, 8)
 

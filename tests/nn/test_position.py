@@ -50,6 +50,7 @@ def test_first_values_have_the_documented_deviation(key) -> None:
         ({"offset": 4}, 6),
         ({"offset": -1}, -1),
         ({"offset": jnp.array(5)}, 6),
+        ({"offset": np.int32(5)}, 6),
         ({"positions": np.array([0, 6, 1])}, 6),
         ({"positions": jnp.array([0, 1, -2])}, -2),
     ],
@@ -59,6 +60,16 @@ def test_position_out_of_range_is_an_error_where_it_is_known(
 ) -> None:
     with pytest.raises(IndexError, match=f"has 6 positions.*given position {number}"):
         learned(jnp.ones((3, 4)), **options)
+    with pytest.raises(IndexError, match=f"has 6 positions.*given position {number}"):
+        jax.jit(lambda x: learned(x, **options))(jnp.ones((3, 4)))
+
+
+def test_table_may_be_a_numpy_array(learned) -> None:
+    table = jax.tree.map(np.asarray, learned)
+    run = jax.jit(lambda x, **options: table(x, **options))
+    for options in ({"offset": jnp.array(2)}, {"positions": jnp.array([3, 1, 2])}):
+        x = jnp.ones((3, 4))
+        assert (run(x, **options) == learned(x, **options)).all()
 
 
 def test_more_rows_than_positions_are_an_error_also_if_traced(learned) -> None:

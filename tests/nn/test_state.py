@@ -123,6 +123,17 @@ def test_value_of_a_state_does_not_become_weakly_typed() -> None:
     assert not nn.State(index).set(index, 2).get(index).weak_type
 
 
+def test_error_names_the_dtype_of_a_weakly_typed_value() -> None:
+    with jax.enable_x64(False):
+        index = nn.StateIndex(jnp.asarray(0))
+        state = nn.State(index)
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ValueError, match=r"int32 to .* int64"),
+    ):
+        state.set(index, state.get(index) + 1)
+
+
 def test_only_indices_of_the_state_are_keys(without_type_checks) -> None:
     counter, state = make()
     with pytest.raises(

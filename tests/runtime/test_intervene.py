@@ -40,6 +40,26 @@ def test_function_may_close_over_traced_arrays() -> None:
     np.testing.assert_array_equal(jax.grad(loss)(jnp.zeros(3)), jnp.ones(3))
 
 
+def test_function_at_a_path_is_kept_by_no_cache_and_retraces_nothing() -> None:
+    traces = []
+
+    @jax.jit
+    def act(x):
+        traces.append(None)
+        return jnp.tanh(x)
+
+    def loss(shift):
+        model = eqx.intervene(MLP, {"layers[2]": lambda h: act(h) + shift})
+        return model(X).sum()
+
+    with jax.checking_leaks():
+        jax.grad(loss)(jnp.zeros(3))
+    loss(jnp.zeros(3))
+    traces.clear()
+    loss(jnp.ones(3))
+    assert not traces
+
+
 def test_each_layer_of_a_stack_is_replaced() -> None:
     stacked = nn.Stacked(lambda k: nn.Linear(3, 3, key=k), 2, key=K)
     out = eqx.intervene(stacked, {"layers": jnp.tanh})(X)

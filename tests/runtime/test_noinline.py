@@ -261,3 +261,10 @@ def test_typed_keys_go_in_and_come_out(impl):
         return jax.random.key_data(news), values, gradient
 
     assert jax.tree.all(jax.tree.map(jnp.allclose, both(eqxi.noinline(f)), both(f)))
+
+
+def test_types_are_those_of_the_current_settings():
+    f = eqxi.noinline(lambda x: x.astype(float))
+    for enabled in (False, True):
+        with jax.enable_x64(enabled):
+            assert jax.eval_shape(f, X).dtype == ("float64" if enabled else "float32")

@@ -88,3 +88,10 @@ def test_copy_under_jit_vmap_and_grad_is_the_identity_in_value():
     assert jax.grad(lambda x: 3 * eqx.tree_copy(x))(1.0) == 3.0
     key = jax.random.key(0)
     assert jax.jit(eqx.tree_copy)(key) == key
+
+
+@pytest.mark.parametrize("make", [lambda: jnp.arange(3.0), lambda: jax.random.key(0)])
+def test_copy_of_an_array_that_a_compiled_function_captures(make):
+    x = make()
+    copy = jax.jit(lambda: eqx.tree_copy({"x": x}))()["x"]
+    assert (copy == x).all() and not buffers(copy) & buffers(x)
