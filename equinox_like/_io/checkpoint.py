@@ -177,7 +177,7 @@ def load(
         tensor = file.tensors.get(name)
         if tensor is None:
             if strict or isinstance(leaf, jax.ShapeDtypeStruct):
-                faults.missing(key_path, name)
+                faults.missing(key_path, name, plain_path(key_path))
         elif problem := what_is_wrong(tensor, leaf):
             faults.mismatch(key_path, name, str(tensor), problem)
         elif verify and not file.is_intact(

@@ -23,9 +23,11 @@ class Faults:
         self.absent: list[str] = []
         self.extra: list[str] = []
 
-    def missing(self, path: _Path, name: str) -> None:
+    def missing(self, path: _Path, name: str, own: str | None = None) -> None:
+        """`own`: the name in the target, if it may differ."""
         self._note(path)
-        self.absent.append(name)
+        # Shown between backticks.
+        self.absent.append(name if own in (None, name) else f"{name}` for `{own}")
 
     def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
         self._note(path)

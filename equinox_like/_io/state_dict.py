@@ -113,13 +113,13 @@ def load_state_dict(
     faults = Faults("the state dict", "the mapping", "tree")
     new: dict[_Path, Any] = {}
     used: set[str] = set()
-    for name, path, leaf in _named_leaves(tree):
-        name = there(name)
+    for own, path, leaf in _named_leaves(tree):
+        name = there(own)
         used.add(name)
         if name not in mapping:
             is_setting = not hasattr(leaf, "dtype")
             if isinstance(leaf, jax.ShapeDtypeStruct) or (strict and not is_setting):
-                faults.missing(path, name)
+                faults.missing(path, name, own)
             continue
         try:
             new[path] = _convert(mapping[name], leaf)

@@ -319,9 +319,8 @@ class TestRename:
         with pytest.raises(eqx.LeafError) as caught:
             eqx.load(tmp_path / "m", {"x": 0, "b": 0}, rename={"['x']": "y"})
         text = str(caught.value)
-        assert (
-            "missing in the file: `y`" in text and "only in the file: `['a']`" in text
-        )
+        assert "missing in the file: `y` for `['x']`\n" in text
+        assert "only in the file: `['a']`" in text
         assert jtu.keystr(caught.value.path) == "['x']"
 
     def test_key_that_is_no_path_is_refused(self, tmp_path):

@@ -174,7 +174,9 @@ def test_settings_that_other_frameworks_do_not_save_stay():
     rename = lambda name: name.removeprefix("layers.0.")  # noqa: E731
     loaded = eqx.load_state_dict(model, theirs, rename=rename)
     assert loaded[0].weight.sum() == 6 and loaded[1].p == 0.3
-    with pytest.raises(eqx.LeafError, match=r"missing in the mapping: `bias`"):
+    with pytest.raises(
+        eqx.LeafError, match=r"missing in the mapping: `bias` for `layers\.0\.bias`"
+    ):
         eqx.load_state_dict(model, {"weight": theirs["weight"]}, rename=rename)
 
 
