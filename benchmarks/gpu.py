@@ -20,7 +20,7 @@ import optax
 
 import equinox_like as eqx
 
-from . import networks
+from . import layers, networks
 from ._measure import Row, compare, show
 from ._models import LIBRARIES, fresh
 
@@ -32,24 +32,7 @@ JAX = "jax.jit"
 
 def make_transformer(library: Any) -> Any:
     nn = library.nn
-
-    class Block(library.Module):
-        norms: list
-        attention: Any
-        mlp: Any
-
-        def __init__(self, key: Any):
-            keys = jax.random.split(key)
-            self.norms = [nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)]
-            self.attention = nn.MultiheadAttention(HEADS, WIDTH, key=keys[0])
-            self.mlp = nn.MLP(
-                WIDTH, WIDTH, 4 * WIDTH, 1, activation=jax.nn.gelu, key=keys[1]
-            )
-
-        def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-            y = jax.vmap(self.norms[0])(x)
-            x = x + self.attention(y, y, y, mask)
-            return x + jax.vmap(lambda row: self.mlp(self.norms[1](row)))(x)
+    make_block = layers.make_block_class(library, WIDTH, HEADS)
 
     class Transformer(library.Module):
         embedding: Any
@@ -59,7 +42,7 @@ def make_transformer(library: Any) -> Any:
         def __init__(self):
             keys = jax.random.split(KEY, DEPTH + 2)
             self.embedding = nn.Embedding(VOCABULARY, WIDTH, key=keys[0])
-            self.blocks = [Block(key) for key in keys[2:]]
+            self.blocks = [make_block(key) for key in keys[2:]]
             self.head = nn.Linear(WIDTH, VOCABULARY, key=keys[1])
 
         def __call__(self, tokens: jax.Array) -> jax.Array:

@@ -67,7 +67,7 @@ def plain_cnn(m: Any, x: jax.Array) -> jax.Array:
     return linear(m.last, x.mean((1, 2)))
 
 
-def make_block_class(library: Any) -> Any:
+def make_block_class(library: Any, width: int = WIDTH, heads: int = HEADS) -> Any:
     nn = library.nn
 
     class Block(library.Module):
@@ -77,15 +77,15 @@ def make_block_class(library: Any) -> Any:
 
         def __init__(self, key: Any):
             keys = jax.random.split(key)
-            self.norms = [nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)]
-            self.attention = nn.MultiheadAttention(HEADS, WIDTH, key=keys[0])
+            self.norms = [nn.LayerNorm(width), nn.LayerNorm(width)]
+            self.attention = nn.MultiheadAttention(heads, width, key=keys[0])
             self.mlp = nn.MLP(
-                WIDTH, WIDTH, 4 * WIDTH, 1, activation=jax.nn.gelu, key=keys[1]
+                width, width, 4 * width, 1, activation=jax.nn.gelu, key=keys[1]
             )
 
-        def __call__(self, x: jax.Array) -> jax.Array:
+        def __call__(self, x: jax.Array, mask: Any = None) -> jax.Array:
             y = jax.vmap(self.norms[0])(x)
-            x = x + self.attention(y, y, y)
+            x = x + self.attention(y, y, y, mask)
             return x + jax.vmap(lambda r: self.mlp(self.norms[1](r)))(x)
 
     return Block
