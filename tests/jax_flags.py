@@ -239,6 +239,7 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             jax_faults.compiled_loop_with_nothing_but_a_carry_runs,
             [
+                "loops/test_eager.py::test_options_may_be_numbers_of_numpy",
                 "loops/test_numbers.py"
                 "::test_value_is_that_of_a_python_loop[eager-bounded]",
                 "loops/test_numbers.py"
