@@ -252,7 +252,7 @@ def test_auto_is_exported_for_each_platform(platform):
     np.testing.assert_allclose(out, expected, atol=3e-2)
 
 
-# Checks, callbacks and prints
+# Checks and callbacks
 
 
 def test_error_if_raises_and_the_next_call_works():
@@ -288,7 +288,7 @@ def test_donated_arrays_survive_a_check_of_the_next_call():
         step(x)
 
 
-def test_callbacks_take_and_return_arrays(capfd):
+def test_callbacks_take_and_return_arrays():
     @eqx.filter_jit
     def call(x):
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)

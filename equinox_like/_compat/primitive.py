@@ -213,8 +213,12 @@ def _lower_on_tpu(context: Any, *args: Any, on_tpu: Any, **_: Any) -> Any:
     return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
 
 
+_emit = find_emit(mlir)
+
+
 def _lower(context: Any, *args: Any, **params: Any) -> Any:
-    # With rules for single platforms, JAX fails on several before it calls one.
+    # JAX's own text, which `tells_of_callback` knows. With rules for single platforms, JAX
+    # would fail with another before it calls one.
     platforms = context.module_context.platforms
     if len(platforms) > 1:
         raise NotImplementedError("multi-platform lowering for python_callback")
@@ -223,5 +227,4 @@ def _lower(context: Any, *args: Any, **params: Any) -> Any:
     return lower_host_call(context, *args, **params, emit=_emit)
 
 
-_emit = find_emit(mlir)
 mlir.register_lowering(_host_p, _lower, cacheable=False)

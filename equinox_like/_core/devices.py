@@ -6,11 +6,12 @@ import jax
 
 
 def default_device() -> Any:
-    """The device of new arrays: that of `jax.default_device`, or else the first one."""
+    """The device of new arrays: that of `jax.default_device`, or else the first one of
+    this process."""
     chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(chosen, jax.Device):
         return chosen
-    return jax.devices(chosen)[0]
+    return jax.local_devices(backend=chosen)[0]
 
 
 def platform_of(device: Any) -> str:

@@ -76,7 +76,7 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
         # The user knows the file by `path`. If the disk is full, no file is named.
         if isinstance(error, OSError) and error.filename in (None, temporary):
             if error.errno:  # else the text would be lost
-                error.filename = path
+                error.filename, error.filename2 = path, None
         raise
     if not durable:
         return

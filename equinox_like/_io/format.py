@@ -32,7 +32,11 @@ RESERVED: Final = frozenset({_OWN, _OWN_SUM})
 _ALIGNMENT: Final = 64
 # From Python 3.13 on, the mapping need not keep the file open. A process can have a
 # thousand open files, as many as a long run may load.
-_MAPPING: Final[Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_MAPPING: Final[Any] = (
+    {"trackfd": False}
+    if sys.version_info >= (3, 13) and sys.platform != "win32"
+    else {}
+)
 
 
 def alignment(size: int) -> int:

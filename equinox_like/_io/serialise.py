@@ -233,7 +233,8 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
 
 def _is_about_file(error: Exception) -> bool:
     """Whether the disk, and not the leaf, is at fault: for example, if it is full."""
-    return isinstance(error, OSError) and not isinstance(error, io.UnsupportedOperation)
+    is_of_system = isinstance(error, OSError) and error.filename is None
+    return is_of_system and not isinstance(error, io.UnsupportedOperation)
 
 
 def _with_mode(error: Exception, file: Any, mode: str) -> Any:

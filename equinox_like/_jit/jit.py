@@ -11,6 +11,7 @@ import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._compat.trace_state import at_top_level
+from .._compat.tracer import Tracer
 from .._core.base import (
     DEPRECATED,
     NOT_GIVEN,
@@ -183,7 +184,11 @@ class Jitted(Transformed[_P, _T]):
         """
         specialization, layout, leaves = self._prepare(args, kwargs)
         # Not the leaves themselves: a stage may live long and would keep their memory.
-        named = layout.named_leaves(abstract(leaves))
+        structs = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, Tracer) else x
+            for x in abstract(leaves)
+        ]
+        named = layout.named_leaves(structs)
         traced = self._stage("trace", specialization, layout, leaves)
         waits = holds_check(traced.jaxpr)
         platform = platform_of_call(leaves)

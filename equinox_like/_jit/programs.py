@@ -204,7 +204,7 @@ def _of_value(fun: Any) -> Programs | None:
 def owner_of_programs(tree: Any) -> Any:
     """The structure that holds the programs of a callable pytree, if there is one.
 
-    They are freed with it. Instances drop it when their attributes are read.
+    They are freed with it. An instance forgets it when an attribute is read.
     """
     return _structure_of(tree.__self__ if type(tree) is BoundMethod else tree)
 

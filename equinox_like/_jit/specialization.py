@@ -7,6 +7,7 @@ specialization.
 """
 
 import collections
+import itertools
 import threading
 import types
 import weakref
@@ -111,7 +112,7 @@ class Specialization:
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
         # Whether each call must wait for a runtime check; `None` if that depends on the
-        # trace, or after a new trace. Below: which traces hold one, by context and traits.
+        # trace, or after a new trace. Below: which traces hold one, by context and avals.
         self.must_wait: bool | None = False
         self._holds_check: dict[Any, bool] = {}
         self._lock = threading.Lock()  # of `traces` with `must_wait`
@@ -140,27 +141,54 @@ class Specialization:
         """Waits for the output, after a call, if the program holds a runtime check."""
         if jit_is_disabled():
             return
-        if not at_top_level():
-            out = [x for x in map(known_array, jtu.tree_leaves(out)) if x is not None]
-            if not out:  # the program runs later, as a part of another
-                return
         newest = self._newest_trace()
         if not there_are_checks():
             self._settle(newest, False)
             return
+        if not at_top_level():
+            out = jtu.tree_leaves(out)
+            if out and known_array(out[0]) is None:
+                return  # the program runs later, as a part of another
+            out = [x for x in map(known_array, out) if x is not None]
         must_wait = self.must_wait
         if must_wait is None:
-            known = self._holds_check
-            key = trace_context(), *traits_of(layout.groups(leaves))
-            if key not in known:
-                # JAX has this trace in its cache.
-                traced = self.stage("trace", layout, abstract(leaves))
-                keep(known, key, holds_check(traced.jaxpr))
-            must_wait = known[key]
-            if all(holds is must_wait for holds in known.values()):
+            groups = layout.groups(leaves)
+            avals = tuple(map(jax.typeof, chained(groups)))
+            key = trace_context(), avals
+            must_wait = self._holds_check.get(key)
+            if must_wait is None:
+                must_wait = self._look_for_check(key, layout.groups(abstract(leaves)))
+            if self._are_all(must_wait, groups):
                 self._settle(newest, must_wait)
         if must_wait:
             wait_for(out)
+
+    def _look_for_check(self, key: Any, groups: Sequence[Any]) -> bool:
+        """Whether the trace for these groups, which JAX has in its cache, holds a check."""
+        with expected.trace_of(self):
+            found = holds_check(self.function.trace(*groups).jaxpr)
+        keep(self._holds_check, key, found)
+        return found
+
+    def _are_all(self, must_wait: bool, groups: Sequence[Any]) -> bool:
+        """Whether all traces hold a check, or none does.
+
+        A trace may have been made for a stage, within another program, or in another
+        thread, and be used by a later call.
+        """
+        if any(holds is not must_wait for holds in self._holds_check.values()):
+            return False
+        for trace in list(self.traces):
+            key = trace.context, trace.avals
+            if key in self._holds_check or trace.session is not self.traces[-1].session:
+                continue
+            if trace.context != trace_context():
+                return False
+            rest = iter(map(_struct_of_aval, trace.avals))
+            alike = [list(itertools.islice(rest, len(group))) for group in groups]
+            if self._look_for_check(key, alike) is not must_wait:
+                return False
+        return True
 
     def _settle(self, newest: Trace | None, must_wait: bool | None) -> None:
         """Sets `must_wait`, unless another thread has traced since `newest`."""
@@ -280,6 +308,14 @@ def abstract(leaves: list[Any]) -> list[Any]:
         x if isinstance(x, Tracer) or not isinstance(x, jax.Array) else _struct_of(x)
         for x in leaves
     ]
+
+
+def _struct_of_aval(aval: Any) -> jax.ShapeDtypeStruct:
+    weak_type = getattr(aval, "weak_type", False)
+    sharding = aval.sharding if any(aval.sharding.spec) else None
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=sharding, weak_type=weak_type
+    )
 
 
 def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:

@@ -128,6 +128,8 @@ def _variables_of(function: Any) -> _Variables:
     garbage collector could not free such a cycle through a global table.
     """
     if type(function) is JITTED:
+        function = getattr(function, "__wrapped__", None)
+    if type(function) is not types.FunctionType:
         return _NO_VARIABLES
     programs = of_function(function)
     known = programs.variables
@@ -136,7 +138,7 @@ def _variables_of(function: Any) -> _Variables:
     return known
 
 
-# JAX itself keeps what a jitted function read when it was traced.
+# Of what a jitted callable that is no function reads, nothing is known.
 _NO_VARIABLES: Final = _Variables(())
 
 

@@ -89,7 +89,7 @@ def filter_scan(
     if not isinstance(unroll, bool):
         unroll = require_integer(unroll, "filter_scan", "unroll", least=1)
     if is_array(checkpoint):
-        check_checkpoints("filter_scan", checkpoint)
+        check_checkpoints("filter_scan", checkpoint, "checkpoint")
     return run_cached(_filter_scan, [f], init, xs, steps, reverse, unroll, checkpoint)
 
 

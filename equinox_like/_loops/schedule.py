@@ -41,7 +41,7 @@ def number_of_checkpoints(max_steps: int, checkpoints: int | None) -> int:
 def check_checkpoints(
     loop: str, checkpoints: Any, name: str = "checkpoints"
 ) -> int | None:
-    """Raises `ValueError`, naming `loop` and parameter, if this is no such number."""
+    """The number as an `int`; raises a `ValueError` that names loop and parameter."""
     if checkpoints is None:
         return None
     if not isinstance(checkpoints, int | np.integer) or checkpoints < 1:

@@ -276,7 +276,7 @@ class Intervened(Around):
             for pattern, _ in self.replacements
             if not any(matches(pattern, path) for path in paths)
         ]
-        # Others are no part of the context: for a new function, whatever is compiled within
+        # The context leaves out the others: for a new function, whatever is compiled within
         # would be compiled again, and JAX's caches would keep what the function closes
         # over.
         of_tags = [x for x in self.replacements if "*" in x[0] or x[0] in left]

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._compat.trace_state import at_top_level
 from .._errors import DonationError
-from .arrays import describe_array, is_concrete
+from .arrays import describe_array, is_concrete, is_typed_key
 from .filters import is_array
 from .paths import path_str
 
@@ -62,7 +63,9 @@ def _copy(path: tuple[Any, ...], x: Any) -> Any:
 
 
 def copy_array(x: jax.Array) -> jax.Array:
-    copy = jnp.copy(x)  # `x.copy()` fails for a PRNG key that a trace captures
+    # `x.copy()` fails for a PRNG key that a trace captures.
+    is_captured_key = is_typed_key(x) and not at_top_level()
+    copy = jnp.copy(x) if is_captured_key else x.copy()
     # Within a trace, the copy of a captured array is a tracer.
     if not is_concrete(copy) or copy.sharding == x.sharding:
         return copy

@@ -87,8 +87,9 @@ def _(
         vmap_method="expand_dims",
     )
     # The cotangent depends on the callback's result. So cotangents are printed in
-    # order, even on several devices, where JAX has no ordered callbacks. No constant
-    # stands in the other branch: XLA would drop the choice if the cotangent is that, too.
+    # order, even on several devices, where JAX has no ordered callbacks. The other branch
+    # is not a constant: XLA would remove the choice, and the callback with it, if the
+    # cotangent were the same constant.
     is_printed = unvmap_all(is_printed)
     cotangent = jtu.tree_map(
         lambda x: jnp.where(is_printed, x, is_printed.astype(x.dtype)), cotangent

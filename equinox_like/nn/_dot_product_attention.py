@@ -75,8 +75,9 @@ def dot_product_attention(
         `jax.nn.dot_product_attention` with that backend. `"auto"`: the first of `"cudnn"`,
         `"xla"` and `None` that can serve the call. cuDNN needs an NVIDIA GPU of compute
         capability 8.0, float16 or bfloat16, even lengths, and a size that 8 divides and
-        that is at most 128. It never stores the weights. `is_causal`, and a `window` beside
-        it, cost it no memory; a `mask` or a `bias` has as many elements as the weights. A
+        that is at most 128; `"auto"` chooses it from jax 0.11.1 on. Within a compiled
+        function it stores no weights. `is_causal`, and alone with it a `window`, cost no
+        memory; a `mask` or a `bias` has as many elements as the weights. A
         program with `"cudnn"` or `"auto"` that was traced on a host with a GPU is exported
         for one platform at a time.
 
@@ -84,7 +85,7 @@ def dot_product_attention(
 
     An array of shape `(q, heads, value_size)`, or `(q, value_size)` for one head. The
     result for a query that attends to no key is defined: the mean of all values. (With
-    `"cudnn"` it is not.)
+    cuDNN it is not, also if `"auto"` chooses that.)
 
     **Raises:**
 
@@ -182,17 +183,16 @@ def attend(
     name = _chosen(implementation, obstacle, q, k)
     if name == "cudnn":
         heads = functools.partial(_cudnn_kernel, q, k, v, visible, bias, scale)
-        if implementation != "auto":
+        if implementation != "auto" or known_array(q) is not None:
             return heads(), None
+
         # The program may be compiled for another platform than that of new arrays.
-        elsewhere = functools.partial(
-            attend,
-            *(q, k, v, visible, bias),
-            scale=scale,
-            drop=drop,
-            implementation="xla" if _xla_serves(q) else None,
-        )
-        return lax.platform_dependent(cuda=heads, default=lambda: elsewhere()[0]), None
+        def elsewhere():
+            name = "xla" if _xla_serves(q) else None
+            options: Any = {"scale": scale, "drop": drop, "implementation": name}
+            return attend(q, k, v, visible, bias, **options)[0]
+
+        return lax.platform_dependent(cuda=heads, default=elsewhere), None
     mask = visible.as_mask(q.shape[0], k.shape[0])
     if name == "xla":
         return _xla_kernel(q, k, v, mask, bias, scale), None
@@ -391,8 +391,8 @@ def _cudnn_kernel(
     bias: Array | None,
     scale: ArrayLike | None,
 ) -> Array:
-    causal, window, rest = _for_cudnn(visible)
     shape = q.shape[1], q.shape[0], k.shape[0]
+    causal, window, rest = _for_cudnn(visible, bias, *shape[1:])
     # Its rules for `jax.vmap` do not broadcast over the heads.
     mask, bias = (
         None if x is None else jnp.broadcast_to(x, shape)
@@ -411,14 +411,20 @@ def _cudnn_kernel(
     )
 
 
-def _for_cudnn(visible: Visible) -> tuple[bool, int | None, Visible]:
+def _for_cudnn(
+    visible: Visible, bias: Array | None, queries: int, keys: int
+) -> tuple[bool, int | None, Visible]:
     """The causality and window that cuDNN applies itself, and the rest, for a mask.
 
     Its own need no memory, whereas a mask has as many elements as the weights.
     """
-    if visible.is_causal and visible.positions is None:
-        return True, visible.window, Visible(visible.mask, False, None)
-    return False, None, visible
+    if not visible.is_causal or visible.positions is not None:
+        return False, None, visible
+    rest = visible._replace(is_causal=False)
+    # Only without a mask or bias, and for as many keys as queries, is a window its own.
+    if visible.mask is None and bias is None and queries == keys:
+        return True, visible.window, rest._replace(window=None)
+    return True, None, rest
 
 
 def _jax_kernel(
@@ -510,6 +516,9 @@ def _cudnn_serves(q: Array, k: Array) -> bool:
     if platform_of(device) != "cuda" or float(device.compute_capability) < 8:
         return False
     if q.dtype not in (jnp.float16, jnp.bfloat16):
+        return False
+    # Before jax 0.11.1, `jax.vmap` over some of the arrays fails.
+    if jax.__version_info__ < (0, 11, 1):
         return False
     # With jax 0.10 to 0.12, it has no gradient for odd lengths.
     lengths_are_even = q.shape[0] % 2 == 0 and k.shape[0] % 2 == 0

@@ -339,8 +339,8 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
         slots = node.position.shape[-1]
         if node.overflow == "ring" or isinstance(node.length, Tracer):
             continue
-        # As NumPy's: within a trace, JAX would trace the maximum.
-        held = int(np.asarray(node.length).max())
+        with jax.ensure_compile_time_eval():  # not traced, if the cache is captured
+            held = int(node.length.max())
         if held + needed > slots:
             raise ValueError(
                 f"`generate` needs room for {needed} tokens: {number} of the prompt "

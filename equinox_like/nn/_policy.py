@@ -64,13 +64,12 @@ class Policy(Module):
 
         `ValueError` for a dtype that is not a real floating-point one.
         """
-        if isinstance(param_dtype, str) and (
-            "=" in param_dtype or param_dtype in _SHORT
-        ):
-            raise ValueError(
-                f"Policy takes dtypes, such as `jnp.bfloat16`; got {param_dtype!r}. For "
-                "text, use `Policy.parse`."
-            )
+        for dtype in (param_dtype, compute_dtype, output_dtype):
+            if isinstance(dtype, str) and ("=" in dtype or dtype in _SHORT):
+                raise ValueError(
+                    f"Policy takes dtypes, such as `jnp.bfloat16`; got {dtype!r}. For "
+                    "text, use `Policy.parse`."
+                )
         self.param_dtype = floating("Policy", "param_dtype", param_dtype)
         self.compute_dtype = floating("Policy", "compute_dtype", compute_dtype)
         self.output_dtype = floating("Policy", "output_dtype", output_dtype)

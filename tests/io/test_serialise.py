@@ -677,6 +677,14 @@ def test_full_disk_is_an_os_error_that_names_the_file(tmp_path, save, tree):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+def test_error_of_a_filter_spec_about_another_file_names_the_leaf(tmp_path):
+    def write(file, leaf):
+        raise FileNotFoundError(errno.ENOENT, "no such file", "weights.bin")
+
+    with pytest.raises(eqx.LeafError, match=r"\['w'\].*weights\.bin"):
+        eqx.tree_serialise_leaves(tmp_path / "model", {"w": 1.0}, filter_spec=write)
+
+
 def test_killed_process_leaves_the_old_file(tmp_path):
     path = tmp_path / "model.eqx"
     tree = [jnp.arange(3.0), jnp.ones(2)]

@@ -212,6 +212,35 @@ def test_call_in_an_eager_transformation_is_waited_for(wrap, waits):
         EAGER[wrap](with_check)(-jnp.ones(2))
 
 
+ELSEWHERE = {
+    "trace": lambda f, x: f.trace(x),
+    "lower": lambda f, x: f.lower(x),
+    "eval_shape": lambda f, x: f.eval_shape(x),
+    "jit": lambda f, x: jax.jit(lambda x: f(x))(x),
+    "thread": lambda f, x: in_a_thread(lambda: f.lower(x)),
+}
+
+
+def in_a_thread(f):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return pool.submit(f).result()
+
+
+@pytest.mark.parametrize("donate", ["none", "arrays"])
+@pytest.mark.parametrize("traced", ELSEWHERE)
+def test_call_whose_trace_was_made_elsewhere_is_waited_for(traced, donate, waits):
+    f = eqx.filter_jit(lambda x: positive(x) if x.size > 2 else x + 1, donate=donate)
+    traces = ELSEWHERE[traced](f, jnp.ones(3))
+    f(jnp.ones(2))
+    waits.clear()
+    for n in (1, 2):
+        f(jnp.ones(3))
+        assert len(waits) == n
+    f(jnp.ones(2))
+    assert len(waits) == 2
+    del traces
+
+
 def test_call_within_a_program_is_not_waited_for(waits):
     f = eqx.filter_jit(lambda x: positive(jax.lax.stop_gradient(x)) * x)
     jax.jit(jax.vmap(f))(jnp.ones(2))

@@ -207,7 +207,7 @@ def attend(q, k, v, mask=None, implementation="auto", **options):
 
 @pytest.mark.parametrize("window", [None, 2])
 def test_cudnn_applies_causality_and_a_window_of_it(window, gpu, draw) -> None:
-    given = of_size(draw)
+    given = of_size(draw, (4, 4))
     options = {"is_causal": True, "window": window}
     out = attend(*given, **options)
     (asked,) = gpu.asked
@@ -216,6 +216,23 @@ def test_cudnn_applies_causality_and_a_window_of_it(window, gpu, draw) -> None:
     assert asked["local_window_size"] == (None if window is None else (1, 0))
     # The program is compiled for the CPU, which takes the other branch.
     expected = attend(*given, implementation=None, **options)
+    np.testing.assert_allclose(out, expected, atol=4e-2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mask", "bias"),
+    [((4, 4), True, None), ((4, 4), None, (4, 4)), ((4, 6), None, None)],
+)
+def test_window_beside_others_is_a_mask(lengths, mask, bias, gpu, draw) -> None:
+    mask = None if mask is None else jnp.ones(lengths, bool)
+    bias = None if bias is None else draw(*bias)
+    options = {"bias": bias, "is_causal": True, "window": 2}
+    given = of_size(draw, lengths)
+    out = attend(*given, mask, **options)
+    (asked,) = gpu.asked
+    assert asked["is_causal"] and asked["local_window_size"] is None
+    assert asked["mask"].shape == (1, 2, *lengths)
+    expected = attend(*given, mask, implementation=None, **options)
     np.testing.assert_allclose(out, expected, atol=4e-2)
 
 

@@ -67,6 +67,8 @@ def test_wrong_text_is_an_error(text) -> None:
 def test_text_in_place_of_dtypes_is_referred_to_parse(text) -> None:
     with pytest.raises(ValueError, match=f"got '{text}'. For text, use `Policy.parse`"):
         nn.Policy(text)
+    with pytest.raises(ValueError, match=r"use `Policy\.parse`"):
+        nn.Policy(compute_dtype=text)
 
 
 def test_policy_is_parsed_from_text(without_type_checks) -> None:
