@@ -1,7 +1,7 @@
 """`MultiheadAttention`: attention with projections of its inputs and its output.
 
 The layer determines which query attends to which key. The projections are in
-`_heads.py`, and the attention itself is `attend` in `_dot_product_attention.py`.
+`_heads.py`, and the attention itself is in `_attend.py`.
 """
 
 from typing import Any, Literal, overload
@@ -12,11 +12,8 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from ._attend import Drop, Implementation, attend, checked_implementation
 from ._dot_product_attention import (
-    Drop,
-    Implementation,
-    attend,
-    checked_implementation,
     checked_mask,
     # Other libraries import these two from this file.
     dot_product_attention as dot_product_attention,

@@ -186,9 +186,7 @@ def gpu(monkeypatch):
         return jnp.zeros_like(q)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
-    monkeypatch.setattr(
-        "equinox_like.nn._dot_product_attention.default_device", lambda: device
-    )
+    monkeypatch.setattr("equinox_like.nn._attend.default_device", lambda: device)
     with jax.default_device(jax.devices("cpu")[0]):
         yield device
 

@@ -1,0 +1,348 @@
+"""`attend`: attention of queries, keys and values, by the kernel that a call asks for.
+
+There are four: the formula, the formula for a single query with a cache, and the two of
+`jax.nn.dot_product_attention`.
+"""
+
+import functools
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._compat.tracer import known_array
+from .._core.devices import default_device, platform_of
+from .._typing import ArrayLike
+from ._dropout import Dropout
+from ._masks import Visible, combine_masks
+from ._norm import accumulation_dtype
+from ._shape import within
+
+Implementation = Literal["xla", "cudnn", "auto"] | None
+
+
+class Drop(NamedTuple):
+    """The dropout of the attention weights, with a PRNG key for each head."""
+
+    dropout: Dropout | None
+    keys: Any
+    inference: bool | None
+
+    def is_active(self) -> bool:
+        # A function in place of a `Dropout` is always called.
+        if self.dropout is None or not hasattr(self.dropout, "is_active"):
+            return self.dropout is not None
+        return self.dropout.is_active(self.inference)
+
+    def on_head(self, weights: Array, key: Any) -> Array:
+        if self.dropout is None:
+            return weights
+        with within("dropout"):
+            return self.dropout(weights, key=key, inference=self.inference)
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Visible,
+    bias: Array | None,
+    *,
+    scale: ArrayLike | None = None,
+    drop: Drop,
+    implementation: Implementation,
+    return_weights: bool = False,
+) -> tuple[Array, Array | None]:
+    """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`."""
+    obstacle = _obstacle(q, k, v, drop, return_weights)
+    name = _chosen(implementation, obstacle, q, k)
+    if name == "cudnn":
+        heads = functools.partial(_cudnn_kernel, q, k, v, visible, bias, scale)
+        if implementation != "auto" or known_array(q) is not None:
+            return heads(), None
+
+        # The program may be compiled for another platform than that of new arrays.
+        def elsewhere():
+            name = "xla" if _xla_serves(q) else None
+            options: Any = {"scale": scale, "drop": drop, "implementation": name}
+            return attend(q, k, v, visible, bias, **options)[0]
+
+        return lax.platform_dependent(cuda=heads, default=elsewhere), None
+    mask = visible.as_mask(q.shape[0], k.shape[0])
+    if name == "xla":
+        return _xla_kernel(q, k, v, mask, bias, scale), None
+    # A cache is usually long.
+    cached = visible.positions is not None
+    if cached and q.shape[0] == 1:
+        return _one_query_kernel(q, k, v, mask, bias, scale, drop)
+    return _formula_kernel(q, k, v, mask, bias, scale, drop)
+
+
+# The kernels
+
+
+def _scaled(query: Array, scale: ArrayLike | None) -> Array:
+    if scale is None:
+        return query / math.sqrt(query.shape[-1])
+    return query * jnp.asarray(scale, query.dtype)
+
+
+def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
+    least = jnp.finfo(logits.dtype).min
+    if bias is not None:
+        # The softmax of a row of -inf would be NaN.
+        logits = jnp.maximum(logits + bias.astype(logits.dtype), least)
+    if mask is not None:
+        logits = jnp.where(mask, logits, least)
+    return jax.nn.softmax(logits.astype(accumulation_dtype(logits)))
+
+
+def attention_weights(
+    query: Array, key: Array, mask: Any, bias: Any, scale: Any
+) -> Array:
+    logits = jnp.einsum("sd,Sd->sS", _scaled(query, scale), key)
+    return _softmax(logits, mask, bias).astype(logits.dtype)
+
+
+def _formula_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array | None,
+    bias: Array | None,
+    scale: ArrayLike | None,
+    drop: Drop,
+) -> tuple[Array, Array]:
+    def head(q, k, v, visible, bias, key):
+        weights = drop.on_head(attention_weights(q, k, visible, bias, scale), key)
+        return jnp.einsum("sS,Sd->sd", weights, v), weights
+
+    number, shared = q.shape[1], k.shape[1]
+    if bias is not None and bias.ndim == 3 and bias.shape[0] == 1:  # one for all heads
+        bias = bias[0]
+    axes = [0 if x is not None and x.ndim == 3 else None for x in (visible, bias)]
+    axes.append(None if drop.keys is None else 0)
+    if shared == number:
+        all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+        return all_heads(q, k, v, visible, bias, drop.keys)
+    # The heads of a group share keys and values; nested `vmap`s do not repeat these.
+    group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
+    groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+    rest = [
+        x if axis is None else _in_groups(x, 0, shared)
+        for x, axis in zip((visible, bias, drop.keys), axes, strict=True)
+    ]
+    heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
+    weights = weights.reshape(number, *weights.shape[2:])
+    return heads.reshape(q.shape[0], number, v.shape[2]), weights
+
+
+def _in_groups(x: Any, axis: int, number: int) -> Any:
+    """Splits the axis of heads into two: the groups, and the heads of each group."""
+    # Not -1, which is ambiguous if there are no queries.
+    of_each = x.shape[axis] // number
+    return x.reshape(*x.shape[:axis], number, of_each, *x.shape[axis + 1 :])
+
+
+def _one_query_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array | None,
+    bias: Array | None,
+    scale: ArrayLike | None,
+    drop: Drop,
+) -> tuple[Array, Array]:
+    """The formula for one query, by elementwise products and sums.
+
+    A matrix product would first copy the whole cache, to move the heads to the front.
+    """
+    number, shared = q.shape[1], k.shape[1]
+
+    def summed(a, b, axis):
+        with jax.numpy_dtype_promotion("standard"):
+            accumulate = jnp.result_type(a.dtype, b.dtype, jnp.float32)
+        return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)
+
+    query = _in_groups(_scaled(q, scale), 1, shared)
+    logits = summed(query, k[:, :, None], -1)
+    logits = logits.reshape(k.shape[0], number).T[:, None]  # (heads, 1, kv)
+    visible, bias = (
+        x[None] if x is not None and x.ndim == 2 else x for x in (visible, bias)
+    )
+    # The dtypes are those of the products in `_formula_kernel`.
+    weights = _softmax(logits, visible, bias)
+    weights = weights.astype(jnp.result_type(q.dtype, k.dtype))
+    axes = 0, None if drop.keys is None else 0
+    weights = jax.vmap(drop.on_head, axes)(weights, drop.keys)
+    shares = _in_groups(weights[:, 0].T, 1, shared)[..., None]
+    heads = summed(shares, v[:, :, None], 0)
+    heads = heads.astype(jnp.result_type(weights.dtype, v.dtype))
+    return heads.reshape(1, number, v.shape[2]), weights
+
+
+def _xla_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    bias: Array | None,
+    scale: ArrayLike | None,
+) -> Array:
+    if bias is not None:
+        # JAX would return NaN for a query whose row is -inf throughout.
+        is_masked = jnp.isneginf(bias)
+        mask = combine_masks(mask, ~is_masked)
+        bias = jnp.where(is_masked, 0, bias)
+    return _jax_kernel("xla", q, k, v, scale, mask=mask, bias=bias)
+
+
+def _cudnn_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Visible,
+    bias: Array | None,
+    scale: ArrayLike | None,
+) -> Array:
+    shape = q.shape[1], q.shape[0], k.shape[0]
+    causal, window, rest = _for_cudnn(visible, bias, *shape[1:])
+    # Its rules for `jax.vmap` do not broadcast over the heads.
+    mask, bias = (
+        None if x is None else jnp.broadcast_to(x, shape)
+        for x in (rest.as_mask(*shape[1:]), bias)
+    )
+    return _jax_kernel(
+        "cudnn",
+        q,
+        k,
+        v,
+        scale,
+        mask=mask,
+        bias=None if bias is None else bias.astype(q.dtype),
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0),
+    )
+
+
+def _for_cudnn(
+    visible: Visible, bias: Array | None, queries: int, keys: int
+) -> tuple[bool, int | None, Visible]:
+    """The causality and window that cuDNN applies itself, and the rest, for a mask.
+
+    Its own need no memory, whereas a mask has as many elements as the weights.
+    """
+    if not visible.is_causal or visible.positions is not None:
+        return False, None, visible
+    rest = visible._replace(is_causal=False)
+    # Only without a mask or bias, and for as many keys as queries, is a window its own.
+    if visible.mask is None and bias is None and queries == keys:
+        return True, visible.window, rest._replace(window=None)
+    return True, None, rest
+
+
+def _jax_kernel(
+    name: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: ArrayLike | None,
+    *,
+    mask: Array | None,
+    bias: Array | None,
+    **options: Any,
+) -> Array:
+    def with_batch(x: Any) -> Any:
+        return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+    if scale is not None:  # JAX only takes a Python number, but this may be traced
+        q = _scaled(q, scale)
+    # JAX's function mixes dtypes, which would fail under "strict" dtype promotion.
+    with jax.numpy_dtype_promotion("standard"):
+        out = jax.nn.dot_product_attention(
+            *(with_batch(x) for x in (q, k, v)),
+            bias=with_batch(bias),
+            mask=with_batch(mask),
+            scale=None if scale is None else 1.0,
+            implementation=name,
+            **options,
+        )
+    return out.reshape(out.shape[1:])
+
+
+# The implementation
+
+
+def checked_implementation(layer: str, implementation: Any) -> Implementation:
+    """Returns `implementation` after validating it."""
+    if implementation not in (None, "xla", "cudnn", "auto"):
+        raise ValueError(
+            f"{layer} takes None, 'xla', 'cudnn' or 'auto' as `implementation`; got "
+            f"{implementation!r}."
+        )
+    return implementation
+
+
+def _chosen(
+    name: Implementation,
+    obstacle: str | None,
+    q: Array,
+    k: Array,
+) -> Literal["xla", "cudnn"] | None:
+    """The implementation for a call; `None` is the formula."""
+    checked_implementation("Attention", name)
+    if name == "auto":
+        if obstacle is not None:
+            return None
+        if _cudnn_serves(q, k):
+            return "cudnn"
+        return "xla" if _xla_serves(q) else None
+    if name is not None and obstacle is not None:
+        raise ValueError(
+            f"The implementation {name!r} of attention cannot be used for this call: "
+            f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each "
+            "call."
+        )
+    return name
+
+
+def _obstacle(
+    q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
+) -> str | None:
+    """Why JAX's own kernels cannot be used for a call."""
+    if q.shape[2] != v.shape[2]:
+        return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
+    if not q.dtype == k.dtype == v.dtype:
+        return (
+            f"its queries, keys and values have the dtypes {q.dtype}, {k.dtype} and "
+            f"{v.dtype}"
+        )
+    if drop.is_active():
+        return "its dropout is active"
+    if return_weights:
+        return "it does not return the weights"
+    return "there is no query" if q.shape[0] == 0 else None
+
+
+def _cudnn_serves(q: Array, k: Array) -> bool:
+    known = known_array(q)
+    device = default_device() if known is None else next(iter(known.devices()))
+    if platform_of(device) != "cuda" or float(device.compute_capability) < 8:
+        return False
+    if q.dtype not in (jnp.float16, jnp.bfloat16):
+        return False
+    # Before jax 0.11.1, `jax.vmap` over some of the arrays fails.
+    if jax.__version_info__ < (0, 11, 1):
+        return False
+    # With jax 0.10 to 0.12, it has no gradient for odd lengths.
+    lengths_are_even = q.shape[0] % 2 == 0 and k.shape[0] % 2 == 0
+    return lengths_are_even and q.shape[2] % 8 == 0 and q.shape[2] <= 128
+
+
+def _xla_serves(q: Array) -> bool:
+    # In double precision, it would compute the softmax in float32. In float16, with jax
+    # 0.10 to 0.12, it asks for products that only some GPUs have, and not in all shapes.
+    return q.dtype not in (jnp.float16, jnp.float64)
