@@ -135,17 +135,20 @@ def test_branch_that_is_jitted_is_kept_like_a_plain_one():
     assert reference() is None
 
 
-def test_jitted_body_whose_cache_is_cleared_is_traced_again():
-    step = {"size": 1}
+def test_jitted_branch_whose_cache_is_cleared_is_traced_again():
+    step = 1
 
     @jax.jit
-    def body(_, carry):
-        return carry + step["size"]
+    def jitted(carry):
+        return carry + step
 
-    assert eqx.filter_fori_loop(0, 3, body, ONE) == 4
-    step = {"size": 10}
-    body.clear_cache()
-    assert eqx.filter_fori_loop(0, 3, body, ONE) == 31
+    def plain(carry):
+        return carry
+
+    assert eqx.filter_cond(ONE > 0, jitted, plain, ONE) == 2
+    step = 10
+    jitted.clear_cache()
+    assert eqx.filter_cond(ONE > 0, jitted, plain, ONE) == 11
 
 
 def test_static_values_select_what_is_compiled():
