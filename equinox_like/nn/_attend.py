@@ -327,6 +327,10 @@ def _obstacle(
     return "there is no query" if q.shape[0] == 0 else None
 
 
+# Before jax 0.11.1, `jax.vmap` over only some of the arrays fails with cuDNN.
+_CAN_BE_MAPPED = jax.__version_info__ >= (0, 11, 1)
+
+
 def _cudnn_serves(q: Array, k: Array) -> bool:
     known = known_array(q)
     device = default_device() if known is None else next(iter(known.devices()))
@@ -334,8 +338,7 @@ def _cudnn_serves(q: Array, k: Array) -> bool:
         return False
     if q.dtype not in (jnp.float16, jnp.bfloat16):
         return False
-    # Before jax 0.11.1, `jax.vmap` over some of the arrays fails.
-    if jax.__version_info__ < (0, 11, 1):
+    if not _CAN_BE_MAPPED:
         return False
     # With jax 0.10 to 0.12, it has no gradient for odd lengths.
     lengths_are_even = q.shape[0] % 2 == 0 and k.shape[0] % 2 == 0

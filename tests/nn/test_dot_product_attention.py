@@ -187,6 +187,7 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
     monkeypatch.setattr("equinox_like.nn._attend.default_device", lambda: device)
+    monkeypatch.setattr("equinox_like.nn._attend._CAN_BE_MAPPED", True)
     with jax.default_device(jax.devices("cpu")[0]):
         yield device
 
@@ -279,6 +280,14 @@ def test_auto_does_not_ask_cudnn_for_what_it_cannot_do(
     assert not gpu.asked
     expected = attend(*given, is_causal=True, implementation=None)
     np.testing.assert_allclose(out, expected, atol=4e-2)
+
+
+def test_auto_does_not_ask_cudnn_where_it_cannot_be_mapped(
+    gpu, draw, monkeypatch
+) -> None:
+    monkeypatch.setattr("equinox_like.nn._attend._CAN_BE_MAPPED", False)
+    attend(*of_size(draw))
+    assert not gpu.asked
 
 
 def test_arrays_that_are_on_the_cpu_stay_there(gpu, draw) -> None:
