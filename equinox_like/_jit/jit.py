@@ -27,6 +27,7 @@ from .._core.pickling import is_global, reduce_global
 from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial
+from .._tree.arrays import struct_of
 from .._tree.require import refuse_unknown_options
 from .._typing import JitOptions
 from .checks import explained, holds_check
@@ -185,8 +186,7 @@ class Jitted(Transformed[_P, _T]):
         specialization, layout, leaves = self._prepare(args, kwargs)
         # Not the leaves themselves: a stage may live long and would keep their memory.
         structs = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, Tracer) else x
-            for x in abstract(leaves)
+            struct_of(x) if isinstance(x, Tracer) else x for x in abstract(leaves)
         ]
         named = layout.named_leaves(structs)
         traced = self._stage("trace", specialization, layout, leaves)

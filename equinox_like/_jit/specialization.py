@@ -25,6 +25,7 @@ from .._compat.tracer import Tracer, known_array
 from .._core.base import jit_is_disabled
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
+from .._tree.arrays import is_concrete
 from .._tree.match import leaf_name
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
@@ -304,10 +305,7 @@ def _traits(x: Any) -> Any:
 
 def abstract(leaves: list[Any]) -> list[Any]:
     """The leaves, with a `jax.ShapeDtypeStruct` in place of each known JAX array."""
-    return [
-        x if isinstance(x, Tracer) or not isinstance(x, jax.Array) else _struct_of(x)
-        for x in leaves
-    ]
+    return [_struct_of(x) if is_concrete(x) else x for x in leaves]
 
 
 def _struct_of_aval(aval: Any) -> jax.ShapeDtypeStruct:

@@ -111,29 +111,29 @@ def _formula_kernel(
     q: Array,
     k: Array,
     v: Array,
-    visible: Array | None,
+    mask: Array | None,
     bias: Array | None,
     scale: ArrayLike | None,
     drop: Drop,
 ) -> tuple[Array, Array]:
-    def head(q, k, v, visible, bias, key):
-        weights = drop.on_head(attention_weights(q, k, visible, bias, scale), key)
+    def head(q, k, v, mask, bias, key):
+        weights = drop.on_head(attention_weights(q, k, mask, bias, scale), key)
         return jnp.einsum("sS,Sd->sd", weights, v), weights
 
     number, shared = q.shape[1], k.shape[1]
     if bias is not None and bias.ndim == 3 and bias.shape[0] == 1:  # one for all heads
         bias = bias[0]
-    axes = [0 if x is not None and x.ndim == 3 else None for x in (visible, bias)]
+    axes = [0 if x is not None and x.ndim == 3 else None for x in (mask, bias)]
     axes.append(None if drop.keys is None else 0)
     if shared == number:
         all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
-        return all_heads(q, k, v, visible, bias, drop.keys)
+        return all_heads(q, k, v, mask, bias, drop.keys)
     # The heads of a group share keys and values; nested `vmap`s do not repeat these.
     group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
     groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
     rest = [
         x if axis is None else _in_groups(x, 0, shared)
-        for x, axis in zip((visible, bias, drop.keys), axes, strict=True)
+        for x, axis in zip((mask, bias, drop.keys), axes, strict=True)
     ]
     heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
     weights = weights.reshape(number, *weights.shape[2:])
@@ -151,7 +151,7 @@ def _one_query_kernel(
     q: Array,
     k: Array,
     v: Array,
-    visible: Array | None,
+    mask: Array | None,
     bias: Array | None,
     scale: ArrayLike | None,
     drop: Drop,
@@ -170,11 +170,9 @@ def _one_query_kernel(
     query = _in_groups(_scaled(q, scale), 1, shared)
     logits = summed(query, k[:, :, None], -1)
     logits = logits.reshape(k.shape[0], number).T[:, None]  # (heads, 1, kv)
-    visible, bias = (
-        x[None] if x is not None and x.ndim == 2 else x for x in (visible, bias)
-    )
+    mask, bias = (x[None] if x is not None and x.ndim == 2 else x for x in (mask, bias))
     # The dtypes are those of the products in `_formula_kernel`.
-    weights = _softmax(logits, visible, bias)
+    weights = _softmax(logits, mask, bias)
     weights = weights.astype(jnp.result_type(q.dtype, k.dtype))
     axes = 0, None if drop.keys is None else 0
     weights = jax.vmap(drop.on_head, axes)(weights, drop.keys)
