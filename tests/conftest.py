@@ -6,14 +6,12 @@ which are skipped otherwise.
 This file is read before anything imports JAX or the library.
 """
 
-import atexit
 import gc
 import importlib
 import importlib.metadata
 import os
 import random
-import shutil
-import tempfile
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -37,12 +35,16 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 
-# A program that several tests compile, here or in another worker, is compiled once. The
-# workers and the processes that tests start inherit the folder.
+# A program that several tests compile, here or in another worker, is compiled once, and
+# kept for a week for later runs: compiling is half of the work. The workers and the
+# processes that tests start inherit the folder.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    programs = tempfile.mkdtemp(prefix="equinox_like-programs-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
-    atexit.register(shutil.rmtree, programs, ignore_errors=True)
+    programs = Path(__file__).parent.parent / ".cache" / "programs"
+    programs.mkdir(parents=True, exist_ok=True)
+    for program in programs.iterdir():
+        if program.stat().st_mtime < time.time() - 7 * 24 * 3600:
+            program.unlink(missing_ok=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
