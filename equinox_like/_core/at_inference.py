@@ -2,6 +2,8 @@
 
 from typing import Final, TypeVar
 
+from .._module import Module
+from .._tree.nodes import describe_node
 from .context import Context, Entering
 
 _Flag = TypeVar("_Flag")
@@ -75,6 +77,10 @@ def is_inference(*flags: _Flag | None) -> _Flag | bool:
     The first flag that is not `None`; else `True` within [`equinox_like.inference`][], and
     `False` otherwise.
 
+    **Raises:**
+
+    `TypeError` if a flag is a Module, such as the layer in place of its field.
+
     !!! example
 
         ```python
@@ -96,6 +102,11 @@ def is_inference(*flags: _Flag | None) -> _Flag | bool:
         ```
     """
     for flag in flags:
+        if isinstance(flag, Module):  # every Module is true
+            raise TypeError(
+                f"`is_inference` takes flags, and got {describe_node(flag)}: pass its "
+                "field, as in `is_inference(layer.inference)`."
+            )
         if flag is not None:
             return flag
     return _inference.value

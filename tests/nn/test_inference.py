@@ -105,3 +105,12 @@ def test_explain_tells_of_inference(key) -> None:
     with eqx.inference():
         text = str(f.explain(jnp.ones(3)))
     assert "`the context inference` was False, and is now True" in text
+
+
+def test_is_inference_refuses_the_layer_itself() -> None:
+    class Layer(eqx.Module):
+        inference: bool | None = None
+
+    # The layer would be returned, and so count as `True`, also in training.
+    with pytest.raises(TypeError, match=r"is_inference\(layer.inference\)"):
+        eqx.is_inference(Layer())
