@@ -8,7 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._compat.jaxpr import eval_jaxpr
+from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.difference import tree_differences
 from .._core.parts import Rest, is_array_or_struct, take_apart
@@ -74,7 +74,8 @@ def filter_closure_convert(
     jaxpr, out_structs, rest, out_rest = trace(fn, args, kwargs)
     structs = map(struct_of, jaxpr.in_avals)
     out = out_structs, out_rest
-    return ClosureConverted(list(jaxpr.consts), fn, jaxpr.jaxpr, structs, rest, out)
+    program = without_constants(jaxpr)
+    return ClosureConverted(list(jaxpr.consts), fn, program, structs, rest, out)
 
 
 def _captures_nothing(fn: Any) -> bool:

@@ -1,6 +1,8 @@
 """filter_closure_convert: captured arrays become leaves."""
 
 import functools
+import gc
+import weakref
 from typing import Any
 
 import jax
@@ -132,3 +134,36 @@ def test_converted_functions_can_be_transformed():
     assert eqx.filter_grad(lambda f: f(x))(f).consts == [3.0]
     assert jax.vmap(f)(jnp.arange(2.0)).tolist() == [0, 2]
     assert eqx.filter_jit(lambda f, x: f(x))(f, x) == 6.0
+
+
+def test_replaced_constants_are_freed() -> None:
+    constant = jnp.arange(3.0)
+    alive = weakref.ref(constant)
+    converted = eqx.filter_closure_convert(lambda x, c=constant: c * x, jnp.ones(3))
+    converted = jax.tree.map(lambda x: x + 1 if eqx.is_array(x) else x, converted)
+    del constant
+    gc.collect()
+    assert alive() is None
+    assert converted(jnp.ones(3)).tolist() == [1, 2, 3]
+
+
+def test_converted_function_in_a_custom_vjp_passes_checking_leaks() -> None:
+    @eqx.filter_custom_vjp
+    def call(fun, x):
+        return fun(x)
+
+    @call.def_fwd
+    def fwd(perturbed, fun, x):
+        return fun(x), None
+
+    @call.def_bwd
+    def bwd(residuals, cotangent, perturbed, fun, x):
+        return eqx.filter_vjp(lambda fun: fun(x), fun)[1](cotangent)[0]
+
+    @jax.grad
+    def gradient(w):
+        return call(eqx.filter_closure_convert(lambda x: w * x, x), x).sum()
+
+    x = jnp.arange(3.0)
+    with jax.checking_leaks():
+        assert gradient(jnp.ones(3)).tolist() == x.tolist()
