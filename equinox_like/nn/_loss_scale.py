@@ -239,8 +239,8 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
 
     **Raises:**
 
-    `ValueError`, naming the path, if two arrays have another shape or dtype, or if only
-    one of two leaves is an array.
+    `TypeError` if `pred` is not a scalar bool. `ValueError`, naming the path, if two
+    arrays have another shape or dtype, or if only one of two leaves is an array.
 
     !!! example
 
@@ -253,6 +253,11 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
         ```
     """
     pred = jnp.asarray(pred)
+    if pred.shape != () or pred.dtype != bool:
+        raise TypeError(
+            f"`select_tree` takes a scalar bool as `pred`; got {describe_node(pred)}. "
+            "To choose for each of a batch of trees, map it by `filter_vmap`."
+        )
 
     def each(path: Any, a: Any, b: Any) -> Any:
         are_arrays = is_array(a), is_array(b)

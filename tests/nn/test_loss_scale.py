@@ -149,3 +149,11 @@ def test_selected_trees_have_arrays_of_equal_types() -> None:
     assert nn.select_tree(pred, {"a": np.ones(2)}, {"a": jnp.ones(2)})["a"].shape == (
         2,
     )
+
+
+@pytest.mark.parametrize("pred", [jnp.array([True, False]), np.ones((1, 2), bool), 1])
+def test_select_tree_takes_a_scalar_bool(pred) -> None:
+    # A vector would choose each element of a vector of that length by itself.
+    tree = [jnp.ones(2), jnp.ones(2)]
+    with pytest.raises(TypeError, match="`select_tree` takes a scalar bool"):
+        nn.select_tree(pred, tree, tree)
