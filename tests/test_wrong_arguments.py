@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("without_type_checks")
 
 X = jnp.ones(3)
 MODEL = nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+WIDER = nn.MLP(2, 2, 8, 1, key=jax.random.key(0))
 
 
 def loss(model, x):
@@ -413,6 +414,12 @@ PULLBACK = eqx.filter_vjp(lambda x: {"a": x}, X)[1]
             ValueError,
             "`tangents` must have the structure of the primals, with `None` for leaves "
             "that are not differentiated. At `[0]` there must be a leaf; got a tuple",
+        ),
+        (
+            lambda: eqx.filter_jvp(loss, (MODEL, X[:2]), (WIDER, X[:2])),
+            ValueError,
+            "At `[0]` the static fields must be use_bias=True, use_final_bias=True, "
+            "in_size=2, out_size=2, width_size=4,",
         ),
     ],
 )

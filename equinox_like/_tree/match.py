@@ -107,10 +107,16 @@ def pair_leaves(
             found = found and (found[0], found[2], found[1], found[3])
         where = ""
         if found is not None:
-            path, wanted, other = found[:3]
-            wanted, other = (_described(node, is_leaf) for node in (wanted, other))
+            path, *nodes, _ = found
+            wanted, other = (_described(node, is_leaf) for node in nodes)
             if wanted != other:
                 where = f" At `{path_str(path)}` there must be {wanted}; got {other}."
+            elif _statics(nodes[0]) != _statics(nodes[1]):
+                wanted, other = map(_statics, nodes)
+                where = (
+                    f" At `{path_str(path)}` the static fields must be {wanted}; got "
+                    f"{other}."
+                )
         raise error(
             f"{message}{where} Expected\n    {expected_treedef}\nand got\n"
             f"    {given_treedef}"
