@@ -53,6 +53,9 @@ def strict_key(values: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]
     kinds = tuple(map(type, values))
     if _PLAIN.issuperset(kinds):
         return values, kinds
+    # cloudpickle cannot send the class of a dtype such as bfloat16, which is in the
+    # treedef of a Module. The `==` of two dtypes needs no class.
+    kinds = tuple(np.dtype if issubclass(kind, np.dtype) else kind for kind in kinds)
     return tuple(map(_key_of, values)), kinds
 
 

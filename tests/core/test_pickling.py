@@ -3,6 +3,7 @@ import pickle
 import subprocess
 import sys
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import pytest
@@ -80,3 +81,10 @@ sys.stdout.buffer.write(cloudpickle.dumps((double, jax.nn.relu)))
     received, relu = pickle.loads(sent)
     assert jax.grad(received)(1.0) == 3
     assert relu is jax.nn.relu
+
+
+def test_cloudpickle_sends_a_structure_with_a_dtype_of_bfloat16(key):
+    # cloudpickle cannot send the class of such a dtype.
+    mixed = eqx.nn.mixed(eqx.nn.Linear(2, 2, key=key), "compute=bf16")
+    for sent in eqx.nn.EMA(mixed, 0.9), jax.tree.structure(mixed):
+        assert pickle.loads(cloudpickle.dumps(sent)) == sent
