@@ -266,8 +266,9 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
 
     **Arguments:**
 
-    - `policy`: a real floating dtype; a [`equinox_like.nn.Policy`][], or the text of
-        one, with nothing but a compute dtype; or `None`, for the layers' own dtypes.
+    - `policy`: a real floating dtype, or its short name, such as `"bf16"`; a
+        [`equinox_like.nn.Policy`][], or the text of one, with nothing but a compute
+        dtype; or `None`, for the layers' own dtypes.
 
     **Returns:**
 
@@ -292,8 +293,9 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
         assert eqx.filter_jit(mlp)(jnp.ones(3)).dtype == jnp.float32
         ```
     """
-    if isinstance(policy, str) and "=" in policy:
-        policy = Policy.parse(policy)
+    if isinstance(policy, str):
+        is_text = "=" in policy
+        policy = Policy.parse(policy) if is_text else _SHORT.get(policy, policy)
     if not isinstance(policy, Policy):
         return compute_dtype(floating("precision", "policy", policy))
     if policy.param_dtype is not None or policy.output_dtype is not None:

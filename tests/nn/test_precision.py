@@ -82,6 +82,12 @@ def test_precision_none_gives_layers_their_own_dtype_back() -> None:
         assert layer(X).dtype == jnp.float32
 
 
+def test_dtype_may_have_its_short_name() -> None:
+    layer = nn.Linear(4, 2, key=K)
+    with nn.precision("bf16"):
+        assert layer(X).dtype == jnp.bfloat16
+
+
 def test_scan_cell_takes_a_state_of_the_other_dtype() -> None:
     cell = nn.GRUCell(4, 2, key=K)
     with nn.precision("bfloat16"):
