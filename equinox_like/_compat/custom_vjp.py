@@ -13,14 +13,16 @@ import jax
 def call_with_rules(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a `jax.custom_vjp` with symbolic zeros, also within an eager `jax.shard_map`.
 
-    There JAX does not evaluate it eagerly, so it is compiled.
+    There JAX does not evaluate it eagerly, so it is compiled, also under
+    `jax.disable_jit`.
     """
     try:
         return function(*args)
     except NotImplementedError as e:
         if "symbolic_zeros support with shard_map" not in str(e):
             raise
-    return jax.jit(lambda *args: function(*args))(*args)
+    with jax.disable_jit(False):
+        return jax.jit(lambda *args: function(*args))(*args)
 
 
 def is_forward_mode(error: BaseException) -> bool:

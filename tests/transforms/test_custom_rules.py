@@ -580,8 +580,9 @@ def test_function_that_needs_values_has_rules_all_the_same():
     assert jax.grad(g)(TWO) == 3
 
 
+@pytest.mark.parametrize("disable_jit", [False, True])
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit])
-def test_vjp_within_a_shard_map(jit):
+def test_vjp_within_a_shard_map(jit, disable_jit):
     mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     f = eqx.filter_custom_vjp(lambda x, name: (2 * x, name))
     f.def_fwd(lambda perturbed, x, name: (f(x, name), None))
@@ -594,7 +595,8 @@ def test_vjp_within_a_shard_map(jit):
 
     for each, expected in (value, 2), (jax.grad(lambda x: value(x).sum()), 3):
         mapped = jax.shard_map(each, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-        assert jit(mapped)(jnp.ones(4)).tolist() == [expected] * 4
+        with jax.disable_jit(disable_jit):
+            assert jit(mapped)(jnp.ones(4)).tolist() == [expected] * 4
 
 
 def test_forward_mode_of_a_vjp_names_the_function_and_the_fix():
