@@ -14,6 +14,7 @@ from .._typing import ArrayLike, PRNGKeyArray
 from .._warn import warn
 from ._inference import at_inference
 from ._keys import key_named
+from ._norm import accumulation_dtype
 from ._shape import as_array, as_axes
 
 _T = TypeVar("_T")
@@ -158,9 +159,8 @@ def _keep_probability(p: Any) -> Any:
         # A float64 of NumPy is a `float`, too, but it would promote the input.
         return 1.0 - float(p)
     p = jnp.asarray(p)
-    if not jnp.issubdtype(p.dtype, jnp.floating):
-        p = p.astype(jnp.result_type(float))
-    return 1 - jax.lax.stop_gradient(p)
+    # In half precision, 1 - 0.001 may be 1, and the draws would be coarse.
+    return 1 - jax.lax.stop_gradient(p.astype(accumulation_dtype(p)))
 
 
 def _is_zero(p: Any) -> bool:

@@ -155,3 +155,12 @@ def test_p_that_is_not_a_number_is_an_error(p, without_type_checks) -> None:
 def test_missing_broadcast_axis_is_an_error(key) -> None:
     with pytest.raises(eqx.ShapeError, match=r"shape \(3,\), which has no axis 1"):
         nn.Dropout(broadcast_axes=(1,))(jnp.ones(3), key=key)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("p", [0.001, 0.1])
+def test_p_in_half_precision_is_the_probability(p, dtype, key) -> None:
+    p, n = jnp.asarray(p, dtype), 1_000_000
+    dropped = nn.Dropout(p)(jnp.ones(n, dtype), key=key) == 0
+    deviation = (float(p) * (1 - float(p)) / n) ** 0.5
+    assert abs(float(dropped.mean(dtype=jnp.float32)) - float(p)) < 5 * deviation
