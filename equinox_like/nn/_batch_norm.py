@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -415,8 +416,13 @@ def _blend(
         count = jnp.asarray(batch.count, to_store.real.dtype)
         to_store = to_store * jnp.where(count > 1, count / jnp.maximum(count - 1, 1), 1)
 
+    # Rounded first, or the weights of old and new might not sum to 1: in float32, they
+    # do not for 0.9999 and 1 - 0.9999, and the averages would be off by 2e-4.
+    dtype = running.mean.real.dtype
+    momentum = float(np.asarray(norm.momentum, dtype))
+
     def average(old: Array, new: Array) -> Array:
-        blended = norm.momentum * old + (1 - norm.momentum) * new
+        blended = momentum * old + (1 - momentum) * new
         # In mode "ema" the average starts from the first batch.
         return jnp.where(running.steps, new, blended) if is_ema else blended
 

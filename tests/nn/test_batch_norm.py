@@ -135,6 +135,20 @@ def test_inference_before_training(mode) -> None:
     np.testing.assert_allclose(out, x / np.sqrt(start + EPS), rtol=1e-5)
 
 
+@pytest.mark.parametrize("steps", [1, 1000])
+def test_momentum_near_one_does_not_change_the_mean(steps) -> None:
+    # In float32 0.9999 and 1 - 0.9999 do not add up to 1.
+    norm, state = make(1, momentum=0.9999)
+    x = jnp.array([[10.0], [30.0]])
+
+    @jax.jit
+    def train(state):
+        return jax.lax.fori_loop(0, steps, lambda _, s: norm(x, s)[1], state)
+
+    out, _ = norm(x, train(state), inference=True)
+    np.testing.assert_allclose(out, [[-1], [1]], atol=5e-5)
+
+
 def test_momentum_of_one_keeps_the_start(draw) -> None:
     norm, state = make(2, momentum=1.0)
     x = draw(4, 2)
