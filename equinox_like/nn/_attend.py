@@ -91,13 +91,15 @@ def _scaled(query: Array, scale: ArrayLike | None) -> Array:
 
 
 def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
+    # Before the bias is added: in half precision, large biases would be rounded.
+    logits = logits.astype(accumulation_dtype(logits))
     least = jnp.finfo(logits.dtype).min
     if bias is not None:
         # The softmax of a row of -inf would be NaN.
         logits = jnp.maximum(logits + bias.astype(logits.dtype), least)
     if mask is not None:
         logits = jnp.where(mask, logits, least)
-    return jax.nn.softmax(logits.astype(accumulation_dtype(logits)))
+    return jax.nn.softmax(logits)
 
 
 def attention_weights(

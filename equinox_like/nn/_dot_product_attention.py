@@ -40,10 +40,11 @@ def dot_product_attention(
 
     $$\mathrm{softmax}\left(s\, Q K^T + b\right) V$$
 
-    for each head, where $s$ is the `scale` and $b$ the `bias`. The softmax is computed in
-    float32 at least. From [Attention Is All You Need](https://arxiv.org/abs/1706.03762)
-    (Vaswani et al. 2017). It has no parameters; [`equinox_like.nn.MultiheadAttention`][]
-    adds the projections. For a batch, wrap it in `jax.vmap`.
+    for each head, where $s$ is the `scale` and $b$ the `bias`. The bias is added, and the
+    softmax computed, in float32 at least. From [Attention Is All You Need](
+    https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017). It has no parameters;
+    [`equinox_like.nn.MultiheadAttention`][] adds the projections. For a batch, wrap it in
+    `jax.vmap`.
 
     **Arguments:**
 

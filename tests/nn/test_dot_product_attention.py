@@ -129,6 +129,16 @@ def test_softmax_is_computed_in_float32() -> None:
     np.testing.assert_allclose(out.astype("float32"), 1, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_large_bias_is_not_rounded_in_half_precision(dtype) -> None:
+    # In bfloat16 1000 to 1002 are one number; only their differences matter.
+    bias = 1000 + jnp.array([[0.0, 0.6, 1.3, 2.0]])
+    query, key, value = jnp.ones((1, 3)), jnp.ones((4, 3)), jnp.eye(4)
+    half = (x.astype(dtype) for x in (query, key, value))
+    weights = nn.dot_product_attention(*half, bias=bias)
+    np.testing.assert_allclose(weights, jax.nn.softmax(bias), rtol=1e-2)
+
+
 def test_dropout_acts_on_the_weights(heads, key) -> None:
     dropout = nn.Dropout(0.5)
     out = nn.dot_product_attention(*heads, dropout=dropout, key=key)
