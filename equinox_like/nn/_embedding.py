@@ -15,7 +15,7 @@ from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
-from ._precision import computes
+from ._precision import cast_to_precision, computes
 from ._shape import as_size, check_input, jax_array, parameter_shape
 from ._sharding import explicit_mesh, matvec, parts, placed
 
@@ -80,7 +80,7 @@ class Embedding(Module):
         self.weight = weight
         self.check_bounds = check_bounds
 
-    @computes("eqx.nn.Embedding")
+    @jax.named_scope("eqx.nn.Embedding")
     def __call__(
         self,
         x: ArrayLike,
@@ -121,8 +121,12 @@ class Embedding(Module):
             # Also if the table is not split, because a batch of indices may be.
             out_sharding = PartitionSpec(parts(table)[1])
         if out_sharding is None:
-            return table[x]
-        return placed(_row, out_sharding, table, jax_array(x))
+            row = table[x]
+        else:
+            row = placed(_row, out_sharding, table, jax_array(x))
+        # Not the table before: the gradients of an index that is used often would then
+        # be summed in half precision, which stops at 256 ones.
+        return cast_to_precision(row)
 
     @computes("eqx.nn.Embedding.attend")
     def attend(self, x: ArrayLike) -> Array:

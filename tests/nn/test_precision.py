@@ -76,6 +76,15 @@ def test_plain_jit_obeys_and_gradients_have_the_dtype_of_the_parameters() -> Non
     assert f(layer, X).dtype == jnp.float32
 
 
+def test_gradient_of_a_frequent_index_is_summed_in_the_dtype_of_the_table() -> None:
+    embedding, indices = nn.Embedding(3, 2, key=K), jnp.ones(1000, int)
+    with nn.precision("bfloat16"):
+        grads = eqx.filter_grad(lambda m: jax.vmap(m)(indices).sum(dtype=jnp.float32))(
+            embedding
+        )
+    np.testing.assert_array_equal(grads.weight, [[0, 0], [1000, 1000], [0, 0]])
+
+
 def test_precision_none_gives_layers_their_own_dtype_back() -> None:
     layer = nn.Linear(4, 2, key=K)
     with nn.precision(nn.Policy(compute_dtype=jnp.bfloat16)), nn.precision(None):
