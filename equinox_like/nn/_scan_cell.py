@@ -1,5 +1,6 @@
 """Runs recurrent cells over a sequence: `scan_cell`, and `scanned` for `RNN`."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from .._tree import is_array
 from .._tree.arrays import is_typed_key
 from .._tree.nodes import describe_node
 from ._callables import check_layer
-from ._precision import cast_to_precision
+from ._precision import cast_to_precision, is_real
 from ._shape import described, jax_array, taker_name, within
 
 
@@ -68,9 +69,11 @@ def scan_cell(
         _check_mask(mask, length)
         xs = _without_padding(xs, mask)
 
+    wide, narrow = _widened(cell)
+
     def step(state, inputs):
         x, is_there = inputs
-        new = cell(x, state)
+        new = narrow(wide)(x, state)
         if is_there is not None:
             new = _where(is_there, new, state)
         return new, new[0] if isinstance(new, tuple) else new
@@ -98,10 +101,12 @@ def scanned(
     states = _varying_as((cells, xs), states)
     inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
 
+    wide, narrow = _widened(tuple(cells))
+
     def step(states, inputs):
         new, outputs = [], []
         for cell, name, state, (x, is_there) in zip(
-            cells, names, states, inputs, strict=True
+            narrow(wide), names, states, inputs, strict=True
         ):
             after = _called(cell, name, x, state)
             output = after[0] if isinstance(after, tuple) else after
@@ -132,6 +137,20 @@ def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
         return cell(x, state)
     with within(name):
         return cell(x, state)
+
+
+def _widened(cells: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`cells` with half-precision arrays in float32, and the function that undoes it.
+
+    The gradient of a weight is a sum over all steps, which a scan computes in the dtype
+    that the weight has outside of it.
+    """
+    is_half = lambda x: is_real(x) and jnp.finfo(x.dtype).bits < 32  # noqa: E731
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32) if is_half(x) else x, cells)
+    narrow = functools.partial(
+        jax.tree.map, lambda old, x: x.astype(old.dtype) if is_half(old) else x, cells
+    )
+    return wide, narrow
 
 
 def _check_mask(mask: Any, length: int) -> None:

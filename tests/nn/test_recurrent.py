@@ -320,3 +320,30 @@ def test_bad_input_is_an_error_that_names_it(key):
         nn.RNN([])
     with pytest.raises(ValueError, match=r"^RNN takes an int >= 1 as `num_layers`"):
         nn.RNN.build(nn.GRUCell, 3, 4, 0, key=key)
+
+
+class Copy(eqx.Module):
+    """Its state is its weight, whose gradient is then the number of steps."""
+
+    weight: jax.Array
+
+    def __call__(self, x, state):
+        return self.weight + 0 * state
+
+    def init_state(self):
+        return jnp.zeros_like(self.weight)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda cell, xs: nn.RNN(cell)(xs)[0],
+        lambda cell, xs: nn.Bidirectional(cell, cell, jnp.add)(xs)[0] / 2,
+        lambda cell, xs: nn.scan_cell(cell, xs)[0],
+    ],
+)
+def test_gradient_in_half_precision_is_summed_over_the_steps_in_float32(run) -> None:
+    cell, xs = Copy(jnp.ones(2, "bfloat16")), jnp.zeros((1024, 1), "bfloat16")
+    total = lambda cell: run(cell, xs).sum(dtype=jnp.float32)  # noqa: E731
+    # In bfloat16, a sum of ones does not grow beyond 256.
+    assert eqx.filter_grad(total)(cell).weight.tolist() == [1024, 1024]
