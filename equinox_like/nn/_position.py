@@ -16,7 +16,7 @@ from .._tree.arrays import is_concrete
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
-from ._precision import computes
+from ._precision import cast_to_precision
 from ._rope import cos_and_sin, row_positions
 from ._shape import (
     as_even_size,
@@ -93,7 +93,7 @@ class LearnedPositionalEmbedding(Module):
         with key_named(key, self):
             self.weight = initialised(weight_init, key, shape, dtype, layout, at)
 
-    @computes("eqx.nn.LearnedPositionalEmbedding")
+    @jax.named_scope("eqx.nn.LearnedPositionalEmbedding")
     def __call__(
         self,
         x: ArrayLike,
@@ -129,7 +129,7 @@ class LearnedPositionalEmbedding(Module):
             self.embedding_size,
         )
         check_input(self, x, (None, shape[1]))
-        x = jax_array(x)
+        x = cast_to_precision(jax_array(x))
         length = x.shape[0]
         if positions is None and length > shape[0]:
             raise ShapeError(
@@ -139,7 +139,7 @@ class LearnedPositionalEmbedding(Module):
         if isinstance(offset, int) and positions is None:
             if offset < 0 or offset > shape[0] - length:
                 _check_range(self, np.arange(offset, offset + length), shape[0])
-            rows = self.weight[offset : offset + length]
+            rows = cast_to_precision(self.weight[offset : offset + length])
             return x + like(rows, x)
         places = row_positions(self, length, offset, positions)
         if not jnp.issubdtype(places.dtype, jnp.integer):
@@ -159,8 +159,10 @@ class LearnedPositionalEmbedding(Module):
                 f"{type(self).__name__} has {shape[0]} positions, but was given one "
                 "out of range.",
             )
-        # A NumPy array cannot be indexed by a tracer.
-        return x + like(_rows(jax_array(self.weight), places), x)
+        # A NumPy array cannot be indexed by a tracer. The rows are cast, not the table: the
+        # gradients of a frequent position would be summed in half precision.
+        rows = cast_to_precision(_rows(jax_array(self.weight), places))
+        return x + like(rows, x)
 
 
 class SinusoidalPositionalEmbedding(Module):

@@ -76,12 +76,24 @@ def test_plain_jit_obeys_and_gradients_have_the_dtype_of_the_parameters() -> Non
     assert f(layer, X).dtype == jnp.float32
 
 
-def test_gradient_of_a_frequent_index_is_summed_in_the_dtype_of_the_table() -> None:
-    embedding, indices = nn.Embedding(3, 2, key=K), jnp.ones(1000, int)
+@pytest.mark.parametrize(
+    ("layer", "row"),
+    [
+        (nn.Embedding(3, 2, key=K), lambda layer, i: layer(i)),
+        (
+            nn.LearnedPositionalEmbedding(3, 2, key=K),
+            lambda layer, i: layer(jnp.zeros((1, 2)), positions=i[None])[0],
+        ),
+    ],
+)
+def test_gradient_of_a_frequent_row_is_summed_in_the_dtype_of_the_table(layer, row):
+    def total(layer):
+        rows = jax.vmap(lambda i: row(layer, i))(jnp.ones(1000, int))
+        assert rows.dtype == jnp.bfloat16
+        return rows.sum(dtype=jnp.float32)
+
     with nn.precision("bfloat16"):
-        grads = eqx.filter_grad(lambda m: jax.vmap(m)(indices).sum(dtype=jnp.float32))(
-            embedding
-        )
+        grads = eqx.filter_grad(total)(layer)
     np.testing.assert_array_equal(grads.weight, [[0, 0], [1000, 1000], [0, 0]])
 
 
