@@ -43,9 +43,7 @@ class Shared(Module, Generic[_Tree]):
                 embedding = eqx.nn.Embedding(10, 4, key=k1)
                 linear = eqx.nn.Linear(4, 10, use_bias=False, key=k2)
                 self.shared = eqx.nn.Shared(
-                    (embedding, linear),
-                    where=lambda pair: pair[1].weight,
-                    get=lambda pair: pair[0].weight,
+                    (embedding, linear), where="[1].weight", get="[0].weight"
                 )
 
             def __call__(self, token):
@@ -59,29 +57,33 @@ class Shared(Module, Generic[_Tree]):
     """
 
     pytree: _Tree
-    where: Callable[[_Tree], Any]
-    get: Callable[[_Tree], Any]
+    where: Callable[[_Tree], Any] | str | Sequence[str]
+    get: Callable[[_Tree], Any] | str | Sequence[str]
 
     def __init__(
-        self, pytree: _Tree, where: Callable[[_Tree], Any], get: Callable[[_Tree], Any]
+        self,
+        pytree: _Tree,
+        where: Callable[[_Tree], Any] | str | Sequence[str],
+        get: Callable[[_Tree], Any] | str | Sequence[str],
     ):
         """**Arguments:**
 
         - `pytree`: the model, or the part of it that has the nodes.
-        - `where`: a function that returns the node to remove, or a sequence of nodes, as in
-            [`equinox_like.tree_at`][].
-        - `get`: a function of the tree that returns the nodes to put there, one for
-            each. It may compute them, for example a transpose.
+        - `where`: the node to remove, or several: a path such as `"layers[0].weight"`, a
+            sequence of paths, or a function that returns the node, or a sequence of
+            nodes, as in [`equinox_like.tree_at`][].
+        - `get`: the nodes to put there, one for each, likewise. A function may compute
+            them, for example a transpose. Paths can be pickled and exported; a lambda
+            cannot.
 
         **Raises:**
 
         `ValueError` if a removed node and its replacement differ in structure, shape or
-        dtype, or if they are the same node.
+        dtype, if they are the same node, or if a path does not exist.
         """
-        removed: list[Any] = []
-        tree_at(where, pytree, replace_fn=removed.append)
-        is_one = _is_one(where(pytree), removed)
-        replaced = [get(pytree)] if is_one else list(get(pytree))
+        removed = _nodes_at(where, pytree)
+        is_one = _is_one(_asked(where, pytree), removed)
+        replaced = [_asked(get, pytree)] if is_one else list(_asked(get, pytree))
         if len(removed) != len(replaced):
             raise ValueError(
                 "`where` and `get` must return equally many nodes: `where` returned "
@@ -96,7 +98,7 @@ class Shared(Module, Generic[_Tree]):
                 )
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
         # A node may hold others of its own, from a `Shared` within it.
-        if _number_removed(get(self.pytree)) > _number_removed(replaced):
+        if _number_removed(_asked(get, self.pytree)) > _number_removed(replaced):
             raise ValueError(
                 "Shared takes a `get` that returns other nodes than those that `where` "
                 "returns and that are removed; got the same node from both."
@@ -106,7 +108,24 @@ class Shared(Module, Generic[_Tree]):
 
     def __call__(self) -> _Tree:
         """**Returns:** the whole tree."""
-        return tree_at(self.where, self.pytree, replace=self.get(self.pytree))
+        return tree_at(self.where, self.pytree, replace=_asked(self.get, self.pytree))
+
+
+def _asked(get: Any, tree: Any) -> Any:
+    """What the function `get` returns of the tree, or the nodes at the paths `get`."""
+    if callable(get):
+        return get(tree)
+    try:
+        nodes = _nodes_at(get, tree)
+    except ValueError as error:
+        raise ValueError(str(error).replace("`where`", "`get`")) from None
+    return nodes[0] if isinstance(get, str) else nodes
+
+
+def _nodes_at(where: Any, tree: Any) -> list[Any]:
+    nodes: list[Any] = []
+    tree_at(where, tree, replace_fn=nodes.append)
+    return nodes
 
 
 def _is_one(answer: Any, nodes: Sequence[Any]) -> bool:

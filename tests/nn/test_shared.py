@@ -1,3 +1,5 @@
+import pickle
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -51,6 +53,38 @@ def test_several_nodes_and_subtrees(key) -> None:
     tied = shared()
     assert tied[1].weight is layers[0].weight and tied[2].bias is layers[3].bias
     assert len(jax.tree.leaves(eqx.filter(shared, eqx.is_array))) == 5
+
+
+def test_paths_choose_as_functions_do(pair) -> None:
+    by_path = nn.Shared(pair, "[1].weight", "[0].weight")
+    assert eqx.tree_equal(by_path.pytree, tie(pair).pytree)
+    assert by_path()[1].weight is pair[0].weight
+    layers = [nn.Linear(3, 3, key=jax.random.key(i)) for i in range(4)]
+    several = nn.Shared(layers, ["[1].weight", "[2]"], ["[0].weight", "[3]"])
+    first, second, third, last = several()
+    assert second.weight is first.weight and second.bias is layers[1].bias
+    assert third.weight is last.weight and third.bias is last.bias
+
+
+def test_what_paths_share_is_pickled_and_exported(pair) -> None:
+    shared = nn.Shared(pair, "[1].weight", "[0].weight")
+    restored = pickle.loads(pickle.dumps(shared))
+    assert jax.tree.structure(restored) == jax.tree.structure(shared)
+
+    def step(shared):
+        embedding, linear = shared()
+        return linear(embedding(1))
+
+    data = eqx.filter_export(step)(shared).serialize()
+    out = eqx.deserialize_export(data)(restored)
+    assert jnp.allclose(out, step(shared))
+
+
+def test_a_path_that_is_not_there_is_named(pair) -> None:
+    with pytest.raises(ValueError, match=r"^`where` .*pytree\[1\].* no `\.bais`"):
+        nn.Shared(pair, "[1].bais", "[0].weight")
+    with pytest.raises(ValueError, match=r"^`get` .*pytree\[0\].* no `\.wieght`"):
+        nn.Shared(pair, "[1].weight", "[0].wieght")
 
 
 def test_different_nodes_are_refused(pair, key) -> None:
