@@ -211,10 +211,16 @@ def _flags(
 def _refuse_other_than_filter(spec: Any, filter_spec: Any, number: int) -> None:
     is_callable = callable(spec) and not isinstance(spec, jax.Array)
     if not is_callable and not isinstance(spec, bool):
+        fix = ""
+        if isinstance(spec, str):
+            fix = (
+                " To choose by path, make a tree of bools: "
+                "`eqx.select(jax.tree.map(lambda _: False, tree)).at(path).set(True)`."
+            )
         raise ValueError(
             "The leaves of `filter_spec` must be `True`, `False` or callables; at "
             f"`{leaf_name(filter_spec, number, 'filter_spec')}` there is "
-            f"`{tree_pformat(spec)}`."
+            f"`{tree_pformat(spec)}`.{fix}"
         )
 
 

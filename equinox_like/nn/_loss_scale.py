@@ -10,7 +10,13 @@ from jaxtyping import Array, Bool
 
 from .._compat.tracer import Tracer
 from .._module import Module, field
-from .._tree import is_array, is_inexact_array, is_inexact_array_like, tree_at
+from .._tree import (
+    is_array,
+    is_array_like,
+    is_inexact_array,
+    is_inexact_array_like,
+    tree_at,
+)
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike
@@ -187,7 +193,7 @@ class DynamicLossScale(Module):
 
         `TypeError` for floats, such as a loss.
         """
-        if jnp.shape(finite) != () or jnp.issubdtype(
+        if not _is_scalar(finite) or jnp.issubdtype(
             jnp.result_type(finite), jnp.inexact
         ):
             raise TypeError(
@@ -252,8 +258,7 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
         assert chosen[0].tolist() == [0, 0]
         ```
     """
-    pred = jnp.asarray(pred)
-    if pred.shape != () or pred.dtype != bool:
+    if not _is_scalar(pred) or not jnp.issubdtype(jnp.result_type(pred), bool):
         raise TypeError(
             f"`select_tree` takes a scalar bool as `pred`; got {describe_node(pred)}. "
             "To choose for each of a batch of trees, map it by `filter_vmap`."
@@ -271,7 +276,12 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
             )
         return jax.lax.select(pred, a, b)
 
+    pred = jnp.asarray(pred)
     return jtu.tree_map_with_path(each, on_true, on_false)
+
+
+def _is_scalar(x: Any) -> bool:
+    return is_array_like(x) and jnp.shape(x) == ()
 
 
 def _first_scale(layer: Any, scale: Any) -> Array:

@@ -157,3 +157,11 @@ def test_select_tree_takes_a_scalar_bool(pred) -> None:
     tree = [jnp.ones(2), jnp.ones(2)]
     with pytest.raises(TypeError, match="`select_tree` takes a scalar bool"):
         nn.select_tree(pred, tree, tree)
+
+
+def test_a_tree_in_place_of_a_bool_is_refused(without_type_checks) -> None:
+    tree = {"w": jnp.ones(2)}
+    with pytest.raises(TypeError, match=r"scalar bool as `finite`; .*all_finite"):
+        nn.DynamicLossScale().adjust(tree)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="scalar bool as `pred`"):
+        nn.select_tree(tree, tree, jnp.array(True))  # pyright: ignore

@@ -93,6 +93,15 @@ def test_concrete_array_decides_by_its_truth():
     assert eqx.filter([1, 2], lambda x: jnp.asarray(x > 1)) == [None, 2]
 
 
+def test_the_advice_for_a_path_in_place_of_a_spec_works():
+    tree = {"a": (jnp.ones(2), jnp.ones(3))}
+    with pytest.raises(ValueError, match="To choose by path") as error:
+        eqx.filter(tree, "['a'][1]")
+    code = str(error.value).split("`")[-2]
+    spec = eval(code, {"eqx": eqx, "jax": jax, "tree": tree, "path": "['a'][1]"})
+    assert eqx.filter(tree, spec) == {"a": (None, tree["a"][1])}
+
+
 @pytest.mark.parametrize(
     "bad", [0, 1.0, "text", jnp.asarray(True), np.True_, np.asarray(True)], ids=repr
 )
