@@ -68,9 +68,9 @@ def dot_product_attention(
         capability 8.0, float16 or bfloat16, even lengths, and a size that 8 divides and
         that is at most 128; `"auto"` chooses it from jax 0.11.1 on. Within a compiled
         function it stores no weights. `is_causal`, and alone with it a `window`, cost no
-        memory; a `mask` or a `bias` has as many elements as the weights. A
-        program with `"cudnn"` or `"auto"` that was traced on a host with a GPU is exported
-        for one platform at a time.
+        memory; a `mask` or a `bias` has as many elements as the weights, and a `bias` is
+        added in the dtype of the queries. A program with `"cudnn"` or `"auto"` that was
+        traced on a host with a GPU is exported for one platform at a time.
 
     **Returns:**
 
