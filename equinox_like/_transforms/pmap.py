@@ -25,6 +25,7 @@ from .vmap import (
     Unmapped,
     axes_of_call,
     check_sizes,
+    checked_size,
     if_array,
     output_axes,
 )
@@ -165,7 +166,7 @@ class Pmapped(Transformed[..., Any]):
         self._in_axes = in_axes
         self._out_axes = out_axes
         self._axis_name = "<filter_pmap>" if axis_name is None else axis_name
-        self._axis_size = axis_size
+        self._axis_size = checked_size("filter_pmap", axis_size)
         self._devices = devices
         self._exact = exact
 

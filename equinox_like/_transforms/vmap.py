@@ -162,7 +162,7 @@ class Vmapped(Transformed[..., Any]):
         self._in_axes = in_axes
         self._out_axes = out_axes
         self._axis_name = axis_name
-        self._axis_size = axis_size
+        self._axis_size = checked_size("filter_vmap", axis_size)
         self._vmapkwargs = tuple(sorted(vmapkwargs.items()))
 
     @frames_hidden
@@ -321,6 +321,13 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
 
 def _is_int(x: Any) -> bool:
     return hasattr(x, "__index__")
+
+
+def checked_size(function: str, axis_size: Any) -> Any:
+    """`axis_size`, after validating it."""
+    if axis_size is None or jax.export.is_symbolic_dim(axis_size):
+        return axis_size
+    return require_integer(axis_size, function, "axis_size", least=0)
 
 
 def check_sizes(

@@ -162,6 +162,6 @@ def test_select_tree_takes_a_scalar_bool(pred) -> None:
 def test_a_tree_in_place_of_a_bool_is_refused(without_type_checks) -> None:
     tree = {"w": jnp.ones(2)}
     with pytest.raises(TypeError, match=r"scalar bool as `finite`; .*all_finite"):
-        nn.DynamicLossScale().adjust(tree)  # pyright: ignore[reportArgumentType]
+        nn.DynamicLossScale().adjust(tree)
     with pytest.raises(TypeError, match="scalar bool as `pred`"):
-        nn.select_tree(tree, tree, jnp.array(True))  # pyright: ignore
+        nn.select_tree(tree, tree, jnp.array(True))

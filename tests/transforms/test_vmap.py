@@ -185,6 +185,17 @@ def test_axis_size_replicates():
     assert out.shape == (3, 2)
 
 
+@pytest.mark.parametrize("transform", [eqx.filter_vmap, eqx.filter_pmap])
+def test_axis_size_is_an_integer(transform, without_type_checks):
+    function = transform(lambda: 1.0, out_axes=None, axis_size=jnp.array(1))
+    assert function() == 1.0
+    name = transform.__name__
+    with pytest.raises(TypeError, match=f"`{name}`: `axis_size` must be an integer"):
+        transform(lambda: 1.0, axis_size=3.0)
+    with pytest.raises(ValueError, match=f"`{name}`: `axis_size` must be at least 0"):
+        transform(lambda: 1.0, axis_size=-1)
+
+
 def test_nothing_mapped_runs_once_if_nothing_asks_for_a_batch():
     f = eqx.filter_vmap(lambda x: x, in_axes=None, out_axes=None)
     assert f(jnp.ones(2)).shape == (2,)
