@@ -15,7 +15,7 @@ from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
-from ._precision import cast_to_precision, computes
+from ._precision import cast_to_precision, computes, summed_in_float32
 from ._shape import as_size, check_input, jax_array, parameter_shape
 from ._sharding import explicit_mesh, matvec, parts, placed
 
@@ -121,12 +121,10 @@ class Embedding(Module):
             # Also if the table is not split, because a batch of indices may be.
             out_sharding = PartitionSpec(parts(table)[1])
         if out_sharding is None:
-            row = table[x]
+            row = indexed(table, x)
         else:
             row = placed(_row, out_sharding, table, jax_array(x))
-        # Not the table before: the gradients of an index that is used often would then
-        # be summed in half precision, which stops at 256 ones.
-        return cast_to_precision(row)
+        return cast_to_precision(row)  # which is smaller than the table
 
     @computes("eqx.nn.Embedding.attend")
     def attend(self, x: ArrayLike) -> Array:
@@ -187,6 +185,12 @@ def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
             )
 
 
+@summed_in_float32
+def indexed(table: Any, index: Any) -> Array:
+    return table[index]
+
+
+@summed_in_float32
 def _row(table: Any, index: Array) -> Array:
     # For a scalar index, XLA would use a slice, and gather the whole table first.
     return table[index[None]][0]

@@ -22,7 +22,7 @@ from .._tree.paths import plain_path
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import refuse_layer_class
-from ._embedding import Embedding
+from ._embedding import Embedding, indexed
 from ._init import WEIGHTS, leading_axes
 from ._keys import key_named, split_key
 from ._linear import Linear
@@ -348,7 +348,7 @@ class _Updated(Module):
         return jnp.inner(x, self.weight) + update
 
     def __getitem__(self, index: ArrayLike) -> Array:
-        return self.weight[index] + self.b[index] @ self.a
+        return indexed(self.weight, index) + indexed(self.b, index) @ self.a
 
 
 _TAKE_STAND_INS = (Linear, Embedding, GRUCell, LSTMCell)

@@ -16,7 +16,7 @@ from .._tree.arrays import is_concrete
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
-from ._precision import cast_to_precision
+from ._precision import cast_to_precision, summed_in_float32
 from ._rope import cos_and_sin, row_positions
 from ._shape import (
     as_even_size,
@@ -159,8 +159,7 @@ class LearnedPositionalEmbedding(Module):
                 f"{type(self).__name__} has {shape[0]} positions, but was given one "
                 "out of range.",
             )
-        # A NumPy array cannot be indexed by a tracer. The rows are cast, not the table: the
-        # gradients of a frequent position would be summed in half precision.
+        # A NumPy array cannot be indexed by a tracer.
         rows = cast_to_precision(_rows(jax_array(self.weight), places))
         return x + like(rows, x)
 
@@ -265,10 +264,12 @@ def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
 
 
 def _rows(table: Array, positions: Array) -> Array:
-    def gather(table: Array, positions: Array) -> Array:
-        # Clipped, because JAX would count negative positions from the end.
-        return table[jnp.clip(positions, 0, len(table) - 1)]
-
     if explicit_mesh(table, positions) is None:
-        return gather(table, positions)
-    return placed(gather, PartitionSpec(None, parts(table)[1]), table, positions)
+        return _gather(table, positions)
+    return placed(_gather, PartitionSpec(None, parts(table)[1]), table, positions)
+
+
+@summed_in_float32
+def _gather(table: Array, positions: Array) -> Array:
+    # Clipped, because JAX would count negative positions from the end.
+    return table[jnp.clip(positions, 0, len(table) - 1)]

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from .._core.context import Context
 from .._tree import is_array
@@ -95,6 +96,29 @@ def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
 
 def is_real(node: Any) -> bool:
     return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
+
+
+def summed_in_float32(
+    gather: Callable[[Array, Any], Array],
+) -> Callable[[Array, Any], Array]:
+    """`gather(table, index)`, whose gradient is summed in float32 at least.
+
+    A row that is used often gets many gradients. In bfloat16, a sum of ones stops at 256.
+    """
+    rule = jax.custom_jvp(gather)
+
+    @rule.defjvp
+    def _(primals, tangents):
+        table, index = primals
+        tangent = gather(tangents[0].astype(jnp.float32), index)
+        return rule(table, index), tangent.astype(table.dtype)
+
+    @functools.wraps(gather)
+    def call(table, index):
+        is_half = is_real(table) and jnp.finfo(table.dtype).bits < 32
+        return (rule if is_half else gather)(table, index)
+
+    return call
 
 
 def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:

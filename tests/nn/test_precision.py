@@ -82,19 +82,42 @@ def test_plain_jit_obeys_and_gradients_have_the_dtype_of_the_parameters() -> Non
         (nn.Embedding(3, 2, key=K), lambda layer, i: layer(i)),
         (
             nn.LearnedPositionalEmbedding(3, 2, key=K),
-            lambda layer, i: layer(jnp.zeros((1, 2)), positions=i[None])[0],
+            lambda layer, i: layer(
+                jnp.zeros((1, 2), layer.weight.dtype), positions=i[None]
+            )[0],
         ),
     ],
 )
-def test_gradient_of_a_frequent_row_is_summed_in_the_dtype_of_the_table(layer, row):
+@pytest.mark.parametrize("where", ["precision", "mixed", "stored"])
+def test_gradient_of_a_frequent_row_is_summed_in_float32(layer, row, where):
     def total(layer):
         rows = jax.vmap(lambda i: row(layer, i))(jnp.ones(1000, int))
         assert rows.dtype == jnp.bfloat16
         return rows.sum(dtype=jnp.float32)
 
-    with nn.precision("bfloat16"):
+    number = jnp.float32
+    if where == "mixed":
+        layer = nn.mixed(layer, "compute=bf16")
+    elif where == "stored":
+        layer = nn.Policy.parse("params=bf16,output=bf16").cast_params(layer)
+        number = jnp.bfloat16
+    with nn.precision("bfloat16" if where == "precision" else None):
         grads = eqx.filter_grad(total)(layer)
+        along = eqx.filter_jvp(total, (layer,), (grads,))[1]
+    assert grads.weight.dtype == number
     np.testing.assert_array_equal(grads.weight, [[0, 0], [1000, 1000], [0, 0]])
+    assert along == 1000 * 1000 * 2
+
+
+def test_gradient_of_a_frequent_row_is_summed_in_float32_with_lora():
+    def total(layer):
+        rows = jax.vmap(layer)(jnp.ones(1000, int))
+        return rows.sum(dtype=jnp.float32)
+
+    layer = nn.LoRA(nn.Embedding(3, 2, key=K), 2, key=K)
+    expected = eqx.filter_grad(total)(layer).b
+    grads = eqx.filter_grad(total)(nn.mixed(layer, "compute=bf16"))
+    np.testing.assert_allclose(grads.layer.b, expected, rtol=0.02)
 
 
 def test_precision_none_gives_layers_their_own_dtype_back() -> None:
