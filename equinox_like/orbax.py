@@ -33,7 +33,10 @@ from ._tree.arrays import (
     is_deleted as _is_deleted,
     is_typed_key as _is_typed_key,
 )
-from ._tree.filters import is_array as _is_array
+from ._tree.filters import (
+    is_array as _is_array,
+    is_array_or_struct as _is_array_or_struct,
+)
 from ._tree.glob import (
     check_patterns as _check_patterns,
     matches_above as _matches_above,
@@ -253,7 +256,7 @@ def _stored(leaf: Any) -> Any:
 
 
 def _refuse_unsavable(path: tuple[Any, ...], name: str, leaf: Any) -> None:
-    if not _is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
+    if not _is_array_or_struct(leaf):
         return
     problem = None
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -287,7 +290,7 @@ def _description(leaf: Any) -> dict[str, Any]:
             "array": _describe_array(leaf),
             "key": str(jax.random.key_impl(leaf)),
         }
-    if _is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+    if _is_array_or_struct(leaf):
         weak = {"weak_type": True} if getattr(leaf, "weak_type", False) else {}
         return {"array": _describe_array(leaf), **weak}
     if _is_savable(leaf):
@@ -413,8 +416,7 @@ def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
     args = {
         each.name: _restore_args(each)
         for each in wanted
-        if (_is_array(each.like) or isinstance(each.like, jax.ShapeDtypeStruct))
-        and each.like.size
+        if _is_array_or_struct(each.like) and each.like.size
     }
     if not args:
         return {}

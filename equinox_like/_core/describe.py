@@ -11,12 +11,11 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 import numpy as np
 
 from .._module.module import Module
-from .._tree.filters import is_array
+from .._tree.filters import is_array_or_struct
 from .._tree.nodes import children_of, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
@@ -96,7 +95,7 @@ def rebuild(description: Description) -> Any:
 def _tree(tree: Any) -> Any:
     if isinstance(tree, Leaf):
         return ["static", _value(tree.value)] if tree.label is STATIC else ["array"]
-    if is_array(tree) or isinstance(tree, jax.ShapeDtypeStruct):
+    if is_array_or_struct(tree):
         return ["array"]
     if tree is None:
         return ["none"]

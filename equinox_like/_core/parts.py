@@ -11,7 +11,6 @@ caches depends on them.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
@@ -87,11 +86,6 @@ def take_apart_like(tree: Any, like: Rest) -> tuple[list[Any], Rest]:
             if is_number(leaves[i]):
                 leaves[i] = jnp.asarray(leaves[i])
     return take_apart(treedef.unflatten(leaves))
-
-
-def is_array_or_struct(x: Any) -> bool:
-    """Whether `x` is an array, or has the shape and dtype of one."""
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
 def as_arrays(data: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key
-from .._tree.filters import is_array, is_number
+from .._tree.filters import is_array, is_array_or_struct, is_number
 from .narrow import narrowed, narrows_to
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
@@ -103,7 +103,7 @@ def is_savable(leaf: Any) -> bool:
 
 def is_loadable(leaf: Any) -> bool:
     """Whether a file has data for this leaf of a template."""
-    return is_array(leaf) or is_number(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    return is_array_or_struct(leaf) or is_number(leaf)
 
 
 def number_type(number: Any) -> Any:
@@ -200,7 +200,7 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
 def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
     """A description of `like` if `tensor` does not fit it, else `None`."""
     dtype = tensor.leaf_dtype
-    if is_array(like) or isinstance(like, jax.ShapeDtypeStruct):
+    if is_array_or_struct(like):
         wanted = describe_array(like)
         if dtype is None:
             return wanted

@@ -28,9 +28,9 @@ from .._core.describe import (
     stored,
 )
 from .._core.difference import Leaf, trees
-from .._core.parts import Rest, is_array_or_struct, take_apart
+from .._core.parts import Rest, take_apart
 from .._tree.arrays import struct_of
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
 from .jit import Jitted, filter_jit
 from .layout import Layout, LayoutTable

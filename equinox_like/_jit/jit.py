@@ -22,12 +22,12 @@ from .._core.base import (
     refuse_deprecated,
     require_callable,
 )
-from .._core.parts import is_array_or_struct
 from .._core.pickling import is_global, reduce_global
 from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial
 from .._tree.arrays import struct_of
+from .._tree.filters import is_array_or_struct
 from .._tree.require import refuse_unknown_options
 from .._typing import JitOptions
 from .checks import explained, holds_check

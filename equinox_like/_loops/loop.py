@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.parts import is_array_or_struct
 from .._core.show_as import show_as
 from .._transforms.arguments import data_names
-from .._tree.filters import is_array_like
+from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
 from .carry import Carry, type_of, with_carry

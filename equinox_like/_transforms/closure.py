@@ -11,11 +11,11 @@ import jax.tree_util as jtu
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.difference import tree_differences
-from .._core.parts import Rest, is_array_or_struct, take_apart
+from .._core.parts import Rest, take_apart
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import describe_array, jax_struct_of, struct_of
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
 from .trace import filter_eval_shape, trace
 

@@ -12,9 +12,8 @@ import jax
 
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import unpack
-from .._core.parts import is_array_or_struct
 from .._tree.arrays import describe_type
-from .._tree.filters import is_inexact_array, is_number
+from .._tree.filters import is_array_or_struct, is_inexact_array, is_number
 from .tangents import is_zero, shape_and_dtype
 
 

@@ -21,8 +21,9 @@ from .._core.base import (
     require_callable,
 )
 from .._core.difference import tree_differences
-from .._core.parts import Rest, is_array_or_struct, pair_of, take_apart, take_apart_like
+from .._core.parts import Rest, pair_of, take_apart, take_apart_like
 from .._module.fields import field
+from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
 from .._tree.paths import path_str
 from .custom_rules import Rules

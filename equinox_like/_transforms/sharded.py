@@ -14,11 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .._compat.scheduler import least_memory
 from .._compat.trace_state import at_top_level
 from .._core.base import frames_hidden, require_callable
-from .._core.parts import is_array_or_struct
 from .._core.sharding import axes_of, refuse_misfit, require_mesh
 from .._jit import filter_jit
 from .._tree.arrays import describe_array
-from .._tree.filters import is_none
+from .._tree.filters import is_array_or_struct, is_none
 from .._tree.glob import matches
 from .._tree.paths import listed, plain_path
 from .trace import filter_eval_shape

@@ -15,10 +15,11 @@ import jax.tree_util as jtu
 from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.caches import on_clear
 from .._core.pack import pack, unpack
-from .._core.parts import Rest, is_array_or_struct, take_apart
+from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
 from .._jit.layout import keep
 from .._tree.arrays import struct_of
+from .._tree.filters import is_array_or_struct
 from .._tree.splitting import STATIC, Skeleton, merge, split
 from .arguments import data_names
 

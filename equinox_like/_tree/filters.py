@@ -97,6 +97,11 @@ def is_number(element: Any) -> bool:
     return isinstance(element, bool | int | float | complex)
 
 
+def is_array_or_struct(element: Any) -> bool:
+    """Whether `element` is an array, or has the shape and dtype of one."""
+    return is_array(element) or isinstance(element, jax.ShapeDtypeStruct)
+
+
 def is_none(element: Any) -> bool:
     return element is None
 

@@ -12,6 +12,7 @@ import numpy as np
 from .._module.freezing import leaves_under, trainable_leaves
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
+from .._tree.filters import is_array_or_struct
 from .._tree.paths import plain_path
 from .._tree.table import table_lines
 from ._places import Place, places
@@ -134,19 +135,15 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
     firsts: dict[int, str] = {}
     kept, arrays = [], []
     for place, trained, is_shown in zip(found, flags, shown, strict=True):
-        if is_shown and _is_described(place.leaf):
+        if is_shown and is_array_or_struct(place.leaf):
             kept.append(place)
             arrays.append(_row(place, trained, firsts))
     rows = arrays if depth is None else _summed(zip(kept, arrays, strict=True), depth)
     return Summary(rows, arrays)
 
 
-def _is_described(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _is_parameter(leaf: Any) -> bool:
-    return _is_described(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return is_array_or_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
