@@ -16,24 +16,15 @@ of what is wrapped has braces; then it is among the free variables. Without it, 
 does not warn that such a function hides arrays.
 """
 
-import importlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 
+from .private import private
 
-def find(core: str) -> Any:
-    """The module with `trace_ctx`, or `None`."""
-    try:
-        module = importlib.import_module(core)
-    except ImportError:
-        return None
-    return module if hasattr(module, "trace_ctx") else None
-
-
-_core = find("jax._src.core")
+_core = private("core")
 
 
 def mapped_at_once(arrays: Iterable[Any], core: Any = _core) -> bool:

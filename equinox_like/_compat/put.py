@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .private import private
+
 Put = Callable[[np.ndarray], jax.Array]
 
 
@@ -60,15 +62,8 @@ def find(client: Any, *, copy: bool) -> Put:
 
 def putter(*, copy: bool) -> Put:
     """[`find`][] with the jaxlib that is installed."""
-    return find(_client(), copy=copy)
+    return find(getattr(private("lib"), "xla_client", None), copy=copy)
 
 
 def _is_canonical(dtype: np.dtype) -> bool:
     return jax.dtypes.canonicalize_dtype(dtype) == dtype
-
-
-def _client() -> Any:
-    try:
-        return importlib.import_module("jax._src.lib").xla_client
-    except (AttributeError, ImportError):
-        return None

@@ -11,9 +11,10 @@ That JAX has removed frames is known from a note that it adds to the error. If J
 it differently, the traceback may end with a frame of this library.
 """
 
-import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from .private import private
 
 
 def find(registry: Any) -> Callable[[str], Any]:
@@ -23,7 +24,7 @@ def find(registry: Any) -> Callable[[str], Any]:
 
 def pass_over(paths: Iterable[str]) -> None:
     """Has JAX skip the frames of files whose path starts with one of `paths`."""
-    registries = [find(_private(name)) for name in _REGISTRIES]
+    registries = [find(private(name)) for name in _REGISTRIES]
     for path in paths:
         for exclude in registries:
             exclude(path)
@@ -36,10 +37,3 @@ def was_cut(error: BaseException) -> bool:
 
 
 _REGISTRIES = "source_info_util", "traceback_util"
-
-
-def _private(name: str) -> Any:
-    try:
-        return importlib.import_module(f"jax._src.{name}")
-    except ImportError:
-        return None

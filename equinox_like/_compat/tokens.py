@@ -6,8 +6,9 @@ again. Serves jax 0.10 to 0.12: `jax._src.dispatch.runtime_tokens`, which has no
 counterpart. Without it the error is raised twice.
 """
 
-import importlib
 from typing import Any
+
+from .private import private
 
 
 def forget_failed(tokens: Any) -> None:
@@ -21,11 +22,4 @@ def forget_failed(tokens: Any) -> None:
                 kept.pop(key, None)
 
 
-def _find() -> Any:
-    try:
-        return importlib.import_module("jax._src.dispatch").runtime_tokens
-    except (ImportError, AttributeError):
-        return None
-
-
-runtime_tokens: Any = _find()
+runtime_tokens: Any = getattr(private("dispatch"), "runtime_tokens", None)

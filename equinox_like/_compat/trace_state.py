@@ -27,6 +27,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from .private import private
 from .tracer import Tracer
 
 
@@ -70,17 +71,10 @@ def settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name, None) for name in names}
 
 
-def _private(name: str) -> Any:
-    try:
-        return importlib.import_module(f"jax._src.{name}")
-    except ImportError:
-        return None
-
-
-at_top_level: Callable[[], bool] = find(_private("core"))
+at_top_level: Callable[[], bool] = find(private("core"))
 """Whether no JAX transformation is active in this thread."""
 
-trace_context: Callable[[], Any] = find_context(_private("config"))
+trace_context: Callable[[], Any] = find_context(private("config"))
 """Equal in two calls if a trace of the same function and arguments can be reused."""
 
 
@@ -91,5 +85,5 @@ def find_trace(core: Any) -> Callable[[], Any]:
     return object
 
 
-current_trace: Callable[[], Any] = find_trace(_private("core"))
+current_trace: Callable[[], Any] = find_trace(private("core"))
 """The trace that processes operations now (or evaluates them); compare it by `is`."""

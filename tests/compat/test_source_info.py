@@ -11,15 +11,15 @@ from equinox_like._compat import source_info
 
 @pytest.mark.parametrize("name", source_info._REGISTRIES)
 def test_jax_has_what_is_asked_for(name):
-    registry = source_info._private(name)
+    registry = source_info.private(name)
     assert source_info.find(registry) is registry.register_exclusion
 
 
 def test_without_them_nothing_is_excluded_and_nothing_fails(monkeypatch):
     for registry in (types.SimpleNamespace(), None):
-        monkeypatch.setattr(source_info, "_private", lambda name, r=registry: r)
+        monkeypatch.setattr(source_info, "private", lambda name, r=registry: r)
         source_info.pass_over(["/nowhere/"])
-    assert source_info._private("no_such_file") is None
+    assert source_info.private("no_such_file") is None
 
 
 def test_error_says_whether_jax_has_removed_frames():

@@ -1,0 +1,12 @@
+"""Private modules of JAX, any of which a later version may not have."""
+
+import importlib
+from typing import Any
+
+
+def private(name: str) -> Any:
+    """The module `jax._src.<name>`, or `None` if there is none."""
+    try:
+        return importlib.import_module(f"jax._src.{name}")
+    except ImportError:
+        return None
