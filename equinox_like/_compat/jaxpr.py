@@ -60,6 +60,20 @@ def run_equation(jaxpr: Any, equation: Any, values: Sequence[Any]) -> Sequence[A
     return eval_jaxpr(alone, [], *inputs.values())
 
 
+def interpret(jaxpr: Any, consts: Any, args: Any, run: Callable[..., Any]) -> list[Any]:
+    """Runs an open jaxpr by `run(equation, inputs) -> outputs` for each equation."""
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom):
+        return atom.val if is_literal(atom) else values[atom]
+
+    for equation in jaxpr.eqns:
+        out = run(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, out, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
 # The names without the flags of what `_prim` may hold.
 _NAMES: Final = {
     "RematTraced": "remat2",

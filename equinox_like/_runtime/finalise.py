@@ -5,6 +5,7 @@ the replacement is run instead. Jaxprs in the parameters of an equation are fina
 too.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 
 from .._compat.jaxpr import (
     definition,
+    interpret,
     is_closed,
-    is_literal,
     is_program,
     name_and_params,
     opened,
@@ -163,17 +164,7 @@ def finalise_eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[A
         assert eqxi.finalise_eval_jaxpr(closed.jaxpr, closed.consts, 2.0) == [3.0]
         ```
     """
-    values: dict[Any, Any] = {}
-
-    def read(atom):
-        return atom.val if is_literal(atom) else values[atom]
-
-    values.update(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
-    for equation in jaxpr.eqns:
-        out = _run(jaxpr, equation, [read(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, out, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return interpret(jaxpr, consts, args, functools.partial(_run, jaxpr))
 
 
 def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from .._compat.identity import Tangents, identity
 from .._compat.jaxpr import (
-    is_literal,
+    interpret,
     mapped_axes,
     name_and_params,
     opened,
@@ -123,19 +123,14 @@ class _Harvest:
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
     ) -> tuple[list[Any], list[Found]]:
         """The outputs of an open jaxpr, and the values found."""
-        values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, args, strict=True))
         found: list[Found] = []
 
-        def read(atom):
-            return atom.val if is_literal(atom) else values[atom]
-
-        for equation in jaxpr.eqns:
-            inputs = [read(atom) for atom in equation.invars]
+        def run(equation, inputs):
             out, more = self._equation(jaxpr, equation, inputs)
-            values.update(zip(equation.outvars, out, strict=True))
-            found += more
-        return [read(atom) for atom in jaxpr.outvars], found
+            found.extend(more)
+            return out
+
+        return interpret(jaxpr, consts, args, run), found
 
     def _equation(
         self, jaxpr: Any, equation: Any, inputs: list[Any]
