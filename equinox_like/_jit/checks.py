@@ -18,19 +18,19 @@ from .._compat.tokens import forget_failed, runtime_tokens
 from .._core.base import hide_frames
 from .donation import explain_failure
 
-# For each check primitive, the function that turns JAX's error into the one to raise.
-_checks: dict[Any, Callable[[Exception], Exception | None]] = {}
+# For each check primitive, what `register_check` got.
+_checks: dict[Any, tuple[str, str, Callable[[str], Exception]]] = {}
 
 
 def register_check(
-    primitive: Any, explain: Callable[[Exception], Exception | None]
+    primitive: Any, begin: str, end: str, error_of: Callable[[str], Exception]
 ) -> None:
     """Makes calls wait for programs that hold `primitive`.
 
-    `explain` gets an error that such a program raised. It returns the error to raise
-    instead, or `None` if the check did not cause the error.
+    If it fails, it raises an error with a text between the lines `begin` and `end`, which
+    JAX passes on. The call then raises `error_of(text)`.
     """
-    _checks[primitive] = explain
+    _checks[primitive] = begin, end, error_of
 
 
 def there_are_checks() -> bool:
@@ -72,11 +72,21 @@ def explained(
     which donated arrays were deleted. Raises a `DonationError` if `error` was caused by
     a deleted or shared donated array.
     """
-    found = (explain(error) for explain in _checks.values())
-    failed = next((e for e in found if e is not None), None)
+    failed = _failed_check(error)
     if failed is not None:
         forget_failed(runtime_tokens)
         error = failed
     explain_failure(error, name_leaves, leaves)
     hide_frames(error)
     return error
+
+
+def _failed_check(error: Exception) -> Exception | None:
+    """The error of the check that has caused `error`, if one has."""
+    if isinstance(error, RuntimeError | ValueError):
+        for begin, end, error_of in _checks.values():
+            _, has_begin, rest = str(error).partition(f"\n{begin}\n")
+            text, has_end, _ = rest.partition(f"\n{end}\n")
+            if has_begin and has_end:
+                return error_of(text)
+    return None

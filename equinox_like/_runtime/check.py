@@ -55,7 +55,7 @@ class Check:
         if pred.any():
             text = self._describe(pred, np.asarray(index))
             if not self.goes_on:
-                raise EquinoxRuntimeError(_report(text))
+                raise _report(text)
             print(text, file=sys.stderr)
         return np.asarray(pred.any())
 
@@ -114,19 +114,9 @@ error_if_p = for_whole_batch(
 )
 
 
-def _explain(error: Exception) -> Exception | None:
-    if not isinstance(error, RuntimeError | ValueError):
-        return None
-    _, begin, rest = str(error).partition(f"\n{_BEGIN}\n")
-    text, end, _ = rest.partition(f"\n{_END}\n")
-    return EquinoxRuntimeError(_report(text)) if begin and end else None
+def _report(text: str) -> EquinoxRuntimeError:
+    return EquinoxRuntimeError(f"{_ABOVE}\n{text}\n\n{_ADVICE}")
 
-
-def _report(text: str) -> str:
-    return f"{_ABOVE}\n{text}\n\n{_ADVICE}"
-
-
-register_check(error_if_p, _explain)
 
 _MAX_LISTED = 10
 _BEGIN = "---- a check by `equinox_like.error_if` failed ----"
@@ -144,3 +134,5 @@ This error is from a check of values, while the program ran. To look at them:
 - Set `JAX_DISABLE_JIT=1`, and most of the program runs as ordinary Python.
 - Set `EQX_ON_ERROR=nan`, and it goes on with NaN in place of the values checked.
 """
+
+register_check(error_if_p, _BEGIN, _END, _report)

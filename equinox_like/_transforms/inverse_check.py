@@ -71,15 +71,7 @@ _inverse_check = for_whole_batch(
 )
 
 
-def _explain(error: Exception) -> Exception | None:
-    if not isinstance(error, RuntimeError | ValueError):
-        return None
-    _, begin, rest = str(error).partition(f"\n{_BEGIN}\n")
-    text, end, _ = rest.partition(f"\n{_END}\n")
-    return NotInvertibleError(text) if begin and end else None
-
-
 _BEGIN = "---- the check of a `filter_invertible` failed ----"
 _END = "---- with `filter_jit` in place of `jax.jit` this would be the whole error ----"
 
-register_check(_inverse_check, _explain)
+register_check(_inverse_check, _BEGIN, _END, NotInvertibleError)
