@@ -294,20 +294,19 @@ class _Moments(NamedTuple):
 
 
 def _where(condition: Array, one: Any, other: Any) -> Any:
-    return type(one)(
-        *(
-            None if a is None else jnp.where(condition, a, b)
-            for a, b in zip(one, other, strict=True)
-        )
-    )
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+
+
+def _indices(norm: Any) -> tuple[StateIndex[Any], StateIndex[Any]]:
+    """The places in the state of `steps`, and of the mean and variance."""
+    if norm.mode == "ema":
+        return norm.ema_first_time_index, norm.ema_state_index
+    return norm.batch_counter, norm.batch_state_index
 
 
 def _running(norm: BatchNorm, state: State) -> _Running:
-    if norm.mode == "ema":
-        first = state.get(_required(norm.ema_first_time_index))
-        return _Running(first, *state.get(_required(norm.ema_state_index)))
-    counter = state.get(_required(norm.batch_counter))
-    return _Running(counter, *state.get(_required(norm.batch_state_index)))
+    of_steps, of_averages = _indices(norm)
+    return _Running(state.get(of_steps), *state.get(of_averages))
 
 
 def _check_unmapped(running: _Running) -> None:
@@ -330,17 +329,9 @@ def _check_complex(x: Array, stored: Any) -> None:
 
 
 def _stored(norm: BatchNorm, state: State, new: _Running, dtype: Any) -> State:
+    of_steps, of_averages = _indices(norm)
     steps, *averages = new.astype(dtype)
-    if norm.mode == "ema":
-        state = state.set(_required(norm.ema_first_time_index), steps)
-        return state.set(_required(norm.ema_state_index), tuple(averages))
-    state = state.set(_required(norm.batch_counter), steps)
-    return state.set(_required(norm.batch_state_index), tuple(averages))
-
-
-def _required(index: StateIndex[Any] | None) -> StateIndex[Any]:
-    assert index is not None  # the mode guarantees it
-    return index
+    return state.set(of_steps, steps).set(of_averages, tuple(averages))
 
 
 def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
