@@ -236,14 +236,15 @@ def accumulation_dtype(x: Array) -> Any:
 def standardise(x: Array, eps: float) -> Array:
     # With `jnp.var`, programs of many layers take three times as long to compile.
     centred = x - jnp.mean(x)
-    return centred * jax.lax.rsqrt(jnp.mean(_squared(centred)) + eps)
+    return centred * jax.lax.rsqrt(jnp.mean(squared(centred)) + eps)
 
 
 def _divide_by_rms(x: Array, eps: float) -> Array:
-    return x * jax.lax.rsqrt(jnp.mean(_squared(x)) + eps).astype(x.dtype)
+    return x * jax.lax.rsqrt(jnp.mean(squared(x)) + eps).astype(x.dtype)
 
 
-def _squared(x: Array) -> Array:
+def squared(x: Array) -> Array:
+    """The square of the absolute value, which is real."""
     return (x * x.conj()).real if jnp.iscomplexobj(x) else x * x
 
 

@@ -16,7 +16,7 @@ from ._callables import refuse_layer_class
 from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
-from ._norm import accumulation_dtype
+from ._norm import accumulation_dtype, squared
 from ._shape import as_eps, as_size
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state
@@ -296,7 +296,6 @@ def _normalised(vector: Array, eps: float, before: Array) -> Array:
 def _square_sum(v: Array, axis: int | None) -> Array:
     """The sum of squares over all axes but one, in float32 at least."""
     v = v.astype(accumulation_dtype(v))
-    square = (v * v.conj()).real if jnp.iscomplexobj(v) else v * v
     kept = None if axis is None else axis % v.ndim
     others = tuple(i for i in range(v.ndim) if i != kept)
-    return jnp.sum(square, others, keepdims=True)
+    return jnp.sum(squared(v), others, keepdims=True)
