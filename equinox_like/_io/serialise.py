@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax.tree_util as jtu
+import numpy as np
 
 from .._compat.put import putter
 from .._errors import LeafError
@@ -31,9 +32,9 @@ from .records import (
     read_leaf,
 )
 from .structure import (
-    Mapped,
     Records,
     Structure,
+    content_of,
     find_structure,
     read_structure,
     structure_record,
@@ -112,8 +113,8 @@ def tree_serialise_leaves(
                 is_selection = True
         file.flush()
         with open(file.name, "rb") as to_read:
-            mapped = Mapped(to_read)
-        file.write(structure_record(written, is_selection, mapped))
+            content = content_of(to_read)
+        file.write(structure_record(written, is_selection, content))
 
 
 def tree_deserialise_leaves(
@@ -171,7 +172,7 @@ def tree_deserialise_leaves(
     path = with_suffix(path_or_file, ".eqx", "path_or_file")
     with opened(path) as file:
         saved = find_structure(file)
-        leaves = list(_read_leaves(file, items, saved, Mapped(file)))
+        leaves = list(_read_leaves(file, items, saved, content_of(file)))
         _refuse_rest(file, items, saved)
     return rebuild(leaves)
 
@@ -264,10 +265,10 @@ def _sharing_put(items: list[Any]) -> list[Any]:
 
 
 def _read_leaves(
-    file: Any, items: list[Any], saved: Structure | None, mapped: "Mapped"
+    file: Any, items: list[Any], saved: Structure | None, content: np.ndarray
 ) -> Iterator[Any]:
     """Reads the leaves one by one, and compares them with the saved names and sums."""
-    records = Records(saved, mapped)
+    records = Records(saved, content)
     end = file.tell()
     for spec, path, like in items:
         start = end

@@ -33,14 +33,14 @@ _STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
 
 
 def structure_record(
-    written: list[tuple[str, int]], is_selection: bool, mapped: "Mapped"
+    written: list[tuple[str, int]], is_selection: bool, content: np.ndarray
 ) -> bytes:
     ends = [end for _, end in written]
     bounds = zip([0, *ends], ends, strict=False)
     described = {
         "equinox_like": 1,
         "leaves": [name for name, _ in written],
-        "sums": [mapped.checksum(start, end) for start, end in bounds],
+        "sums": [checksum(content[start:end]) for start, end in bounds],
         "ends": ends,
         "selection": is_selection,
     }
@@ -55,22 +55,16 @@ def structure_record(
     return record(len(record(0)))
 
 
-class Mapped:
-    """A file mapped into memory, to compute checksums of its parts."""
+def content_of(file: Any) -> np.ndarray:
+    """The bytes of a file that is open for reading, mapped into memory.
 
-    def __init__(self, file: Any):
-        """`file` is open for reading. By its path another file may be found by now."""
-        try:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            mapped = b""  # an empty file cannot be mapped
-        self.data = np.frombuffer(mapped, np.uint8)
-
-    def checksum(self, start: int, end: int) -> str:
-        return checksum(self.data[start:end])
-
-    def has_checksum(self, start: int, end: int, expected: str) -> bool:
-        return has_checksum(self.data[start:end], expected)
+    Not by its path, where another file may be found by now.
+    """
+    try:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        mapped = b""  # an empty file cannot be mapped
+    return np.frombuffer(mapped, np.uint8)
 
 
 def find_structure(file: Any) -> Structure | None:
@@ -112,10 +106,10 @@ def _as_structure(found: Any) -> Structure:
 class Records:
     """Compares the records that are read with the names and checksums in the file."""
 
-    def __init__(self, saved: Structure | None, mapped: "Mapped"):
+    def __init__(self, saved: Structure | None, content: np.ndarray):
         self.names, self._sums, self._ends, self.are_selection = saved or _UNKNOWN
         self._is_known = saved is not None
-        self._mapped = mapped
+        self._content = content
         self._next = 0
 
     def is_next(self, path: tuple[Any, ...]) -> bool:
@@ -138,4 +132,4 @@ class Records:
         index, self._next = self._next, self._next + 1
         if index >= len(self._sums):
             return True
-        return self._mapped.has_checksum(start, end, self._sums[index])
+        return has_checksum(self._content[start:end], self._sums[index])
