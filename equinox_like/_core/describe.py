@@ -28,16 +28,16 @@ from .._tree.strict import (
 from .difference import Leaf, static_fields, tree_of
 from .pickling import global_name, is_global
 
+# The description of a tree is one of
+#     ["array"]    ["static", value]    ["none"]
+#     ["list" | "tuple" | "dict", "", [], [[key, tree], ...]]
+#     ["node", "module:qualname", [[name, value], ...], [[key, tree], ...]]
+# and that of a value
+#     [type, text]    ["tuple" | ..., [value, ...]]    ["named", "module:qualname"]
+#     ["object", ["module:qualname", [[name, value], ...]]]    ["skeleton", tree]
+Description = Any
+
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
-
-
-class Description:
-    """The description of a tree. `content` is a list that starts with the kind."""
-
-    __slots__ = ("content",)
-
-    def __init__(self, content: Any):
-        self.content = content
 
 
 class _Undescribed:
@@ -54,45 +54,27 @@ class _Undescribed:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-def describe_tree(tree: Any) -> Description:
-    """Describes `tree`. Arrays, structs and data leaves all become `"array"`."""
-    return Description(_tree(tree))
-
-
-def stored(path: str, description: Description) -> Any:
-    """The content to write to a file; `ValueError` if it holds an `_Undescribed`."""
-    for place, value in _undescribed_in_tree(path, description.content):
+def stored(path: str, description: Description) -> Description:
+    """What to write to a file; raises `ValueError` if it holds an `_Undescribed`."""
+    for place, value in _undescribed_in_tree(path, description):
         raise ValueError(
             f"`{place}` is the static value {value!r}, of type {type(value).__name__}, "
             "which another process cannot compare with its own values. Static values "
             "can be exported if they are plain Python values, functions and classes "
             "at the top level of a module, or dataclasses and Modules of such values."
         )
-    return description.content
+    return description
 
 
 def first_difference(path: str, old: Description, new: Description) -> str | None:
     """A sentence on the first difference of two trees, or `None` if they are equal."""
-    for place, was, now in _differences(path, old.content, new.content):
+    for place, was, now in _differences(path, old, new):
         return f"`{place}` was {_show(was)}, and is now {_show(now)}."
     return None
 
 
-def rebuild(description: Description) -> Any:
-    """The tree, if its nodes are Python's containers, with a `Leaf` for each array."""
-    return _rebuild("out", description.content)
-
-
-# A tree is one of
-#     ["array"]    ["static", value]    ["none"]
-#     ["list" | "tuple" | "dict", "", [], [[key, tree], ...]]
-#     ["node", "module:qualname", [[name, value], ...], [[key, tree], ...]]
-# and a value
-#     [type, text]    ["tuple" | ..., [value, ...]]    ["named", "module:qualname"]
-#     ["object", ["module:qualname", [[name, value], ...]]]    ["skeleton", tree]
-
-
-def _tree(tree: Any) -> Any:
+def describe_tree(tree: Any) -> Description:
+    """Describes `tree`. Arrays, structs and data leaves all become `"array"`."""
     if isinstance(tree, Leaf):
         return ["static", _value(tree.value)] if tree.label is STATIC else ["array"]
     if is_array_or_struct(tree):
@@ -102,7 +84,7 @@ def _tree(tree: Any) -> Any:
     if jtu.all_leaves([tree]):
         return ["static", _value(tree)]
     children, treedef = children_of(tree)
-    below = [[_key(key), _tree(child)] for (key,), child in children]
+    below = [[_key(key), describe_tree(child)] for (key,), child in children]
     kind = _CONTAINERS.get(type(tree))
     if kind is not None:
         return [kind, "", [], below]
@@ -141,7 +123,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return ["member", f"{_name(kind)}.{value.name}"]
     if isinstance(value, Skeleton):
-        return ["skeleton", _tree(tree_of(value))]
+        return ["skeleton", describe_tree(tree_of(value))]
     if is_global(value):
         return ["named", _name(value)]
     names = _compared(kind)
@@ -251,8 +233,9 @@ _READ = {
 }
 
 
-def _rebuild(path: str, tree: Any) -> Any:
-    kind, *rest = tree
+def rebuild(path: str, description: Description) -> Any:
+    """The tree, if its nodes are Python's containers, with a `Leaf` for each array."""
+    kind, *rest = description
     if kind == "array":
         return Leaf("data")
     if kind == "none":
@@ -261,12 +244,12 @@ def _rebuild(path: str, tree: Any) -> Any:
         return _rebuild_value(path, rest[0])
     children = [] if kind == "node" else rest[2]
     if kind == "list":
-        return [_rebuild(path + key[0], child) for key, child in children]
+        return [rebuild(path + key[0], child) for key, child in children]
     if kind == "tuple":
-        return tuple(_rebuild(path + key[0], child) for key, child in children)
+        return tuple(rebuild(path + key[0], child) for key, child in children)
     if kind == "dict":
         return {
-            _rebuild_value(path, key[1]): _rebuild(path + key[0], child)
+            _rebuild_value(path, key[1]): rebuild(path + key[0], child)
             for key, child in children
         }
     raise ValueError(

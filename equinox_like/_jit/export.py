@@ -10,7 +10,7 @@ import inspect
 import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.export
@@ -160,13 +160,13 @@ def deserialize_export(
             header["name"],
             _signature_of(header["parameters"]),
             header["arrays"],
-            {name: Description(d) for name, d in header["arguments"]},
-            Description(header["out"]),
+            dict(header["arguments"]),
+            header["out"],
         )
     except (AttributeError, KeyError, TypeError, IndexError) as e:
         raise ValueError(f"{_NOT_OURS} ({type(e).__name__}: {e})") from e
     if like is None:
-        out = rebuild(call.out)
+        out = rebuild("out", call.out)
     else:
         found = first_difference("out", call.out, describe_tree(like))
         if found is not None:
@@ -177,22 +177,14 @@ def deserialize_export(
     return Exported(exported, call, _without_data(out))
 
 
-class _Call:
+class _Call(NamedTuple):
     """A description of the exported call, without objects of the exporting process."""
 
-    def __init__(
-        self,
-        name: str,
-        signature: inspect.Signature,
-        arrays: list[str],
-        arguments: dict[str, Description],
-        out: Description,
-    ):
-        self.name = name
-        self.signature = signature
-        self.arrays = arrays  # the names of the arrays, in the order of the signature
-        self.arguments = arguments
-        self.out = out
+    name: str
+    signature: inspect.Signature
+    arrays: list[str]  # the names of the arrays, in the order of the signature
+    arguments: dict[str, Description]
+    out: Description
 
 
 class Exported(Generic[_P, _T]):
