@@ -159,7 +159,7 @@ class Entering:
         self._entered = entered
 
     def __enter__(self) -> None:
-        _stack.push(self, _Suspension.watch())
+        _stack.push(self, _Suspension())
 
     def __exit__(self, *exception: object) -> None:
         context = self._context
@@ -249,22 +249,15 @@ def _with(values: _Values | None, entering: Entering) -> _Values | None:
 
 
 class _Suspension:
-    """Records whether the current `asyncio` task was suspended since `watch()`."""
+    """Records whether the current `asyncio` task has been suspended since it was made."""
 
     __slots__ = ("_handle", "_happened")
 
     def __init__(self) -> None:
         self._happened = False
-        self._handle: Any = None
-
-    @classmethod
-    def watch(cls) -> "_Suspension":
-        suspension = cls()
         loop = asyncio._get_running_loop()
-        if loop is not None:
-            # If the task suspends, the event loop calls this before resuming it.
-            suspension._handle = loop.call_soon(suspension._note)
-        return suspension
+        # If the task suspends, the event loop calls this before resuming it.
+        self._handle = None if loop is None else loop.call_soon(self._note)
 
     def _note(self) -> None:
         self._happened = True
