@@ -204,7 +204,7 @@ def refuse_deleted(
     if not deleted:
         return
     # Shown is one of which it is known where it was donated to, if there is one.
-    owners = ((name, x, records.owner_of(x)) for name, x in deleted)
+    owners = ((name, x, _owner_of(x)) for name, x in deleted)
     name, x, owner = next((o for o in owners if o[2]), (*deleted[0], None))
     more = len(deleted) - 1
     others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
@@ -247,28 +247,6 @@ def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> No
         error.add_note("No donated array is lost.")
 
 
-class _Records:
-    """Of the arrays that the last calls of each donating program deleted, some."""
-
-    def __init__(self) -> None:
-        self._all: weakref.WeakSet[Record] = weakref.WeakSet()
-
-    def new(self, name: str) -> "Record":
-        record = Record(name)
-        with _lock:
-            self._all.add(record)
-        return record
-
-    def owner_of(self, x: Any) -> str | None:
-        with _lock:
-            found = list(self._all)
-        for record in found:
-            # A copy, because another thread may append.
-            if any(ref() is x for call in record.calls.copy() for ref in call):
-                return record.name
-        return None
-
-
 class Record:
     """Donated arrays that the last calls of one program deleted: one per argument.
 
@@ -279,11 +257,24 @@ class Record:
     def __init__(self, name: str):
         self.name = name
         self.calls: deque[Sequence[weakref.ref[Any]]] = deque(maxlen=_CALLS)
+        with _lock:
+            _records.add(self)
 
 
 # How many calls a `Record` remembers.
 _CALLS: Final = 16
-records: Final = _Records()
+_records: Final[weakref.WeakSet[Record]] = weakref.WeakSet()
+
+
+def _owner_of(x: Any) -> str | None:
+    """The name of the program that has deleted an array, as far as records tell."""
+    with _lock:
+        found = list(_records)
+    for record in found:
+        # A copy, because another thread may append.
+        if any(ref() is x for call in record.calls.copy() for ref in call):
+            return record.name
+    return None
 
 
 def are_deleted(arrays: Sequence[Any]) -> list[bool | None]:
@@ -292,11 +283,7 @@ def are_deleted(arrays: Sequence[Any]) -> list[bool | None]:
         # Three times as fast, if all have the same type.
         return list(map(type(arrays[0]).is_deleted, arrays))
     except (AttributeError, IndexError, TypeError):
-        return [getattr(x, "is_deleted", _nothing)() for x in arrays]
-
-
-def _nothing() -> None:
-    return None
+        return [x.is_deleted() if hasattr(x, "is_deleted") else None for x in arrays]
 
 
 def are_any_sharded(leaves: Sequence[Any]) -> bool:

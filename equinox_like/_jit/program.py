@@ -16,7 +16,7 @@ from .._tree.registry import registry
 from .._tree.splitting import Skeleton
 from .binding import Call
 from .donating import DonatingSpecialization
-from .donation import Donate, Donation, records
+from .donation import Donate, Donation, Record
 from .layout import Layout, LayoutTable, keep
 from .retrace import Trace
 from .shardings import OPTIONS, Shardings
@@ -51,7 +51,7 @@ class Program:
         self.shardings = shardings
         self.options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
         self.donation = Donation(donate)
-        self.record = records.new(name)
+        self.record = Record(name)
         self.layouts = LayoutTable(signature, name, self.donation.donates)
         self._forms = self.layouts.forms
         self._specializations: dict[Skeleton, Specialization] = {}
