@@ -195,20 +195,20 @@ class _Call:
         return replace(self, rest=_functions[int(data[0])])
 
 
+@dataclass(frozen=True)
 class _Variant:
     """A transformed call. The index of its function remains the first array."""
 
     call: Any
 
     def found(self, data: Sequence[Any]) -> Any:
-        return replace(self, call=self.call.found(data))  # pyright: ignore
+        return replace(self, call=self.call.found(data))
 
 
 @dataclass(frozen=True)
 class _Tangent(_Variant):
     """From all inputs, and the tangents of some, to the tangents of inexact outputs."""
 
-    call: Any
     perturbed: tuple[int, ...]
 
     def __call__(self, *data: Any) -> list[Any]:
@@ -229,7 +229,6 @@ class _Transpose(_Variant):
     """From the known inputs, and the cotangents of the outputs, to the cotangents of
     the wanted inputs, in which the call is linear."""
 
-    call: Any
     wanted: tuple[int, ...]
     types: tuple[Any, ...]  # of the wanted inputs
     known: int  # the number of known inputs
@@ -253,7 +252,6 @@ class _Transpose(_Variant):
 class _Map(_Variant):
     """The call under `jax.vmap`."""
 
-    call: Any
     axes: tuple[int | None, ...]
     size: int
 
