@@ -129,24 +129,22 @@ class _Derivative:
         """
         cotangents = put([None] * len(self._perturbed), self._perturbed, cotangents)
         wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]
-        of_consts = self._given[0]
-        if any(wanted):
-            state = self._state([_saved_in(x, 0) for x in saved.stacks], saved.buffers)
-            of_consts, wanted = spread_backward(
-                self._step, saved.consts, state, of_consts, self._perturbed, wanted
-            )
-            ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
-            ct_state = [
-                jnp.zeros_like(x) if type(ct) is Zero else ct
-                for x, ct in zip(
-                    take(state, wanted), take(cotangents, wanted), strict=True
-                )
-            ]
-            found = self._sweep(saved, of_consts, wanted, ct_consts, ct_state)
-            ct_consts = put([None] * len(of_consts), of_consts, found[0])
-            ct_state = put([None] * len(wanted), wanted, found[1])
-            return [*take(ct_consts, self._given[0]), *take(ct_state, self._given[1])]
-        return [None] * (sum(self._given[0]) + sum(self._given[1]))
+        consts_given, state_given = self._given
+        if not any(wanted):
+            return [None] * (sum(consts_given) + sum(state_given))
+        state = self._state([_saved_in(x, 0) for x in saved.stacks], saved.buffers)
+        of_consts, wanted = spread_backward(
+            self._step, saved.consts, state, consts_given, self._perturbed, wanted
+        )
+        ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
+        ct_state = [
+            jnp.zeros_like(x) if type(ct) is Zero else ct
+            for x, ct in zip(take(state, wanted), take(cotangents, wanted), strict=True)
+        ]
+        found = self._sweep(saved, of_consts, wanted, ct_consts, ct_state)
+        ct_consts = put([None] * len(of_consts), of_consts, found[0])
+        ct_state = put([None] * len(wanted), wanted, found[1])
+        return [*take(ct_consts, consts_given), *take(ct_state, state_given)]
 
     def _sweep(
         self,
