@@ -280,7 +280,7 @@ def _scan(step: Any, carry: Any, blocks: Any, reverse: bool = False) -> tuple[An
                 x, cotangent = carry
                 carry = _after(x, (cotangent, outs[i])), cotangent
         # A list, a tuple, or a named tuple.
-        return carry, jtu.tree_unflatten(_sequence(blocks), outs)
+        return carry, children_of(blocks)[1].unflatten(outs)
     arrays, others = partition(blocks, is_array)
     _require_stacked(arrays)
     held, rest = partition(carry, is_array)
@@ -311,11 +311,6 @@ def _after(x: Any, done: Any) -> Any:
     return jtu.tree_map(
         lambda a: a + zero.astype(a.dtype) if is_inexact_array(a) else a, x
     )
-
-
-def _sequence(blocks: Sequence[Any]) -> Any:
-    _, treedef = children_of(blocks)
-    return treedef
 
 
 def _require_stacked(arrays: Any) -> None:

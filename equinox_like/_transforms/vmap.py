@@ -307,8 +307,9 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
     for number, (axis, subtree) in enumerate(matched):
         for leaf in jtu.tree_leaves(subtree):
             chosen: Any = axis(leaf) if callable(axis) else axis
-            if chosen is not None and (type(chosen) is bool or not _is_int(chosen)):
-                is_type = callable(axis) or type(chosen) is bool
+            is_bool = type(chosen) is bool
+            if is_bool or not (chosen is None or hasattr(chosen, "__index__")):
+                is_type = callable(axis) or is_bool
                 error = TypeError if is_type else ValueError
                 raise error(
                     f"The leaves of `{option}` must be ints, `None`, or callables that "
@@ -317,10 +318,6 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
                 )
             resolved.append(None if chosen is None else operator.index(chosen))
     return resolved
-
-
-def _is_int(x: Any) -> bool:
-    return hasattr(x, "__index__")
 
 
 def checked_size(function: str, axis_size: Any) -> Any:
