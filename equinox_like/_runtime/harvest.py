@@ -235,7 +235,6 @@ _RULES: Final[dict[str, Any]] = {
     "shard_map": _Harvest.shard_map,
     "jit": _Harvest.jit,
     "closed_call": _Harvest.call,
-    "core_call": _Harvest.call,
     "remat2": _Harvest.checkpoint,
     "scan": _Harvest.scan,
     "Scan3": _Harvest.scan_without_carry,

@@ -151,25 +151,17 @@ def _slice_key(equation: Any, ins: list[Any]) -> Any:
 def _called(equation: Any) -> Any:
     """The jaxpr that an equation calls once on the equation's inputs, or `None`."""
     name, params = name_and_params(equation)
-    if name in _CALLS:
-        for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-            if key in params:
-                return params[key]
-    return None
+    return params[_CALLS[name]] if name in _CALLS else None
 
 
-_CALLS: Final = (
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "remat",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-)
+# The names of the parameters that hold these jaxprs.
+_CALLS: Final = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
 
 
 def _fill_from_slices(equations: list[_Equation], known: dict[int, Any]) -> bool:
@@ -261,14 +253,12 @@ _OF_ONE: Final[dict[str, _Rule]] = {
     "integer_pow": _integer_pow,
     "reshape": _reshaped,
     "squeeze": _reshaped,
-    "expand_dims": _reshaped,
     "broadcast_in_dim": _reshaped,
     "transpose": lambda e, y, n, other: jnp.transpose(
         y, np.argsort(e.params["permutation"]).tolist()
     ),
     "rev": lambda e, y, n, other: jnp.flip(y, e.params["dimensions"]),
     "copy": _undone_by(lambda y: y),
-    "copy_p": _undone_by(lambda y: y),
     "sharding_constraint": _undone_by(lambda y: y),
 }
 
