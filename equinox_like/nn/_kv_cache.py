@@ -210,23 +210,17 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
         seen = [jnp.concatenate(pair) for pair in zip(old, added, strict=True)]
     key, value, position = updated
     length = jax_array(cache.length) + new
-    next_cache = _replaced(cache, key, value, position, length)
+    next_cache = KVCache(key, value, position, length, cache.overflow)
     keys, values, positions = seen
     return Seen(
         keys.astype(dtypes[0]), values.astype(dtypes[1]), positions, start, next_cache
     )
 
 
-def _replaced(
-    cache: KVCache, key: Array, value: Array, position: Array, length: Array
-) -> KVCache:
-    return KVCache(key, value, position, length, cache.overflow)
-
-
 def cut(cache: KVCache, n: Array) -> KVCache:
     """`cache.truncate(n)` without its checks."""
     position = jnp.where(cache.position < n[..., None], cache.position, -1)
-    return _replaced(cache, cache.key, cache.value, position, n)
+    return KVCache(cache.key, cache.value, position, n, cache.overflow)
 
 
 def new_positions(cache: KVCache, number: int) -> Array:
@@ -282,7 +276,8 @@ def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:
         f"The KVCache has slots for {slots} tokens, but was given more. Make a longer "
         "one with `init_cache`, or one with `overflow='ring'`.",
     )
-    return _replaced(cache, cache.key, cache.value, cache.position, length), out
+    cache = KVCache(cache.key, cache.value, cache.position, length, cache.overflow)
+    return cache, out
 
 
 def _broadcast_count(n: ArrayLike, shape: tuple[int, ...]) -> Array:
