@@ -55,7 +55,9 @@ class AheadOfTime:
     # Whether a call waits for the program, because it holds a check.
     waits: bool
 
-    def arguments(self, info: Trees, static: Callable[[Any], Any]) -> Trees:
+    def arguments(
+        self, info: Trees, static: Callable[[Any], Any] = lambda leaf: leaf
+    ) -> Trees:
         """`args` and `kwargs`, with JAX's `info` about each array in its place."""
         groups, _ = info
         skeleton = self.specialization.skeleton
@@ -94,7 +96,7 @@ class Traced(_Stage[_P, _T]):
     @property
     def args_info(self) -> Trees:
         """`(args, kwargs)` with shape, dtype and donation in place of each array."""
-        return self._call.arguments(self.traced.args_info, _itself)
+        return self._call.arguments(self.traced.args_info)
 
     @property
     def out_info(self) -> Any:
@@ -173,7 +175,7 @@ class Lowered(_Stage[_P, _T]):
     @property
     def args_info(self) -> Trees:
         """`(args, kwargs)` with shape, dtype and donation in place of each array."""
-        return self._call.arguments(self.lowered.args_info, _itself)
+        return self._call.arguments(self.lowered.args_info)
 
     @property
     def out_info(self) -> Any:
@@ -301,7 +303,7 @@ class Compiled(_Stage[_P, _T]):
     @property
     def args_info(self) -> Trees:
         """`(args, kwargs)` with shape, dtype and donation in place of each array."""
-        return self._call.arguments(self.compiled.args_info, _itself)
+        return self._call.arguments(self.compiled.args_info)
 
     @property
     def out_info(self) -> Any:
@@ -352,10 +354,6 @@ def platform_of_call(leaves: Sequence[Any]) -> str:
                 continue
             return platform_of(device)
     return platform_of(default_device())
-
-
-def _itself(static: Any) -> Any:
-    return static
 
 
 def _nothing(static: Any) -> None:
