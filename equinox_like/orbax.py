@@ -32,6 +32,7 @@ from ._tree.arrays import (
     describe_array as _describe_array,
     is_deleted as _is_deleted,
     is_typed_key as _is_typed_key,
+    is_weak as _is_weak,
 )
 from ._tree.filters import (
     is_array as _is_array,
@@ -291,7 +292,7 @@ def _description(leaf: Any) -> dict[str, Any]:
             "key": str(jax.random.key_impl(leaf)),
         }
     if _is_array_or_struct(leaf):
-        weak = {"weak_type": True} if getattr(leaf, "weak_type", False) else {}
+        weak = {"weak_type": True} if _is_weak(leaf) else {}
         return {"array": _describe_array(leaf), **weak}
     if _is_savable(leaf):
         kind = _number_type(leaf)

@@ -17,6 +17,7 @@ import jax
 from .._compat.trace_state import settings, trace_context
 from .._core.context import Context, values_here
 from .._core.difference import Arguments, Difference, differences
+from .._tree.arrays import is_weak
 from .._tree.splitting import Skeleton
 
 SHAPE: Final = "shape"
@@ -157,8 +158,7 @@ def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
         if not same_shape:
             was, now = f"an array of dtype {old.dtype}", f"of dtype {new.dtype}"
         yield Difference(name, DTYPE, was, now, "Convert it before the call.")
-    # A typed key has no weak type.
-    weak = getattr(old, "weak_type", False), getattr(new, "weak_type", False)
+    weak = is_weak(old), is_weak(new)
     if weak[0] != weak[1]:
         kinds = {True: "a weak type", False: "no weak type"}
         yield Difference(

@@ -25,7 +25,7 @@ from .._compat.tracer import Tracer, known_array
 from .._core.base import jit_is_disabled
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
-from .._tree.arrays import is_concrete
+from .._tree.arrays import is_concrete, is_weak
 from .._tree.match import leaf_name
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
@@ -309,17 +309,14 @@ def abstract(leaves: list[Any]) -> list[Any]:
 
 
 def _struct_of_aval(aval: Any) -> jax.ShapeDtypeStruct:
-    weak_type = getattr(aval, "weak_type", False)
     sharding = aval.sharding if any(aval.sharding.spec) else None
     return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=sharding, weak_type=weak_type
+        aval.shape, aval.dtype, sharding=sharding, weak_type=is_weak(aval)
     )
 
 
 def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:
-    # A typed key has no weak type.
-    weak_type = getattr(x, "weak_type", False)
     sharding = x.sharding if x.committed else None
     return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding, weak_type=weak_type
+        x.shape, x.dtype, sharding=sharding, weak_type=is_weak(x)
     )

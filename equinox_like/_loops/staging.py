@@ -18,7 +18,7 @@ from jax import lax
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._compat.varying import vary_over, varying_axes
 from .._runtime.unvmap import unvmap_any_p
-from .._tree.arrays import reusable
+from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array
 from .one_way import one_way
 from .select import select_if_vmap
@@ -145,7 +145,7 @@ def _select(pred: Any, new: Any, old: Any) -> Any:
 
 
 def _may_become(x: Any, dtype: Any) -> bool:
-    return getattr(x, "weak_type", False) and jnp.result_type(x, dtype) == dtype
+    return is_weak(x) and jnp.result_type(x, dtype) == dtype
 
 
 def _as_after_a_step(carry: list[Any], types: Sequence[Any]) -> list[Any] | None:
@@ -156,8 +156,7 @@ def _as_after_a_step(carry: list[Any], types: Sequence[Any]) -> list[Any] | None
         vary_over(
             varying_axes(out),
             lax.convert_element_type(x, out.dtype)
-            if getattr(x, "weak_type", False)
-            and (x.dtype != out.dtype or not out.weak_type)
+            if is_weak(x) and (x.dtype != out.dtype or not out.weak_type)
             else x,
         )
         for x, out in zip(carry, types, strict=True)

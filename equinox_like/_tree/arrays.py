@@ -57,6 +57,11 @@ def is_typed_key(x: Any) -> bool:
     )
 
 
+def is_weak(x: Any) -> bool:
+    """Whether the dtype of an array is weak, which typed keys do not have."""
+    return getattr(x, "weak_type", False)
+
+
 def without_key(x: Any) -> Any:
     """The array of numbers, for an array of typed PRNG keys; any other array itself."""
     return jax.random.key_data(x) if is_typed_key(x) else x

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.tracer import Tracer
-from .arrays import is_concrete
+from .arrays import is_concrete, is_weak
 from .cached import Cached
 from .filters import is_array, is_inexact_array
 from .strict import strictly_same
@@ -84,7 +84,7 @@ def tree_equal(
                 return False
             elif a.dtype != b.dtype and (check_dtype or not _are_numbers(a, b)):
                 return False
-            elif check_weak_type and _is_weak(a) != _is_weak(b):
+            elif check_weak_type and is_weak(a) != is_weak(b):
                 return False
             elif _is_numpy(a) and _is_numpy(b) and not _is_traced(rtol, atol):
                 if not _numpy_equal(np.asarray(a), np.asarray(b), rtol, atol):
@@ -142,10 +142,6 @@ def _is_numpy(x: Any) -> bool:
 
 def _is_traced(*xs: Any) -> bool:
     return any(isinstance(x, Tracer) for x in xs)
-
-
-def _is_weak(x: Any) -> bool:
-    return getattr(x, "weak_type", False)
 
 
 def _are_numbers(*arrays: Any) -> bool:

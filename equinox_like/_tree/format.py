@@ -14,7 +14,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .arrays import is_deleted
+from .arrays import is_deleted, is_weak
 
 
 def tree_pformat(
@@ -152,7 +152,7 @@ class TreeWLCustom:
     def _array(self, x: Any, kind: str | None = None) -> Any:
         import wadler_lindig as wl
 
-        weak = "weak_" if getattr(x, "weak_type", False) else ""
+        weak = "weak_" if is_weak(x) else ""
         return wl.TextDoc(weak) + wl.array_summary(x.shape, str(x.dtype), kind)
 
     def _partial(self, partial: functools.partial) -> Any:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool
 from .._compat.varying import vary_over, varying_axes
 from .._errors import ShapeError
 from .._tree import is_array
-from .._tree.arrays import is_typed_key
+from .._tree.arrays import is_typed_key, is_weak
 from .._tree.nodes import describe_node
 from ._callables import check_layer
 from ._precision import cast_to_precision, is_real
@@ -202,8 +202,7 @@ def _structure_and_shapes(tree: Any) -> Any:
 
 
 def _type_of_row(xs: Any) -> jax.ShapeDtypeStruct:
-    is_weak = getattr(xs, "weak_type", False)
-    return jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype, weak_type=is_weak)
+    return jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype, weak_type=is_weak(xs))
 
 
 def _of_dtype(x: Any, like: Any) -> Any:

@@ -19,6 +19,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._module.construct import filled
 from .._tree import tree_pformat
+from .._tree.arrays import is_weak
 from .._tree.cached import Attribute, Cached, forget
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
@@ -387,8 +388,7 @@ def _like(value: Any, old: Any, name: str) -> Any:
 
 def _as_strong(new: Array, old: Array) -> Array:
     """`new`, without a weak type if `old` has none, to avoid retraces of its users."""
-    is_weak, was_weak = (getattr(x, "weak_type", False) for x in (new, old))
-    return jnp.asarray(new, new.dtype) if is_weak and not was_weak else new
+    return jnp.asarray(new, new.dtype) if is_weak(new) and not is_weak(old) else new
 
 
 def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
