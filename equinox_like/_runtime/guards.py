@@ -293,23 +293,18 @@ def _refusal(text: str, msg: str | None, names: tuple[str, ...]) -> Refusal:
     return Refusal(text, names) if msg is None else Refusal(msg)
 
 
-def _refuse_jvp(primals: Any, tangents: Tangents, name: str) -> Any:
-    raise RuntimeError(f"Detected differentiation of {name}")
+def _refusing(what: str) -> Callable[..., Any]:
+    def refuse(*_: Any, name: str) -> Any:
+        raise RuntimeError(f"Detected {what} of {name}")
 
-
-def _refuse_transpose(cotangents: Tangents, name: str) -> Any:
-    raise RuntimeError(f"Detected transposition of {name}")
-
-
-def _refuse_batch(arrays: Any, axes: Any, name: str) -> Any:
-    raise RuntimeError(f"Detected batching of {name}")
+    return refuse
 
 
 nontraceable_p = identity(
     "nontraceable",
-    jvp=_refuse_jvp,
-    transpose=_refuse_transpose,
-    batch=_refuse_batch,
+    jvp=_refusing("differentiation"),
+    transpose=_refusing("transposition"),
+    batch=_refusing("batching"),
 )
 """The primitive of [`equinox_like.internal.nontraceable`][], of any number of arrays."""
 
