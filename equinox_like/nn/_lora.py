@@ -121,23 +121,20 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         self.weight_name = weight_name
         self.alpha = as_number(self, "alpha", rank if alpha is None else alpha)
         self.is_merged = False
-        if isinstance(weight_name, str):
-            with key_named(key, self):
-                self.a, self.b = _first_matrices(
-                    layer, weight_name, rank, batch_ndim, key
-                )
-        elif not weight_name:
+        names = self._names()
+        if not names:
             raise ValueError(
                 "LoRA takes the name of a weight, or several, as `weight_name`; got "
                 f"{weight_name!r}."
             )
-        else:
-            keys = split_key(key, len(weight_name), self)
+        one = isinstance(weight_name, str)
+        keys = [key] if one else split_key(key, len(names), self)
+        with key_named(key, self):
             drawn = [
                 _first_matrices(layer, name, rank, batch_ndim, k)
-                for name, k in zip(weight_name, keys, strict=True)
+                for name, k in zip(names, keys, strict=True)
             ]
-            self.a, self.b = (tuple(matrices) for matrices in zip(*drawn, strict=True))
+        self.a, self.b = drawn[0] if one else map(tuple, zip(*drawn, strict=True))
 
     @property
     def rank(self) -> int:
