@@ -123,8 +123,12 @@ class OwnRegistry:
     def _structure(self, kind: type, aux: Any, parts: Sequence[Any]) -> Structure:
         """The interned structure of a node that user code has built."""
         inner = self._node((tuple, None), parts)
-        statics = self._statics(inner)
-        hashes = tuple(map(hash, statics))
+        # Of the static leaves and the cached nodes' structures.
+        hashes = tuple(
+            hash(data)
+            for kind, data in _nodes(inner)
+            if kind is Fixed or kind in cached_types
+        )
 
         def make(contents):
             structure = self._new_structure(kind, aux, inner)
@@ -146,15 +150,7 @@ class OwnRegistry:
     def _new_structure(self, kind: type, aux: Any, inner: Any) -> Structure:
         structure = Structure()
         structure.kind, structure.aux, structure.inner = kind, aux, inner
-        statics = list(self._statics(inner))
-        below = [s for s in statics if type(s) is Structure]
-        structure.can_wait = (
-            all(k in cached_types or _is_trusted(k) for k in self._kinds(inner))
-            and all(s.can_wait for s in below)
-            and not any(
-                type(s) is Fixed and may_become_node(type(s.value)) for s in statics
-            )
-        )
+        structure.can_wait = all(_can_wait(*node) for node in _nodes(inner))
         structure.fields = cached_types[kind].lazy_fields(aux)
         structure.is_lazy = structure.can_wait and bool(structure.fields)
         structure.is_closed = False
@@ -192,25 +188,6 @@ class OwnRegistry:
         if kind is tuple or self._is_namedtuple_of_jax(kind):
             return self._node(node, [self._as_built(c) for c in treedef.children()])
         return self._open
-
-    def _statics(self, treedef: Any) -> Iterator[Any]:
-        """The static leaves and the cached nodes' structures in one of our treedefs."""
-        node = treedef.node_data()
-        if node is None:
-            return
-        if node[0] is Fixed or node[0] in cached_types:
-            yield node[1]
-        else:
-            for child in treedef.children():
-                yield from self._statics(child)
-
-    def _kinds(self, treedef: Any) -> Iterator[type]:
-        node = treedef.node_data()
-        if node is not None:
-            yield node[1].kind if node[0] is Foreign else node[0]
-            if node[0] not in cached_types:
-                for child in treedef.children():
-                    yield from self._kinds(child)
 
     def adopt(self, tree: Any) -> bool:
         """Registers the node types of a tree that are registered with JAX only.
@@ -336,11 +313,27 @@ def _not_flattened(*_: Any) -> Any:
 
 
 _BUILT_IN: Final = frozenset({tuple, list, dict, type(None)})
-_OF_JAX: Final = frozenset({Fixed, OrderedDict, defaultdict, jtu.Partial})
+_OF_JAX: Final = frozenset({OrderedDict, defaultdict, jtu.Partial})
 
 
-def _is_trusted(kind: type) -> bool:
+def _nodes(treedef: Any) -> Iterator[tuple[type, Any]]:
+    """Kind and data of the nodes in one of our treedefs, without those below cached
+    ones."""
+    node = treedef.node_data()
+    if node is not None:
+        yield node
+        if node[0] not in cached_types:
+            for child in treedef.children():
+                yield from _nodes(child)
+
+
+def _can_wait(kind: type, data: Any) -> bool:
     """Whether building such a node runs no user code, so that it can be delayed."""
+    if kind in cached_types:
+        return data.can_wait
+    if kind is Fixed:
+        return not may_become_node(type(data.value))
+    kind = data.kind if kind is Foreign else kind
     return kind in _BUILT_IN or kind in _OF_JAX or _may_be_namedtuple(kind)
 
 
