@@ -21,7 +21,7 @@ from ._convolution import (
     convolved,
     one_of,
 )
-from ._init import Init, channels_first, parameter_dtype
+from ._init import Init, channels_first
 from ._precision import computes
 from ._shape import as_size
 
@@ -142,9 +142,8 @@ class ConvTranspose(Module):
         )
         _check_output_padding(self)
         _check_padding_mode(self)
-        self.weight, self.bias = conv_parameters(
-            self, parameter_dtype(self, dtype), key, weight_init, bias_init
-        )
+        inits = weight_init, bias_init
+        self.weight, self.bias = conv_parameters(self, dtype, key, *inits)
 
     @computes("eqx.nn.ConvTranspose")
     def __call__(

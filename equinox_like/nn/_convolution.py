@@ -70,7 +70,7 @@ def conv_groups(conv: Any, value: Any) -> int:
 
 def conv_parameters(
     conv: Any,
-    dtype: DTypeLike,
+    dtype: DTypeLike | None,
     key: PRNGKeyArray,
     weight_init: Init | None,
     bias_init: Init | None,

@@ -15,7 +15,7 @@ from .._errors import ShapeError
 from .._module import Module, field
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, Layout, first_values, parameter_dtype
+from ._init import Init, Layout, first_values
 from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size, check_input, jax_array, parameter_shape
@@ -101,7 +101,6 @@ class Einsum(Module):
         sizes = _checked_sizes(self, axes, sizes)
         fan_in = math.prod(sizes[name] for name in axes.summed)
         limit = 1 / math.sqrt(fan_in) if fan_in else 1.0
-        dtype = parameter_dtype(self, dtype)
         weight_key, bias_key = split_key(key, 2, self)
         shape = tuple(sizes[name] for name in axes.weight)
         self.weight = first_values(

@@ -53,9 +53,10 @@ def first_values(
     key: PRNGKeyArray,
     shape: Sequence[int],
     limit: float,
-    dtype: DTypeLike,
+    dtype: DTypeLike | None,
 ) -> Array:
     """The initial value of the parameter `name`: by `init`, or uniform for `None`."""
+    dtype = parameter_dtype(layer, dtype)
     if init is None:
         return uniform(key, shape, limit, dtype)
     layout = layout_of(layer, name)

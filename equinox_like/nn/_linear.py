@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._tree import is_array
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, first_values, output_first, parameter_dtype
+from ._init import Init, first_values, output_first
 from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size_or_scalar, check_input, jax_array, parameter_shape
@@ -82,7 +82,6 @@ class Linear(Module):
         out_size = as_size_or_scalar(self, "out_features", out_features)
         rows, columns = _count(out_size), _count(in_size)
         limit = 1 / math.sqrt(columns) if columns else 1.0
-        dtype = parameter_dtype(self, dtype)
         weight_key, bias_key = split_key(key, 2, self)
         self.weight = first_values(
             self, "weight", weight_init, weight_key, (rows, columns), limit, dtype

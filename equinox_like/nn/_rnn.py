@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, first_values, gates, parameter_dtype
+from ._init import Init, first_values, gates
 from ._keys import split_key
 from ._precision import computes
 from ._shape import (
@@ -98,7 +98,7 @@ class GRUCell(Module):
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key, bias_n_key = split_key(key, 4, self)
-        rest = math.sqrt(1 / size), parameter_dtype(self, dtype)
+        rest = math.sqrt(1 / size), dtype
         shape = 3 * size, self.input_size
         self.weight_ih = first_values(
             self, "weight_ih", weight_init, ih_key, shape, *rest
@@ -214,7 +214,7 @@ class LSTMCell(Module):
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key = split_key(key, 3, self)
-        rest = math.sqrt(1 / size), parameter_dtype(self, dtype)
+        rest = math.sqrt(1 / size), dtype
         shape = 4 * size, self.input_size
         self.weight_ih = first_values(
             self, "weight_ih", weight_init, ih_key, shape, *rest
