@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
 
-from .._tree.intern import Contents, InternTable
+from .._tree.intern import Interned, InternTable
 from .._tree.strict import strict_key
 
 _V = TypeVar("_V")
@@ -25,26 +25,24 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _Entered:
+class _Entered(Interned):
     """A value that a context was entered with."""
 
-    __slots__ = ("__weakref__", "_contents", "value")
+    __slots__ = ("value",)
 
-    def __init__(self, contents: Contents, value: Any):
-        self._contents = contents
+    def __init__(self, value: Any):
         self.value = value
 
     def __repr__(self) -> str:
         return repr(self.value)
 
 
-class _Values:
+class _Values(Interned):
     """What the contexts were entered with, without those at their default."""
 
-    __slots__ = ("__weakref__", "_contents", "entered")
+    __slots__ = ("entered",)
 
-    def __init__(self, contents: Contents, entered: dict["Context[Any]", _Entered]):
-        self._contents = contents
+    def __init__(self, entered: dict["Context[Any]", _Entered]):
         self.entered = entered
 
     def __repr__(self) -> str:
@@ -127,7 +125,7 @@ class Context(Generic[_V]):
         key = self._key(value)
         if key == self._default_key:
             return Entering(self, None)
-        return Entering(self, _entered.find(key, lambda c: _Entered(c, value)))
+        return Entering(self, _entered.find(key, lambda: _Entered(value)))
 
     def _key(self, value: Any) -> Any:
         try:
@@ -245,7 +243,7 @@ def _with(values: _Values | None, entering: Entering) -> _Values | None:
         entered[entering._context] = entering._entered
     if not entered:
         return None
-    return _values.find(frozenset(entered.items()), lambda c: _Values(c, entered))
+    return _values.find(frozenset(entered.items()), lambda: _Values(entered))
 
 
 class _Suspension:

@@ -5,8 +5,6 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-_T = TypeVar("_T")
-
 
 class Contents:
     """A key with its hash, which is computed once.
@@ -32,11 +30,20 @@ class Contents:
         return self._hash
 
 
-class InternTable(Generic[_T]):
-    """Maps keys to objects, and holds them weakly.
+class Interned:
+    """The base of what tables hold. Nothing else holds its `Contents`, so both die
+    together."""
 
-    Only its object holds a `Contents`, so both die together.
-    """
+    __slots__ = ("__weakref__", "contents")
+
+    contents: Contents
+
+
+_T = TypeVar("_T", bound=Interned)
+
+
+class InternTable(Generic[_T]):
+    """Maps keys to objects, and holds them weakly."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Contents, weakref.ref[_T]]
@@ -45,10 +52,9 @@ class InternTable(Generic[_T]):
         self._lock = threading.RLock()
 
     def find(
-        self, key: Hashable, make: Callable[[Contents], _T], hash_: int | None = None
+        self, key: Hashable, make: Callable[[], _T], hash_: int | None = None
     ) -> _T:
-        """The object of an equal key, or a new one: `make(contents)`, which holds
-        `contents`.
+        """The object of an equal key, or a new one: `make()`.
 
         `hash_` is for keys that cannot be hashed.
 
@@ -61,6 +67,7 @@ class InternTable(Generic[_T]):
             known = self._known.get(contents)
             found = known and known()
             if found is None:
-                found = make(contents)
+                found = make()
+                found.contents = contents
                 self._known[contents] = weakref.ref(found)
             return found

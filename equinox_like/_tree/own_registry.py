@@ -129,12 +129,7 @@ class OwnRegistry:
             for kind, data in _nodes(inner)
             if kind is Fixed or kind in cached_types
         )
-
-        def make(contents):
-            structure = self._new_structure(kind, aux, inner)
-            structure._contents = contents
-            return structure
-
+        make = functools.partial(self._new_structure, kind, aux, inner)
         full_hash = hash((kind, aux, inner, hashes))
         return structures.find((kind, aux, inner), make, full_hash)
 

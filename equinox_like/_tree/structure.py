@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from .intern import InternTable
+from .intern import Interned, InternTable
 from .snapshot import Kept
 from .strict import strict_types
 
@@ -75,7 +75,7 @@ class Open:
     array."""
 
 
-class Structure:
+class Structure(Interned):
     """A cached node without its children.
 
     Structures of nodes that users have built are interned: equal ones are the same
@@ -97,8 +97,6 @@ class Structure:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_contents",
         "aux",
         "can_wait",
         "canonical",
