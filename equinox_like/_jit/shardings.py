@@ -7,7 +7,7 @@ sharding to each list.
 """
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import jax
@@ -69,8 +69,9 @@ class Shardings:
         if self._of_inputs is None:
             return jax.jit(traced, **options)
         found = zip(skeleton.labels, self._inputs(layout, skeleton), strict=True)
-        groups = [[s for _, s in run] for _, run in groups_of(found, lambda x: x[0])]
-        return _Sharded(traced, options, list(map(tuple, groups)), layout)
+        runs = groups_of(found, lambda x: x[0])
+        specs = tuple(tuple(s for _, s in run) for _, run in runs)
+        return _Sharded(traced, options, specs, layout)
 
     def take_apart(self, out: Any, outputs: Any) -> Any:
         """What to return to JAX for an output: its arrays, and its number.
@@ -200,14 +201,14 @@ class _Sharded:
         self,
         traced: Callable[..., Any],
         options: dict[str, Any],
-        specs: Sequence[Any],
+        specs: tuple[tuple[Any, ...], ...],
         layout: Layout,
     ):
         self._traced = traced
         self._options = options
         self._specs = specs
         self._layout = layout
-        self._jitted: dict[Hashable, Any] = {}
+        self._jitted: dict[Any, Any] = {}
         has_functions = any(_is_function(spec) for group in specs for spec in group)
         self._only = None if has_functions else self._make(specs)
 
@@ -233,11 +234,10 @@ class _Sharded:
             specs, jitted = self._specs, self._only
         else:
             specs = self._choose(groups)
-            key = tuple(map(tuple, specs))
-            jitted = self._jitted.get(key)
+            jitted = self._jitted.get(specs)
             if jitted is None:
                 jitted = self._make(specs)
-                keep(self._jitted, key, jitted)
+                keep(self._jitted, specs, jitted)
         try:
             return stage(jitted)(*groups)
         except Exception as e:
@@ -247,17 +247,17 @@ class _Sharded:
     def _make(self, specs: Any) -> Any:
         for name, spec in zip(self._layout.data_names, chained(specs), strict=True):
             refuse_other("in_shardings", name, spec)
-        return jax.jit(self._traced, in_shardings=tuple(specs), **self._options)
+        return jax.jit(self._traced, in_shardings=specs, **self._options)
 
-    def _choose(self, groups: Any) -> list[Any]:
+    def _choose(self, groups: Any) -> Any:
         names = iter(self._layout.data_names)
-        return [
-            type(specs)(
+        return tuple(
+            tuple(
                 _chosen("in_shardings", next(names), spec, x)
                 for x, spec in zip(group, specs, strict=True)
             )
             for group, specs in zip(groups, self._specs, strict=True)
-        ]
+        )
 
     def _explain(self, error: Exception, specs: Any, groups: Any) -> None:
         """Raises an error that names the argument, because JAX's may not."""
