@@ -4,6 +4,7 @@ An abstract variable is only an annotation. It does not make a field, so it does
 affect the order of a constructor's parameters.
 """
 
+import dataclasses
 import sys
 import typing
 from collections.abc import Iterable
@@ -14,28 +15,16 @@ from .._annotations import annotations_of
 _T = TypeVar("_T")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Alias:
     """The value of `AbstractVar[T]` at run time."""
 
-    __slots__ = ("origin", "parameter")
-
-    def __init__(self, origin: type, parameter: Any):
-        self.origin = origin
-        self.parameter = parameter
+    origin: type
+    parameter: Any
 
     def __repr__(self) -> str:
         name = getattr(self.parameter, "__qualname__", repr(self.parameter))
         return f"equinox_like.{self.origin.__name__}[{name}]"
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is _Alias
-            and self.origin is other.origin
-            and self.parameter == other.parameter
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.origin, self.parameter))
 
 
 class _Abstract:

@@ -5,6 +5,7 @@ optimiser may still change the array by weight decay or momentum. A frozen part 
 `Frozen`, a Module whose only field is a `field(trainable=False)`.
 """
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -98,17 +99,12 @@ def trainable_leaves(
     return flags
 
 
+@dataclasses.dataclass(frozen=True)
 class _Nothing:
     """The key from a frozen part to its content. Its text is empty."""
 
     def __str__(self) -> str:
         return ""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Nothing
-
-    def __hash__(self) -> int:
-        return hash(_Nothing)
 
 
 class Frozen(Module):
