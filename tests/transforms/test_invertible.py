@@ -1,5 +1,6 @@
 """`filter_invertible`: the gradient of the chain, and memory that does not grow with it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ class Block(eqx.Module):
 
     def __init__(self, key):
         keys = jax.random.split(key)
-        self.f = eqx.nn.MLP(WIDTH, WIDTH, 8, 1, key=keys[0])
+        self.f = eqx.nn.MLP(WIDTH, WIDTH, 8, 0, final_activation=jnp.sin, key=keys[0])
         self.g = eqx.nn.Linear(WIDTH, WIDTH, key=keys[1])
         self.name = "block"
 
@@ -39,14 +40,16 @@ def plain(blocks, x):
     return x
 
 
-make_blocks = eqx.filter_jit(eqx.filter_vmap(Block))
-
-
 def blocks_of(count, stacked):
-    blocks = make_blocks(jax.random.split(jax.random.key(0), count))
+    """Blocks that are drawn in NumPy, which compiles nothing."""
+    rng = np.random.default_rng(0)
+    structs = eqx.filter_eval_shape(Block, jax.random.key(0))
+    shapes, others = eqx.partition(structs, lambda x: hasattr(x, "shape"))
+    arrays = jtu.tree_map(
+        lambda s: rng.uniform(-0.5, 0.5, (count, *s.shape)).astype(s.dtype), shapes
+    )
     if stacked:
-        return blocks
-    arrays, others = eqx.partition(jax.device_get(blocks), eqx.is_array)
+        return eqx.combine(jtu.tree_map(jnp.asarray, arrays), others)
     return [
         eqx.combine(jtu.tree_map(lambda a, i=i: jnp.asarray(a[i]), arrays), others)
         for i in range(count)
@@ -64,26 +67,30 @@ chain = eqx.filter_invertible(rev)
 def assert_close(a, b, tolerance):
     assert jtu.tree_structure(a) == jtu.tree_structure(b)
     for x, y in zip(jtu.tree_leaves(a), jtu.tree_leaves(b), strict=True):
-        scale = 1 + float(jnp.abs(y).max())
-        assert float(jnp.abs(x - y).max()) < tolerance * scale
+        x, y = np.asarray(x), np.asarray(y)
+        assert x.shape == y.shape
+        assert np.abs(x - y).max() < tolerance * (1 + np.abs(y).max())
+
+
+@functools.cache
+def of_the_plain_chain():
+    gradient = eqx.filter_jit(eqx.filter_value_and_grad(loss(plain)))
+    return gradient((blocks_of(3, stacked=False), X))
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_value_and_gradient_are_those_of_the_plain_chain(stacked, jit):
-    single = blocks_of(3, stacked=False)
     blocks = blocks_of(3, stacked)
     function = eqx.filter_value_and_grad(loss(chain))
     value, (grads, grad_x) = (eqx.filter_jit(function) if jit else function)(
         (blocks, X)
     )
-    expected, (plain_grads, plain_grad_x) = eqx.filter_value_and_grad(loss(plain))(
-        (single, X)
-    )
-    assert abs(value - expected) < 1e-5 * expected
+    expected, (plain_grads, plain_grad_x) = of_the_plain_chain()
+    assert abs(float(value) - float(expected)) < 1e-5 * float(expected)
     if stacked:
         arrays = [eqx.filter(g, eqx.is_array) for g in plain_grads]
-        plain_grads = jtu.tree_map(lambda *gs: jnp.stack(gs), *arrays)
+        plain_grads = jtu.tree_map(lambda *gs: np.stack(gs), *arrays)
     assert_close(grads, plain_grads, 1e-5)
     assert_close(grad_x, plain_grad_x, 1e-5)
 
@@ -94,8 +101,10 @@ def test_rounding_is_all_that_differs():
             lambda x: x.astype(float) if eqx.is_inexact_array(x) else x,
             (blocks_of(3, stacked=False), X),
         )
-        ours = eqx.filter_grad(loss(chain))(arguments)
-        assert_close(ours, eqx.filter_grad(loss(plain))(arguments), 1e-13)
+        ours, theirs = (
+            eqx.filter_jit(eqx.filter_grad(loss(f)))(arguments) for f in (chain, plain)
+        )
+        assert_close(ours, theirs, 1e-13)
 
 
 def temporary_bytes(chain, blocks):
@@ -107,7 +116,7 @@ def temporary_bytes(chain, blocks):
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
 def test_memory_of_the_gradient_does_not_grow(stacked):
     batched = eqx.filter_invertible(eqx.filter_vmap(rev, in_axes=(None, 0)))
-    sizes = [temporary_bytes(batched, blocks_of(n, stacked)) for n in (4, 8, 16)]
+    sizes = [temporary_bytes(batched, blocks_of(n, stacked)) for n in (4, 8)]
     assert max(sizes) <= 1.05 * min(sizes)
 
 
@@ -116,7 +125,7 @@ def test_nor_if_the_batch_is_around_the_chain(stacked):
     def batched(blocks, xs):
         return eqx.filter_vmap(chain, in_axes=(None, 0))(blocks, xs)
 
-    few, many = (temporary_bytes(batched, blocks_of(n, stacked)) for n in (2, 8))
+    few, many = (temporary_bytes(batched, blocks_of(n, stacked)) for n in (4, 8))
     assert many <= 1.05 * few
 
 
@@ -165,7 +174,8 @@ def test_it_works_under_vmap_and_twice_under_grad():
     blocks = blocks_of(2, stacked=False)
     xs = jnp.stack([X, 2 * X])
     out = eqx.filter_vmap(chain, in_axes=(None, 0))(blocks, xs)
-    assert jnp.allclose(out[1], plain(blocks, 2 * X), atol=1e-5)
+    expected = eqx.filter_jit(plain)(blocks, 2 * X)
+    np.testing.assert_allclose(out[1], expected, atol=1e-5)
 
     def curvature(chain):
         slope = jax.grad(lambda x: loss(chain)((blocks, x)))
@@ -174,7 +184,7 @@ def test_it_works_under_vmap_and_twice_under_grad():
     assert_close(curvature(chain), curvature(plain), 1e-4)
 
 
-ROWS = jnp.stack([X, 2 * X, -X])
+ROWS = jnp.asarray(np.stack([X, 2 * np.asarray(X), -np.asarray(X)]))
 AROUND = {
     "x": lambda f: lambda b, x: jax.vmap(lambda x: f(b, x))(ROWS + x),
     "x twice": lambda f: lambda b, x: jax.vmap(
@@ -213,7 +223,7 @@ def assert_same_gradients(around, blocks, plain):
 
     value, grads = of(chain)
     expected, plain_grads = of(plain)
-    assert abs(value - expected) < 1e-5 * expected
+    assert abs(float(value) - float(expected)) < 1e-5 * float(expected)
     assert_close(grads, plain_grads, 1e-5)
 
 
@@ -224,7 +234,8 @@ def plain_stacked(blocks, x):
 def test_step_may_use_the_name_of_the_axis():
     g = eqx.filter_invertible(lambda b, x: x + b * jax.lax.axis_index("i"))
     out = jax.vmap(lambda x: g([X, X], x), axis_name="i")(ROWS)
-    assert jnp.allclose(out, ROWS + 2 * X * jnp.arange(3)[:, None])
+    rows, x = np.asarray(ROWS), np.asarray(X)
+    np.testing.assert_allclose(out, rows + 2 * x * np.arange(3)[:, None], rtol=1e-5)
 
 
 def test_step_may_close_over_what_is_mapped_or_hold_it():
@@ -238,7 +249,8 @@ def test_step_may_close_over_what_is_mapped_or_hold_it():
         out = jax.vmap(lambda x, y, make=make: eqx.filter_invertible(make(y))([X], x))(
             ROWS, ROWS
         )
-        assert jnp.allclose(out, ROWS + ROWS * X)
+        rows = np.asarray(ROWS)
+        np.testing.assert_allclose(out, rows + rows * np.asarray(X), rtol=1e-5)
 
 
 def test_integers_and_labels_go_through_a_batch():
@@ -250,7 +262,8 @@ def test_integers_and_labels_go_through_a_batch():
     blocks = [{"b": X, "label": "one"}] * 2
     out = eqx.filter_vmap(lambda r: g(blocks, {**x, "x": r}))(ROWS)
     assert out["n"].tolist() == [[2, 3]] * 3 and out["label"] == "text"
-    assert jnp.allclose(out["x"], ROWS + 2 * X)
+    expected = np.asarray(ROWS) + 2 * np.asarray(X)
+    np.testing.assert_allclose(out["x"], expected, rtol=1e-5)
 
 
 def test_forward_mode_is_refused():
@@ -306,9 +319,9 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
 def test_inverse_is_derived(name):
     fun = ELEMENTWISE[name]
     b, x = jnp.array([0.5, 1.5, 2.0, 3.0]), jnp.array([0.3, 0.6, 1.2, 2.5])
-    inverse = derived_inverse(fun)
-    assert jnp.allclose(inverse(b, fun(b, x)), x, rtol=1e-4)
-    assert jnp.allclose(jax.jit(inverse)(b, fun(b, x)), x, rtol=1e-4)
+    inverse, y = derived_inverse(fun), fun(b, x)
+    np.testing.assert_allclose(inverse(b, y), x, rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(inverse)(b, y), x, rtol=1e-4)
 
 
 def test_conversion_of_dtype_is_named():
@@ -368,7 +381,8 @@ def test_input_that_is_lost_is_an_error():
 def test_check_lets_a_true_inverse_pass():
     checked = eqx.filter_invertible(rev, check=True)
     for blocks in map(blocks_of, (3, 3), (False, True)):
-        assert jnp.allclose(checked(blocks, X), chain(blocks, X))
+        expected = eqx.filter_jit(chain)(blocks, X)
+        np.testing.assert_allclose(checked(blocks, X), expected, rtol=1e-5, atol=1e-6)
         gradient = eqx.filter_jit(eqx.filter_grad(loss(checked)))((blocks, X))
         assert gradient[1].shape == X.shape
 
@@ -488,12 +502,9 @@ def test_chain_within_a_shard_map(stacked, jit):
         specs = {"in_specs": (P(), P("d")), "out_specs": P("d")}
         return jit(jax.shard_map(f, mesh=mesh, **specs))(blocks, x)
 
-    def close(a, b):
-        return jax.tree.all(jax.tree.map(jnp.allclose, a, b))
-
-    assert close(mapped(coupled), coupled(blocks, x))
+    assert_close(mapped(coupled), jax.jit(coupled)(blocks, x), 1e-5)
     gradient = jax.grad(lambda blocks, x: coupled(blocks, x)[1].sum(), 1)
-    assert close(mapped(gradient), gradient(blocks, x))
+    assert_close(mapped(gradient), jax.jit(gradient)(blocks, x), 1e-5)
 
 
 def test_list_of_blocks_on_explicit_axes():
@@ -505,11 +516,12 @@ def test_list_of_blocks_on_explicit_axes():
         return x[0] + jnp.tanh(block * x[1]), x[1]
 
     gradient = jax.grad(lambda b, x: eqx.filter_invertible(couple)(b, x)[0].sum())
-    expected = gradient(blocks, x)
+    expected = jax.jit(gradient)(blocks, x)
     with jax.set_mesh(mesh):
         found = gradient(*jax.device_put((blocks, x), split))
     for a, b in zip(found, expected, strict=True):
-        assert jax.typeof(a).sharding.spec == split.spec and jnp.allclose(a, b)
+        assert jax.typeof(a).sharding.spec == split.spec
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -532,6 +544,6 @@ def test_typed_key_goes_through_the_chain(stacked):
             x = block(b, x)
         return x
 
-    found, expected = run(eqx.filter_invertible(block)), run(plain)
+    found, expected = run(eqx.filter_invertible(block)), jax.jit(lambda: run(plain))()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
