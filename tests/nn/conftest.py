@@ -43,7 +43,11 @@ def build(draw):
             lambda key: cls(*args, **kwargs, key=key), jax.random.key(0)
         )
         return jax.tree.map(
-            lambda s: draw(*s.shape).astype(s.dtype) if hasattr(s, "dtype") else s,
+            lambda s: (
+                jnp.asarray(np.asarray(draw(*s.shape)), s.dtype)
+                if hasattr(s, "dtype")
+                else s
+            ),
             structs,
         )
 

@@ -7,6 +7,12 @@ import equinox_like as eqx
 from equinox_like import nn
 
 
+@eqx.filter_jit
+def call(attention, *args, **kwargs):
+    """As one program, which compiles faster than its operations do one by one."""
+    return attention(*args, **kwargs)
+
+
 def rotated(attention, offset):
     rope = nn.RotaryPositionalEmbedding(attention.qk_size)
     rotate = jax.vmap(lambda x: rope(x, offset=offset), in_axes=1, out_axes=1)
@@ -15,38 +21,44 @@ def rotated(attention, offset):
 
 def fed(attention, tokens, chunks, cache, **kwargs):
     """The outputs of a sequence that comes in chunks."""
-    outs, start = [], 0
-    call = eqx.filter_jit(
-        lambda x, cache: attention(
-            x,
-            x,
-            x,
-            is_causal=True,
-            cache=cache,
-            process_heads=rotated(attention, cache.length),
-            **kwargs,
-        )
-    )
+    outs, start, tokens = [], 0, np.asarray(tokens)
     for chunk in chunks:
-        out, cache = call(tokens[start : start + chunk], cache)
+        out, cache = feed(attention, tokens[start : start + chunk], cache, **kwargs)
         outs.append(out)
         start += chunk
-    return jnp.concatenate(outs), cache
+    return np.concatenate(outs), cache
+
+
+@eqx.filter_jit
+def feed(attention, x, cache, **kwargs):
+    process_heads = rotated(attention, cache.length)
+    return attention(
+        x, x, x, is_causal=True, cache=cache, process_heads=process_heads, **kwargs
+    )
+
+
+@eqx.filter_jit
+def at_once(attention, x, **kwargs):
+    process_heads = rotated(attention, 0)
+    return attention(x, x, x, is_causal=True, process_heads=process_heads, **kwargs)
 
 
 @pytest.mark.parametrize("chunks", [[1] * 6, [4, 1, 1], [2, 3, 1], [6]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunks_with_a_cache_equal_one_causal_call(chunks, dtype, build, draw) -> None:
     attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=dtype)
-    attention = jax.tree.map(lambda x: x / 4, attention)
-    tokens = draw(6, 8).astype(dtype)
-    whole = attention(
-        tokens, tokens, tokens, is_causal=True, process_heads=rotated(attention, 0)
+    attention = jax.tree.map(
+        lambda x: jnp.asarray(np.asarray(x) / 4) if eqx.is_array(x) else x, attention
     )
+    tokens = jnp.asarray(np.asarray(draw(6, 8)), dtype)
+    whole = at_once(attention, tokens)
     out, cache = fed(attention, tokens, chunks, attention.init_cache(8))
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
     np.testing.assert_allclose(
-        out.astype(float), whole.astype(float), atol=tolerance, rtol=tolerance
+        out.astype(float),
+        np.asarray(whole, float),
+        atol=tolerance,
+        rtol=tolerance,
     )
     assert cache.length == 6
     assert cache.position.tolist() == [0, 1, 2, 3, 4, 5, -1, -1]
@@ -59,14 +71,7 @@ def test_ring_equals_a_window_over_the_whole(chunks, window, build, draw) -> Non
     attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(9, 8)
     cache = attention.init_cache(4, overflow="ring")
     out, cache = fed(attention, tokens, chunks, cache, window=window)
-    whole = attention(
-        tokens,
-        tokens,
-        tokens,
-        is_causal=True,
-        window=window or 4,
-        process_heads=rotated(attention, 0),
-    )
+    whole = at_once(attention, tokens, window=window or 4)
     np.testing.assert_allclose(out, whole, atol=1e-4, rtol=1e-4)
     assert sorted(cache.position.tolist()) == [5, 6, 7, 8]
 
@@ -80,13 +85,15 @@ def test_cache_is_a_carry_of_scan_and_vmaps_with_lengths_of_its_own(
         out, cache = attention(*[token[None]] * 3, cache=cache)
         return cache, out[0]
 
-    _, short = attention(*[tokens[1, :2]] * 3, is_causal=True, cache=fresh(attention))
-    caches = jax.tree.map(lambda *x: jnp.stack(x), fresh(attention), short)
+    tokens = np.asarray(tokens)
+    new = fresh(attention)
+    _, short = call(attention, *[tokens[1, :2]] * 3, is_causal=True, cache=new)
+    caches = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), new, short)
     run = jax.vmap(lambda cache, xs: jax.lax.scan(step, cache, xs)[1])
     outs = jax.jit(run)(caches, tokens[:, 2:])
-    first = attention(*[tokens[0, 2:]] * 3, is_causal=True)
-    second = attention(*[tokens[1]] * 3, is_causal=True)[2:]
-    np.testing.assert_allclose(outs, jnp.stack([first, second]), atol=1e-4)
+    first = call(attention, *[tokens[0, 2:]] * 3, is_causal=True)
+    second = call(attention, *[tokens[1]] * 3, is_causal=True)[2:]
+    np.testing.assert_allclose(outs, np.stack([first, second]), atol=1e-4)
 
 
 def fresh(attention):
@@ -95,13 +102,14 @@ def fresh(attention):
 
 def test_mask_with_a_cache_has_the_slots_first(build, draw) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), draw(3, 8)
-    _, cache = attention(*[x[:2]] * 3, cache=attention.init_cache(4))
+    x = np.asarray(x)
+    _, cache = call(attention, *[x[:2]] * 3, cache=attention.init_cache(4))
     # Of slot 0 and the new token: slots 2 and 3 are empty.
     mask = jnp.array([[True, False, True, True, True]])
     out, _ = attention(*[x[2:]] * 3, mask, cache=cache)
-    expected = attention(x[2:], x[::2], x[::2])
+    expected = call(attention, x[2:], x[::2], x[::2])
     np.testing.assert_allclose(out, expected, atol=1e-5)
-    out, _ = attention(*[x[2:]] * 3, mask, cache=cache, implementation="xla")
+    out, _ = call(attention, *[x[2:]] * 3, mask, cache=cache, implementation="xla")
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
@@ -182,18 +190,18 @@ def test_wrong_cache_is_an_error(build, without_type_checks) -> None:
 
 def test_output_has_the_dtype_that_it_has_without_a_cache(build, draw, strict) -> None:
     attention = build(nn.MultiheadAttention, 2, 8, dtype="bfloat16")
-    x = draw(3, 8).astype("bfloat16")
+    x = jnp.asarray(np.asarray(draw(3, 8)), "bfloat16")
     cache = attention.init_cache(4, dtype="float32")
     assert cache.key.dtype == jnp.float32
     for tokens in (x, x[:1]):
-        out, cache = attention(tokens, tokens, tokens, cache=cache)
+        out, cache = call(attention, tokens, tokens, tokens, cache=cache)
         assert out.dtype == jnp.bfloat16 and cache.value.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("wide", ["qk", "q", "v"])
 def test_one_token_has_the_dtype_of_a_call_without_a_cache(wide, build, draw) -> None:
     attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=jnp.bfloat16)
-    x = draw(1, 8).astype(jnp.bfloat16)
+    x = jnp.asarray(np.asarray(draw(1, 8)), jnp.bfloat16)
 
     def widened(**heads):
         return tuple(
@@ -204,8 +212,9 @@ def test_one_token_has_the_dtype_of_a_call_without_a_cache(wide, build, draw) ->
         return widened(q=q, k=k, v=v)
 
     options = {"process_heads": process, "return_weights": True}
-    expected = attention(x, x, x, **options)
-    out, _, weights = attention(x, x, x, cache=attention.init_cache(3), **options)
+    expected = call(attention, x, x, x, **options)
+    cache = attention.init_cache(3)
+    out, _, weights = call(attention, x, x, x, cache=cache, **options)
     assert (out.dtype, weights.dtype) == (expected[0].dtype, expected[1].dtype)
     assert out.dtype == jnp.float32
     np.testing.assert_allclose(out, expected[0], rtol=0.01)
@@ -223,7 +232,7 @@ def test_cache_of_a_wrapped_projection_has_the_dtype_of_its_parameters(
     cache = attention.init_cache(4)
     assert cache.key.dtype == cache.value.dtype == jnp.bfloat16
     x = jnp.ones((1, 8), jnp.bfloat16)
-    out, _ = attention(x, x, x, cache=cache)
+    out, _ = call(attention, x, x, x, cache=cache)
     assert out.dtype == jnp.bfloat16
 
 
@@ -243,8 +252,11 @@ def test_cache_of_integers_is_an_error(build) -> None:
 
 
 def test_cache_of_stacked_layers_can_be_made_from_their_stack(key) -> None:
-    stacked = nn.Stacked(
-        lambda key: nn.MultiheadAttention(2, 8, key=key), depth=3, key=key
+    stacked = eqx.filter_eval_shape(
+        lambda key: nn.Stacked(
+            lambda key: nn.MultiheadAttention(2, 8, key=key), depth=3, key=key
+        ),
+        key,
     )
     make = jax.vmap(lambda _: stacked.layers.init_cache(5))
     assert make(jnp.arange(3)).key.shape == (3, 5, 2, 4)
@@ -361,33 +373,35 @@ def test_mask_bias_and_weights_of_a_cached_call_have_the_slots_first(
     heads = (2,) if per_head else ()
     # Of each token to each other one, and of each to itself.
     mask = np.random.default_rng(1).random((*heads, 5, 5)) < 0.7
-    mask = jnp.asarray(mask | np.eye(5, dtype=bool))
-    bias = draw(*heads, 5, 5)
-    whole, weights = attention(
-        *[tokens] * 3, mask, bias=bias, is_causal=True, return_weights=True
+    mask = mask | np.eye(5, dtype=bool)
+    tokens, bias = np.asarray(tokens), np.asarray(draw(*heads, 5, 5))
+    options = {"is_causal": True, "return_weights": True}
+    whole, weights = map(
+        np.asarray, call(attention, *[tokens] * 3, mask, bias=bias, **options)
     )
     cache, start = attention.init_cache(7, overflow=overflow), 0
     for n in chunks:
         rows, stop = slice(start, start + n), start + n
         spread = [
-            jnp.concatenate(
+            np.concatenate(
                 [
                     x[..., rows, :start],
-                    jnp.zeros((*heads, n, 7 - start), x.dtype),
+                    np.zeros((*heads, n, 7 - start), x.dtype),
                     x[..., rows, rows],
                 ],
                 axis=-1,
             )
             for x in (mask, bias)
         ]
-        out, cache, shares = attention(
+        out, cache, shares = call(
+            attention,
             *[tokens[rows]] * 3,
             spread[0],
             bias=spread[1],
-            is_causal=True,
             cache=cache,
-            return_weights=True,
+            **options,
         )
+        shares = np.asarray(shares)
         np.testing.assert_allclose(out, whole[rows], atol=1e-5)
         assert shares.shape == (2, n, 7 + n)
         np.testing.assert_allclose(
@@ -400,25 +414,27 @@ def test_mask_bias_and_weights_of_a_cached_call_have_the_slots_first(
 
 def test_dropout_of_a_cached_token_acts_on_its_weights(build, draw, key) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8, dropout_p=0.5), draw(4, 8)
-    _, cache = attention(*[x[:3]] * 3, inference=True, cache=attention.init_cache(6))
-    call = {"cache": cache, "return_weights": True}
-    _, _, kept = attention(*[x[3:]] * 3, inference=True, **call)
-    out, _, weights = attention(*[x[3:]] * 3, key=key, **call)
+    x, cache = np.asarray(x), attention.init_cache(6)
+    _, cache = call(attention, *[x[:3]] * 3, inference=True, cache=cache)
+    options = {"cache": cache, "return_weights": True}
+    _, _, kept = call(attention, *[x[3:]] * 3, inference=True, **options)
+    out, _, weights = call(attention, *[x[3:]] * 3, key=key, **options)
+    kept, weights = np.asarray(kept), np.asarray(weights)
     dropped = weights == 0
     assert 0 < (dropped & (kept > 0)).sum() < (kept > 0).sum()
-    np.testing.assert_allclose(weights, jnp.where(dropped, 0, 2 * kept), atol=1e-6)
-    assert jnp.isfinite(out).all()
+    np.testing.assert_allclose(weights, np.where(dropped, 0, 2 * kept), atol=1e-6)
+    assert np.isfinite(out).all()
     with pytest.raises(RuntimeError, match="Dropout needs a `key`"):
         attention(*[x[3:]] * 3, cache=cache)
 
 
 def test_overflow_is_an_error_whichever_output_is_used(build) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
-    _, cache = attention(x, x, x, cache=attention.init_cache(4))
+    _, cache = call(attention, x, x, x, cache=attention.init_cache(4))
     for i in (0, 1):
-        call = eqx.filter_jit(lambda cache, i=i: attention(x, x, x, cache=cache)[i])
+        one = eqx.filter_jit(lambda cache, i=i: attention(x, x, x, cache=cache)[i])
         with pytest.raises(eqx.EquinoxRuntimeError, match="slots for 4 tokens"):
-            call(cache)
+            one(cache)
 
 
 # Truncation
@@ -428,7 +444,8 @@ def test_overflow_is_an_error_whichever_output_is_used(build) -> None:
 @pytest.mark.parametrize("overflow", ["error", "ring"])
 def test_truncated_padding_is_not_attended_to(jit, overflow, build, draw) -> None:
     attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(5, 8)
-    padded = jnp.concatenate([tokens[:3], 100 * jnp.ones((2, 8))])
+    tokens = np.asarray(tokens)
+    padded = jnp.asarray(np.concatenate([tokens[:3], 100 * np.ones((2, 8))]))
 
     @jit
     def run(padded, rest, n):
@@ -437,22 +454,27 @@ def test_truncated_padding_is_not_attended_to(jit, overflow, build, draw) -> Non
         cache = cache.truncate(n)
         return attention(*[rest] * 3, is_causal=True, cache=cache)
 
-    out, cache = run(padded, tokens[3:], jnp.array(3))
-    whole = attention(*[tokens] * 3, is_causal=True)
+    out, cache = run(padded, jnp.asarray(tokens[3:]), jnp.array(3))
+    whole = call(attention, *[tokens] * 3, is_causal=True)
     np.testing.assert_allclose(out, whole[3:], atol=1e-5)
     assert cache.length == 5 and cache.position.tolist() == [0, 1, 2, 3, 4, -1]
 
 
 def test_rows_and_layers_are_truncated_with_their_own_lengths(build) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((2, 3, 8))
-    caches = jax.vmap(lambda _: attention.init_cache(4))(jnp.arange(2))
-    caches = jax.vmap(lambda x, cache: attention(x, x, x, cache=cache)[1])(x, caches)
+
+    @jax.jit
+    @jax.vmap
+    def filled(x):
+        return attention(x, x, x, cache=attention.init_cache(4))[1]
+
+    caches = filled(x)
     n = jnp.array([1, 3])
     cut = caches.truncate(n)
     assert cut.length.tolist() == [1, 3]
     assert cut.position.tolist() == [[0, -1, -1, -1], [0, 1, 2, -1]]
-    assert eqx.tree_equal(jax.vmap(lambda c, n: c.truncate(n))(caches, n), cut)
-    layers = jax.tree.map(lambda x: jnp.stack([x] * 3), caches)
+    assert eqx.tree_equal(jax.jit(jax.vmap(lambda c, n: c.truncate(n)))(caches, n), cut)
+    layers = jax.tree.map(lambda x: jnp.asarray(np.stack([x] * 3)), caches)
     assert layers.truncate(n).length.tolist() == [[1, 3]] * 3
     with pytest.raises(eqx.ShapeError, match=r"broadcast to shape \(2,\).*\(3,\)"):
         caches.truncate(jnp.array([1, 2, 3]))
@@ -460,14 +482,15 @@ def test_rows_and_layers_are_truncated_with_their_own_lengths(build) -> None:
 
 def test_wrong_truncation_is_an_error(build) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((6, 8))
-    _, cache = attention(*[x[:3]] * 3, cache=attention.init_cache(4))
+    _, cache = call(attention, *[x[:3]] * 3, cache=attention.init_cache(4))
     for n in (-1, 4):
         for jit in (lambda f: f, eqx.filter_jit):
             with pytest.raises(eqx.EquinoxRuntimeError, match="`n` from 0 to"):
                 jit(nn.KVCache.truncate)(cache, jnp.array(n))
     with pytest.raises(TypeError, match="an integer as `n`; got float32"):
         cache.truncate(1.0)
-    _, ring = attention(*[x] * 3, cache=attention.init_cache(4, overflow="ring"))
+    ring = attention.init_cache(4, overflow="ring")
+    _, ring = call(attention, *[x] * 3, cache=ring)
     # The next query would attend to 4 tokens, itself among them, and these are there.
     assert sorted(ring.truncate(5).position.tolist()) == [-1, 2, 3, 4]
     with pytest.raises(eqx.EquinoxRuntimeError, match="it has overwritten"):
