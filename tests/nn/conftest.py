@@ -1,7 +1,6 @@
 """What the tests of the layers share."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,7 +30,7 @@ def strict():
 def draw():
     """Draws an array in NumPy, which compiles nothing."""
     rng = np.random.default_rng(0)
-    return lambda *shape: jnp.asarray(rng.normal(size=shape))
+    return lambda *shape: jax.device_put(rng.normal(size=shape))
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def build(draw):
         )
         return jax.tree.map(
             lambda s: (
-                jnp.asarray(np.asarray(draw(*s.shape)), s.dtype)
+                jax.device_put(np.asarray(draw(*s.shape)).astype(s.dtype))
                 if hasattr(s, "dtype")
                 else s
             ),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from drawn import drawn
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import equinox_like as eqx
@@ -431,12 +432,12 @@ def made(case):
     def drawn(x):
         if not isinstance(x, jax.ShapeDtypeStruct):
             return x
-        return jnp.asarray(np.abs(rng.normal(size=x.shape)) + 0.1, x.dtype)
+        return jax.device_put((np.abs(rng.normal(size=x.shape)) + 0.1).astype(x.dtype))
 
     model = jax.tree.map(drawn, eqx.filter_eval_shape(case.build, KEY))
     if case.shapes is INDICES:
         return model, [jnp.array([0, 3, 5, 3])]
-    return model, [jnp.asarray(rng.normal(size=s), jnp.float32) for s in case.shapes]
+    return model, [jax.device_put(rng.normal(size=s)) for s in case.shapes]
 
 
 def placed(case, mesh):
@@ -611,7 +612,8 @@ def test_state_takes_the_split_of_the_channels(mode):
 @pytest.mark.parametrize("jit", [lambda f: f, eqx.filter_jit])
 @pytest.mark.parametrize("overflow", ["error", "ring"])
 def test_cache_of_split_heads_is_split_and_can_be_used(jit, overflow):
-    layer, x = attention(KEY), jax.random.normal(KEY, (5, 8))
+    layer = drawn(lambda: attention(KEY))
+    x = jax.device_put(np.random.default_rng(1).normal(size=(5, 8)))
     projections = ("query_proj", "key_proj", "value_proj")
     split = eqx.tree_at(
         lambda m: [getattr(m, name).weight for name in projections],
@@ -634,30 +636,38 @@ def test_cache_of_split_heads_is_split_and_can_be_used(jit, overflow):
         assert is_split(cache.key, P(None, "y")) and is_split(cache.value, P(None, "y"))
         out, cache = run(split, x, cache)
     assert is_split(cache.key, P(None, "y"))
-    np.testing.assert_allclose(out, layer(x, x, x, is_causal=True), atol=1e-5)
+    whole = eqx.filter_jit(layer)(x, x, x, is_causal=True)
+    np.testing.assert_allclose(out, whole, atol=1e-5)
     # The mesh need not be in use.
     assert is_split(jit(lambda model: model.init_cache(8))(split).key, P(None, "y"))
 
 
 CALLABLE = {
-    "Linear": (nn.Linear(8, 4, key=KEY), [(8,)]),
-    "Conv": (nn.Conv1d(2, 4, 3, key=KEY), [(2, 5)]),
-    "ConvTranspose": (nn.ConvTranspose1d(2, 4, 3, key=KEY), [(2, 5)]),
-    "Embedding": (nn.Embedding(4, 4, key=KEY), None),
-    "MultiheadAttention": (attention(KEY), [(6, 8)] * 3),
+    "Linear": (lambda: nn.Linear(8, 4, key=KEY), [(8,)]),
+    "Conv": (lambda: nn.Conv1d(2, 4, 3, key=KEY), [(2, 5)]),
+    "ConvTranspose": (lambda: nn.ConvTranspose1d(2, 4, 3, key=KEY), [(2, 5)]),
+    "Embedding": (lambda: nn.Embedding(4, 4, key=KEY), None),
+    "MultiheadAttention": (lambda: attention(KEY), [(6, 8)] * 3),
 }
 
 
 @pytest.mark.parametrize("name", CALLABLE)
 def test_a_wrong_out_sharding_is_refused_as_jax_refuses_it(name):
-    layer, shapes = CALLABLE[name]
+    build, shapes = CALLABLE[name]
+    layer = drawn(build)
 
     def call(spec, mesh):
-        xs = [2] if shapes is None else [jnp.ones(shape) for shape in shapes]
+        xs = [2]
+        if shapes is not None:
+            xs = [jax.device_put(np.ones(shape)) for shape in shapes]
         if mesh is None:
             return layer(*xs, out_sharding=spec)
         with jax.set_mesh(mesh):
-            model, xs = eqx.filter_shard((layer, xs), P())
+            model, xs = jax.tree.map(
+                lambda x: jax.device_put(x, P()) if eqx.is_array(x) else x, (layer, xs)
+            )
+            if isinstance(layer, nn.MultiheadAttention):  # of many operations
+                return eqx.filter_jit(model)(*xs, out_sharding=spec)
             return model(*xs, out_sharding=spec)
 
     assert is_split(call(P("y"), EXPLICIT), P("y"))

@@ -50,7 +50,7 @@ def test_chunks_with_a_cache_equal_one_causal_call(chunks, dtype, build, draw) -
     attention = jax.tree.map(
         lambda x: jnp.asarray(np.asarray(x) / 4) if eqx.is_array(x) else x, attention
     )
-    tokens = jnp.asarray(np.asarray(draw(6, 8)), dtype)
+    tokens = jax.device_put(np.asarray(draw(6, 8)).astype(dtype))
     whole = at_once(attention, tokens)
     out, cache = fed(attention, tokens, chunks, attention.init_cache(8))
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
@@ -190,7 +190,7 @@ def test_wrong_cache_is_an_error(build, without_type_checks) -> None:
 
 def test_output_has_the_dtype_that_it_has_without_a_cache(build, draw, strict) -> None:
     attention = build(nn.MultiheadAttention, 2, 8, dtype="bfloat16")
-    x = jnp.asarray(np.asarray(draw(3, 8)), "bfloat16")
+    x = jax.device_put(np.asarray(draw(3, 8)).astype("bfloat16"))
     cache = attention.init_cache(4, dtype="float32")
     assert cache.key.dtype == jnp.float32
     for tokens in (x, x[:1]):
@@ -201,7 +201,7 @@ def test_output_has_the_dtype_that_it_has_without_a_cache(build, draw, strict) -
 @pytest.mark.parametrize("wide", ["qk", "q", "v"])
 def test_one_token_has_the_dtype_of_a_call_without_a_cache(wide, build, draw) -> None:
     attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=jnp.bfloat16)
-    x = jnp.asarray(np.asarray(draw(1, 8)), jnp.bfloat16)
+    x = jax.device_put(np.asarray(draw(1, 8)).astype("bfloat16"))
 
     def widened(**heads):
         return tuple(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn
 from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.custom_batching import custom_vmap
@@ -14,7 +15,7 @@ from equinox_like import nn
 
 K = jax.random.key(0)
 X = jnp.linspace(-1, 1, 3)
-MLP = nn.MLP(3, 3, 4, 2, key=K)
+MLP = drawn(lambda: nn.MLP(3, 3, 4, 2, key=K))
 FIRST = jax.nn.relu(MLP.layers[0](X))
 
 
@@ -28,7 +29,7 @@ class Wrap(eqx.Module):
         return self.how(self.layer, x)  # pyright: ignore[reportCallIssue]
 
 
-LINEAR = nn.Linear(3, 3, key=K)
+LINEAR = drawn(lambda: nn.Linear(3, 3, key=K))
 
 
 def wrap(how) -> Wrap:

@@ -49,9 +49,9 @@ def blocks_of(count, stacked):
         lambda s: rng.uniform(-0.5, 0.5, (count, *s.shape)).astype(s.dtype), shapes
     )
     if stacked:
-        return eqx.combine(jtu.tree_map(jnp.asarray, arrays), others)
+        return eqx.combine(jtu.tree_map(jax.device_put, arrays), others)
     return [
-        eqx.combine(jtu.tree_map(lambda a, i=i: jnp.asarray(a[i]), arrays), others)
+        eqx.combine(jtu.tree_map(lambda a, i=i: jax.device_put(a[i]), arrays), others)
         for i in range(count)
     ]
 
