@@ -101,5 +101,5 @@ def run(key):
         )  # fmt: skip
         of_generator.append(loss)
     at_rest = eqx.nn.inference_mode(generator)
-    image, _ = mapped(at_rest)(noise[:1], states[1])
+    image, _ = eqx.filter_jit(mapped(at_rest))(noise[:1], states[1])
     return {"losses": losses, "generator": of_generator, "image": image[0, 0, 0, :4]}

@@ -76,9 +76,10 @@ def run(key):
             model, state = make_step(model, state, xs, jnp.ones((4, 3)))
         index = model[3].norm1.batch_state_index or model[3].norm1.ema_state_index
         outs += [state.get(index)[0], state.get(index)[1], model[3].norm1.weight]
-        loss, state = compute_loss(model, state, xs, jnp.ones((4, 3)))
+        loss, state = eqx.filter_jit(compute_loss)(model, state, xs, jnp.ones((4, 3)))
         outs.append(loss)
         if mode == "ema":
             resting = eqx.nn.inference_mode(model)
-            outs.append(jax.vmap(resting, in_axes=(0, None))(xs, state)[0][0])
+            apply = eqx.filter_jit(jax.vmap(resting, in_axes=(0, None)))
+            outs.append(apply(xs, state)[0][0])
     return outs

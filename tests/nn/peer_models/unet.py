@@ -87,4 +87,8 @@ def run(key):
         values.append(value)
     model = eqx.tree_at(lambda m: m.act.negative_slope, model, jnp.array(0.5))
     model = eqx.tree_inference(model, value=True)
-    return values, model(x[0], key)[0, 0, :3], model.up[0].weight[0, 0, 0]
+    return (
+        values,
+        eqx.filter_jit(model)(x[0], key)[0, 0, :3],
+        model.up[0].weight[0, 0, 0],
+    )

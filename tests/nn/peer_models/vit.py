@@ -92,4 +92,8 @@ def run(key):
         model, value = step(model, x, y, jax.random.PRNGKey(i))
         values.append(value)
     model = eqx.nn.inference_mode(model)
-    return values, jax.vmap(model)(x)[0], model.blocks[1].mlp.layers[0].weight[0, :3]
+    return (
+        values,
+        eqx.filter_jit(jax.vmap(model))(x)[0],
+        model.blocks[1].mlp.layers[0].weight[0, :3],
+    )
