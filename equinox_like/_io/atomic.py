@@ -54,7 +54,8 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
         return
     folder, name = os.path.split(target)
     # In the same folder, since renaming is atomic only within one file system.
-    temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
+    # A part of a long name, as file systems limit a name to 255 bytes.
+    temporary = os.path.join(folder, f".{name[:60]}.{os.urandom(4).hex()}.tmp")
     if os.path.exists(target) and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     try:
@@ -76,7 +77,8 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
         # The user knows the file by `path`. If the disk is full, no file is named.
         if isinstance(error, OSError) and error.filename in (None, temporary):
             if error.errno:  # else the text would be lost
-                error.filename, error.filename2 = path, None
+                error.filename = path
+                del error.filename2  # `None` would be shown
         raise
     if not durable:
         return

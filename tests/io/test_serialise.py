@@ -656,7 +656,17 @@ def test_folder_in_the_place_of_the_file_is_named(tmp_path):
     with pytest.raises(IsADirectoryError) as info:
         eqx.tree_serialise_leaves(tmp_path / "model", [1.0])
     assert info.value.filename == str(tmp_path / "model.eqx")
+    assert str(info.value) == f"[Errno 21] Is a directory: '{info.value.filename}'"
     assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+@pytest.mark.parametrize("letter", ["n", "ü", "名"])
+def test_file_may_have_the_longest_name_of_the_file_system(tmp_path, letter):
+    path = tmp_path / (letter * (251 // len(letter.encode())) + ".eqx")
+    path.touch()
+    eqx.tree_serialise_leaves(path, [1.0])
+    assert eqx.tree_deserialise_leaves(path, [0.0]) == [1.0]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("save", [eqx.save, eqx.tree_serialise_leaves])
