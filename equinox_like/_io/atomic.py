@@ -16,6 +16,8 @@ from .._tree.nodes import describe_node
 def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
     """`path`, of any path type, as a string, with `suffix` if it has none.
 
+    The path of a pipe or a device stays as it is.
+
     **Raises:**
 
     `TypeError` or `ValueError`, naming the `argument`, if it does not name a file.
@@ -33,7 +35,7 @@ def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
         raise ValueError(
             f"`{argument}` must end with the name of a file; got {str(path)!r}."
         )
-    return str(path) if path.suffix else f"{path}{suffix}"
+    return str(path) if path.suffix or _is_stream(path) else f"{path}{suffix}"
 
 
 @contextlib.contextmanager
@@ -113,5 +115,5 @@ def _copied_to(path: str) -> Iterator[Any]:
             shutil.copyfileobj(file, target)
 
 
-def _is_stream(path: str) -> bool:
+def _is_stream(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))

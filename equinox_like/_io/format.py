@@ -9,7 +9,6 @@ import functools
 import json
 import math
 import mmap
-import os
 import struct
 import sys
 import zlib
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from .atomic import opened
 from .checksum import checksum_and_pieces, has_checksum, has_pieces
 from .records import MAGIC, are_bools
 from .tensors import Tensor, decode_tensor
@@ -94,8 +94,8 @@ class File:
 
     def __init__(self, path: str):
         self.path = path
-        _require_sound(path)
-        with open(path, "rb") as file:
+        with opened(path) as file:
+            _require_sound(path, file)
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
             # A private mapping: writing to the memory does not change the file.
@@ -178,7 +178,7 @@ def _is_table_of_texts(kinds: Any) -> bool:
     )
 
 
-def _require_sound(path: str) -> None:
+def _require_sound(path: str, file: Any) -> None:
     try:
         import safetensors
     except ImportError:
@@ -186,14 +186,11 @@ def _require_sound(path: str) -> None:
             "Loading a safetensors file needs the package `safetensors`: "
             "`pip install safetensors`."
         ) from None
-    if not os.path.isfile(path):
-        open(path, "rb").close()  # raises the error that tells the reason
     try:
-        with safetensors.safe_open(path, framework="numpy"):
+        with safetensors.safe_open(file.name, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
-        with open(path, "rb") as file:
-            is_npy = file.read(len(MAGIC)) == MAGIC
+        is_npy = file.read(len(MAGIC)) == MAGIC
         raise RuntimeError(
             f"{path} is not a safetensors file, or is damaged: {error}."
             + " `tree_deserialise_leaves` loads files of `.npy` records." * is_npy

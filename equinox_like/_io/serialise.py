@@ -58,7 +58,7 @@ def tree_serialise_leaves(
 
     A file given by its path is replaced atomically: if the process is killed, the path
     holds the old file or the new one. Other hard links keep the old file. Pipes and
-    devices are written to directly.
+    devices, such as `/dev/stdout`, are written to directly.
 
     **Arguments:**
 
