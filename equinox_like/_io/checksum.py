@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -61,9 +60,12 @@ def _crcs(pieces: list[np.ndarray]) -> list[int]:
     buffers = [piece.data for piece in pieces]
     if len(buffers) > 1:
         try:
+            # At interpreter shutdown, neither this can be imported nor a thread started.
+            from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor() as pool:  # `crc32` releases Python's lock
                 return list(pool.map(zlib.crc32, buffers))
-        except RuntimeError:  # no new threads can start at interpreter shutdown
+        except RuntimeError:
             pass
     return list(map(zlib.crc32, buffers))
 

@@ -1,6 +1,9 @@
 """The checksums of saved leaves, and those that older versions wrote."""
 
 import json
+import subprocess
+import sys
+import textwrap
 import zlib
 
 import jax.numpy as jnp
@@ -43,6 +46,22 @@ def test_threads_are_not_needed(monkeypatch):
     expected = checksum(data)
     monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", refuse)
     assert checksum(data) == expected
+
+
+def test_tree_is_saved_for_the_first_time_when_the_process_exits(tmp_path):
+    path = tmp_path / "model.safetensors"
+    code = f"""
+        import atexit
+        import numpy as np
+        import equinox_like as eqx
+
+        atexit.register(lambda: eqx.save({str(path)!r}, [np.ones(1 << 20, "u2")]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=True
+    )
+    assert not done.stderr
+    assert eqx.load(path, [np.zeros(1 << 20, "u2")])[0].all()
 
 
 @pytest.mark.parametrize(
