@@ -124,13 +124,13 @@ class OwnRegistry:
         """The interned structure of a node that user code has built."""
         inner = self._node((tuple, None), parts)
         # Of the static leaves and the cached nodes' structures.
-        hashes = tuple(
+        hashes = [
             hash(data)
             for kind, data in _nodes(inner)
             if kind is Fixed or kind in cached_types
-        )
+        ]
         make = functools.partial(self._new_structure, kind, aux, inner)
-        full_hash = hash((kind, aux, inner, hashes))
+        full_hash = hash((kind, aux, inner, *hashes))
         return structures.find((kind, aux, inner), make, full_hash)
 
     def _structure_of_output(
@@ -311,15 +311,18 @@ _BUILT_IN: Final = frozenset({tuple, list, dict, type(None)})
 _OF_JAX: Final = frozenset({OrderedDict, defaultdict, jtu.Partial})
 
 
-def _nodes(treedef: Any) -> Iterator[tuple[type, Any]]:
+def _nodes(treedef: Any) -> list[tuple[type, Any]]:
     """Kind and data of the nodes in one of our treedefs, without those below cached
     ones."""
-    node = treedef.node_data()
-    if node is not None:
-        yield node
-        if node[0] not in cached_types:
-            for child in treedef.children():
-                yield from _nodes(child)
+    found, pending = [], [treedef]
+    while pending:
+        treedef = pending.pop()
+        node = treedef.node_data()
+        if node is not None:
+            found.append(node)
+            if node[0] is not Fixed and node[0] not in cached_types:
+                pending += treedef.children()
+    return found
 
 
 def _can_wait(kind: type, data: Any) -> bool:
