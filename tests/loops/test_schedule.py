@@ -1,5 +1,7 @@
 """Which steps of a checkpointed loop are saved, and which are done again."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -22,8 +24,18 @@ ORDERS = {
 }
 
 
-def order_of(steps, **options):
+def order_of(steps, checkpoints, max_steps=None):
     """Of which steps the body is evaluated, all in all."""
+    gradient, done = compiled_gradient(checkpoints, max_steps)
+    done.clear()
+    jax.block_until_ready(gradient(1.0, steps))
+    jax.effects_barrier()
+    return list(done)
+
+
+@functools.cache
+def compiled_gradient(checkpoints, max_steps):
+    """For any number of steps, which the program does not know."""
     done = []
 
     def body(carry):
@@ -31,14 +43,17 @@ def order_of(steps, **options):
         jax.debug.callback(lambda i: done.append(int(i)), i, ordered=False)
         return i + 1, jnp.sin(x)
 
-    def run(x):
+    def run(x, steps):
         return eqxi.while_loop(
-            lambda c: c[0] < steps, body, (0, x), kind="checkpointed", **options
+            lambda c: c[0] < steps,
+            body,
+            (0, x),
+            kind="checkpointed",
+            checkpoints=checkpoints,
+            max_steps=max_steps,
         )[1]
 
-    jax.block_until_ready(jax.jit(jax.grad(run))(1.0))
-    jax.effects_barrier()
-    return done
+    return jax.jit(jax.grad(run)), done
 
 
 @pytest.mark.parametrize("checkpoints, steps", ORDERS, ids=str)
@@ -48,7 +63,7 @@ def test_steps_are_done_again_in_the_order_of_the_literature(
 ):
     options = {"max_steps": steps} if limited else {}
     given = 100 if limited else steps
-    found = order_of(given, checkpoints=checkpoints, **options)
+    found = order_of(given, checkpoints, **options)
     again = [int(i) for i in ORDERS[checkpoints, steps].split()]
     assert found == [*range(steps), *again]
 
