@@ -88,7 +88,7 @@ def value_and_gradients(apply, blocks):
         ("list", 4, 0.0, True),
         ("list", 3, 0.5, True),
         ("list", 3, 0.5, False),
-        ("stacked", 4, 0.1, True),
+        ("stacked", 8, 0.1, True),
         ("stacked", 3, 0.5, False),
     ],
 )
@@ -275,7 +275,7 @@ def test_what_is_frozen_is_not_trained(kind, where) -> None:
         return (model(x) ** 2).sum()
 
     grads, grad_x = eqx.filter_jit(eqx.filter_grad(loss))((frozen, X))
-    all_grads, all_x = eqx.filter_jit(eqx.filter_grad(loss))((model, X))
+    all_grads, all_x = eqx.filter_grad(loss)((model, X))
     assert_close(grad_x, all_x)
     # Only what is trained has a gradient, and it is what it was.
     flags = jax.tree.leaves(eqx.trainable(frozen))
