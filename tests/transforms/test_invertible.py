@@ -382,7 +382,7 @@ def test_check_lets_a_true_inverse_pass():
     checked = eqx.filter_invertible(rev, check=True)
     for blocks in map(blocks_of, (3, 3), (False, True)):
         expected = eqx.filter_jit(chain)(blocks, X)
-        np.testing.assert_allclose(checked(blocks, X), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(checked(blocks, X), expected, rtol=1e-5, atol=1e-8)
         gradient = eqx.filter_jit(eqx.filter_grad(loss(checked)))((blocks, X))
         assert gradient[1].shape == X.shape
 
@@ -521,7 +521,7 @@ def test_list_of_blocks_on_explicit_axes():
         found = gradient(*jax.device_put((blocks, x), split))
     for a, b in zip(found, expected, strict=True):
         assert jax.typeof(a).sharding.spec == split.spec
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
