@@ -1,10 +1,12 @@
 """`warn`: warnings that point to the user's line, from any depth of the library."""
 
+import os
 import sys
 import warnings
-from pathlib import Path
 
-_OURS = str(Path(__file__).parent)
+# The folder of the library as frames name it. PyInstaller and the like compile without
+# the path that `__file__` has.
+FOLDER = os.path.join(os.path.dirname(sys._getframe().f_code.co_filename), "")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -17,4 +19,4 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 def _is_passed_over(filename: str) -> bool:
     # Runtime type checkers add their own frames around the library's functions.
-    return filename.startswith((_OURS, "<@beartype")) or "/jaxtyping/" in filename
+    return filename.startswith((FOLDER, "<@beartype")) or "/jaxtyping/" in filename

@@ -1,5 +1,6 @@
 """The package as a whole: its names, and what importing it does and does not do."""
 
+import compileall
 import importlib.metadata
 import inspect
 import json
@@ -328,3 +329,22 @@ def test_field_is_read_from_the_instance_first():
     assert layer.weight is vars(layer)["weight"]
     with pytest.raises(AttributeError, match="in_feature"):
         layer.in_feature  # noqa: B018
+
+
+def test_library_compiled_without_its_source_hides_its_frames(tmp_path):
+    package = tmp_path / "equinox_like"
+    shutil.copytree(Path(eqx.__file__).parent, package)
+    assert compileall.compile_dir(package, ddir="built/here", legacy=True, quiet=1)
+    for source in package.rglob("*.py"):
+        source.unlink()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import equinox_like as eqx, numpy as np\n"
+        "eqx.error_if(np.ones(1), True, 'bad', on_error='nan')\n"
+        "eqx.filter_jit(lambda x: undefined)(1.0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert "script.py:2: UserWarning" in done.stderr
+    assert "NameError" in done.stderr and "built/here" not in done.stderr

@@ -9,7 +9,6 @@ import functools
 import os
 import types
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import (
     Any,
@@ -34,6 +33,7 @@ from .._module.partial import Partial
 from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
 from .._tree.require import require_callable as require_callable
+from .._warn import FOLDER
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -180,9 +180,8 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 # `nn` is left out: its frames show which layer of a model failed.
-_PACKAGE = Path(__file__).parents[1]
 _PRIVATE = tuple(
-    str(_PACKAGE / folder) + os.sep
+    os.path.join(FOLDER, folder, "")
     for folder in (
         "_arrays",
         "_compat",

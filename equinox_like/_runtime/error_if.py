@@ -3,9 +3,7 @@
 `check.py` has the check and its message; `spoil.py` fills the checked arrays with NaN.
 """
 
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -23,7 +21,7 @@ from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
 from .._tree import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
-from .._warn import warn
+from .._warn import FOLDER, warn
 from .check import Check, error_if_p
 from .spoil import may_depend, spoilt_if
 from .unvmap import unvmap_any_p
@@ -320,4 +318,4 @@ def _stopping_if(failed: Any) -> Any:
     return lax.cond(failed, stop, lambda: False)
 
 
-_PASSED_OVER = (str(Path(__file__).parents[1]) + os.sep,)
+_PASSED_OVER = (FOLDER,)
