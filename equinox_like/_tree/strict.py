@@ -14,6 +14,7 @@ import dataclasses
 import enum
 import itertools
 import sys
+import threading
 import types
 from collections import ChainMap, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -289,7 +290,7 @@ def _key_by_class(value: Any) -> Any:
     kind = type(value)
     for base in kind.__mro__:
         if base in _KEYS:
-            return _KEYS[base](value), strict_key((object.__getstate__(value),))
+            return _key_of_derived(value, _KEYS[base])
         if "__eq__" in base.__dict__:
             break
     else:
@@ -303,6 +304,29 @@ def _key_by_class(value: Any) -> Any:
         with contextlib.suppress(Exception):
             return _key_of_dict(value), _Guarded(value)
     return _Guarded(value)
+
+
+def _key_of_derived(value: Any, key_of: Callable[[Any], Any]) -> Any:
+    """The key of a value whose class is derived from one of `_KEYS`: its content by
+    `key_of`, and its attributes."""
+    places = _opened.places
+    if id(value) in places:  # an attribute leads back to it
+        return places[id(value)]
+    places[id(value)] = len(places)
+    try:
+        return key_of(value), strict_key((object.__getstate__(value),))
+    finally:
+        del places[id(value)]
+
+
+class _Opened(threading.local):
+    """The values that `_key_of_derived` is in, by id, with their order."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, int] = {}
+
+
+_opened = _Opened()
 
 
 def is_compared_by_identity(kind: type) -> bool:

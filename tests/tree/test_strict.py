@@ -295,3 +295,38 @@ def test_value_that_is_its_own_aux_data_is_compared_as_other_values():
         strict_treedef(jtu.tree_structure([Registered(tag)])) for tag in (1, 1, 1.0)
     )
     assert one == same != other and hash(one) == hash(same)
+
+
+class _Part(tuple):
+    """A value whose attribute `owner` may lead back to it."""
+
+
+class _Owner(dict):
+    pass
+
+
+def _owned(name):
+    owner = _Owner(name=name)
+    owner["parts"] = parts = (_Part((1, 2)), _Part((1, 2)))
+    for part in parts:
+        part.owner = owner
+    return owner
+
+
+def test_attributes_that_lead_back_to_the_value_are_compared():
+    one, other, third = _owned("a"), _owned("a"), _owned("b")
+    assert strictly_same(one, other) and not strictly_same(one, third)
+    assert hash(strict_key((one,))) == hash(strict_key((other,)))
+    part, of_third = one["parts"][0], third["parts"][0]
+    assert strictly_same(part, other["parts"][0]) and part == of_third
+    assert not strictly_same(part, of_third)
+    traces = []
+
+    @eqx.filter_jit
+    def f(x, static):
+        traces.append(1)
+        return x
+
+    for static in (part, other["parts"][0], of_third):
+        f(jnp.ones(2), static)
+    assert len(traces) == 2
