@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.tracer import Tracer
-from .._tree.at import tree_at
+from .._tree.at import choosing, tree_at
 from .._tree.filters import is_array, is_array_like, is_inexact_array
 from .._tree.glob import matches_above
 from .._tree.nodes import describe_node
@@ -126,7 +126,9 @@ class Frozen(Module):
     def _stopped(self) -> Any:
         # Without tracers there is no gradient to stop, so the arrays are not copied.
         value = self.value
-        if not any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(value)):
+        if choosing.is_on or not any(
+            isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(value)
+        ):
             return value
         return jax.tree.map(
             lambda x: jax.lax.stop_gradient(x) if is_array(x) else x, value

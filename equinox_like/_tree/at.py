@@ -6,6 +6,7 @@ the common case, no other node is visited. Paths and trees of bools are looked u
 the key paths of all nodes.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar, overload
@@ -124,7 +125,7 @@ def tree_at(
         answer = _ask(where, copy, pytree)
         if type(answer) is _OpaqueLeaf:
             index = _position(opaque, answer)
-            if where(treedef.unflatten(leaves)) is not leaves[index]:
+            if _asked(where, treedef.unflatten(leaves)) is not leaves[index]:
                 raise _depends_on_leaves()
             new = replace_fn(leaves[index]) if replace is NOT_GIVEN else replace
             leaves[index] = new
@@ -134,7 +135,7 @@ def tree_at(
             filled = _own_tuples(pytree, is_leaf)
         else:
             filled = treedef.unflatten(leaves)
-        filled_answer = where(filled)
+        filled_answer = _asked(where, filled)
         nodes, filled_nodes = Nodes(copy), Nodes(filled, stop=leaves)
         if len(nodes.all) != treedef.num_nodes:
             raise ValueError(
@@ -167,6 +168,24 @@ class _Tuple(tuple):
 
 
 jtu.register_pytree_node(_Tuple, lambda t: (t, None), lambda _, xs: _Tuple(xs))
+
+
+class _Choosing(threading.local):
+    """Whether this thread is asking a `where`, which must get the nodes themselves. A
+    frozen part gives its content as it is then, and not copies that stop gradients."""
+
+    is_on = False
+
+
+choosing = _Choosing()
+
+
+def _asked(where: Any, pytree: Any) -> Any:
+    before, choosing.is_on = choosing.is_on, True
+    try:
+        return where(pytree)
+    finally:
+        choosing.is_on = before
 
 
 def _ask(where: Any, copy: Any, pytree: Any) -> Any:

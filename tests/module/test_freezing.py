@@ -386,6 +386,33 @@ def test_jit_and_vmap_treat_frozen_leaves_as_ordinary(mlp, key) -> None:
     assert many.value.weight.shape == (4, 2, 3)
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda m: m.layers[0].weight,
+        lambda m: m.layers[1],
+        lambda m: (m.layers[0].bias, m.layers[1].weight),
+    ],
+    ids=["leaf", "node", "several"],
+)
+def test_parts_of_what_is_frozen_are_replaced_under_a_trace(mlp, where) -> None:
+    @eqx.filter_jit
+    def doubled(model):
+        twice = lambda node: jax.tree.map(functools.partial(scaled, 2), node)  # noqa: E731
+        return eqx.tree_at(where, model, replace_fn=twice)
+
+    def total(model):
+        return sum(jnp.sum(x) for x in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+
+    new = doubled(eqx.frozen(mlp))
+    assert isinstance(new, type(eqx.frozen(mlp)))
+    changed = total(new) - total(mlp)
+    assert jnp.allclose(changed, total(where(mlp)), atol=1e-5)
+    # The new part stops gradients, too.
+    out = lambda w: doubled(eqx.frozen(jax.tree.map(functools.partial(scaled, w), mlp)))  # noqa: E731
+    assert jax.grad(lambda w: out(w)(jnp.ones(3)).sum())(1.0) == 0
+
+
 def scaled(scale, leaf):
     return leaf * scale if eqx.is_array(leaf) else leaf
 

@@ -354,3 +354,13 @@ def test_layer_within_a_layer_that_has_a_weight_is_wrapped_too():
         Both(jnp.ones((2, 2)), nn.Linear(2, 2, key=KEY)), "**", 1, key=KEY
     )
     assert isinstance(tuned, nn.LoRA) and isinstance(tuned.layer.inner, nn.LoRA)
+
+
+def test_lora_of_a_frozen_layer_is_compiled_and_trained() -> None:
+    lora = moved(nn.LoRA(eqx.frozen(nn.Linear(5, 4, key=KEY)), rank=2, key=KEY))
+    x = jnp.ones(5)
+    np.testing.assert_allclose(
+        eqx.filter_jit(lambda lora: lora(x))(lora), lora(x), rtol=1e-5
+    )
+    grads = eqx.filter_jit(eqx.filter_grad(lambda lora: lora(x).sum()))(lora)
+    assert grads.layer.value.weight is None and grads.a.shape == (2, 5)
