@@ -98,6 +98,11 @@ def is_real(node: Any) -> bool:
     return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
 
 
+def is_half(node: Any) -> bool:
+    """Whether `node` is a real array in less than single precision."""
+    return is_real(node) and jnp.finfo(node.dtype).bits < 32
+
+
 def summed_in_float32(
     gather: Callable[[Array, Any], Array],
 ) -> Callable[[Array, Any], Array]:
@@ -115,8 +120,7 @@ def summed_in_float32(
 
     @functools.wraps(gather)
     def call(table, index):
-        is_half = is_real(table) and jnp.finfo(table.dtype).bits < 32
-        return (rule if is_half else gather)(table, index)
+        return (rule if is_half(table) else gather)(table, index)
 
     return call
 

@@ -14,7 +14,7 @@ from .._tree import is_array
 from .._tree.arrays import is_typed_key, is_weak
 from .._tree.nodes import describe_node
 from ._callables import check_layer
-from ._precision import cast_to_precision, is_real
+from ._precision import cast_to_precision, is_half
 from ._shape import described, jax_array, taker_name, within
 
 
@@ -145,7 +145,6 @@ def _widened(cells: Any) -> tuple[Any, Callable[[Any], Any]]:
     The gradient of a weight is a sum over all steps, which a scan computes in the dtype
     that the weight has outside of it.
     """
-    is_half = lambda x: is_real(x) and jnp.finfo(x.dtype).bits < 32  # noqa: E731
     wide = jax.tree.map(lambda x: x.astype(jnp.float32) if is_half(x) else x, cells)
     narrow = functools.partial(
         jax.tree.map, lambda old, x: x.astype(old.dtype) if is_half(old) else x, cells
