@@ -27,6 +27,8 @@ _CALLBACK: Final = (
     "lowering for python_callback",
     "is different from the lowering platform",
 )
+_UNSTABLE: Final = "no compatibility guarantees"
+_CUDNN: Final = re.compile(r"custom_call @(__cudnn\$\w+)")
 _BATCHED: Final = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
 
 
@@ -62,6 +64,12 @@ def tells_of_callback(error: BaseException) -> bool:
     """Whether a program that calls Python was to be exported, or to be lowered for
     another platform than that of this host, or for several."""
     return any(text in str(error) for text in _CALLBACK)
+
+
+def exported_cudnn_calls(error: BaseException) -> list[str]:
+    """The calls of cuDNN for which a program cannot be exported."""
+    text = str(error)
+    return sorted(set(_CUDNN.findall(text))) if _UNSTABLE in text else []
 
 
 def batched_output(error: BaseException) -> int | None:

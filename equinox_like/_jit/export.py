@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._compat.messages import tells_of_callback
+from .._compat.messages import exported_cudnn_calls, tells_of_callback
 from .._core.base import frames_hidden, hide_frames, name_of, require_callable
 from .._core.describe import (
     Description,
@@ -71,7 +71,8 @@ def filter_export(
     **Raises:**
 
     `ValueError` for a misspelt platform. `NotImplementedError` if `fun` holds a check or a
-    callback, which call Python. When the result is called: `TypeError` naming the path of a
+    callback, which call Python. `ValueError` with the fix if attention calls cuDNN.
+    When the result is called: `TypeError` naming the path of a
     static argument or a part of the structure that is not what was exported; JAX's errors
     for other shapes and dtypes, and for a platform that it was not exported for.
     `.serialize` raises `ValueError` naming the path of a static value that cannot be
@@ -308,6 +309,14 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
             jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
         )({n: x for n, x in named if n not in own})
     except (NotImplementedError, ValueError) as e:
+        if calls := exported_cudnn_calls(e):
+            raise ValueError(
+                f"`filter_export`: the attention of `{traced.__name__}` calls cuDNN, and "
+                "JAX does not guarantee that another version can run this call. Use "
+                "another `implementation` than 'cudnn' and 'auto'; or accept that, with "
+                "`disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name) for "
+                f"name in {calls}]`."
+            ) from e
         if not tells_of_callback(e):
             raise
         raise NotImplementedError(

@@ -70,7 +70,8 @@ def dot_product_attention(
         function it stores no weights. `is_causal`, and alone with it a `window`, cost no
         memory; a `mask` or a `bias` has as many elements as the weights, and a `bias` is
         added in the dtype of the queries. A program with `"cudnn"` or `"auto"` that was
-        traced on a host with a GPU is exported for one platform at a time.
+        traced on a host with a GPU is exported for one platform at a time, and only with
+        `disabled_checks`.
 
     **Returns:**
 

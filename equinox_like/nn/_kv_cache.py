@@ -8,6 +8,7 @@ new tokens are concatenated.
 
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.lax as lax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -254,12 +255,14 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
             f"The KVCache has slots for {slots} tokens, but was given {number} at "
             "once. Make a longer one with `init_cache`, or one with `overflow='ring'`."
         )
-    # `int`: within a trace, JAX would trace the sum.
-    if not isinstance(cache.length, Tracer) and int(cache.length) + number > slots:
+    if isinstance(cache.length, Tracer):
+        return
+    held = int(jax.device_get(cache.length))  # JAX would trace a sum within a trace
+    if held + number > slots:
         raise RuntimeError(
-            f"The KVCache has slots for {slots} tokens, holds {int(cache.length)} and "
-            f"was given {number} more. Make a longer one with `init_cache`, or one "
-            "with `overflow='ring'`."
+            f"The KVCache has slots for {slots} tokens, holds {held} and was given "
+            f"{number} more. Make a longer one with `init_cache`, or one with "
+            "`overflow='ring'`."
         )
 
 

@@ -96,6 +96,11 @@ def lower_callback_for_several_platforms():
     jax.jit(call_back).trace(jnp.ones(3)).lower(lowering_platforms=("cpu", "tpu"))
 
 
+def export_cudnn():
+    call = jax.ffi.ffi_call("__cudnn$test", jax.ShapeDtypeStruct((3,), jnp.float32))
+    jax.export.export(jax.jit(call))(jnp.ones(3))
+
+
 def leave_out_an_axis():
     jax.vmap(lambda x: (0.0, [1.0, x]), out_axes=(None, None))(jnp.ones(3))
 
@@ -115,6 +120,9 @@ TELLS = {
         export_callback,
         lower_callback_for_another_platform,
         lower_callback_for_several_platforms,
+    ],
+    lambda error: messages.exported_cudnn_calls(error) == ["__cudnn$test"]: [
+        export_cudnn
     ],
     lambda error: messages.batched_output(error) == 1: [leave_out_an_axis],
 }

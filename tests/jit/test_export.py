@@ -169,6 +169,16 @@ class TestRefusals:
             with pytest.raises(NotImplementedError, match=f"`{f.__name__}` calls Pyth"):
                 eqx.filter_export(f, platforms=platforms)(jnp.ones(3))
 
+    def test_cudnn_is_exported_only_without_the_check(self):
+        call = jax.ffi.ffi_call("__cudnn$test", jax.ShapeDtypeStruct((3,), jnp.float32))
+        with pytest.raises(
+            ValueError, match=r"calls cuDNN.*for name in \['__cudnn\$te"
+        ):
+            eqx.filter_export(call)(jnp.ones(3))
+        check = jax.export.DisabledSafetyCheck.custom_call("__cudnn$test")
+        exported = eqx.filter_export(call, disabled_checks=[check])(jnp.ones(3))
+        assert "__cudnn$test" in exported.mlir_module()
+
     @pytest.mark.parametrize("load", [False, True], ids=["exported", "loaded"])
     @pytest.mark.parametrize(
         ("change", "message"),
