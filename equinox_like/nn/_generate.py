@@ -339,8 +339,8 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
         slots = node.position.shape[-1]
         if node.overflow == "ring" or isinstance(node.length, Tracer):
             continue
-        # By NumPy: JAX would trace the maximum of a cache that a trace captures.
-        held = int(jax.device_get(node.length).max())
+        with jax.ensure_compile_time_eval():  # not traced, if the cache is captured
+            held = int(jax.device_get(node.length.max()))  # an explicit transfer
         if held + needed > slots:
             raise ValueError(
                 f"`generate` needs room for {needed} tokens: {number} of the prompt "

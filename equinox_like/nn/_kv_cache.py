@@ -257,7 +257,8 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
         )
     if isinstance(cache.length, Tracer):
         return
-    held = int(jax.device_get(cache.length))  # JAX would trace a sum within a trace
+    # An explicit transfer; and within a trace, JAX would trace the sum.
+    held = int(jax.device_get(cache.length))
     if held + number > slots:
         raise RuntimeError(
             f"The KVCache has slots for {slots} tokens, holds {held} and was given "
