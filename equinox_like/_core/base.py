@@ -93,11 +93,11 @@ class Transformed(Module, Generic[_P, _T]):
 
     @overload
     def __get__(self: _S, instance: None, owner: Any = None) -> _S: ...
+    # `self` is any callable: `ty` does not take `Jitted[(self, x), _T]` as an instance of
+    # `Transformed[Concatenate[Any, _Q], _T]`, since ParamSpecs are invariant.
     @overload
     def __get__(
-        self: "Transformed[Concatenate[Any, _Q], _T]",
-        instance: object,
-        owner: Any = None,
+        self: Callable[Concatenate[Any, _Q], _T], instance: object, owner: Any = None
     ) -> Callable[_Q, _T]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
