@@ -41,9 +41,9 @@ class BatchNorm(StatefulLayer):
 
     Of the two modes, `"batch"` is the one of that paper: the batch's own statistics
     normalise in training. The running averages start at 0 and 1; inference corrects for
-    this bias, as in [Adam](https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015). In mode
-    `"ema"` training normalises by the running averages, too, after the batch has
-    updated them.
+    this bias, as in [Adam](https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015), by the
+    number of steps in `state.get(norm.batch_counter)`. In mode `"ema"` training
+    normalises by the running averages, too, after the batch has updated them.
 
     Without an `axis_name` the layer takes a whole batch at once:
 
