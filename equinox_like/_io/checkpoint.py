@@ -108,8 +108,9 @@ def load(
 
     On the CPU the file is mapped into memory, and most JAX arrays use the mapped memory
     without a copy: the operating system reads their values from the disk when they are
-    first used. So do not write into a file that was loaded. Saving to the same path is
-    safe, as that makes another file of the same name.
+    first used. So do not write into a file that was loaded, as `cp` onto it does, or take
+    a [`equinox_like.tree_copy`][]. Saving to the same path is safe, as that makes another
+    file of the same name.
 
     **Arguments:**
 
