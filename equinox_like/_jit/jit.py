@@ -48,12 +48,12 @@ _T = TypeVar("_T")
 
 @overload
 def filter_jit(
-    *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
-) -> "Callable[[Callable[_P, _T]], Jitted[_P, _T]]": ...
-@overload
-def filter_jit(
     fun: Callable[_P, _T], *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
 ) -> "Jitted[_P, _T]": ...
+@overload
+def filter_jit(
+    *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
+) -> "Callable[[Callable[_P, _T]], Jitted[_P, _T]]": ...
 def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) -> Any:
     """`jax.jit` for any pytrees: arrays are traced, everything else is static.
 

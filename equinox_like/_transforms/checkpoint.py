@@ -26,15 +26,15 @@ _T = TypeVar("_T")
 
 @overload
 def filter_checkpoint(
-    *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
-) -> "Callable[[Callable[_P, _T]], Checkpointed[_P, _T]]": ...
-@overload
-def filter_checkpoint(
     fun: Callable[_P, _T],
     *,
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
 ) -> "Checkpointed[_P, _T]": ...
+@overload
+def filter_checkpoint(
+    *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
+) -> "Callable[[Callable[_P, _T]], Checkpointed[_P, _T]]": ...
 def filter_checkpoint(
     fun: Any = NOT_GIVEN,
     *,

@@ -40,12 +40,12 @@ _T = TypeVar("_T")
 
 @overload
 def filter_custom_vjp(
-    *, optimize_remat: bool = False
-) -> "Callable[[Callable[_P, _T]], CustomVJP[_P, _T]]": ...
-@overload
-def filter_custom_vjp(
     fn: Callable[_P, _T], *, optimize_remat: bool = False
 ) -> "CustomVJP[_P, _T]": ...
+@overload
+def filter_custom_vjp(
+    *, optimize_remat: bool = False
+) -> "Callable[[Callable[_P, _T]], CustomVJP[_P, _T]]": ...
 def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> Any:
     """A function with custom rules for its reverse-mode derivative.
 

@@ -39,23 +39,6 @@ _DEPRECATED = ("arg", "filter_spec")
 
 @overload
 def filter_value_and_grad(
-    *,
-    has_aux: Literal[False] = False,
-    wrt: Any = None,
-    **gradkwargs: Unpack[GradOptions],
-) -> Callable[
-    [Callable[Concatenate[_X, _P], _T]],
-    Transformed[Concatenate[_X, _P], tuple[_T, Any]],
-]: ...
-@overload
-def filter_value_and_grad(
-    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
-) -> Callable[
-    [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
-    Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]],
-]: ...
-@overload
-def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], _T],
     *,
     has_aux: Literal[False] = False,
@@ -78,6 +61,23 @@ def filter_value_and_grad(
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
+@overload
+def filter_value_and_grad(
+    *,
+    has_aux: Literal[False] = False,
+    wrt: Any = None,
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[
+    [Callable[Concatenate[_X, _P], _T]],
+    Transformed[Concatenate[_X, _P], tuple[_T, Any]],
+]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
+) -> Callable[
+    [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
+    Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]],
+]: ...
 def filter_value_and_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
@@ -107,22 +107,6 @@ def filter_value_and_grad(
 
 @overload
 def filter_grad(
-    *,
-    has_aux: Literal[False] = False,
-    wrt: Any = None,
-    **gradkwargs: Unpack[GradOptions],
-) -> Callable[
-    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
-]: ...
-@overload
-def filter_grad(
-    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
-) -> Callable[
-    [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
-    Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
-]: ...
-@overload
-def filter_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
     has_aux: Literal[False] = False,
@@ -145,6 +129,22 @@ def filter_grad(
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
+@overload
+def filter_grad(
+    *,
+    has_aux: Literal[False] = False,
+    wrt: Any = None,
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[
+    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
+]: ...
+@overload
+def filter_grad(
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
+) -> Callable[
+    [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
+    Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
+]: ...
 def filter_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:

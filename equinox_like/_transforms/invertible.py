@@ -43,15 +43,15 @@ _X = TypeVar("_X")
 
 @overload
 def filter_invertible(
-    *, inverse: Callable[[Any, Any], Any] | None = None, check: bool = False
-) -> Callable[[Callable[[_B, _X], _X]], "Invertible[_B, _X]"]: ...
-@overload
-def filter_invertible(
     fun: Callable[[_B, _X], _X],
     *,
     inverse: Callable[[_B, _X], _X] | None = None,
     check: bool = False,
 ) -> "Invertible[_B, _X]": ...
+@overload
+def filter_invertible(
+    *, inverse: Callable[[Any, Any], Any] | None = None, check: bool = False
+) -> Callable[[Callable[[_B, _X], _X]], "Invertible[_B, _X]"]: ...
 def filter_invertible(
     fun: Any = NOT_GIVEN,
     *,

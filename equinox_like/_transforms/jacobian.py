@@ -28,10 +28,6 @@ _Aux = TypeVar("_Aux")
 
 @overload
 def filter_jacfwd(
-    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
-@overload
-def filter_jacfwd(
     fun: Callable[_P, tuple[Any, _Aux]],
     has_aux: Literal[True],
     **jackwargs: Unpack[GradOptions],
@@ -40,6 +36,10 @@ def filter_jacfwd(
 def filter_jacfwd(
     fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Jacobian[_P, Any]": ...
+@overload
+def filter_jacfwd(
+    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
+) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, column by column.
 
@@ -81,10 +81,6 @@ def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
 
 @overload
 def filter_jacrev(
-    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
-@overload
-def filter_jacrev(
     fun: Callable[_P, tuple[Any, _Aux]],
     has_aux: Literal[True],
     **jackwargs: Unpack[GradOptions],
@@ -93,6 +89,10 @@ def filter_jacrev(
 def filter_jacrev(
     fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Jacobian[_P, Any]": ...
+@overload
+def filter_jacrev(
+    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
+) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, row by row.
 
@@ -114,10 +114,6 @@ def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
 
 @overload
 def filter_hessian(
-    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
-@overload
-def filter_hessian(
     fun: Callable[_P, tuple[Any, _Aux]],
     has_aux: Literal[True],
     **jackwargs: Unpack[GradOptions],
@@ -126,6 +122,10 @@ def filter_hessian(
 def filter_hessian(
     fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
 ) -> "Jacobian[_P, Any]": ...
+@overload
+def filter_hessian(
+    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
+) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 def filter_hessian(
     fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any
 ) -> Any:

@@ -38,17 +38,6 @@ _ROWS = if_array(0)
 
 @overload
 def filter_pmap(
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Any = None,
-    axis_size: int | None = None,
-    donate: Donate = "none",
-    devices: Sequence[Any] | None = None,
-    backend: str | None = None,
-) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
-@overload
-def filter_pmap(
     fun: Callable[_P, _T],
     *,
     in_axes: Any = ...,
@@ -59,6 +48,17 @@ def filter_pmap(
     devices: Sequence[Any] | None = None,
     backend: str | None = None,
 ) -> Jitted[_P, _T]: ...
+@overload
+def filter_pmap(
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Donate = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_pmap(
     fun: Any = NOT_GIVEN,
     *,

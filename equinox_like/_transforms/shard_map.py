@@ -35,16 +35,6 @@ _T = TypeVar("_T")
 
 @overload
 def filter_shard_map(
-    *,
-    mesh: Any = None,
-    in_specs: Any,
-    out_specs: Any,
-    axis_names: Iterable[Any] | None = None,
-    check_vma: bool = True,
-    donate: Donate = "none",
-) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
-@overload
-def filter_shard_map(
     fun: Callable[_P, _T],
     *,
     mesh: Any = None,
@@ -54,6 +44,16 @@ def filter_shard_map(
     check_vma: bool = True,
     donate: Donate = "none",
 ) -> Jitted[_P, _T]: ...
+@overload
+def filter_shard_map(
+    *,
+    mesh: Any = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Iterable[Any] | None = None,
+    check_vma: bool = True,
+    donate: Donate = "none",
+) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_shard_map(
     fun: Any = NOT_GIVEN,
     *,

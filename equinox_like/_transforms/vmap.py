@@ -64,15 +64,6 @@ class if_array:
 
 @overload
 def filter_vmap(
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Any = None,
-    axis_size: int | None = None,
-    **vmapkwargs: Unpack[VmapOptions],
-) -> Callable[[Callable[_P, _T]], Transformed[_P, _T]]: ...
-@overload
-def filter_vmap(
     fun: Callable[_P, _T],
     *,
     in_axes: Any = ...,
@@ -81,6 +72,15 @@ def filter_vmap(
     axis_size: int | None = None,
     **vmapkwargs: Unpack[VmapOptions],
 ) -> Transformed[_P, _T]: ...
+@overload
+def filter_vmap(
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
+) -> Callable[[Callable[_P, _T]], Transformed[_P, _T]]: ...
 def filter_vmap(
     fun: Any = NOT_GIVEN,
     *,

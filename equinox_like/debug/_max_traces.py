@@ -19,12 +19,12 @@ _T = TypeVar("_T")
 
 @overload
 def assert_max_traces(
-    *, max_traces: int | None
-) -> "Callable[[Callable[_P, _T]], Counted[_P, _T]]": ...
-@overload
-def assert_max_traces(
     fn: Callable[_P, _T], *, max_traces: int | None
 ) -> "Counted[_P, _T]": ...
+@overload
+def assert_max_traces(
+    *, max_traces: int | None
+) -> "Callable[[Callable[_P, _T]], Counted[_P, _T]]": ...
 def assert_max_traces(fn: Any = NOT_GIVEN, *, max_traces: int | None) -> Any:
     """Raises an error when `fn` is called more than `max_traces` times.
 
