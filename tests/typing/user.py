@@ -6,6 +6,7 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
 import abc
+import functools
 import io
 from typing import Any, Generic, TypeVar, assert_type
 
@@ -50,8 +51,14 @@ def donating(x: jax.Array, model: Affine) -> Affine:
     return model
 
 
+@functools.partial(eqx.filter_value_and_grad, has_aux=True)
+def configured(model: Affine, x: jax.Array) -> tuple[jax.Array, int]:
+    return model(x), 1
+
+
 assert_type(plain(model, jnp.ones(2)), jax.Array)
 assert_type(plain(model, x=jnp.ones(2)), jax.Array)
+assert_type(configured(model, jnp.ones(2))[0], tuple[jax.Array, int])
 assert_type(donating(jnp.ones(2), model), Affine)
 plain(model)  # pyright: ignore[reportCallIssue]
 plain(model, "x")  # pyright: ignore[reportArgumentType]
