@@ -44,41 +44,45 @@ class Drop(NamedTuple):
             return self.dropout(weights, key=key, inference=self.inference)
 
 
+class Inputs(NamedTuple):
+    """What attention is computed from."""
+
+    q: Array  # (q, heads, size)
+    k: Array  # (kv, kv_heads, size)
+    v: Array  # (kv, kv_heads, value_size)
+    visible: Visible
+    bias: Array | None
+    scale: ArrayLike | None
+    drop: Drop
+
+    @property
+    def mask(self) -> Array | None:
+        return self.visible.as_mask(self.q.shape[0], self.k.shape[0])
+
+
 def attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    visible: Visible,
-    bias: Array | None,
-    *,
-    scale: ArrayLike | None = None,
-    drop: Drop,
-    implementation: Implementation,
-    return_weights: bool = False,
+    inputs: Inputs, implementation: Implementation, return_weights: bool = False
 ) -> tuple[Array, Array | None]:
     """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`."""
-    obstacle = _obstacle(q, k, v, drop, return_weights)
-    name = _chosen(implementation, obstacle, q, k)
+    q = inputs.q
+    name = _chosen(implementation, inputs, return_weights)
     if name == "cudnn":
-        heads = functools.partial(_cudnn_kernel, q, k, v, visible, bias, scale)
+        heads = functools.partial(_cudnn_kernel, inputs)
         if implementation != "auto" or known_array(q) is not None:
             return heads(), None
 
         # The program may be compiled for another platform than that of new arrays.
         def elsewhere():
-            name = "xla" if _xla_serves(q) else None
-            options: Any = {"scale": scale, "drop": drop, "implementation": name}
-            return attend(q, k, v, visible, bias, **options)[0]
+            return attend(inputs, "xla" if _xla_serves(q) else None)[0]
 
         return lax.platform_dependent(cuda=heads, default=elsewhere), None
-    mask = visible.as_mask(q.shape[0], k.shape[0])
     if name == "xla":
-        return _xla_kernel(q, k, v, mask, bias, scale), None
+        return _xla_kernel(inputs), None
     # A cache is usually long.
-    cached = visible.positions is not None
+    cached = inputs.visible.positions is not None
     if cached and q.shape[0] == 1:
-        return _one_query_kernel(q, k, v, mask, bias, scale, drop)
-    return _formula_kernel(q, k, v, mask, bias, scale, drop)
+        return _one_query_kernel(inputs)
+    return _formula_kernel(inputs)
 
 
 # The kernels
@@ -109,20 +113,14 @@ def attention_weights(
     return _softmax(logits, mask, bias).astype(logits.dtype)
 
 
-def _formula_kernel(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    bias: Array | None,
-    scale: ArrayLike | None,
-    drop: Drop,
-) -> tuple[Array, Array]:
+def _formula_kernel(inputs: Inputs) -> tuple[Array, Array]:
+    q, k, v, _, bias, scale, drop = inputs
+
     def head(q, k, v, mask, bias, key):
         weights = drop.on_head(attention_weights(q, k, mask, bias, scale), key)
         return jnp.einsum("sS,Sd->sd", weights, v), weights
 
-    number, shared = q.shape[1], k.shape[1]
+    number, shared, mask = q.shape[1], k.shape[1], inputs.mask
     if bias is not None and bias.ndim == 3 and bias.shape[0] == 1:  # one for all heads
         bias = bias[0]
     axes = [0 if x is not None and x.ndim == 3 else None for x in (mask, bias)]
@@ -149,20 +147,13 @@ def _in_groups(x: Any, axis: int, number: int) -> Any:
     return x.reshape(*x.shape[:axis], number, of_each, *x.shape[axis + 1 :])
 
 
-def _one_query_kernel(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    bias: Array | None,
-    scale: ArrayLike | None,
-    drop: Drop,
-) -> tuple[Array, Array]:
+def _one_query_kernel(inputs: Inputs) -> tuple[Array, Array]:
     """The formula for one query, by elementwise products and sums.
 
     A matrix product would first copy the whole cache, to move the heads to the front.
     """
-    number, shared = q.shape[1], k.shape[1]
+    q, k, v, _, bias, scale, drop = inputs
+    number, shared, mask = q.shape[1], k.shape[1], inputs.mask
 
     def summed(a, b, axis):
         with jax.numpy_dtype_promotion("standard"):
@@ -184,45 +175,30 @@ def _one_query_kernel(
     return heads.reshape(1, number, v.shape[2]), weights
 
 
-def _xla_kernel(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    bias: Array | None,
-    scale: ArrayLike | None,
-) -> Array:
+def _xla_kernel(inputs: Inputs) -> Array:
+    mask, bias = inputs.mask, inputs.bias
     if bias is not None:
         # JAX would return NaN for a query whose row is -inf throughout.
         is_masked = jnp.isneginf(bias)
         mask = combine_masks(mask, ~is_masked)
         bias = jnp.where(is_masked, 0, bias)
-    return _jax_kernel("xla", q, k, v, scale, mask=mask, bias=bias)
+    return _jax_kernel("xla", inputs, mask, bias)
 
 
-def _cudnn_kernel(
-    q: Array,
-    k: Array,
-    v: Array,
-    visible: Visible,
-    bias: Array | None,
-    scale: ArrayLike | None,
-) -> Array:
-    shape = q.shape[1], q.shape[0], k.shape[0]
-    causal, window, rest = _for_cudnn(visible, bias, *shape[1:])
+def _cudnn_kernel(inputs: Inputs) -> Array:
+    q = inputs.q
+    shape = q.shape[1], q.shape[0], inputs.k.shape[0]
+    causal, window, rest = _for_cudnn(inputs.visible, inputs.bias, *shape[1:])
     # Its rules for `jax.vmap` do not broadcast over the heads.
     mask, bias = (
         None if x is None else jnp.broadcast_to(x, shape)
-        for x in (rest.as_mask(*shape[1:]), bias)
+        for x in (rest.as_mask(*shape[1:]), inputs.bias)
     )
     return _jax_kernel(
         "cudnn",
-        q,
-        k,
-        v,
-        scale,
-        mask=mask,
-        bias=None if bias is None else bias.astype(q.dtype),
+        inputs,
+        mask,
+        None if bias is None else bias.astype(q.dtype),
         is_causal=causal,
         local_window_size=None if window is None else (window - 1, 0),
     )
@@ -246,15 +222,13 @@ def _for_cudnn(
 
 def _jax_kernel(
     name: Any,
-    q: Array,
-    k: Array,
-    v: Array,
-    scale: ArrayLike | None,
-    *,
+    inputs: Inputs,
     mask: Array | None,
     bias: Array | None,
     **options: Any,
 ) -> Array:
+    q, scale = inputs.q, inputs.scale
+
     def with_batch(x: Any) -> Any:
         return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
@@ -263,7 +237,7 @@ def _jax_kernel(
     # JAX's function mixes dtypes, which would fail under "strict" dtype promotion.
     with jax.numpy_dtype_promotion("standard"):
         out = jax.nn.dot_product_attention(
-            *(with_batch(x) for x in (q, k, v)),
+            *(with_batch(x) for x in (q, inputs.k, inputs.v)),
             bias=with_batch(bias),
             mask=with_batch(mask),
             scale=None if scale is None else 1.0,
@@ -287,19 +261,17 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
 
 
 def _chosen(
-    name: Implementation,
-    obstacle: str | None,
-    q: Array,
-    k: Array,
+    name: Implementation, inputs: Inputs, return_weights: bool
 ) -> Literal["xla", "cudnn"] | None:
     """The implementation for a call; `None` is the formula."""
     checked_implementation("Attention", name)
+    obstacle = _obstacle(inputs, return_weights)
     if name == "auto":
         if obstacle is not None:
             return None
-        if _cudnn_serves(q, k):
+        if _cudnn_serves(inputs):
             return "cudnn"
-        return "xla" if _xla_serves(q) else None
+        return "xla" if _xla_serves(inputs.q) else None
     if name is not None and obstacle is not None:
         raise ValueError(
             f"The implementation {name!r} of attention cannot be used for this call: "
@@ -309,10 +281,9 @@ def _chosen(
     return name
 
 
-def _obstacle(
-    q: Array, k: Array, v: Array, drop: Drop, return_weights: bool
-) -> str | None:
+def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:
     """Why JAX's own kernels cannot be used for a call."""
+    q, k, v = inputs.q, inputs.k, inputs.v
     if q.shape[2] != v.shape[2]:
         return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
     if not q.dtype == k.dtype == v.dtype:
@@ -320,7 +291,7 @@ def _obstacle(
             f"its queries, keys and values have the dtypes {q.dtype}, {k.dtype} and "
             f"{v.dtype}"
         )
-    if drop.is_active():
+    if inputs.drop.is_active():
         return "its dropout is active"
     if return_weights:
         return "it does not return the weights"
@@ -331,7 +302,8 @@ def _obstacle(
 _CAN_BE_MAPPED = jax.__version_info__ >= (0, 11, 1)
 
 
-def _cudnn_serves(q: Array, k: Array) -> bool:
+def _cudnn_serves(inputs: Inputs) -> bool:
+    q, k = inputs.q, inputs.k
     known = known_array(q)
     device = default_device() if known is None else next(iter(known.devices()))
     if platform_of(device) != "cuda" or float(device.compute_capability) < 8:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._attend import Drop, Implementation, attend, checked_implementation
+from ._attend import Drop, Implementation, Inputs, attend, checked_implementation
 from ._dot_product_attention import (
     checked_mask,
     # Other libraries import these two from this file.
@@ -320,16 +320,12 @@ class MultiheadAttention(Module):
             window = _window(window, cache)
             visible = Visible(mask, is_causal, window, positions)
             keys = None if key is None else split_key(key, self.num_heads, self)
+            drop = Drop(self.dropout, keys, inference)
+            # Gathered, because a query attends to the keys of all devices.
+            k, v = whole_along(k, 0), whole_along(v, 0)
+            inputs = Inputs(q, k, v, visible, bias, None, drop)
             heads, weights = attend(
-                q,
-                # Gathered, because a query attends to the keys of all devices.
-                whole_along(k, 0),
-                whole_along(v, 0),
-                visible,
-                bias,
-                drop=Drop(self.dropout, keys, inference),
-                implementation=implementation or self.implementation,
-                return_weights=return_weights,
+                inputs, implementation or self.implementation, return_weights
             )
             out = joined(self, heads, out_sharding)
             more: tuple[Any, ...] = ()

@@ -12,7 +12,7 @@ from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
-from ._attend import Drop, Implementation, attend, attention_weights
+from ._attend import Drop, Implementation, Inputs, attend, attention_weights
 from ._callables import check_function
 from ._dropout import Dropout
 from ._keys import split_key
@@ -112,16 +112,8 @@ def dot_product_attention(
     one_head = jnp.ndim(query) == 2
     if key is not None:
         key = key[None] if one_head else split_key(key, number, name)
-    heads, _ = attend(
-        q,
-        k,
-        v,
-        Visible(mask, is_causal, window),
-        bias,
-        scale=scale,
-        drop=Drop(dropout, key, inference),
-        implementation=implementation,
-    )
+    visible, drop = Visible(mask, is_causal, window), Drop(dropout, key, inference)
+    heads, _ = attend(Inputs(q, k, v, visible, bias, scale, drop), implementation)
     return heads[:, 0] if one_head else heads
 
 
