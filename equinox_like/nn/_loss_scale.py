@@ -52,7 +52,32 @@ class NoLossScale(Module):
         return self
 
 
-class StaticLossScale(Module):
+class _LossScale(Module):
+    """Base class of the loss scales that have one."""
+
+    loss_scale: Array = field(trainable=False)
+
+    def scale(self, loss: ArrayLike) -> Array:
+        """Multiplies the loss by the scale, in the loss's dtype."""
+        return _times(jnp.asarray(loss), self.loss_scale)
+
+    def unscale(self, grads: _Tree) -> _Tree:
+        """Divides the gradients by the scale, in float32 at least; each keeps its dtype."""
+
+        def each(g: Any) -> Any:
+            if not is_inexact_array(g):
+                return g
+            g = jax_array(g)
+            # In half precision, the inverse of a large scale would be rounded or vanish.
+            wide = accumulation_dtype(g)
+            inverse = 1 / self.loss_scale.astype(jnp.finfo(wide).dtype)
+            # Unlike a quotient, the product is exact for powers of two on every device.
+            return _times(g.astype(wide), inverse).astype(g.dtype)
+
+        return jax.tree.map(each, grads)
+
+
+class StaticLossScale(_LossScale):
     """A constant loss scale.
 
     !!! example
@@ -66,8 +91,6 @@ class StaticLossScale(Module):
         ```
     """
 
-    loss_scale: Array = field(trainable=False)
-
     def __init__(self, scale: ArrayLike):
         """**Arguments:**
 
@@ -79,20 +102,12 @@ class StaticLossScale(Module):
         """
         self.loss_scale = _first_scale(self, scale)
 
-    def scale(self, loss: ArrayLike) -> Array:
-        """Multiplies the loss by the scale, in the loss's dtype."""
-        return _times(jnp.asarray(loss), self.loss_scale)
-
-    def unscale(self, grads: _Tree) -> _Tree:
-        """Divides the gradients by the scale, in float32 at least; each keeps its dtype."""
-        return _unscaled(grads, self.loss_scale)
-
     def adjust(self, finite: Any) -> "StaticLossScale":
         """The loss scale for the next step: returns itself."""
         return self
 
 
-class DynamicLossScale(Module):
+class DynamicLossScale(_LossScale):
     """A loss scale that grows while all gradients are finite, and shrinks when one is
     not.
 
@@ -125,7 +140,6 @@ class DynamicLossScale(Module):
         ```
     """
 
-    loss_scale: Array = field(trainable=False)
     good_steps: Array = field(trainable=False)
     period: int = field(static=True)
     factor: float = field(static=True)
@@ -172,14 +186,6 @@ class DynamicLossScale(Module):
         self.factor = factor
         self.min_scale = min_scale
         self.max_scale = max_scale
-
-    def scale(self, loss: ArrayLike) -> Array:
-        """Multiplies the loss by the scale, in the loss's dtype."""
-        return _times(jnp.asarray(loss), self.loss_scale)
-
-    def unscale(self, grads: _Tree) -> _Tree:
-        """Divides the gradients by the scale, in float32 at least; each keeps its dtype."""
-        return _unscaled(grads, self.loss_scale)
 
     def adjust(self, finite: ArrayLike) -> "DynamicLossScale":
         """The loss scale for the next step: larger, smaller or the same.
@@ -295,17 +301,3 @@ def _first_scale(layer: Any, scale: Any) -> Array:
 
 def _times(x: Array, factor: Array) -> Array:
     return x * factor.astype(x.dtype)
-
-
-def _unscaled(grads: _Tree, scale: Array) -> _Tree:
-    def each(g: Any) -> Any:
-        if not is_inexact_array(g):
-            return g
-        g = jax_array(g)
-        # In half precision, the inverse of a large scale would be rounded or vanish.
-        wide = accumulation_dtype(g)
-        inverse = 1 / scale.astype(jnp.finfo(wide).dtype)
-        # Unlike a quotient, the product is exact for powers of two on every device.
-        return _times(g.astype(wide), inverse).astype(g.dtype)
-
-    return jax.tree.map(each, grads)
