@@ -180,9 +180,8 @@ class ShardMapped(Transformed[..., Any]):
     def _specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The spec of each array of the arguments."""
         given, fun = self._in_specs, self.__wrapped__
-        if isinstance(given, dict):
-            parts = by_name("in_specs", fun, given, args, kwargs, None)
-        elif isinstance(given, tuple):
+        of_keywords = None if isinstance(given, tuple) else given
+        if isinstance(given, tuple):
             without_spec = [name for name, x in kwargs.items() if _has_arrays(x)]
             if without_spec:
                 raise ValueError(
@@ -192,13 +191,11 @@ class ShardMapped(Transformed[..., Any]):
             more = args[len(given) :]
             if not _has_arrays(more):  # static arguments do not need a spec
                 given = (*given, *[None] * len(more))
-            parts = [(given, args, "in_specs", "the arguments")]
-            parts += [(None, kwargs[k], "in_specs", k) for k in sorted(kwargs)]
+        if isinstance(given, dict):
+            parts = by_name("in_specs", fun, given, args, kwargs, None)
         else:
-            parts: list[tuple[Any, Any, str, str]] = [
-                (given, args, "in_specs", "the arguments")
-            ]
-            parts += [(given, kwargs[k], "in_specs", k) for k in sorted(kwargs)]
+            parts = [(given, args, "in_specs", "the arguments")]
+            parts += [(of_keywords, kwargs[k], "in_specs", k) for k in sorted(kwargs)]
         specs = [spec for part in parts for _, spec in spread(*part)]
         return [
             spec or PartitionSpec()
