@@ -174,25 +174,17 @@ class MultiheadAttention(Module):
         self.implementation = checked_implementation(_NAME, implementation)
         self.dropout = Dropout(dropout_p, inference)
 
-        inits: Any = {"weight_init": weight_init, "bias_init": bias_init}
-        qk, vo = self.num_heads * self.qk_size, self.num_heads * self.vo_size
-        shared_qk, shared_vo = (
-            self.num_kv_heads * self.qk_size,
-            self.num_kv_heads * self.vo_size,
-        )
+        def linear(in_size: int, out_size: int, use_bias: bool, key: Any) -> Linear:
+            inits: Any = {"weight_init": weight_init, "bias_init": bias_init}
+            return Linear(in_size, out_size, use_bias, dtype, key=key, **inits)
+
+        q, k = self.num_heads * self.qk_size, self.num_kv_heads * self.qk_size
+        v, out = self.num_kv_heads * self.vo_size, self.num_heads * self.vo_size
         keys = split_key(key, 4, self)
-        self.query_proj = Linear(
-            self.query_size, qk, use_query_bias, dtype, key=keys[0], **inits
-        )
-        self.key_proj = Linear(
-            self.key_size, shared_qk, use_key_bias, dtype, key=keys[1], **inits
-        )
-        self.value_proj = Linear(
-            self.value_size, shared_vo, use_value_bias, dtype, key=keys[2], **inits
-        )
-        self.output_proj = Linear(
-            vo, self.output_size, use_output_bias, dtype, key=keys[3], **inits
-        )
+        self.query_proj = linear(self.query_size, q, use_query_bias, keys[0])
+        self.key_proj = linear(self.key_size, k, use_key_bias, keys[1])
+        self.value_proj = linear(self.value_size, v, use_value_bias, keys[2])
+        self.output_proj = linear(out, self.output_size, use_output_bias, keys[3])
 
     @overload
     def __call__(
