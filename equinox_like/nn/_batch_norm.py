@@ -143,21 +143,11 @@ class BatchNorm(StatefulLayer):
         `num_spatial_dims`, a `momentum` outside of $[0, 1]$, or a `batch_axis` that is not
         an integer.
         """
-        if mode not in ("batch", "ema", "legacy"):
-            raise ValueError(
-                f"BatchNorm takes 'batch' or 'ema' as `mode`; got {mode!r}."
-            )
         if debias not in ("exact", "peer"):
             raise ValueError(
                 f"BatchNorm takes 'exact' or 'peer' as `debias`; got {debias!r}."
             )
-        if mode == "legacy" and axis_name is not None:
-            warn(
-                "BatchNorm's `mode` is 'ema' by default. Pass `mode='batch'`, which is "
-                "the usual way to normalise, or `mode='ema'` to keep this one."
-            )
-        if mode == "legacy":
-            mode = "batch" if axis_name is None else "ema"
+        self.mode = _checked_mode(mode, axis_name)
         self.input_size = as_size(self, "input_size", input_size)
         self.axis_name = axis_name
         self.eps = as_eps(self, eps)
@@ -166,7 +156,6 @@ class BatchNorm(StatefulLayer):
             self, "momentum", momentum, "a number from 0 to 1", lambda x: 0 <= x <= 1
         )
         self.inference = inference
-        self.mode = mode
         if batch_axis is None and axis_name is None:
             batch_axis = 0
         if batch_axis is not None:
@@ -186,7 +175,7 @@ class BatchNorm(StatefulLayer):
         self.batch_counter = self.batch_state_index = None
         # Each is an array of its own, so that the state can be donated.
         mean = jnp.zeros(shape, dtype)
-        if mode == "ema":
+        if self.mode == "ema":
             self.ema_first_time_index = StateIndex(jnp.array(True))
             self.ema_state_index = StateIndex((mean, jnp.zeros(shape, dtype)))
         else:
@@ -271,6 +260,20 @@ class BatchNorm(StatefulLayer):
             y = layout.spread(weight.astype(work), y) * y
             y = y + layout.spread(bias.astype(work), y)
         return y.astype(out_dtype), state
+
+
+def _checked_mode(mode: _Mode, axis_name: Any) -> Literal["batch", "ema"]:
+    if mode not in ("batch", "ema", "legacy"):
+        raise ValueError(f"BatchNorm takes 'batch' or 'ema' as `mode`; got {mode!r}.")
+    if mode != "legacy":
+        return mode
+    if axis_name is None:
+        return "batch"
+    warn(
+        "BatchNorm's `mode` is 'ema' by default. Pass `mode='batch'`, which is the usual "
+        "way to normalise, or `mode='ema'` to keep this one."
+    )
+    return "ema"
 
 
 class _Running(NamedTuple):
