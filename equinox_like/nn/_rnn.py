@@ -61,12 +61,7 @@ class GRUCell(Module):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
-    _layouts = MappingProxyType(
-        {
-            "weight_ih": gates(3),
-            "weight_hh": gates(3),
-        }
-    )
+    _layouts = MappingProxyType({"weight_ih": gates(3), "weight_hh": gates(3)})
 
     def __init__(
         self,
@@ -190,12 +185,7 @@ class LSTMCell(Module):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
-    _layouts = MappingProxyType(
-        {
-            "weight_ih": gates(4),
-            "weight_hh": gates(4),
-        }
-    )
+    _layouts = MappingProxyType({"weight_ih": gates(4), "weight_hh": gates(4)})
 
     def __init__(
         self,
