@@ -1,0 +1,284 @@
+"""What Orbax saves of a tree, and the tree that is made of what it reads.
+
+The arrays are one flat dictionary with their paths as keys. The metadata describe all
+leaves. See `equinox_like/orbax.py`; this file is imported by that one only, since it
+needs Orbax.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import orbax.checkpoint as ocp
+
+from .._compat.put import putter
+from .._compat.tracer import Tracer
+from .._compat.weak_type import weakly_typed
+from .._errors import LeafError
+from .._tree.arrays import describe_array, is_deleted, is_typed_key, is_weak
+from .._tree.filters import is_array, is_array_or_struct
+from .._tree.glob import matches_above
+from .._tree.paths import plain_path
+from .faults import Faults
+from .narrow import narrowed, narrows_to
+from .placement import shardings_for
+from .tensors import is_savable, number_type
+
+# The key of our entry in Orbax's custom metadata, and the version of its format.
+_OWN: Final = "equinox_like"
+_VERSION: Final = 1
+# Saved if there are no arrays, since Orbax refuses to save an empty dictionary.
+_FILLER: Final = "<no arrays>"
+
+
+def refuse_unsavable(tree: Any) -> None:
+    """Raises `LeafError` for a leaf that cannot be saved, or a path that occurs twice."""
+    names: set[str] = set()
+    for path, leaf in jtu.tree_leaves_with_path(tree):
+        name = plain_path(path)
+        if name in names:
+            raise LeafError(f"Two leaves have the path `{name}`.", path)
+        names.add(name)
+        problem = _why_unsavable(leaf)
+        if problem is not None:
+            raise LeafError(f"`{name}` ({describe_array(leaf)}) {problem}.", path)
+
+
+def as_pytree_save(tree: Any) -> Any:
+    """Orbax's own argument that saves the arrays and the metadata of a tree."""
+    arrays: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
+    for path, leaf in jtu.tree_leaves_with_path(tree):
+        name = plain_path(path)
+        leaves[name] = _description(leaf)
+        if is_array(leaf) and leaf.size:  # Orbax cannot save empty arrays
+            arrays[name] = _stored(leaf)
+    return ocp.args.PyTreeSave(
+        arrays or {_FILLER: np.zeros((), np.int8)},
+        custom_metadata={_OWN: {"version": _VERSION, "leaves": leaves}},
+    )
+
+
+def _stored(leaf: Any) -> Any:
+    """The array that Orbax writes for this leaf."""
+    if is_typed_key(leaf):
+        return jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array):
+        return leaf
+    # A copy, since the user may modify the array while Orbax is saving it.
+    return np.array(leaf, leaf.dtype.newbyteorder("="))
+
+
+def _why_unsavable(leaf: Any) -> str | None:
+    if not is_array_or_struct(leaf):
+        return None
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return "is a ShapeDtypeStruct, and has no values to save"
+    if isinstance(leaf, np.ma.MaskedArray):
+        return "is a masked array, which would lose its mask"
+    if isinstance(leaf, Tracer):
+        return "is traced, and has no values: save outside of `jit`"
+    if is_deleted(leaf):
+        return "was donated or deleted"
+    if not is_typed_key(leaf) and not _is_storable(np.dtype(leaf.dtype).name):
+        return "is of a dtype that Orbax does not store: save it as another one"
+    return None
+
+
+def _is_storable(dtype: str) -> bool:
+    import tensorstore  # comes with Orbax
+
+    try:
+        tensorstore.dtype(dtype)
+    except (TypeError, ValueError):
+        return False
+    return dtype != "object"
+
+
+def _description(leaf: Any) -> dict[str, Any]:
+    """The entry of a leaf in the metadata."""
+    if is_typed_key(leaf) and isinstance(leaf, jax.Array):
+        return {
+            "array": describe_array(leaf),
+            "key": str(jax.random.key_impl(leaf)),
+        }
+    if is_array_or_struct(leaf):
+        weak = {"weak_type": True} if is_weak(leaf) else {}
+        return {"array": describe_array(leaf), **weak}
+    if is_savable(leaf):
+        kind = number_type(leaf)
+        parts = [leaf.real, leaf.imag] if kind is complex else kind(leaf)
+        return {"number": kind.__name__, "value": parts}
+    return {"static": _name_of(leaf)}
+
+
+def _name_of(leaf: Any) -> str:
+    if isinstance(leaf, str | bytes):
+        return repr(leaf)
+    # Without the module, which differs if a script is later imported as a module.
+    name = getattr(leaf, "__qualname__", None) or getattr(leaf, "__name__", None)
+    return str(name or type(leaf).__qualname__)
+
+
+# Restoring
+
+
+class _Wanted(NamedTuple):
+    """A leaf of `like` to read from the checkpoint."""
+
+    name: str
+    path: tuple[Any, ...]
+    like: Any
+    sharding: Any
+    saved: dict[str, Any]  # its entry in the metadata
+
+    @property
+    def is_narrowed(self) -> bool:
+        return _is_narrowed(self.saved, self.like)
+
+
+def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) -> Any:
+    """The tree that the handler `arrays` reads, by the arguments of `Restore`."""
+    items, treedef = jtu.tree_flatten_with_path(like)
+    where = shardings_for(like, shardings)
+    saved = _saved_leaves(arrays, directory)
+    names = [plain_path(path) for path, _ in items]
+    chosen = _chosen(names, at)
+    _refuse_differences(directory, items, chosen, saved, at is None)
+    wanted = {
+        i: _Wanted(names[i], path, leaf, where[i], saved[names[i]])
+        for i, (path, leaf) in enumerate(items)
+        if chosen[i]
+    }
+    read = _read(arrays, directory, list(wanted.values()))
+    leaves = [
+        _leaf(wanted[i], read) if i in wanted else leaf
+        for i, (_, leaf) in enumerate(items)
+    ]
+    return treedef.unflatten(leaves)
+
+
+def _saved_leaves(arrays: Any, directory: Any) -> dict[str, dict[str, Any]]:
+    own = (arrays.metadata(directory).custom_metadata or {}).get(_OWN)
+    if own is None:
+        raise ValueError(
+            f"{directory} was not saved by `equinox_like.orbax.Save`: it has no "
+            "description of its leaves. Restore it with "
+            "`orbax.checkpoint.args.PyTreeRestore`."
+        )
+    if own["version"] != _VERSION:
+        raise ValueError(
+            f"{directory} was saved in version {own['version']!r} of the format; this "
+            f"`equinox_like.orbax` reads version {_VERSION}. Install a newer "
+            "`equinox_like`."
+        )
+    return own["leaves"]
+
+
+def _chosen(names: list[str], at: Any) -> list[bool]:
+    if at is None:
+        return [True] * len(names)
+    flags = [[matches_above(pattern, name) for name in names] for pattern in at]
+    for pattern, matched in zip(at, flags, strict=True):
+        if not any(matched):
+            raise ValueError(f"The pattern {pattern!r} matches no leaf of `like`.")
+    return [any(each) for each in zip(*flags, strict=True)]
+
+
+def _refuse_differences(
+    directory: Any,
+    items: list[tuple[Any, Any]],
+    chosen: list[bool],
+    saved: dict[str, dict[str, Any]],
+    is_whole: bool,
+) -> None:
+    faults = Faults(str(directory), "the checkpoint")
+    names = [plain_path(path) for path, _ in items]
+    for (path, leaf), name, is_wanted in zip(items, names, chosen, strict=True):
+        if not is_wanted:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise LeafError(
+                    f"`{name}` is a ShapeDtypeStruct, and `at` does not match it: it has "
+                    "no values to keep.",
+                    path,
+                )
+        elif name not in saved:
+            faults.missing(path, name)
+        else:
+            found, wanted = _shown(saved[name]), _shown(_description(leaf))
+            if found != wanted and not _is_narrowed(saved[name], leaf):
+                faults.mismatch(path, name, found, wanted)
+    if is_whole:
+        known = set(names)
+        faults.left_over(name for name in saved if name not in known)
+    faults.raise_any()
+
+
+def _is_narrowed(saved: dict[str, Any], like: Any) -> bool:
+    """Whether `like` is the struct of 32 bits that JAX makes of a NumPy array of 64."""
+    name, _, shape = saved.get("array", "").partition("[")
+    if not isinstance(like, jax.ShapeDtypeStruct):
+        return False
+    return narrows_to(name, like.dtype) and describe_array(like).endswith(f"[{shape}")
+
+
+def _shown(description: dict[str, Any]) -> str:
+    if "number" in description:
+        return f"a Python {description['number']}"
+    return description.get("array") or description["static"]
+
+
+def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
+    args = {
+        each.name: _restore_args(each)
+        for each in wanted
+        if is_array_or_struct(each.like) and each.like.size
+    }
+    if not args:
+        return {}
+    restore = ocp.args.PyTreeRestore(
+        dict.fromkeys(args, 0), restore_args=args, partial_restore=True
+    )
+    return arrays.restore(directory, args=restore)
+
+
+def _restore_args(wanted: _Wanted) -> Any:
+    # Orbax would commit an array without a sharding to one device.
+    if (
+        isinstance(wanted.like, np.ndarray | np.generic)
+        or wanted.sharding is None
+        or wanted.is_narrowed
+    ):
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=wanted.sharding)
+
+
+def _leaf(wanted: _Wanted, read: dict[str, Any]) -> Any:
+    like, saved = wanted.like, wanted.saved
+    if "number" in saved:
+        value = saved["value"]
+        return type(like)(complex(*value) if saved["number"] == "complex" else value)
+    if "array" not in saved:
+        return like
+    if isinstance(like, np.ndarray | np.generic):
+        array = np.empty_like(like)
+        if like.size:
+            array = np.asarray(read[wanted.name], like.dtype)
+        return array if isinstance(like, np.ndarray) else like.dtype.type(array[()])
+    if not like.size:
+        return jax.device_put(jnp.empty(like.shape, like.dtype), wanted.sharding)
+    array = read[wanted.name]
+    if wanted.is_narrowed:
+        try:
+            array = narrowed(array, like.dtype)
+        except OverflowError as error:
+            raise LeafError(f"`{wanted.name}` has {error}.", wanted.path) from None
+    if isinstance(array, np.ndarray):
+        put = putter(copy=True)
+        is_free = wanted.sharding is None
+        array = put(array) if is_free else jax.device_put(array, wanted.sharding)
+    if "key" in saved:
+        return jax.random.wrap_key_data(array, impl=saved["key"])
+    return weakly_typed(array) if "weak_type" in saved else array
