@@ -43,7 +43,6 @@ class FlatCarry:
     """
 
     def __init__(self, carry: Any, buffers: Callable[[Any], Any] | None, where: str):
-        self._carry = carry
         self._where = where
         self._leaves, self._treedef = jtu.tree_flatten(carry, is_buffer)
         self._named = self._find(buffers)

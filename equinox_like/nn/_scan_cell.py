@@ -214,9 +214,6 @@ def _varying_as(tree: Any, states: Any) -> Any:
     varies over. A scan requires this of its carry."""
     arrays = [x for x in jax.tree.leaves(tree) if is_array(x)]
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in arrays))
-    if not axes:
-        return states
-
     return jax.tree.map(lambda x: vary_over(axes, x), states)
 
 
