@@ -1,3 +1,3 @@
-"""The version, said once: the build reads it from here, and so does `__version__`."""
+"""The version, for the build and for `equinox_like.__version__`."""
 
 __version__ = "0.1.0"

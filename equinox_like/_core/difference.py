@@ -135,17 +135,17 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
         if old.label is STATIC and new.label is STATIC:
             yield from _static(path, old.value, new.value)
         elif old.label != new.label:
-            yield Difference(path, STATIC_TYPE, *_told(old, new))
+            yield Difference(path, STATIC_TYPE, *_descriptions(old, new))
         elif old.value != new.value:
             yield Difference(path, ARRAY_TYPE, old.value, new.value)
         return
     if type(old) is not type(new):
-        yield Difference(path, STRUCTURE, *_told(old, new))
+        yield Difference(path, STRUCTURE, *_descriptions(old, new))
         return
     steps, children, was = _children(old)
     other_steps, others, now = _children(new)
     if steps != other_steps:
-        yield Difference(path, STRUCTURE, *_told(old, new))
+        yield Difference(path, STRUCTURE, *_descriptions(old, new))
         return
     same = True
     for found in _below(path, steps, children, others, old, new):
@@ -206,7 +206,7 @@ def static_fields(module: Module) -> dict[str, Any]:
     return {} if aux is None else aux.statics  # `Frozen` registers itself
 
 
-def _told(*sides: Any) -> Iterator[str]:
+def _descriptions(*sides: Any) -> Iterator[str]:
     for side in sides:
         yield str(side) if isinstance(side, Leaf) else describe_node(side)
 

@@ -25,11 +25,11 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
     `LeafError` if a leaf of `shardings` is not a sharding, or does not fit, or is on an
     abstract mesh that is not in use.
     """
-    said = (spec for _, spec in spread(shardings, like, "shardings", "like"))
+    specs = (spec for _, spec in spread(shardings, like, "shardings", "like"))
     return [
         _sharding_for(path, leaf, spec)
         for (path, leaf), spec in zip(
-            jtu.tree_leaves_with_path(like), said, strict=True
+            jtu.tree_leaves_with_path(like), specs, strict=True
         )
     ]
 

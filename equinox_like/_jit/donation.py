@@ -339,11 +339,11 @@ def unusable(
     Leaves that the program does not use are reported only if donated by name, because
     only then are they deleted.
     """
-    told = {Buffer.DONOR, Buffer.KEPT}
+    kinds = {Buffer.DONOR, Buffer.KEPT}
     if donation.names is not None:
-        told.add(Buffer.PRUNED)
+        kinds.add(Buffer.PRUNED)
     return [
         (name, x)
         for (name, x, is_donated), buffer in zip(named, buffers or (), strict=False)
-        if is_donated and buffer in told and not isinstance(x, np.ndarray | np.generic)
+        if is_donated and buffer in kinds and not isinstance(x, np.ndarray | np.generic)
     ]

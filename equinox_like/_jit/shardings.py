@@ -145,19 +145,21 @@ class Shardings:
             keys, treedefs, layout.arguments, strict=True
         ):
             # The arrays of the callable itself are not arguments.
-            said = None if key is None else self._for_argument(key)
+            entry = None if key is None else self._for_argument(key)
             statics = [next(labels) is STATIC for _ in range(size)]
-            if said is _NOTHING and not all(statics):
-                raise ValueError(
-                    "`in_shardings` is a tuple without an entry for the positional "
-                    f"argument `{name}`."
-                )
-            if said is _NOTHING or _is_leaf(said):
-                yield from [None if said is _NOTHING else said] * size
+            if entry is _NOTHING:
+                if not all(statics):
+                    raise ValueError(
+                        "`in_shardings` is a tuple without an entry for the positional "
+                        f"argument `{name}`."
+                    )
+                entry = None
+            if _is_leaf(entry):
+                yield from [entry] * size
             else:
                 tree = treedef.unflatten(range(size))
                 yield from (
-                    spec for _, spec in spread(said, tree, "in_shardings", name)
+                    spec for _, spec in spread(entry, tree, "in_shardings", name)
                 )
 
     def _for_argument(self, key: int | str) -> Any:
@@ -178,12 +180,12 @@ class Shardings:
     def _rest(self, kind: Any, key: Any) -> Any:
         """The entry for one of `*args` or `**kwargs`."""
         given: Any = self._of_inputs
-        said = given.get(self._by_kind.get(kind))
-        if isinstance(said, dict):
-            return said.get(key)
-        if isinstance(said, tuple | list):
-            return said[key] if key < len(said) else None
-        return said
+        entry = given.get(self._by_kind.get(kind))
+        if isinstance(entry, dict):
+            return entry.get(key)
+        if isinstance(entry, tuple | list):
+            return entry[key] if key < len(entry) else None
+        return entry
 
 
 _NOTHING = object()

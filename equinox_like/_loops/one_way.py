@@ -1,4 +1,4 @@
-"""`one_way`: an array through which no reverse mode goes, for a reason that is told."""
+"""`one_way`: the identity, for which reverse mode raises an error with a reason."""
 
 from typing import Any
 

@@ -61,7 +61,7 @@ def _tangents_of_step(
 ) -> Mask:
     found = [False] * len(state)
 
-    def tell(i, x):
+    def recording(i, x):
         @jax.custom_jvp
         def identity(x):
             return x
@@ -76,7 +76,7 @@ def _tangents_of_step(
     def run(consts, state):
         def marked(*perturbed):
             out = step(*_put(consts, state, of_consts, of_state, perturbed))
-            return [tell(i, x) for i, x in enumerate(out)]
+            return [recording(i, x) for i, x in enumerate(out)]
 
         given = _take(consts, state, of_consts, of_state)
         return jax.jvp(marked, given, given)
@@ -90,7 +90,7 @@ def _cotangents_of_step(
 ) -> tuple[Mask, Mask]:
     hit: set[int] = set()
 
-    def tell(i, x):
+    def recording(i, x):
         @jax.custom_vjp
         def identity(x):
             return x
@@ -105,7 +105,7 @@ def _cotangents_of_step(
 
     def run(consts, state):
         def marked(*perturbed):
-            perturbed = [tell(i, x) for i, x in enumerate(perturbed)]
+            perturbed = [recording(i, x) for i, x in enumerate(perturbed)]
             out = step(*_put(consts, state, of_consts, of_state, perturbed))
             return [x for x, is_wanted in zip(out, wanted, strict=True) if is_wanted]
 

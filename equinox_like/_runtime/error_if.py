@@ -254,10 +254,10 @@ def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> Non
     is_known = not isinstance(pred, jax.Array) and not hasattr(pred, "__jax_array__")
     if is_known and np.any(pred):
         is_one = isinstance(index, int | np.integer) and 0 <= index < len(messages)
-        said = messages[int(index)] if is_one else ", ".join(map(repr, messages))
+        message = messages[int(index)] if is_one else ", ".join(map(repr, messages))
         warn(
             "The predicate of a check with `on_error='nan'` is always true, so the "
-            f"values that it checks become NaN. The check was for: {said}"
+            f"values that it checks become NaN. The check was for: {message}"
         )
 
 
