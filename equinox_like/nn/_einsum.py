@@ -223,15 +223,11 @@ def _parsed(equation: str) -> _Axes:
         raise _wrong(
             equation, "either the input or the output has a '...', but not both"
         )
-    for name in axes.weight:
-        if name not in axes.x and name not in axes.out:
-            raise _wrong(equation, f"the axis {name!r} is only in the weight")
-    for name in axes.x:
-        if name not in axes.weight and name not in axes.out:
-            raise _wrong(equation, f"the axis {name!r} is only in the input")
-    for name in axes.out:
-        if name not in axes.weight and name not in axes.x:
-            raise _wrong(equation, f"the axis {name!r} is only in the output")
+    places = {"weight": axes.weight, "input": axes.x, "output": axes.out}
+    for place, names in places.items():
+        for name in names:
+            if sum(name in others for others in places.values()) == 1:
+                raise _wrong(equation, f"the axis {name!r} is only in the {place}")
     return axes
 
 
