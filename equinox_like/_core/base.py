@@ -10,15 +10,7 @@ import os
 import types
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import (
-    Any,
-    Concatenate,
-    Final,
-    Generic,
-    ParamSpec,
-    TypeVar,
-    overload,
-)
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu

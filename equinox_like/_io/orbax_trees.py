@@ -100,10 +100,7 @@ def _is_storable(dtype: str) -> bool:
 def _description(leaf: Any) -> dict[str, Any]:
     """The entry of a leaf in the metadata."""
     if is_typed_key(leaf) and isinstance(leaf, jax.Array):
-        return {
-            "array": describe_array(leaf),
-            "key": str(jax.random.key_impl(leaf)),
-        }
+        return {"array": describe_array(leaf), "key": str(jax.random.key_impl(leaf))}
     if is_array_or_struct(leaf):
         weak = {"weak_type": True} if is_weak(leaf) else {}
         return {"array": describe_array(leaf), **weak}

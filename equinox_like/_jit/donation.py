@@ -97,13 +97,7 @@ def check_mode(donate: Any) -> None:
 
 
 # An entry of `warnings.filters`: action, message, category, module, line.
-_HIDE = (
-    "ignore",
-    UNUSABLE_DONATION,
-    UserWarning,
-    None,
-    0,
-)
+_HIDE = ("ignore", UNUSABLE_DONATION, UserWarning, None, 0)
 # Reentrant: a signal handler may need the lock while its thread holds it.
 _lock = threading.RLock()
 _users = 0

@@ -25,12 +25,7 @@ from .._errors import DonationError
 from .._tree.splitting import STATIC
 from .checks import wait_for
 from .donating import Deletion
-from .donation import (
-    lowering_warnings,
-    refuse_fatal,
-    refuse_unused,
-    unusable,
-)
+from .donation import lowering_warnings, refuse_fatal, refuse_unused, unusable
 from .layout import Layout
 from .specialization import Specialization, raise_explained
 

@@ -17,11 +17,7 @@ LoopKind = Literal["lax", "bounded", "checkpointed"]
 
 
 def runner(
-    loop: str,
-    kind: str,
-    max_steps: int | None,
-    checkpoints: int | None,
-    base: int = 16,
+    loop: str, kind: str, max_steps: int | None, checkpoints: int | None, base: int = 16
 ) -> Callable[[Loop], Sequence[Any]]:
     """A function that runs a loop of this kind, and returns its last state.
 

@@ -215,11 +215,7 @@ def _filter_fori_loop(
         args = jax.ShapeDtypeStruct((), jnp.int32), carry.init
         names = data_names(body, None, args, {}, is_array_or_struct)
         last = jax.lax.fori_loop(
-            lower,
-            upper,
-            show_as(flat, body, lambda: names),
-            carry.data,
-            unroll=unroll,
+            lower, upper, show_as(flat, body, lambda: names), carry.data, unroll=unroll
         )
         return carry.fill(last)
 

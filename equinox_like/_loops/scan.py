@@ -121,12 +121,7 @@ def _filter_scan(
         if checkpoints is None:
             step = checkpointed_step(flat, checkpoint, unroll, steps)
         last, ys = jax.lax.scan(
-            step,
-            carry.data,
-            data,
-            length=length,
-            reverse=reverse,
-            unroll=unroll,
+            step, carry.data, data, length=length, reverse=reverse, unroll=unroll
         )
         return carry.fill(last), unpack(ys)
 

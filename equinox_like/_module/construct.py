@@ -171,7 +171,7 @@ def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
                 f"Using `field(init=False)`: '{name}' of {type_name(self)} holds "
                 "floating-point values. They are separate leaves, where gradients "
                 "stop: no gradient reaches the values that they were computed from. "
-                "Compute them in a property instead.",
+                "Compute them in a property instead."
             )
 
 

@@ -18,13 +18,7 @@ from typing import Any, Final, NamedTuple
 import jax.tree_util as jtu
 
 from .._annotations import ARE_LAZY
-from .._tree.cached import (
-    Attribute,
-    Cached,
-    build_now,
-    raw_dict,
-    set_raw_dict,
-)
+from .._tree.cached import Attribute, Cached, build_now, raw_dict, set_raw_dict
 from .._tree.registry import register_cached
 from .._tree.snapshot import UNCHANGING, Kept
 from .._tree.strict import strict_key, strict_types

@@ -212,7 +212,7 @@ def warn_of_unused_post_init(cls: type) -> None:
         warn(
             f"{cls.__module__}.{cls.__qualname__} has both a hand-written `__init__` "
             "and a `__post_init__`, which will never run. Call it from the "
-            "`__init__`, or remove one of them.",
+            "`__init__`, or remove one of them."
         )
 
 

@@ -34,12 +34,7 @@ HOLD_NO_ARRAY: Final = frozenset(
 
 JITTED: Final = type(jax.jit(lambda: None))
 # The types that JAX's transformations return. Some return plain functions.
-_TRANSFORMED: Final = (
-    types.FunctionType,
-    JITTED,
-    jax.custom_jvp,
-    jax.custom_vjp,
-)
+_TRANSFORMED: Final = (types.FunctionType, JITTED, jax.custom_jvp, jax.custom_vjp)
 # Types of callables that may refer to an instance where JAX does not see it.
 _OPAQUE: Final = frozenset({*_TRANSFORMED, types.MethodType, functools.partial})
 # Values of these types do not hold callables: plain values, arrays, and Modules, which
@@ -76,7 +71,7 @@ def check_statics(self: Any, fields: Fields) -> None:
                 f"A JAX array is being set as static! Field '{name}' of "
                 f"{type_name(self)}. Static fields are compared whenever a transformed "
                 "function is called, and a JAX array equals only itself: remove "
-                "`static=True`, or convert it to a constant with `numpy.asarray`.",
+                "`static=True`, or convert it to a constant with `numpy.asarray`."
             )
         if any(map(_is_writeable, leaves)):
             _set(self, name, jtu.tree_map(_read_only, value))
@@ -94,7 +89,7 @@ def check_callables(self: Any, fields: Fields) -> None:
                 "`jax.jit(layer)` and the like: the arrays of the layer become "
                 "constants, which get no gradients and no updates. Store the layer "
                 "itself, and transform it where it is called; or use this library's "
-                "transformation of the same name, as in `filter_vmap(layer)`.",
+                "transformation of the same name, as in `filter_vmap(layer)`."
             )
 
 

@@ -378,10 +378,7 @@ def check_sizes(
 
 
 def _check_splits(
-    fun: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    axes: Sequence[int | None],
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], axes: Sequence[int | None]
 ) -> None:
     """Raises where `jax.vmap` would under explicit axes, and names the arguments."""
     if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:

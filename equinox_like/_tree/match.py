@@ -66,11 +66,7 @@ def match_prefix(
 
 
 def spread(
-    prefix: Any,
-    tree: Any,
-    prefix_name: str,
-    tree_name: str,
-    is_leaf: _IsLeaf = is_none,
+    prefix: Any, tree: Any, prefix_name: str, tree_name: str, is_leaf: _IsLeaf = is_none
 ) -> Iterator[tuple[int, Any]]:
     """For each leaf of `tree`, the leaf of `prefix` above it, with its number."""
     matched = match_prefix(prefix, tree, prefix_name, tree_name, is_leaf)

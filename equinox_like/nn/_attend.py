@@ -221,11 +221,7 @@ def _for_cudnn(
 
 
 def _jax_kernel(
-    name: Any,
-    inputs: Inputs,
-    mask: Array | None,
-    bias: Array | None,
-    **options: Any,
+    name: Any, inputs: Inputs, mask: Array | None, bias: Array | None, **options: Any
 ) -> Array:
     q, scale = inputs.q, inputs.scale
 

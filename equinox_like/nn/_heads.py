@@ -103,11 +103,7 @@ def joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> 
 
 
 def empty_token(
-    attention: Any,
-    name: str,
-    in_size: int,
-    size: int,
-    dtype: DTypeLike | None,
+    attention: Any, name: str, in_size: int, size: int, dtype: DTypeLike | None
 ) -> Array:
     """Zeros of shape `(1, heads, size)`, with the dtype and sharding of projections."""
     projection = getattr(attention, name)

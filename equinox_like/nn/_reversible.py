@@ -20,13 +20,7 @@ from ._callables import as_layers, check_layer
 from ._keys import split_key
 from ._precision import computes
 from ._shape import described, within
-from ._stacked import (
-    Stacked,
-    check_kept,
-    policy_of,
-    shape_and_dtype,
-    strongly_typed,
-)
+from ._stacked import Stacked, check_kept, policy_of, shape_and_dtype, strongly_typed
 from ._stateful import is_stateful, key_for
 
 _X = TypeVar("_X")

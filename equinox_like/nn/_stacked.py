@@ -107,11 +107,7 @@ class Stacked(StatefulLayer, Generic[_L]):
 
     @classmethod
     def from_layers(
-        cls,
-        layers: Sequence[_M],
-        *,
-        checkpoint: Any = None,
-        unroll: int | bool = 1,
+        cls, layers: Sequence[_M], *, checkpoint: Any = None, unroll: int | bool = 1
     ) -> "Stacked[_M]":
         """Stacks existing layers.
 

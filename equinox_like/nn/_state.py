@@ -269,9 +269,7 @@ def check_state(layer: Any, state: Any) -> None:
         )
 
 
-def make_with_state(
-    make_model: Callable[_P, _T],
-) -> Callable[_P, tuple[_T, State]]:
+def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, State]]:
     """Makes a model together with its state.
 
     **Arguments:**
