@@ -17,10 +17,10 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._tree.at import choosing, tree_at
-from .._tree.filters import is_array, is_array_like, is_inexact_array
+from .._tree.filters import is_array_like, is_inexact_array
 from .._tree.glob import matches_above
 from .._tree.nodes import describe_node
-from .._tree.partitioning import tree_filter
+from .._tree.partitioning import map_arrays, tree_filter
 from .._tree.paths import plain_path
 from .._tree.registry import register_cached
 from .._tree.strict import compared_as_trees
@@ -130,9 +130,7 @@ class Frozen(Module):
             isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(value)
         ):
             return value
-        return jax.tree.map(
-            lambda x: jax.lax.stop_gradient(x) if is_array(x) else x, value
-        )
+        return map_arrays(jax.lax.stop_gradient, value)
 
     def __getitem__(self, index: Any) -> Any:
         return self._stopped()[index]

@@ -29,7 +29,7 @@ from .._tree.arrays import is_typed_key, reusable
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
-from .._tree.partitioning import combine, filter, partition
+from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.paths import path_str
 from .custom_vjp import filter_custom_vjp
 from .inverse import derived_inverse
@@ -360,10 +360,7 @@ def _without_weak_type(old: Any, new: Any) -> Any:
 def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
     """Returns `x`, with a runtime check of the inverse."""
     undo = inverse or derived_inverse(fun)
-    held, start = jtu.tree_map(
-        lambda leaf: jax.lax.stop_gradient(leaf) if is_array(leaf) else leaf,
-        (blocks, x),
-    )
+    held, start = map_arrays(jax.lax.stop_gradient, (blocks, x))
 
     def step(x, block):
         y = _like(fun(block, x), x, fun)

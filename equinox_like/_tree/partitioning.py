@@ -131,6 +131,11 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     return treedef.unflatten(leaves)
 
 
+def map_arrays(fun: Callable[[Any], Any], pytree: Any) -> Any:
+    """The tree with `fun(x)` in place of each array; other leaves stay."""
+    return jtu.tree_map(lambda x: fun(x) if is_array(x) else x, pytree)
+
+
 def tree_filter(fun: _F) -> _F:
     """Marks a filter that is called on a whole tree, and returns a tree of bools."""
     setattr(fun, _TREE_FILTER, True)

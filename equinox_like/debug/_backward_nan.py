@@ -14,6 +14,7 @@ from .._transforms.custom_vjp import filter_custom_vjp
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
 from .._tree.format import tree_pformat
+from .._tree.partitioning import map_arrays
 
 _T = TypeVar("_T")
 
@@ -124,7 +125,7 @@ def _element(tree: Any, index: tuple[int, ...]) -> Any:
     def take(x: Any) -> Any:
         return x[tuple(i if size > 1 else 0 for i, size in zip(index, x.shape))]  # noqa: B905
 
-    return jtu.tree_map(lambda x: take(x) if is_array(x) else x, tree)
+    return map_arrays(take, tree)
 
 
 def _format(tree: Any) -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from .._module import Module, Partial, field
 from .._tree import combine, is_array, partition
+from .._tree.partitioning import map_arrays
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._callables import check_function
 from ._init import Init, default_dtype
@@ -168,14 +169,11 @@ def _build_layers(
 
 def _copied(activation: Any, shape: tuple[int, ...]) -> Any:
     """`activation`, with each array broadcast to one copy for each neuron."""
-    arrays, rest = partition(activation, is_array)
-    arrays = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), arrays)
-    return combine(arrays, rest)
+    return map_arrays(lambda a: jnp.broadcast_to(a, shape + a.shape), activation)
 
 
 def _slice(activation: Any, index: int | slice) -> Any:
-    arrays, rest = partition(activation, is_array)
-    return combine(jax.tree.map(lambda a: a[index], arrays), rest)
+    return map_arrays(lambda a: a[index], activation)
 
 
 def _each_neuron(activation: Any, x: Any) -> Any:

@@ -12,9 +12,9 @@ from .._errors import ShapeError
 from .._loops import filter_scan
 from .._module import Frozen, Module, field
 from .._transforms.invertible import filter_invertible
-from .._tree import is_array
 from .._tree.arrays import reusable
 from .._tree.nodes import describe_node
+from .._tree.partitioning import map_arrays
 from .._typing import PRNGKeyArray
 from ._callables import as_layers, check_layer
 from ._keys import split_key
@@ -255,10 +255,7 @@ class ReversibleSequential(Module):
         stacked = _Call(name, layers, key if key is None else keys, jnp.arange(number))
         if self.memory_efficient:
             if reverse:
-                stacked = jtu.tree_map(
-                    lambda leaf: reusable(leaf[::-1]) if is_array(leaf) else leaf,
-                    stacked,
-                )
+                stacked = map_arrays(lambda x: reusable(x[::-1]), stacked)
             return self._through(stacked, x, reverse)
         step = _backward if reverse else _forward
         return filter_scan(

@@ -16,6 +16,7 @@ from .._module import Module, field
 from .._module.construct import filled
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree import combine, is_array, partition
+from .._tree.partitioning import map_arrays
 from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
 from ._callables import as_layers, check_function
@@ -245,7 +246,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         return self._rows(i)
 
     def _rows(self, index: int | slice) -> _L:
-        layers = jax.tree.map(lambda a: a[index] if is_array(a) else a, self.layers)
+        layers = map_arrays(lambda a: a[index], self.layers)
         rows = range(self.depth)[index]
         if rows == range(self.depth):
             return layers
