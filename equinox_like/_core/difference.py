@@ -36,7 +36,7 @@ class Difference:
     kind: str
     before: str
     after: str
-    # A sentence on how to fix it; empty if that is not known.
+    # How to fix it; empty if that is not known.
     fix: str = ""
 
     def __str__(self) -> str:
@@ -161,17 +161,15 @@ def _below(path, steps, children, others, old, new) -> Iterator[Difference]:
         statics, other = static_fields(old), static_fields(new)
         for name in statics:
             if name in other:
-                yield from _static(
-                    f"{path}.{name}",
-                    statics[name],
-                    other[name],
-                    "It is a static field.",
-                )
+                place = f"{path}.{name}"
+                yield from _static(place, statics[name], other[name], is_field=True)
     for step, child, counterpart in zip(steps, children, others, strict=True):
         yield from _walk(path_str(step, path), child, counterpart)
 
 
-def _static(path: str, old: Any, new: Any, fix: str = "") -> Iterator[Difference]:
+def _static(
+    path: str, old: Any, new: Any, is_field: bool = False
+) -> Iterator[Difference]:
     try:
         same = strictly_same(old, new)
     except ValueError:  # arrays in a static field cannot be compared
@@ -179,19 +177,21 @@ def _static(path: str, old: Any, new: Any, fix: str = "") -> Iterator[Difference
     if not same:
         kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
         was, now = f"the static value {old!r}", repr(new)
-        yield Difference(path, kind, was, now, fix or _fix(old, new))
+        yield Difference(path, kind, was, now, _fix(old, new, is_field))
 
 
-def _fix(old: Any, new: Any) -> str:
-    if is_number(new):
+def _fix(old: Any, new: Any, is_field: bool) -> str:
+    fix = "It is a static field." if is_field else ""
+    if is_number(new) and not is_field:
         return (
             f"It is a Python {type(new).__name__} and so static: pass "
             "`jnp.asarray(...)`, or keep its value fixed."
         )
-    names = [getattr(f, "__qualname__", None) for f in (old, new)]
-    if callable(new) and names[0] is not None and names[0] == names[1]:
-        return "It is a new function object: create it once, and pass the same one."
-    return ""
+    # A `functools.partial` has no name, but shows its parts.
+    name, other = (getattr(f, "__qualname__", repr(f)) for f in (new, old))
+    if callable(new) and name == other:
+        fix += " It is a new function object: create it once, and pass the same one."
+    return fix.lstrip()
 
 
 def _children(tree: Any) -> tuple[list[Any], list[Any], Any]:

@@ -1,8 +1,10 @@
 """Why a call is retraced: told beforehand, and as it happens."""
 
 import concurrent.futures
+import functools
 import logging
 import threading
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -157,16 +159,20 @@ def test_explicit_sharding_is_a_difference(f):
     assert "sharded by P('d',)" in str(retrace).replace("PartitionSpec", "P")
 
 
-def test_function_that_is_made_anew_is_recognised():
-    f = eqx.filter_jit(lambda x, act: act(x))
+@pytest.mark.parametrize(
+    "act",
+    [lambda: lambda x: x, lambda: functools.partial(jax.nn.gelu, approximate=True)],
+)
+def test_function_that_is_made_anew_is_recognised(act):
+    class Layer(eqx.Module):
+        act: Callable = eqx.field(static=True)
 
-    def act():
-        return lambda x: x
-
-    f(jnp.ones(2), act())
-    retrace = f.explain(jnp.ones(2), act())
-    assert kinds(retrace) == {"act": "static value"}
-    assert "a new function object: create it once" in str(retrace)
+    f = eqx.filter_jit(lambda x, act, layer: layer.act(act(x)))
+    f(jnp.ones(2), act(), Layer(act()))
+    retrace = f.explain(jnp.ones(2), act(), Layer(act()))
+    assert kinds(retrace) == {"act": "static value", "layer.act": "static value"}
+    fix = "It is a new function object: create it once, and pass the same one."
+    assert [x.fix for x in retrace.differences] == [fix, f"It is a static field. {fix}"]
 
 
 def test_what_was_forgotten_is_traced_anew(f):
