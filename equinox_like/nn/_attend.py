@@ -150,7 +150,8 @@ def _in_groups(x: Any, axis: int, number: int) -> Any:
 def _one_query_kernel(inputs: Inputs) -> tuple[Array, Array]:
     """The formula for one query, by elementwise products and sums.
 
-    A matrix product would first copy the whole cache, to move the heads to the front.
+    On a CPU, a matrix product would first copy the whole cache, to move the heads to the
+    front. On a GPU the two take about the same time.
     """
     q, k, v, _, bias, scale, drop = inputs
     number, shared, mask = q.shape[1], k.shape[1], inputs.mask
