@@ -177,9 +177,12 @@ class Lowered(_Stage[_P, _T]):
         """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
         return self._call.specialization.outputs.fill(self.lowered.out_info)
 
-    def as_text(self, dialect: str | None = None) -> str:
-        """The program as text, in StableHLO if no other dialect is named."""
-        return self.lowered.as_text(dialect)
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The program as text, in StableHLO if no other dialect is named.
+
+        With `debug_info`, each operation tells its scopes and its line in the source.
+        """
+        return self.lowered.as_text(dialect, debug_info=debug_info)
 
     def cost_analysis(self) -> Any:
         """XLA's estimate of the operations and bytes of one call."""

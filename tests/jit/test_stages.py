@@ -50,6 +50,8 @@ def test_compiled_function_returns_what_the_function_does():
 def test_stages_tell_of_themselves():
     lowered = scaled.lower(TREE, 2.0)
     assert "stablehlo" in lowered.as_text() and "flops" in lowered.cost_analysis()
+    assert "test_stages.py" not in lowered.as_text()
+    assert "test_stages.py" in lowered.as_text(debug_info=True)
     compiled = lowered.compile()
     assert compiled.memory_analysis().argument_size_in_bytes == 12
     assert "flops" in compiled.cost_analysis() and "HloModule" in compiled.as_text()
