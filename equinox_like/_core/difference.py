@@ -181,17 +181,24 @@ def _static(
 
 
 def _fix(old: Any, new: Any, is_field: bool) -> str:
-    fix = "It is a static field." if is_field else ""
-    if is_number(new) and not is_field:
-        return (
+    fixes = []
+    if is_field:
+        fixes.append("It is a static field.")
+    elif is_number(new):
+        fixes.append(
             f"It is a Python {type(new).__name__} and so static: pass "
             "`jnp.asarray(...)`, or keep its value fixed."
         )
+    if callable(new) and _shown_name(old) == _shown_name(new):
+        fixes.append(
+            "It is a new function object: create it once, and pass the same one."
+        )
+    return " ".join(fixes)
+
+
+def _shown_name(fun: Any) -> str:
     # A `functools.partial` has no name, but shows its parts.
-    name, other = (getattr(f, "__qualname__", repr(f)) for f in (new, old))
-    if callable(new) and name == other:
-        fix += " It is a new function object: create it once, and pass the same one."
-    return fix.lstrip()
+    return getattr(fun, "__qualname__", None) or repr(fun)
 
 
 def _children(tree: Any) -> tuple[list[Any], list[Any], Any]:
