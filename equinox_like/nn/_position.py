@@ -245,12 +245,12 @@ class SinusoidalPositionalEmbedding(Module):
 def _known(places: Array, offset: Any, positions: Any) -> np.ndarray | None:
     """The positions, unless they depend on a traced value."""
     if not isinstance(places, Tracer):
-        return np.asarray(places)
+        return jax.device_get(places)  # an explicit transfer
     # Within a trace, what JAX computes from known values is a tracer, too.
     given = offset if positions is None else positions
     if not (isinstance(given, np.ndarray | np.generic) or is_concrete(given)):
         return None
-    given = np.asarray(given)
+    given = np.asarray(jax.device_get(given))
     return given.astype(int) + np.arange(len(places)) if positions is None else given
 
 

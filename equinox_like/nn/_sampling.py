@@ -163,8 +163,10 @@ def check_sampling(
             raise ShapeError(
                 f"`{function}` takes a scalar as `{name}`; got shape {jnp.shape(value)}."
             )
-        # As NumPy's: within a trace, JAX would trace the comparison.
-        if not isinstance(value, Tracer) and not is_within(np.asarray(value)):
+        # As NumPy's: within a trace, JAX would trace the comparison. By an explicit
+        # transfer, which `jax.transfer_guard("disallow")` allows.
+        is_known = not isinstance(value, Tracer)
+        if is_known and not is_within(np.asarray(jax.device_get(value))):
             raise ValueError(
                 f"`{function}` takes a `{name}` that is {wanted}; got {value}."
             )
