@@ -143,11 +143,11 @@ class BatchNorm(StatefulLayer):
         `num_spatial_dims`, a `momentum` outside of $[0, 1]$, or a `batch_axis` that is not
         an integer.
         """
+        self.mode = _checked_mode(mode, axis_name)
         if debias not in ("exact", "peer"):
             raise ValueError(
                 f"BatchNorm takes 'exact' or 'peer' as `debias`; got {debias!r}."
             )
-        self.mode = _checked_mode(mode, axis_name)
         self.input_size = as_size(self, "input_size", input_size)
         self.axis_name = axis_name
         self.eps = as_eps(self, eps)
