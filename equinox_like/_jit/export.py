@@ -32,6 +32,7 @@ from .._core.parts import Rest, take_apart
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
+from .._tree.partitioning import map_arrays
 from .jit import Jitted, filter_jit
 from .layout import Layout, LayoutTable
 from .stages import as_platforms
@@ -70,11 +71,11 @@ def filter_export(
 
     **Raises:**
 
-    `ValueError` for a misspelt platform. `NotImplementedError` if `fun` holds a check or a
-    callback, which call Python. `ValueError` with the fix if attention calls cuDNN.
-    When the result is called: `TypeError` naming the path of a
-    static argument or a part of the structure that is not what was exported; JAX's errors
-    for other shapes and dtypes, and for a platform that it was not exported for.
+    `ValueError` for a misspelt platform, and for attention that calls cuDNN: it says which
+    `disabled_checks` to pass. `NotImplementedError` if `fun` holds a check or a callback,
+    which call Python. When the result is called: `TypeError` naming the path of a static
+    argument or a part of the structure that is not what was exported; JAX's errors for
+    other shapes and dtypes, and for a platform that it was not exported for.
     `.serialize` raises `ValueError` naming the path of a static value that cannot be
     described to another process.
 
@@ -300,7 +301,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         parts = [tuple(next(values) for _ in group) for group in groups]
         out = specialization.outputs.tree(specialization.function(*parts))
         out = jtu.tree_map(_number_of, out)
-        returned.append(jtu.tree_map(_abstract, out))
+        returned.append(map_arrays(struct_of, out))
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 
     traced.__name__ = traced.__qualname__ = name_of(jitted.__wrapped__)
@@ -351,10 +352,6 @@ def _rename(error: Exception, names: Iterable[str]) -> None:
 def _number_of(x: Any) -> Any:
     """A symbolic dimension as an array, whose value each call knows."""
     return jnp.asarray(x) if jax.export.is_symbolic_dim(x) else x
-
-
-def _abstract(x: Any) -> Any:
-    return struct_of(x) if is_array(x) else x
 
 
 def _without_data(out: Any) -> Rest:

@@ -180,8 +180,9 @@ class ShardMapped(Transformed[..., Any]):
     def _specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The spec of each array of the arguments."""
         given, fun = self._in_specs, self.__wrapped__
-        of_keywords = None if isinstance(given, tuple) else given
+        of_keywords = given
         if isinstance(given, tuple):
+            of_keywords = None
             without_spec = [name for name, x in kwargs.items() if _has_arrays(x)]
             if without_spec:
                 raise ValueError(

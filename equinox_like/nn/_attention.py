@@ -4,6 +4,7 @@ The layer determines which query attends to which key. The projections are in
 `_heads.py`, and the attention itself is in `_attend.py`.
 """
 
+import functools
 from typing import Any, Literal, overload
 
 import jax
@@ -174,17 +175,16 @@ class MultiheadAttention(Module):
         self.implementation = checked_implementation(_NAME, implementation)
         self.dropout = Dropout(dropout_p, inference)
 
-        def linear(in_size: int, out_size: int, use_bias: bool, key: Any) -> Linear:
-            inits: Any = {"weight_init": weight_init, "bias_init": bias_init}
-            return Linear(in_size, out_size, use_bias, dtype, key=key, **inits)
-
+        linear = functools.partial(
+            Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init
+        )
         q, k = self.num_heads * self.qk_size, self.num_kv_heads * self.qk_size
         v, out = self.num_kv_heads * self.vo_size, self.num_heads * self.vo_size
         keys = split_key(key, 4, self)
-        self.query_proj = linear(self.query_size, q, use_query_bias, keys[0])
-        self.key_proj = linear(self.key_size, k, use_key_bias, keys[1])
-        self.value_proj = linear(self.value_size, v, use_value_bias, keys[2])
-        self.output_proj = linear(out, self.output_size, use_output_bias, keys[3])
+        self.query_proj = linear(self.query_size, q, use_query_bias, key=keys[0])
+        self.key_proj = linear(self.key_size, k, use_key_bias, key=keys[1])
+        self.value_proj = linear(self.value_size, v, use_value_bias, key=keys[2])
+        self.output_proj = linear(out, self.output_size, use_output_bias, key=keys[3])
 
     @overload
     def __call__(

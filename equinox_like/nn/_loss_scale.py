@@ -53,7 +53,7 @@ class NoLossScale(Module):
 
 
 class _LossScale(Module):
-    """Base class of the loss scales that have one."""
+    """What static and dynamic loss scales share."""
 
     loss_scale: Array = field(trainable=False)
 
