@@ -41,6 +41,8 @@ class Transformed(Module, Generic[_P, _T]):
     `__wrapped__`. As an attribute of a class it binds like a method.
     """
 
+    # The name of the transformation.
+    _transformation_ = ""
     _wraps_callables_ = True
     # The class of the bound method, when `self` is read from an instance.
     _binds_as_ = Partial
@@ -58,8 +60,8 @@ class Transformed(Module, Generic[_P, _T]):
         lambda self: getattr(self.__wrapped__, "__isabstractmethod__", False)
     )
 
-    def __init__(self, fun: Any, transformation: str):
-        require_callable(fun, transformation)
+    def __init__(self, fun: Any):
+        require_callable(fun, self._transformation_)
         is_opaque = jtu.all_leaves([fun])
         self._tree = None if is_opaque else fun
         self._opaque = fun if is_opaque else None
@@ -73,6 +75,21 @@ class Transformed(Module, Generic[_P, _T]):
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         return self._opaque if self._tree is None else self._tree
+
+    def _shown_around_(self) -> tuple[str, str]:
+        """What `__repr__` shows before and after what is wrapped."""
+        return f"<{self._transformation_} of ", ">"
+
+    def __repr__(self) -> str:
+        start, end = self._shown_around_()
+        return start + name_of(self.__wrapped__) + end
+
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        # Within a printed tree, what is wrapped is shown in full.
+        import wadler_lindig as wl
+
+        start, end = map(wl.TextDoc, self._shown_around_())
+        return start + wl.pdoc(self.__wrapped__, **kwargs) + end
 
     def __hash__(self) -> int:
         # Options may be unhashable. Equal wrappers wrap the same callable.

@@ -150,6 +150,7 @@ show_function(JittedMethod)
 class Jitted(Transformed[_P, _T]):
     """The result of [`equinox_like.filter_jit`][]: a compiled function that is a pytree."""
 
+    _transformation_ = "filter_jit"
     _binds_as_ = JittedMethod
 
     _program: Program = field(static=True)
@@ -160,7 +161,7 @@ class Jitted(Transformed[_P, _T]):
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         require_callable(fun, "filter_jit")
         signature = signature_of(fun)  # raises if `fun` has no signature
-        super().__init__(fun, "filter_jit")
+        super().__init__(fun)
         Donation(donate).check_names(signature, name_of(fun))
         shardings = None
         if any(option in jitkwargs for option in OPTIONS):
@@ -284,9 +285,9 @@ class Jitted(Transformed[_P, _T]):
                 raise
             raise error from None
 
-    def __repr__(self) -> str:
-        donate = self._program.donate
-        return f"<filter_jit of {name_of(self.__wrapped__)}, donate={donate!r}>"
+    def _shown_around_(self) -> tuple[str, str]:
+        start, end = super()._shown_around_()
+        return start, f", donate={self._program.donate!r}{end}"
 
     def __reduce__(self):
         parts = self._ingredients(self._program.donate)

@@ -33,7 +33,7 @@ from .._compat.rules import (
 from .._compat.trace_state import trace_context
 from .._compat.tracer import Tracer
 from .._compat.varying import types_varying_over, varying_alike, varying_axes
-from .._core.base import Transformed, frames_hidden, name_of
+from .._core.base import Transformed, frames_hidden
 from .._core.caches import on_clear
 from .._core.context import entered_here, within
 from .._core.parts import Rest, take_apart
@@ -105,6 +105,8 @@ def noinline(
 class NotInlined(Transformed[_P, _T]):
     """The result of [`equinox_like.internal.noinline`][]."""
 
+    _transformation_ = "noinline"
+
     # The index of `fn` in `_functions`, if there is an `abstract_fn`, else `None`.
     _index: Any
     _abstract_fn: Any = field(static=True)
@@ -113,10 +115,10 @@ class NotInlined(Transformed[_P, _T]):
         self._index = None
         self._abstract_fn = abstract_fn
         if abstract_fn is None:
-            super().__init__(fn, "noinline")
+            super().__init__(fn)
             return
         arrays, rest = take_apart(fn)
-        super().__init__(abstract_fn, "noinline")
+        super().__init__(abstract_fn)
         self._tree = rest.alone(arrays)
         self._opaque = abstract_fn
         self._index = np.int32(_index_of(rest))
@@ -141,9 +143,6 @@ class NotInlined(Transformed[_P, _T]):
         target = _Call(skeleton, self._abstract_fn, entered_here())
         _, rest = _trace(target, tuple(map(as_aval, data)))
         return rest.fill(_bind(*data, call=target))
-
-    def __repr__(self) -> str:
-        return f"<noinline of {name_of(self.__wrapped__)}>"
 
 
 _DATA: Final = "data"

@@ -103,6 +103,8 @@ def bucketed(
 class Bucketed(Transformed[_P, _T]):
     """The result of [`equinox_like.bucketed`][]."""
 
+    _transformation_ = "bucketed"
+
     # Parameter, axis, and the function from the length of that axis to its bucket.
     _axes: tuple[tuple[str, int, Any], ...] = field(static=True)
     _fill: Any = field(static=True)
@@ -112,9 +114,7 @@ class Bucketed(Transformed[_P, _T]):
         require_callable(fun, "bucketed")
         if crop is not None:
             require_callable(crop, "bucketed", "crop")
-        super().__init__(
-            fun if isinstance(fun, Jitted) else filter_jit(fun), "bucketed"
-        )
+        super().__init__(fun if isinstance(fun, Jitted) else filter_jit(fun))
         parameters = signature_of(fun).parameters
         if "lengths" not in parameters:
             raise TypeError(

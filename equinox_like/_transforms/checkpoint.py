@@ -11,7 +11,6 @@ from .._core.base import (
     NOT_GIVEN,
     Transformed,
     frames_hidden,
-    name_of,
     require_callable,
 )
 from .._core.pack import pack, unpack
@@ -87,11 +86,13 @@ def filter_checkpoint(
 class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_checkpoint`][]."""
 
+    _transformation_ = "filter_checkpoint"
+
     _prevent_cse: bool = field(static=True)
     _policy: Any = field(static=True)
 
     def __init__(self, fun: Any, prevent_cse: bool, policy: Any):
-        super().__init__(fun, "filter_checkpoint")
+        super().__init__(fun)
         if policy is not None:
             require_policy(policy, "filter_checkpoint", "policy")
         self._prevent_cse = prevent_cse
@@ -113,9 +114,6 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
             "policy": self._policy,
         }
         return unpack(jax.checkpoint(flat, **options)(data))
-
-    def __repr__(self) -> str:
-        return f"<filter_checkpoint of {name_of(self.__wrapped__)}>"
 
 
 def checkpointed_step(

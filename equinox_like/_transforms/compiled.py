@@ -22,5 +22,5 @@ class Compiled(Jitted[_P, _T]):
     def __wrapped__(self) -> Callable[..., Any]:
         return self._tree.__wrapped__
 
-    def __repr__(self) -> str:
-        return repr(self._tree)
+    def _shown_around_(self) -> tuple[str, str]:
+        return self._tree._shown_around_()

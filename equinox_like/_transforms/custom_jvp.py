@@ -73,10 +73,12 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
 class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_jvp`][]."""
 
+    _transformation_ = "filter_custom_jvp"
+
     _rules: Rules = field(static=True)
 
     def __init__(self, fun: Any):
-        super().__init__(fun, "filter_custom_jvp")
+        super().__init__(fun)
         self._rules = Rules()
 
     def def_jvp(self, rule: Callable[..., Any]) -> None:
@@ -129,9 +131,6 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
         flat_with_rule.defjvp(in_context_of_now(flat_rule), symbolic_zeros=True)
         message = _KEYWORD_TANGENT.format(name=name)
         return flat_with_rule(data, hold(held, lambda _: ValueError(message)))
-
-    def __repr__(self) -> str:
-        return f"<filter_custom_jvp of {name_of(self.__wrapped__)}>"
 
 
 _KEYWORD_TANGENT = (

@@ -112,11 +112,13 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
 class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_vjp`][]."""
 
+    _transformation_ = "filter_custom_vjp"
+
     _rules: Rules = field(static=True)
     _optimize_remat: bool = field(static=True)
 
     def __init__(self, fun: Any, optimize_remat: bool):
-        super().__init__(fun, "filter_custom_vjp")
+        super().__init__(fun)
         self._rules = Rules()
         self._optimize_remat = optimize_remat
 
@@ -210,9 +212,6 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
                 "it is called."
             )
         return fwd, bwd
-
-    def __repr__(self) -> str:
-        return f"<filter_custom_vjp of {name_of(self.__wrapped__)}>"
 
 
 class _Call:

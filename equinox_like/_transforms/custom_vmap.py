@@ -87,10 +87,12 @@ def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
 class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_vmap`][]."""
 
+    _transformation_ = "filter_custom_vmap"
+
     _rules: Rules = field(static=True)
 
     def __init__(self, fun: Any):
-        super().__init__(fun, "filter_custom_vmap")
+        super().__init__(fun)
         self._rules = Rules()
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,9 +132,6 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         flat = jax.custom_jvp(batching)
         flat.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
         return out_rest.fill(flat(jaxpr.consts, data))
-
-    def __repr__(self) -> str:
-        return f"<filter_custom_vmap of {name_of(self.__wrapped__)}>"
 
 
 class _Expected:

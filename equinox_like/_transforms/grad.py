@@ -200,6 +200,10 @@ class Differentiated(Transformed[..., Any]):
     _wrt: Any = field(static=True)
     _gradkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
+    @property
+    def _transformation_(self) -> str:
+        return "filter_value_and_grad" if self._with_value else "filter_grad"
+
     def __init__(
         self,
         fun: Any,
@@ -208,8 +212,8 @@ class Differentiated(Transformed[..., Any]):
         wrt: Any,
         gradkwargs: dict[str, Any],
     ):
-        super().__init__(fun, _NAMES[with_value])
         self._with_value = with_value
+        super().__init__(fun)
         self._has_aux = has_aux
         self._wrt = wrt
         self._gradkwargs = tuple(sorted(gradkwargs.items()))
@@ -217,7 +221,7 @@ class Differentiated(Transformed[..., Any]):
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun, has_aux = self.__wrapped__, self._has_aux
-        name = _NAMES[self._with_value]
+        name = self._transformation_
         data, first, others = first_argument(name, fun, args, kwargs, self._wrt)
 
         def inner(data):
@@ -235,12 +239,6 @@ class Differentiated(Transformed[..., Any]):
         if self._with_value:
             return ((value, unpack(aux)) if has_aux else value), gradient
         return (gradient, unpack(aux)) if has_aux else gradient
-
-    def __repr__(self) -> str:
-        return f"<{_NAMES[self._with_value]} of {name_of(self.__wrapped__)}>"
-
-
-_NAMES = {False: "filter_grad", True: "filter_value_and_grad"}
 
 
 def _value(fun: Any, out: Any) -> Any:

@@ -121,11 +121,13 @@ def filter_invertible(
 class Invertible(Transformed[..., _X], Generic[_B, _X]):
     """The result of [`equinox_like.filter_invertible`][]."""
 
+    _transformation_ = "filter_invertible"
+
     _inverse: Callable[[Any, Any], Any] | None = field(static=True)
     _check: bool = field(static=True)
 
     def __init__(self, fun: Any, inverse: Any, check: bool):
-        super().__init__(fun, "filter_invertible")
+        super().__init__(fun)
         if inverse is not None:
             require_callable(inverse, "filter_invertible(inverse=...)")
         self._inverse = inverse
@@ -147,9 +149,6 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
                 "`jax.hessian`): forward mode stores nothing that could be saved. "
                 "Apply the blocks in a loop instead."
             ) from None
-
-    def __repr__(self) -> str:
-        return f"<filter_invertible of {name_of(self.__wrapped__)}>"
 
 
 def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:

@@ -180,29 +180,31 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_jacfwd`][] and its relatives."""
 
     _transformation: str = field(static=True)
-    _shown: str = field(static=True)
+    _transformation_: str = field(static=True)
     _has_aux: bool = field(static=True)
     _jackwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(
         self, fun: Any, transformation: str, shown: str, has_aux: bool, jackwargs: Any
     ):
-        super().__init__(fun, shown)
+        self._transformation_ = shown
+        super().__init__(fun)
         self._transformation = transformation
-        self._shown = shown
         self._has_aux = has_aux
         self._jackwargs = tuple(sorted(jackwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, has_aux = self.__wrapped__, self._has_aux
-        data, first, others = first_argument(self._shown, fun, args, kwargs)
+        data, first, others = first_argument(self._transformation_, fun, args, kwargs)
 
         def flat(data):
             out, aux = fun(first.fill(data), *others, **kwargs), None
             if has_aux:
                 out, aux = value_and_aux(fun, out)
-            refuse_non_arrays(out, name_of(fun), self._shown, _has_derivatives)
+            refuse_non_arrays(
+                out, name_of(fun), self._transformation_, _has_derivatives
+            )
             leaves, treedef = jtu.tree_flatten(out)
             # In reverse mode JAX takes neither integers and bools nor an empty list.
             moving = [x for x in leaves if is_inexact_array_like(x)]
@@ -219,9 +221,6 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         if has_aux:
             result = result, aux
         return result
-
-    def __repr__(self) -> str:
-        return f"<{self._shown} of {name_of(self.__wrapped__)}>"
 
 
 def _has_derivatives(leaf: Any) -> bool:

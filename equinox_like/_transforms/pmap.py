@@ -153,6 +153,8 @@ def _find_devices(wanted: list[tuple[str, int]]) -> _Devices:
 class Pmapped(Transformed[..., Any]):
     """The function that `filter_pmap` compiles: it runs each row on its own device."""
 
+    _transformation_ = "filter_pmap"
+
     _in_axes: Any = field(static=True)
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
@@ -162,7 +164,7 @@ class Pmapped(Transformed[..., Any]):
     _exact: bool = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, devices, exact):
-        super().__init__(fun, "filter_pmap")
+        super().__init__(fun)
         self._in_axes = in_axes
         self._out_axes = out_axes
         self._axis_name = "<filter_pmap>" if axis_name is None else axis_name
@@ -237,9 +239,6 @@ class Pmapped(Transformed[..., Any]):
         mesh = Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
         _refuse_other_meshes(fun, args, kwargs, axes, mesh)
         return mesh
-
-    def __repr__(self) -> str:
-        return f"<filter_pmap of {name_of(self.__wrapped__)}>"
 
 
 def _refuse_other_meshes(

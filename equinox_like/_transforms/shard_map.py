@@ -121,6 +121,8 @@ def filter_shard_map(
 class ShardMapped(Transformed[..., Any]):
     """The function that `filter_shard_map` compiles: `jax.shard_map` of a function."""
 
+    _transformation_ = "filter_shard_map"
+
     _mesh: Any = field(static=True)
     _in_specs: Any = field(static=True)
     _out_specs: Any = field(static=True)
@@ -128,7 +130,7 @@ class ShardMapped(Transformed[..., Any]):
     _check_vma: bool = field(static=True)
 
     def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
-        super().__init__(fun, "filter_shard_map")
+        super().__init__(fun)
         if mesh is not None:
             require_mesh(mesh, "filter_shard_map")
         self._mesh = mesh
@@ -236,9 +238,6 @@ class ShardMapped(Transformed[..., Any]):
                 "`None`."
             )
         refuse_misfit(option, name, spec, x, mesh=self._mesh)
-
-    def __repr__(self) -> str:
-        return f"<filter_shard_map of {name_of(self.__wrapped__)}>"
 
 
 def _explain_explicit(names, data, specs, error: ValueError) -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._core.base import Transformed, frames_hidden, name_of, require_callable
+from .._core.base import Transformed, frames_hidden, require_callable
 from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, take_apart
@@ -158,16 +158,15 @@ def filter_make_jaxpr(fun: Callable[_P, Any]) -> "JaxprMaker[_P]":
 class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
     """The result of [`equinox_like.filter_make_jaxpr`][]."""
 
+    _transformation_ = "filter_make_jaxpr"
+
     def __init__(self, fun: Any):
-        super().__init__(fun, "filter_make_jaxpr")
+        super().__init__(fun)
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, Any, Any]:
         jaxpr, structs, _, rest = trace(self.__wrapped__, args, kwargs)
         return jaxpr, rest.alone(structs), rest.fill([None] * len(structs))
-
-    def __repr__(self) -> str:
-        return f"<filter_make_jaxpr of {name_of(self.__wrapped__)}>"
 
 
 def trace(

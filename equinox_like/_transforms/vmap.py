@@ -151,6 +151,8 @@ def filter_vmap(
 class Vmapped(Transformed[..., Any]):
     """The result of [`equinox_like.filter_vmap`][]."""
 
+    _transformation_ = "filter_vmap"
+
     _in_axes: Any = field(static=True)
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
@@ -158,7 +160,7 @@ class Vmapped(Transformed[..., Any]):
     _vmapkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
-        super().__init__(fun, "filter_vmap")
+        super().__init__(fun)
         self._in_axes = in_axes
         self._out_axes = out_axes
         self._axis_name = axis_name
@@ -216,9 +218,6 @@ class Vmapped(Transformed[..., Any]):
                 "same for the whole batch."
             ) from None
         return unmapped_outputs.join(with_batch, without)
-
-    def __repr__(self) -> str:
-        return f"<filter_vmap of {name_of(self.__wrapped__)}>"
 
 
 def axes_of_call(

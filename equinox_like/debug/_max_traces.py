@@ -119,11 +119,13 @@ def get_num_traces(fn: Any) -> int:
 class Counted(Transformed[_P, _T]):
     """The result of [`equinox_like.debug.assert_max_traces`][]."""
 
+    _transformation_ = "assert_max_traces"
+
     _max_traces: int | None = field(static=True)
     _counter: "_Counter" = field(static=True)
 
     def __init__(self, fn: Any, max_traces: int | None):
-        super().__init__(fn, "assert_max_traces")
+        super().__init__(fn)
         if max_traces is not None:
             require_integer(max_traces, "assert_max_traces", "max_traces", least=0)
         self._max_traces = max_traces

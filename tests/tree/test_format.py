@@ -243,6 +243,26 @@ def test_pdoc_method_is_honoured():
 # Layout
 
 
+@pytest.mark.parametrize(
+    "made, shown",
+    [
+        (lambda f: eqx.filter_jit(f, donate="all"), "<filter_jit of {}, donate='all'>"),
+        (eqx.filter_vmap, "<filter_vmap of {}>"),
+        (eqx.filter_grad, "<filter_grad of {}>"),
+        (eqx.filter_value_and_grad, "<filter_value_and_grad of {}>"),
+        (eqx.filter_jacrev, "<filter_jacrev of {}>"),
+        (lambda f: eqx.filter_pmap(f, donate="none"), "<filter_pmap of {}>"),
+        (eqx.debug.assert_max_traces(max_traces=1), "<assert_max_traces of {}>"),
+    ],
+)
+def test_transformed_callables_print_what_they_wrap(made, shown):
+    assert repr(made(f)) == shown.format("f")
+    assert eqx.tree_pformat([made(f)]) == f"[{shown.format('<function f>')}]"
+    layer = eqx.nn.LayerNorm(2)
+    in_full = eqx.tree_pformat((made(layer), 1), width=999)
+    assert in_full == f"({shown.format(eqx.tree_pformat(layer, width=999))}, 1)"
+
+
 def test_long_containers_are_broken_into_one_child_per_line():
     model = Affine(jnp.ones((2, 3)), {"a": 1, "b": (jnp.ones(4), "text")})
     assert eqx.tree_pformat(model, width=30) == (
