@@ -206,7 +206,7 @@ def load(
 def _read(file: File, name: Any, path: _Path, like: Any) -> Any:
     try:
         return file.read(name, like)
-    except OverflowError as error:
+    except (OverflowError, ValueError) as error:
         raise _error_at(path, f"it has {error}") from None
 
 

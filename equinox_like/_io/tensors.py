@@ -179,14 +179,20 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
 
     **Raises:**
 
-    `OverflowError` for an integer that does not fit the narrower dtype.
+    `OverflowError` for an integer that does not fit the narrower dtype; `ValueError` for
+    keys that are not what the file says, as in a hostile file.
     """
     dtype = tensor.leaf_dtype
     assert dtype is not None
     if "key" in tensor.kind:
-        keys = data.view(np.uint32).reshape(tensor.shape)
-        words = jax.device_put(keys.copy())
-        return jax.random.wrap_key_data(words, impl=tensor.kind["key"])
+        words = jax.device_put(data.view(np.uint32).reshape(tensor.shape).copy())
+        try:
+            keys = jax.random.wrap_key_data(words, impl=tensor.kind["key"])
+        except (TypeError, ValueError):  # unknown, or with another number of words
+            keys = words
+        if keys.dtype != like.dtype:
+            raise ValueError(f"keys in the file that are not {like.dtype.name}")
+        return keys
     array = data.view(dtype.newbyteorder("<")).reshape(tensor.leaf_shape)
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array if array.dtype == like.dtype else narrowed(array, like.dtype)

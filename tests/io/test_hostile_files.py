@@ -22,6 +22,8 @@ from hypothesis import given
 from strategies import same
 
 import equinox_like as eqx
+from equinox_like._io.format import header as header_of
+from equinox_like._io.tensors import Tensor
 
 TREE = {
     "weight": jnp.arange(40.0).reshape(5, 8),
@@ -232,6 +234,19 @@ def test_hostile_file_is_an_error(kind, number, tmp_path, monkeypatch):
     form = FORMATS[kind]
     assert ends_well(form, tmp_path / "x", HOSTILE[kind][number])
     assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("impl", "words"), [("rbg", 4), ("threefry2x32", 3), ("unknown", 2)]
+)
+def test_keys_that_are_not_what_the_file_says_are_an_error(tmp_path, impl, words):
+    kind = {"dtype": "key<fry>", "key": impl}
+    data = np.zeros(4 * words, np.uint8)
+    head = header_of({}, [("['key']", Tensor("U32", (words,), kind), data)])
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(head + data.tobytes())
+    with pytest.raises(eqx.LeafError, match=r"\['key'\]: it has keys .* not key<fry>"):
+        eqx.load(path, {"key": TREE["key"]})
 
 
 BOUNDED = """
