@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._compat.messages import exported_cudnn_calls, tells_of_callback
-from .._core.base import frames_hidden, hide_frames, name_of, require_callable
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.describe import (
     Description,
     describe_tree,
@@ -33,6 +33,7 @@ from .._tree.arrays import struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays
+from .donation import explain_failure
 from .jit import Jitted, filter_jit
 from .layout import Layout, LayoutTable
 from .stages import as_platforms
@@ -204,6 +205,7 @@ class Exported(Generic[_P, _T]):
         self._layouts = LayoutTable(call.signature, call.name, lambda *_: False)
         self._fitting: tuple[Layout | None, Any] = None, None
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Runs the program for arguments like those that it was exported for."""
         layout, leaves = self._layouts.fit((None, args, kwargs))
@@ -215,7 +217,7 @@ class Exported(Generic[_P, _T]):
             data = self._run(arrays)
         except Exception as e:
             _rename(e, arrays)
-            hide_frames(e)
+            explain_failure(e, layout.named_leaves, leaves)
             raise
         return self._output.fill(data)
 

@@ -119,6 +119,14 @@ def test_function_of_each_device_is_exported_as_one(kind, donate):
     assert not x.is_deleted()
 
 
+def test_deleted_argument_is_named():
+    f = loaded(eqx.filter_export(step)(model(), FLOAT))
+    deleted = model()
+    deleted.weight.delete()
+    with pytest.raises(eqx.DonationError, match=r"`model\.weight` .* deleted"):
+        f(deleted, jnp.ones(3))
+
+
 def test_order_of_a_static_dictionary_does_not_count():
     table, reordered = {"a": 1, 2: "b"}, {2: "b", "a": 1}
     f = loaded(eqx.filter_export(Model.half)(model(size=table), FLOAT))
