@@ -23,16 +23,19 @@ def show_as(made: _F, fun: Any, names: Callable[[], Sequence[str] | None]) -> _F
     made.__doc__ = getattr(fun, "__doc__", None)
     attributes["__signature__"] = _Names(names)
     source = inspect.unwrap(function_of(fun))
-    code = getattr(source, "__code__", None) or getattr(
-        type(source).__call__, "__code__", None
+    code = (
+        getattr(source, "__code__", None)
+        or getattr(type(source).__call__, "__code__", None)
+        or _BUILTIN
     )
-    if code is not None:
-        # Has the code of `fun`, and so its file and line, but does not keep `fun`
-        # alive.
-        cells = tuple(types.CellType() for _ in code.co_freevars)
-        name = made.__name__
-        attributes["__wrapped__"] = types.FunctionType(code, {}, name, None, cells)
+    # Has the code of `fun`, and so its file and line, but does not keep `fun` alive.
+    cells = tuple(types.CellType() for _ in code.co_freevars)
+    attributes["__wrapped__"] = types.FunctionType(code, {}, made.__name__, None, cells)
     return made
+
+
+# For functions without code, such as NumPy's ufuncs: JAX would show the line of `made`.
+_BUILTIN = compile("", "<built-in>", "exec")
 
 
 class _Names(inspect.Signature):

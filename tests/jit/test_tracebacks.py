@@ -1,5 +1,6 @@
 """Whom an error speaks of: the user's function, line and argument, never our frames."""
 
+import operator
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import equinox_like as eqx
@@ -174,6 +176,15 @@ def test_concretization_error_names_the_argument():
     message = str(caught.value)
     assert "to_float at " in message and "model['w']" in message
     assert str(PACKAGE) not in message and ours(caught.value) == []
+
+
+@pytest.mark.parametrize("fun", [np.exp, operator.truth], ids=["exp", "truth"])
+@pytest.mark.parametrize("wrap", [eqx.filter_jit, eqx.filter_checkpoint])
+def test_function_without_code_is_named(wrap, fun):
+    with pytest.raises(jax.errors.JAXTypeError) as caught:
+        eqx.filter_jit(wrap(fun))(jnp.ones(()))
+    assert f"function {fun.__name__} at <built-in>" in str(caught.value)
+    assert str(PACKAGE) not in str(caught.value)
 
 
 def test_shape_error_inside_ends_in_the_users_line():
