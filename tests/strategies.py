@@ -14,6 +14,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import random as prng
 
 import equinox_like as eqx
 
@@ -37,6 +38,18 @@ ARRAYS = (
     np.arange(4),
     np.float32(2.5),
     jax.random.key(0),
+)
+
+# A PRNG of a user's own, which JAX does not find by its name.
+threefry = prng.threefry_prng_impl
+OWN_PRNG = prng.define_prng_impl(
+    key_shape=threefry.key_shape,
+    seed=threefry.seed,
+    split=threefry.split,
+    random_bits=threefry.random_bits,
+    fold_in=threefry.fold_in,
+    name="own",
+    tag="own",
 )
 
 arrays = st.sampled_from(ARRAYS)

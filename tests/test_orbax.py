@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 from processes import run_together, start
-from strategies import ARRAYS, same
+from strategies import ARRAYS, OWN_PRNG, same
 
 import equinox_like as eqx
 from equinox_like import nn, orbax
@@ -65,7 +65,7 @@ def test_leaves_of_all_kinds_come_back(manager):
         "numpy": [np.float64(0.1), np.arange(3, dtype=">i4")[::2]],
         "a/b 'c'": [jnp.ones(2), {"..": jnp.zeros(1)}],
         "others": [None, "text", len],
-        "key": jax.random.key(1, impl="rbg"),
+        "keys": [jax.random.key(1, impl=impl) for impl in ("rbg", OWN_PRNG)],
         "none": jnp.zeros((0, 2)),
     }
     again = round_trip(manager, tree)

@@ -17,7 +17,13 @@ from .._compat.put import putter
 from .._compat.tracer import Tracer
 from .._compat.weak_type import weakly_typed
 from .._errors import LeafError
-from .._tree.arrays import describe_array, is_deleted, is_typed_key, is_weak
+from .._tree.arrays import (
+    describe_array,
+    is_deleted,
+    is_typed_key,
+    is_weak,
+    with_key,
+)
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
 from .._tree.paths import plain_path
@@ -277,5 +283,5 @@ def _leaf(wanted: _Wanted, read: dict[str, Any]) -> Any:
         is_free = wanted.sharding is None
         array = put(array) if is_free else jax.device_put(array, wanted.sharding)
     if "key" in saved:
-        return jax.random.wrap_key_data(array, impl=saved["key"])
+        return with_key(array, like)
     return weakly_typed(array) if "weak_type" in saved else array

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat.put import Put, putter
-from .._tree.arrays import is_typed_key
+from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_number
 from .._tree.nodes import with_article
 from .narrow import narrowed, narrows_to
@@ -397,8 +397,10 @@ def _read_key(file: Any, like: Any) -> jax.Array:
     impl = key_impl_of(header.dtype)
     if impl is None:
         raise _mismatch("dtype", stored_name(header.dtype), like.dtype)
-    data = read_data(file, header)[stored_name(header.dtype)]
-    return jax.random.wrap_key_data(jax.device_put(data), impl=impl)
+    data = jax.device_put(read_data(file, header)[stored_name(header.dtype)])
+    if impl == str(key_impl(like.dtype)):
+        return with_key(data, like)
+    return jax.random.wrap_key_data(data, impl=impl)
 
 
 def _read_numpy_scalar(file: Any, like: np.generic) -> Any:

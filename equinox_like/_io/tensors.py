@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from .._compat.tracer import Tracer
-from .._tree.arrays import describe_array, describe_type, is_typed_key
+from .._tree.arrays import describe_array, describe_type, is_typed_key, with_key
 from .._tree.filters import is_array, is_array_or_struct, is_number
 from .narrow import narrowed, narrows_to
 
@@ -187,12 +187,11 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
     if "key" in tensor.kind:
         words = jax.device_put(data.view(np.uint32).reshape(tensor.shape).copy())
         try:
-            keys = jax.random.wrap_key_data(words, impl=tensor.kind["key"])
-        except (TypeError, ValueError):  # unknown, or with another number of words
-            keys = words
-        if keys.dtype != like.dtype:
-            raise ValueError(f"keys in the file that are not {like.dtype.name}")
-        return keys
+            return with_key(words, like)
+        except TypeError:  # another number of words
+            raise ValueError(
+                f"keys in the file that are not {like.dtype.name}"
+            ) from None
     array = data.view(dtype.newbyteorder("<")).reshape(tensor.leaf_shape)
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array if array.dtype == like.dtype else narrowed(array, like.dtype)

@@ -71,11 +71,11 @@ def with_key(x: Any, like: Any) -> Any:
     """The inverse of `without_key`. `like` is an array, or a struct, of the dtype."""
     if not is_typed_key(like):
         return x
-    return jax.random.wrap_key_data(x, impl=_impl_of(like.dtype))
+    return jax.random.wrap_key_data(x, impl=key_impl(like.dtype))
 
 
 @functools.cache
-def _impl_of(dtype: Any) -> Any:
+def key_impl(dtype: Any) -> Any:
     """The implementation of typed keys of this dtype."""
     found = []
     # Abstractly, because a callback of a running program must not run another one.

@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import given
 from jax.sharding import NamedSharding, PartitionSpec as P
-from strategies import same, whole_trees
+from strategies import OWN_PRNG, same, whole_trees
 
 import equinox_like as eqx
 
@@ -133,7 +133,7 @@ class TestRoundTrip:
         assert eqx.tree_equal(again, tree, check_weak_type=True)
         assert place is None or again["a"].sharding == place
 
-    @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+    @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", OWN_PRNG], ids=str)
     def test_typed_keys_survive(self, tmp_path, impl):
         keys = jax.random.split(jax.random.key(3, impl=impl), 2)
         again = round_trip({"one": keys[0], "two": keys}, tmp_path)

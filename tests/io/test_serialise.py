@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import assume, given
-from strategies import whole_trees
+from strategies import OWN_PRNG, whole_trees
 
 import equinox_like as eqx
 from equinox_like._io import atomic, serialise
@@ -228,7 +228,9 @@ def test_numbers_round_trip_exactly(number):
     assert same(through_file([number], [like]), [number])
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize(
+    "impl", ["threefry2x32", "rbg", "unsafe_rbg", OWN_PRNG], ids=str
+)
 @pytest.mark.parametrize("shape", [(), (2, 3), (0,)], ids=str)
 def test_typed_keys_round_trip(impl, shape):
     keys = jax.random.split(jax.random.key(5, impl=impl), shape)
