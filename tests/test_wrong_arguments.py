@@ -74,6 +74,7 @@ def saved(tmp_path, monkeypatch):
             TypeError,
             "a string or another path; got None",
         ),
+        (lambda: eqx.save("a", MODEL, "note"), TypeError, "`metadata` must be a dict"),
         (lambda: eqx.load(io.BytesIO(), MODEL), TypeError, "take open files"),
         (lambda: eqx.load_metadata(3), TypeError, "got an int"),
         (

@@ -14,6 +14,7 @@ import numpy as np
 
 from .._compat.weak_type import weakly_typed
 from .._errors import LeafError
+from .._tree.nodes import describe_node
 from .._tree.paths import plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
 from .._typing import FilePath
@@ -257,6 +258,11 @@ def _error_at(path: _Path, problem: str) -> LeafError:
 
 
 def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(
+            "`metadata` must be a dictionary from strings to strings; got "
+            f"{describe_node(metadata)}."
+        )
     metadata = dict(metadata or {})
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
