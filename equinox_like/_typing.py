@@ -6,11 +6,16 @@ read these aliases as they read the unions.
 """
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import jax.typing
 import jaxtyping
-from typing_extensions import TypeAliasType
+
+if sys.version_info >= (3, 12):
+    from typing import TypeAliasType
+else:  # jaxtyping imports it there, too
+    from typing_extensions import TypeAliasType
 
 ArrayLike = TypeAliasType("ArrayLike", jax.typing.ArrayLike)
 DTypeLike = TypeAliasType("DTypeLike", jax.typing.DTypeLike)

@@ -41,6 +41,17 @@ def test_importing_starts_no_backend_and_loads_neither_layers_nor_the_printer():
     assert out.split() == ["False", "False", "False"]
 
 
+def test_importing_loads_no_package_that_jax_and_jaxtyping_do_not_load():
+    code = """
+import sys, jax, jaxtyping
+before = {name.partition(".")[0] for name in sys.modules}
+import equinox_like
+after = {name.partition(".")[0] for name in sys.modules}
+print(after - before - set(sys.stdlib_module_names))
+"""
+    assert run(code) == "{'equinox_like'}\n"
+
+
 def test_layers_load_when_they_are_first_asked_for():
     assert (
         run("import equinox_like as eqx; print(eqx.nn.Linear.__name__)") == "Linear\n"
@@ -285,7 +296,7 @@ def test_source_of_public_classes_is_found():
 
 def test_signatures_show_types_of_arguments_by_their_names():
     shown = str(inspect.signature(eqx.nn.Linear))
-    # Before Python 3.14 the second is shown as the first.
+    # Before Python 3.12 the second is shown as the first.
     optional = "dtype: Optional[DTypeLike] = None", "dtype: DTypeLike | None = None"
     assert any(text in shown for text in optional)
     assert "key: PRNGKeyArray" in shown
