@@ -79,10 +79,10 @@ def _map_below(node: Any, path: tuple[Any, ...], function: Any) -> Any:
 
 def with_step(node: Any, step: See | Replace) -> Any:
     """A watched copy of `node`, whose call also runs `step`."""
-    cls = type(node)
-    steps = getattr(node, "_steps_", ())
+    cls, state = type(node), node.__getstate__()
+    steps = state.get("_steps_", ())  # `getattr` may find those of a wrapped layer
     new: Any = object.__new__(cls if steps else _watched(cls))
-    for name, value in node.__getstate__().items():
+    for name, value in state.items():
         object.__setattr__(new, name, value)
     object.__setattr__(new, "_steps_", (*steps, step))
     return new

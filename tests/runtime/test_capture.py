@@ -341,6 +341,24 @@ def test_frozen_parts_and_attention_are_captured_under_their_paths() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        nn.LoRA(LINEAR, rank=2, key=K),
+        nn.WeightNorm(LINEAR),
+        nn.mixed(LINEAR, nn.Policy(compute_dtype=jnp.bfloat16)),
+    ],
+    ids=lambda wrapper: type(wrapper).__name__,
+)
+def test_a_wrapper_is_captured_beside_the_layer_whose_attributes_it_shows(
+    wrapper,
+) -> None:
+    model = nn.Sequential([wrapper])
+    out, values = eqx.capture(model, "layers[0]**")(X)
+    assert values.keys() == {"layers[0]", "layers[0].layer"}
+    same(values["layers[0]"], out)
+
+
 def test_captures_within_each_other_each_get_their_own() -> None:
     def how(layer, x):
         out, values = eqx.capture(layer, "")(x)
