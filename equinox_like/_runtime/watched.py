@@ -143,12 +143,12 @@ def replacement(function: Callable[[Any], Any], value: Any, path: str) -> Any:
 def _same_type(old: Any, new: Any, path: str) -> Any:
     if not is_array(old):
         return new
-    if not hasattr(new, "dtype"):
+    if not isinstance(new, jax.Array):
         new = jnp.asarray(new)
-    if (new.shape, new.dtype) != (old.shape, old.dtype):
+    if (new.shape, new.dtype) != (old.shape, jax.typeof(old).dtype):
         raise ShapeError(
             f"The functions of `intervene` must keep the shape and dtype. `{path}` is "
             f"{describe_array(old)}, but its function returned {describe_array(new)}. "
             "Use `jax.numpy.full_like` or `astype`."
         )
-    return new if isinstance(new, jax.Array) else jnp.asarray(new)
+    return new

@@ -97,9 +97,12 @@ def test_another_type_is_refused_by_path(function, match) -> None:
         eqx.intervene(MLP, {"layers[0]": function})(X)
 
 
-def test_numpy_result_is_taken() -> None:
-    f = eqx.intervene(MLP, {"layers[2]": lambda h: np.zeros(3, np.float32)})
-    assert (f(X) == 0).all()
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numpy_result_is_taken_in_the_dtype_that_jax_gives_it(dtype) -> None:
+    f = eqx.intervene(MLP, {"layers[2]": lambda h: np.zeros(3, dtype)})
+    assert (f(X) == 0).all() and f(X).dtype == X.dtype
+    constant = nn.Sequential([nn.Lambda(lambda x: np.ones(3, dtype))])
+    assert (eqx.intervene(constant, {"layers[0]": halve})(X) == 0.5).all()
 
 
 def test_pattern_that_chooses_nothing_names_what_there_is() -> None:
