@@ -122,9 +122,6 @@ def _filter_while_loop(
         return carry.fill(last)
 
     def differentiably(carry: Carry) -> Any:
-        if limit == 0:
-            return init
-
         def flat_cond(data):
             goes_on = cond(carry.fill(data))
             _require_bool(goes_on, cond)

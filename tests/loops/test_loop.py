@@ -177,6 +177,18 @@ class TestErrors:
         )
         assert last == 3 and last.dtype == jnp.float32
 
+    @pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+    def test_carry_after_no_step_is_checked_and_has_the_type_of_others(self, kind):
+        def loop(step):
+            return eqx.filter_while_loop(
+                lambda x: True, step, 1, kind=kind, max_steps=0
+            )
+
+        last = loop(lambda x: x + 1)
+        assert isinstance(last, jax.Array) and last == 1
+        with pytest.raises(TypeError, match="must keep its shape and dtype"):
+            loop(lambda x: x > 1)
+
     def test_condition_that_is_no_boolean_is_jaxs_to_refuse(self):
         with pytest.raises(TypeError, match="bool"):
             eqx.filter_while_loop(lambda x: x, lambda x: x, jnp.asarray(1.0))
