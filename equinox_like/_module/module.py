@@ -373,6 +373,9 @@ class BoundMethod(Module):
 
     _registers_itself_ = True
 
+    # For annotations of the type that a call returns.
+    __class_getitem__ = classmethod(types.GenericAlias)
+
     @property
     def __wrapped__(self) -> types.MethodType:
         return types.MethodType(self.__func__, self.__self__)

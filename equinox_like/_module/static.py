@@ -1,14 +1,16 @@
 """`Static`: any value as a tree without leaves."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax.tree_util as jtu
 
 from .fields import field
 from .module import Module
 
+_T = TypeVar("_T")
 
-class Static(Module):
+
+class Static(Module, Generic[_T]):
     """Holds a value as structure, for transformations that accept arrays only.
 
     For JAX, two `Static`s are the same if their values have the same structure, and leaves
@@ -35,10 +37,10 @@ class Static(Module):
     _leaves: tuple[Any, ...] = field(static=True)
     _treedef: Any = field(static=True)
 
-    def __init__(self, value: Any):
+    def __init__(self, value: _T):
         leaves, self._treedef = jtu.tree_flatten(value)
         self._leaves = tuple(leaves)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> _T:
         return self._treedef.unflatten(self._leaves)

@@ -192,6 +192,14 @@ class TestDataclass:
         box = Box[int](3)
         assert box.x == 3 and jtu.tree_structure(box) == jtu.tree_structure(Box(4))
 
+    def test_classes_that_are_generic_in_equinox_can_be_subscripted(self):
+        class A(eqx.Module):
+            def method(self): ...
+
+        for cls in type(A().method), eqx.internal.Static:
+            assert typing.get_args(cls[int]) == (int,)
+            assert typing.get_origin(cls[int]) is cls
+
     def test_signature_is_that_of_init(self):
         import inspect
 
