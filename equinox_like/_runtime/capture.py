@@ -347,7 +347,9 @@ def _unreachable(error: UnreachableError) -> RuntimeError:
     return RuntimeError(
         f"{place}, where only running the program shows whether, and how often, a value "
         "is computed. Leave it out of `where`; or use `jax.numpy.where` in place of "
-        "`jax.lax.cond`, and `jax.lax.scan` in place of `jax.lax.while_loop`."
+        "`jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
+        "`checkpoint=True` in place of other checkpoints of `filter_scan`, which is a "
+        "`while` with them."
     )
 
 

@@ -478,15 +478,20 @@ def test_function_compiled_before_is_captured_too() -> None:
 # Errors
 
 
+def scan_with_checkpoints(f, x):
+    return eqx.filter_scan(lambda x, _: (f(x), None), x, length=3, checkpoint=2)[0]
+
+
 @pytest.mark.parametrize(
     ("how", "place"),
     [
         (lambda f, x: lax.cond(x[0] > 0, lambda x: f(x), lambda x: x, x), "cond"),
         (lambda f, x: lax.while_loop(lambda x: x[0] < -5, lambda x: f(x), x), "while"),
+        (lambda f, x: scan_with_checkpoints(f, x), "while"),
     ],
 )
 def test_value_in_a_branch_or_a_while_loop_is_refused_by_path(how, place) -> None:
-    match = rf"cannot return `layer`: it is computed within `{place}`"
+    match = rf"cannot return `layer`: it is computed within `{place}`.*checkpoint=True"
     with pytest.raises(RuntimeError, match=match):
         eqx.capture(wrap(lambda layer, x: how(layer, x)), "layer")(X)
     model = wrap(lambda layer, x: jax.jit(lambda x: how(layer, x))(x))
