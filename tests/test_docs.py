@@ -115,6 +115,13 @@ def test_blocks_are_found() -> None:
     assert any(name.startswith("equinox_like.") for name in ids)
 
 
+def test_optimisers_are_started_with_the_trainable_arrays() -> None:
+    """`is_inexact_array` would also choose what is frozen."""
+    starts = [b for b in BLOCKS if re.search(r"optimiser\.init\(", b.values[0])]
+    assert [b.id for b in starts if "is_inexact_array" in b.values[0]] == []
+    assert len(starts) > 10
+
+
 def test_every_public_name_has_its_place_on_an_api_page() -> None:
     directive = re.compile(r"^::: (\S+)$", re.MULTILINE)
     pages = (ROOT / "docs" / "api").rglob("*.md")
