@@ -116,7 +116,7 @@ def _parse(path: str) -> tuple[_Step, ...]:
         raise ValueError(
             f"`where` is not a valid path: {path!r}. Write what follows the tree's "
             "name in the code that reads the node: `'layers[0].weight'`, "
-            "`\"['key'].bias\"`."
+            "`\"['key'].bias\"`. `equinox_like.select(tree).at(...)` takes patterns."
         ) from None
     return tuple(reversed(steps))
 

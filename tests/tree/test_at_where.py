@@ -199,6 +199,12 @@ def test_text_that_is_no_path_is_refused(text):
         eqx.tree_at(text, {"a": 1}, 0)
 
 
+@pytest.mark.parametrize("pattern", ["layers[*].weight", "**.weight"])
+def test_patterns_are_referred_to_select(pattern):
+    with pytest.raises(ValueError, match=r"select\(tree\)\.at\(...\)` takes patterns"):
+        eqx.tree_at(pattern, {"a": 1}, 0)
+
+
 def test_what_can_be_read_but_is_no_node_is_refused_by_its_path():
     with pytest.raises(TypeError, match=r"`pytree\.name`.*static"):
         eqx.tree_at("name", Affine(1), 0)
