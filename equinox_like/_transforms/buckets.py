@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -186,7 +186,7 @@ class Bucketed(Transformed[_P, _T]):
         lengths: Lengths = {}
         for name, axis, size_of in self._axes:
             value = bound.arguments[name]
-            length = _length(value, name, axis)
+            length = _length(value, name, axis, lengths.get(name, ()))
             size = size_of(length)
             if size is not None:
                 size = require_integer(size, "bucketed", f"axes[{name!r}][{axis}](...)")
@@ -256,8 +256,11 @@ def _arrays(value: Any, name: str) -> list[tuple[str, Any]]:
     return [(path_str(path, name), x) for path, x in leaves if is_array(x)]
 
 
-def _length(value: Any, name: str, axis: int) -> int:
-    """The length of the arrays of an argument along an axis, which must be equal."""
+def _length(value: Any, name: str, axis: int, padded: Iterable[int]) -> int:
+    """The length of the arrays of an argument along an axis, which must be equal.
+
+    The argument has been padded along the axes `padded`.
+    """
     arrays = _arrays(value, name)
     if not arrays:
         raise ValueError(f"`{name}` is to be padded, but holds no array.")
@@ -265,6 +268,11 @@ def _length(value: Any, name: str, axis: int) -> int:
         if not -x.ndim <= axis < x.ndim:
             raise ValueError(
                 f"`{path}` is to be padded along axis {axis}, but has shape {x.shape}."
+            )
+        if any(axis % x.ndim == other % x.ndim for other in padded):
+            raise ValueError(
+                f"`{path}` is to be padded along axis {axis}, along which it is padded "
+                f"before: it has {x.ndim} dimensions, so that is the same axis."
             )
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             raise ValueError(f"`{path}` is of {x.dtype}, which cannot be padded.")

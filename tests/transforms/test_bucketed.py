@@ -187,6 +187,14 @@ def test_what_cannot_be_padded_is_refused_by_path(value, message):
         f([value()])
 
 
+def test_one_axis_by_two_numbers_is_refused_by_path():
+    """The second length would be that of the padded array."""
+    f = eqx.bucketed(lambda x, lengths: lengths, {"x": {0: [4], -2: [8]}})
+    with pytest.raises(ValueError, match=r"`x\['a'\]`.* axis -2.*padded before"):
+        f({"a": np.ones((3, 2))})
+    assert f(np.ones((2, 3, 2))) == {"x": {0: 2, -2: 3}}
+
+
 def test_function_without_lengths_is_refused():
     with pytest.raises(TypeError, match="no parameter `lengths`"):
         eqx.bucketed(lambda x: x, {"x": {0: [4]}})
