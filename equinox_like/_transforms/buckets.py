@@ -320,6 +320,8 @@ def _pad(value: Any, name: str, axis: int, number: int, fill: Any) -> Any:
 
 def _element(fill: Any, dtype: Any) -> Any:
     """`fill` as an array of this dtype, or `None` if it would be another value."""
+    if fill is None or np.ndim(fill):
+        return None
     try:
         element = np.asarray(fill, dtype)
     except (OverflowError, TypeError, ValueError):

@@ -78,6 +78,8 @@ def test_padded_elements_have_the_value_of_fill():
         (0.5, "int32"),
         (2, "bool"),
         (1j, "float32"),
+        (None, "float32"),
+        (np.zeros(3), "float32"),
     ],
 )
 @pytest.mark.parametrize("length", [2, 4])
