@@ -88,6 +88,12 @@ def with_step(node: Any, step: See | Replace) -> Any:
     return new
 
 
+def class_of(node: Any) -> Any:
+    """The class of a node, or that of the Module of which it is a watched copy."""
+    cls = type(node)
+    return cls.__base__ if "_steps_" in vars(cls) else cls
+
+
 @functools.cache
 def _watched(cls: type) -> type:
     """A subclass with a field for steps. Cached, as JAX never drops node classes."""

@@ -17,6 +17,7 @@ from .._module import Module, field, frozen, trainable, unfrozen
 from .._module.construct import filled
 from .._module.freezing import leaves_under
 from .._module.wrapper import check_forwards
+from .._runtime.watched import class_of
 from .._tree import is_array, is_inexact_array, tree_at
 from .._tree.paths import plain_path
 from .._tree.selection import select
@@ -147,7 +148,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         if not takes_key(self.layer):
             kwargs.pop("key", None)
         meets_mesh = explicit_mesh(*jax.tree.leaves((self, args, kwargs))) is not None
-        if self.is_merged or meets_mesh or type(self.layer) not in _TAKE_STAND_INS:
+        if self.is_merged or meets_mesh or class_of(self.layer) not in _TAKE_STAND_INS:
             layer = self._updated_layer()
         else:
             layer = self._with_weights(_Updated)

@@ -344,7 +344,11 @@ def test_frozen_parts_and_attention_are_captured_under_their_paths() -> None:
 @pytest.mark.parametrize(
     "wrapper",
     [
-        nn.LoRA(LINEAR, rank=2, key=K),
+        eqx.tree_at(
+            "b",
+            nn.LoRA(nn.Linear(3, 64, key=K), rank=2, key=K),
+            jax.random.normal(K, (64, 2)),
+        ),
         nn.WeightNorm(LINEAR),
         nn.mixed(LINEAR, nn.Policy(compute_dtype=jnp.bfloat16)),
     ],
@@ -357,6 +361,7 @@ def test_a_wrapper_is_captured_beside_the_layer_whose_attributes_it_shows(
     out, values = eqx.capture(model, "layers[0]**")(X)
     assert values.keys() == {"layers[0]", "layers[0].layer"}
     same(values["layers[0]"], out)
+    same(out, model(X))  # also if the wrapper looks at the class of the layer
 
 
 def test_captures_within_each_other_each_get_their_own() -> None:
