@@ -91,7 +91,14 @@ def with_step(node: Any, step: See | Replace) -> Any:
 def class_of(node: Any) -> Any:
     """The class of a node, or that of the Module of which it is a watched copy."""
     cls = type(node)
-    return cls.__base__ if "_steps_" in vars(cls) else cls
+    return cls.__bases__[-1] if "_steps_" in vars(cls) else cls
+
+
+class _Silent:
+    """Keeps the `__init_subclass__` of a user from being called for a watched class."""
+
+    def __init_subclass__(cls) -> None:
+        pass
 
 
 @functools.cache
@@ -122,7 +129,7 @@ def _watched(cls: type) -> type:
         "__doc__": cls.__doc__,
     }
     subclass: Any = types.new_class(
-        cls.__name__, (cls,), {}, lambda body: body.update(names)
+        cls.__name__, (_Silent, cls), {}, lambda body: body.update(names)
     )
     return subclass
 

@@ -400,6 +400,24 @@ def test_classes_with_a_compiled_call_and_strict_ones(cls) -> None:
 # Costs
 
 
+def test_a_watched_class_is_no_subclass_for_the_code_of_the_user() -> None:
+    """Such as a registry of classes by name."""
+    known = {}
+
+    class Named(eqx.Module):
+        def __init_subclass__(cls, *, name, **kwargs):
+            super().__init_subclass__(**kwargs)
+            known[name] = cls
+
+    class Double(Named, name="double"):
+        def __call__(self, x):
+            return 2 * x
+
+    _, values = eqx.capture(nn.Sequential([Double()]), Named)(X)
+    same(values["layers[0]"], 2 * X)
+    assert known == {"double": Double}
+
+
 def test_compiled_program_has_the_operations_of_the_plain_one() -> None:
     def flops(f):
         cost = jax.jit(f).lower(X).compile().cost_analysis()
