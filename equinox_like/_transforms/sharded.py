@@ -20,6 +20,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array_or_struct, is_none
 from .._tree.glob import matches
 from .._tree.paths import listed, plain_path
+from .shard import filter_shard
 from .trace import filter_eval_shape
 
 _T = TypeVar("_T")
@@ -144,9 +145,12 @@ def make_sharded(
     require_mesh(mesh, "make_sharded")
     shapes = filter_eval_shape(make, *args, **kwargs)
     out_shardings = shardings(shapes, mesh, rules)
-    # Within a trace, the outermost `jit` decides the compiler options.
-    platform = mesh.devices.flat[0].platform
-    options = least_memory(platform) if at_top_level() else {}
+    if not at_top_level():
+        # The outermost `jit` decides the compiler options. JAX ignores the `out_shardings`
+        # of a `jit` within another one if the axes of the mesh in use are explicit.
+        made = filter_jit(make, out_shardings=out_shardings)(*args, **kwargs)
+        return filter_shard(made, out_shardings)
+    options = least_memory(mesh.devices.flat[0].platform)
     jitted = filter_jit(make, out_shardings=out_shardings, compiler_options=options)
     return jitted(*args, **kwargs)
 

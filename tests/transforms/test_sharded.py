@@ -1,5 +1,6 @@
 """`shardings` by rules, and `make_sharded`: a tree that is built in its shards."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -194,10 +195,15 @@ def test_two_processes_build_and_load_their_own_shards(tmp_path):
     assert found == ("found no damage", "found damage at (DictKey(key='rows'),)")
 
 
-def test_it_may_be_called_within_a_compiled_function(mesh):
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("in_use", [jax.set_mesh, contextlib.nullcontext])
+def test_it_may_be_called_within_a_compiled_function(kind, in_use):
+    mesh = mesh_of(kind)
+
     @eqx.filter_jit
     def made(key):
         return eqx.make_sharded(nn.Linear, 4, 4, key=key, mesh=mesh, rules=RULES)
 
-    model = made(jax.random.key(0))
+    with in_use(mesh):
+        model = made(jax.random.key(0))
     assert model.weight.sharding.is_equivalent_to(NamedSharding(mesh, P("model")), 2)
