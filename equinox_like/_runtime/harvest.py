@@ -165,9 +165,13 @@ class _Harvest:
     def jit(self, params: dict[str, Any], inputs: list[Any]) -> Any:
         run, found = self.body(params["jaxpr"])
         run.__name__ = params["name"]
-        inputs = _placed(inputs, params["in_shardings"])
-        out, arrays = jax.jit(run)(*inputs)
-        return _placed(out, params["out_shardings"]), _filled(found, arrays)
+        jitted = jax.jit(
+            run,
+            in_shardings=tuple(_given(params["in_shardings"])),
+            out_shardings=(_given(params["out_shardings"]), None),
+        )
+        out, arrays = jitted(*inputs)
+        return out, _filled(found, arrays)
 
     def call(self, params: dict[str, Any], inputs: list[Any]) -> Any:
         return self.run(*opened(params["call_jaxpr"]), inputs)
@@ -251,12 +255,9 @@ def _filled(found: list[Found], arrays: Sequence[list[Any]]) -> list[Found]:
     return [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
 
 
-def _placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """The arrays, constrained to the shardings that the user gave to `jax.jit`."""
-    return [
-        jax.lax.with_sharding_constraint(x, s) if isinstance(s, Sharding) else x
-        for x, s in zip(arrays, shardings, strict=True)
-    ]
+def _given(shardings: Sequence[Any]) -> list[Any]:
+    """The shardings that the user gave to `jax.jit`, and `None` for others."""
+    return [s if isinstance(s, Sharding) else None for s in shardings]
 
 
 def _marks(jaxpr: Any) -> Iterator[Mark]:

@@ -304,6 +304,26 @@ def test_shard_map_gives_a_row_for_each_of_its_devices(kind, is_checked) -> None
     np.testing.assert_allclose(values["sum"], [ys.sum()] * 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_compiled_function_within_keeps_its_shardings(kind) -> None:
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(kind,))
+    rows = jax.NamedSharding(mesh, P("rows"))
+
+    def how(layer, x):
+        def shard(x):
+            return jax.vmap(layer)(x)
+
+        return jax.jit(shard, in_shardings=rows, out_shardings=rows)(x)
+
+    model = eqx.filter_shard(wrap(how), jax.NamedSharding(mesh, P()))
+    xs = jax.device_put(jnp.stack([X, -X, 2 * X, X]), rows)
+    for call in (lambda f: f, eqx.filter_jit):
+        out, values = call(eqx.capture(model, "layer"))(xs)
+        same(out, model(xs))
+        same(values["layer"], out)
+        assert out.sharding.is_equivalent_to(rows, 2)
+
+
 def test_named_axes_and_state_pass_through() -> None:
     norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch")
     model = nn.Sequential([LINEAR, norm])
