@@ -15,7 +15,7 @@ from .._module.fields import field
 from .._tree.filters import is_inexact_array, is_none
 from .._tree.match import leaf_name
 from .._warn import warn
-from .custom_rules import Rules, check_output, hold, type_of
+from .custom_rules import Rules, batched_in_front, check_output, hold, type_of
 from .tangents import is_zero, refuse_non_arrays
 
 _P = ParamSpec("_P")
@@ -111,7 +111,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             tree, kwargs = held_rest.fill(held)
             out = (opaque if tree is None else tree)(*rest.fill(data), **kwargs)
             refuse_non_arrays(out, name, "filter_custom_jvp")
-            return out
+            return batched_in_front(out)
 
         def flat_rule(primals, tangents):
             (data, held), (data_tangents, _) = primals, tangents
@@ -123,7 +123,7 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
             out, tangent_out = pair_of(returned, rule_name, "(output, tangent)")
             refuse_non_arrays(out, name, "filter_custom_jvp")
             check_output(out, flat, (data, held), rule_name, type_of)
-            return out, _output_tangent(out, tangent_out, name)
+            return batched_in_front((out, _output_tangent(out, tangent_out, name)))
 
         # `flat_rule` refers to the plain `flat`. If it referred to `flat_with_rule`,
         # the two would form a reference cycle.

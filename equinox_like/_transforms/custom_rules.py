@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from .._compat.tracer import Tracer
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import unpack
 from .._tree.arrays import describe_type
@@ -47,6 +48,23 @@ def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
     return (
         identity(list(values)) if any(map(is_inexact_array, values)) else list(values)
     )
+
+
+def batched_in_front(out: Any) -> Any:
+    """`out`, with the axis of any `vmap` in front.
+
+    JAX differentiates a compiled `vmap`, as in `grad(jit(vmap(f)))` or in a scan, as if
+    a function and its rule always put that axis in the same place (until jax 0.12, where
+    the flags `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3` repair it). The gradient is wrong if
+    they do not. Adding an axis moves that of the `vmap` to the front.
+    """
+
+    def in_front(x):
+        if not isinstance(x, Tracer):
+            return x
+        return jax.lax.squeeze(jax.lax.expand_dims(x, [0]), [0])
+
+    return jax.tree.map(in_front, out)
 
 
 def check_output(

@@ -31,7 +31,7 @@ from .._tree.match import pair_leaves
 from .._tree.partitioning import combine, filter, partition
 from .._tree.paths import path_str
 from .._warn import warn
-from .custom_rules import Rules, check_output, hold, type_of
+from .custom_rules import Rules, batched_in_front, check_output, hold, type_of
 from .tangents import is_zero
 
 _P = ParamSpec("_P")
@@ -156,7 +156,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
 
         def flat(data, held):
             fun, args, kwargs = call.fill(data, held)
-            return pack(fun(*args, **kwargs))
+            return pack(batched_in_front(fun(*args, **kwargs)))
 
         def flat_fwd(data, held):
             if optimize_remat:
@@ -172,7 +172,8 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             if rules.may_change_output:
                 check_output(out, flat, (data, held), fwd_name, _type_or_number)
             out_treedef = jtu.tree_structure(filter(out, is_array))
-            return pack(out), pack((residuals, out_treedef, flags, data, held))
+            saved = pack((residuals, out_treedef, flags, data, held))
+            return pack(batched_in_front(out)), saved
 
         def flat_bwd(saved, cotangents):
             residuals, out_treedef, flags, data, held = unpack(saved)

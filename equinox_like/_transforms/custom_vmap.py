@@ -26,7 +26,7 @@ from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
 from .._tree.paths import path_str
-from .custom_rules import Rules
+from .custom_rules import Rules, batched_in_front
 from .trace import trace
 
 _P = ParamSpec("_P")
@@ -130,7 +130,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         batching = custom_vmap(plain)
         batching.def_vmap(flat_rule)
         flat = jax.custom_jvp(batching)
-        flat.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
+        flat.defjvp(lambda p, t: batched_in_front(jax.jvp(plain, p, t)))
         return out_rest.fill(flat(jaxpr.consts, data))
 
 

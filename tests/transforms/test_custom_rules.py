@@ -685,3 +685,30 @@ def test_gradient_for_what_differs_may_be_the_same_on_all_devices():
 
     of_w, of_x = gradient_within_shard_map(constant)
     assert of_w == 0 and of_x.tolist() == [1] * 4
+
+
+def batched_elsewhere(kind):
+    """`x -> A @ x`, with a rule whose result JAX batches along another axis."""
+    a = jnp.arange(9.0).reshape(3, 3)
+    if kind == "jvp":
+        f = eqx.filter_custom_jvp(lambda x: a @ x)
+        f.def_jvp(lambda primals, tangents: (primals[0] @ a.T, tangents[0] @ a.T))
+        return f
+    f = eqx.filter_custom_vjp(lambda x: a @ x, optimize_remat=kind == "remat")
+    f.def_fwd(lambda perturbed, x: (x @ a.T, None))
+    f.def_bwd(lambda residuals, ct, perturbed, x: a.T @ ct)
+    return f
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp", "remat"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("stage", [jax.jit, jax.checkpoint])
+def test_gradient_of_a_compiled_map_is_that_of_the_map(kind, axis, stage):
+    f, xs = batched_elsewhere(kind), jnp.arange(9.0).reshape(3, 3)
+    mapped = jax.vmap(f, in_axes=axis, out_axes=axis)
+
+    def loss(mapped, xs):
+        return jnp.vdot(mapped(xs), xs**2)
+
+    wanted = jax.grad(loss, 1)(mapped, xs)
+    assert jax.grad(loss, 1)(stage(mapped), xs).tolist() == wanted.tolist()

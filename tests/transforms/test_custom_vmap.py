@@ -284,3 +284,12 @@ def test_name_and_documentation_are_those_of_the_function():
 
     assert f.__name__ == "f" and f.__doc__ == "Doc."
     assert repr(f) == "<filter_custom_vmap of f>"
+
+
+@pytest.mark.parametrize("stage", [jax.jit, jax.checkpoint])
+def test_gradient_of_a_compiled_map_over_another_axis_than_the_first(stage):
+    f, _ = with_rule(jnp.square)
+    xs = jnp.arange(6.0).reshape(2, 3)
+    mapped = stage(jax.vmap(f, in_axes=1))
+    gradient = jax.grad(lambda xs: jnp.vdot(mapped(xs), jnp.arange(6.0).reshape(3, 2)))
+    assert gradient(xs).tolist() == (2 * xs * jnp.arange(6.0).reshape(3, 2).T).tolist()
