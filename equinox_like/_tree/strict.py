@@ -103,6 +103,9 @@ def has_hash(value: Any) -> bool:
     return True
 
 
+# The views of a dictionary.
+KEYS: Final = type({}.keys())
+ITEMS: Final = type({}.items())
 # Types that other files add here, whose `==` follows the strict rule.
 strict_types: Final[set[type]] = set()
 # Types of nodes whose `==` compares the tree, or that have none of their own.
@@ -398,4 +401,6 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     types.MappingProxyType: _key_of_proxy,
     ChainMap: lambda x: strict_key(x.maps),
     Mapping: _key_of_dict,
+    KEYS: _key_of_set,
+    ITEMS: _key_of_set,
 }

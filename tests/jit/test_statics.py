@@ -235,6 +235,10 @@ MUTABLE = {
     "list": (lambda: [1, 2], lambda x: x.append(3)),
     "list in a tuple": (lambda: (0, [1, 2]), lambda x: x[1].append(3)),
     "dict": (lambda: {"a": 1}, lambda x: x.update(b=2)),
+    "views of a dict": (
+        lambda: (lambda x: (x, x.keys(), x.items()))({"a": 1}),
+        lambda x: x[0].update(b=2),
+    ),
     "nested dict": (lambda: {"a": {"b": 1}}, lambda x: x["a"].update(c=2)),
     "set": (lambda: {1, 2}, lambda x: x.add(3)),
     "deque": (lambda: collections.deque([1], 4), lambda x: x.append(3)),
