@@ -407,20 +407,21 @@ PULLBACK = eqx.filter_vjp(lambda x: {"a": x}, X)[1]
             lambda: PULLBACK({"b": X}),
             ValueError,
             "`cotangent` must have the structure of the output, with `None` for leaves "
-            "that are not differentiated. At `<root>` there must be a dict with the "
-            "keys ['a']; got a dict with the keys ['b']",
+            "that are not differentiated. At `cotangent` there must be a dict with "
+            "the keys ['a']; got a dict with the keys ['b']",
         ),
         (
             lambda: eqx.filter_jvp(jnp.sin, (X,), ((X, X),)),
             ValueError,
             "`tangents` must have the structure of the primals, with `None` for leaves "
-            "that are not differentiated. At `[0]` there must be a leaf; got a tuple",
+            "that are not differentiated. At `tangents[0]` there must be a leaf; got a "
+            "tuple",
         ),
         (
             lambda: eqx.filter_jvp(loss, (MODEL, X[:2]), (WIDER, X[:2])),
             ValueError,
-            "At `[0]` the static fields must be use_bias=True, use_final_bias=True, "
-            "in_size=2, out_size=2, width_size=4,",
+            "At `tangents[0]` the static fields must be use_bias=True, "
+            "use_final_bias=True, in_size=2, out_size=2, width_size=4,",
         ),
     ],
 )

@@ -176,7 +176,8 @@ class _Call:
         message = (
             f"{self._where} did not return the structure of `result_shape_dtypes`."
         )
-        pairs = pair_leaves(self.result.fill(self.structs), out, message)
+        expected = self.result.fill(self.structs)
+        pairs = pair_leaves(expected, out, message, "result")
         for path, wanted, leaf in pairs:
             self._check(leaf, wanted, path_str(path, "result"))
         return [without_key(pairs[i][2]) for i in self.result.places]

@@ -281,7 +281,7 @@ def _input_cotangents(gradient: Any, vjp_arg: Any, name: str) -> list[Any]:
     )
     cotangents = []
     for path, primal, leaf in pair_leaves(
-        vjp_arg, gradient, message, is_none, RuntimeError
+        vjp_arg, gradient, message, "gradient", is_none, RuntimeError
     ):
         where = path_str(path, "gradient")
         if is_inexact_array(primal):

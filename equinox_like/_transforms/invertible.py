@@ -337,7 +337,7 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
         f"`{name_of(fun)}` must return a tree with the structure of its second "
         "argument."
     )
-    for path, before, after in pair_leaves(x, y, message):
+    for path, before, after in pair_leaves(x, y, message, "x"):
         if is_array(before) or is_array(after):
             was, now = map(describe_node, (before, after))
             if was != now:

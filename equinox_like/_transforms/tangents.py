@@ -62,7 +62,9 @@ def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[
     )
     return [
         _match(primal, tangent, path_str(path, name))
-        for path, primal, tangent in pair_leaves(primals, tangents, message, is_none)
+        for path, primal, tangent in pair_leaves(
+            primals, tangents, message, name, is_none
+        )
     ]
 
 

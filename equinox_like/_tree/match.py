@@ -85,6 +85,7 @@ def pair_leaves(
     expected: Any,
     given: Any,
     message: str,
+    name: str,
     is_leaf: _IsLeaf = None,
     error: type[Exception] = ValueError,
 ) -> list[tuple[_Path, Any, Any]]:
@@ -92,7 +93,8 @@ def pair_leaves(
 
     **Raises:**
 
-    `error` with `message` and the first difference, if the structures differ.
+    `error` with `message` and the first difference, whose path starts with `name`, if the
+    structures differ.
     """
     items, expected_treedef = jtu.tree_flatten_with_path(expected, is_leaf)
     others, given_treedef = jtu.tree_flatten(given, is_leaf)
@@ -106,12 +108,14 @@ def pair_leaves(
             path, *nodes, _ = found
             wanted, other = (_described(node, is_leaf) for node in nodes)
             if wanted != other:
-                where = f" At `{path_str(path)}` there must be {wanted}; got {other}."
+                where = (
+                    f" At `{path_str(path, name)}` there must be {wanted}; got {other}."
+                )
             elif _statics(nodes[0]) != _statics(nodes[1]):
                 wanted, other = map(_statics, nodes)
                 where = (
-                    f" At `{path_str(path)}` the static fields must be {wanted}; got "
-                    f"{other}."
+                    f" At `{path_str(path, name)}` the static fields must be {wanted}; "
+                    f"got {other}."
                 )
         raise error(
             f"{message}{where} Expected\n    {expected_treedef}\nand got\n"
