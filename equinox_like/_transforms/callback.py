@@ -171,7 +171,13 @@ class _Call:
         self.structs = [*map(struct_of, described)]
 
     def __call__(self, data: list[Any]) -> list[Any]:
-        args, kwargs = self._rest.fill([*map(with_key, data, self._inputs)])
+        given = [*map(with_key, data, self._inputs)]
+        args, kwargs = self._rest.fill(given)
+        # How many axes `vmap` has added in front, by this `vmap_method`.
+        added = max(
+            (x.ndim - s.ndim for x, s in zip(given, self._inputs, strict=True)),
+            default=0,
+        )
         out = self._callback(*args, **kwargs)
         message = (
             f"{self._where} did not return the structure of `result_shape_dtypes`."
@@ -179,10 +185,10 @@ class _Call:
         expected = self.result.fill(self.structs)
         pairs = pair_leaves(expected, out, message, "result")
         for path, wanted, leaf in pairs:
-            self._check(leaf, wanted, path_str(path, "result"))
+            self._check(leaf, wanted, path_str(path, "result"), added)
         return [without_key(pairs[i][2]) for i in self.result.places]
 
-    def _check(self, leaf: Any, wanted: Any, name: str) -> None:
+    def _check(self, leaf: Any, wanted: Any, name: str, added: int) -> None:
         if not isinstance(wanted, jax.ShapeDtypeStruct):
             if not tree_equal(leaf, wanted):
                 raise ValueError(
@@ -199,6 +205,12 @@ class _Call:
             raise ValueError(
                 f"{self._where} returned an array of dtype {leaf.dtype} as `{name}`, "
                 f"but `result_shape_dtypes` has {wanted.dtype} there."
+            )
+        elif leaf.shape[added:] != wanted.shape:
+            raise ValueError(
+                f"{self._where} returned an array of shape {leaf.shape} as `{name}`, "
+                f"but `result_shape_dtypes` has {wanted.shape} there"
+                + (", for each element of the batch." if added else ".")
             )
 
 

@@ -92,7 +92,7 @@ def test_raw_key_where_a_typed_one_was_announced_is_a_runtime_error(callback):
         ((1.0, "a"), r"a float as `result\[0\]`"),
         ((np.int32(1), "a"), r"dtype int32 as `result\[0\]`.*float32"),
         ([np.float32(1), "a"], "did not return the structure"),
-        ((np.ones(2, np.float32), "a"), ""),
+        ((np.ones(2, np.float32), "a"), r"shape \(2,\) as `result\[0\]`.*has \(\)"),
     ],
     ids=["static", "float", "dtype", "structure", "shape"],
 )
@@ -132,6 +132,23 @@ def test_pure_callback_needs_a_method_to_be_mapped():
         ]
     with pytest.raises(TypeError, match="vmap_method"):
         f(x, vectorized=True)
+
+
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
+def test_result_of_another_shape_is_named_under_a_map(method):
+    def on_host(x, y):
+        return {"y": np.ones((*np.shape(x)[:-1], 2), np.float32)}
+
+    def f(x):
+        wanted = {"y": jax.ShapeDtypeStruct((3,), jnp.float32)}
+        return eqx.filter_pure_callback(
+            on_host, x, ONE, result_shape_dtypes=wanted, vmap_method=method
+        )
+
+    with pytest.raises(
+        RuntimeError, match=r"2,?\) as `result\['y'\]`.*has \(3,\) there"
+    ):
+        jax.block_until_ready(jax.vmap(f)(jnp.ones((4, 3))))
 
 
 @BOTH
