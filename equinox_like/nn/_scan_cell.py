@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool
 
 from .._compat.varying import vary_over, varying_axes
@@ -16,6 +17,7 @@ from .._tree.nodes import describe_node
 from ._callables import check_layer
 from ._precision import cast_to_precision, is_half
 from ._shape import described, jax_array, taker_name, within
+from ._sharding import explicit_mesh, parts
 
 
 def scan_cell(
@@ -166,10 +168,11 @@ def _check_mask(mask: Any, length: int) -> None:
 
 
 def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
-    """`init`, by default that of the cell, in the dtypes that the state has after a step.
+    """`init`, by default that of the cell, of the types that the state has after a step.
 
-    These may differ if the inputs have other dtypes than the parameters, or in a
-    `mixed` cell. A list becomes the tuple that the cell returns.
+    Dtypes may differ if the inputs have other ones than the parameters, or in a `mixed`
+    cell; shardings over explicit axes if the parameters are split. A list becomes the
+    tuple that the cell returns.
     """
     if init is None:
         if not hasattr(cell, "init_state"):
@@ -180,7 +183,7 @@ def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
         init = cell.init_state()
     state = jax.tree.map(jnp.asarray, init)
     x = jax.tree.map(_type_of_row, xs)
-    # Twice, because the dtypes after the first step may change those after the second.
+    # Twice, because the types after the first step may change those after the second.
     for _ in range(2):
         after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
         if type(state) is list and type(after) is tuple:
@@ -191,7 +194,7 @@ def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
                 f"`init`. `init` is {described(state)}; the {type(cell).__name__} returned "
                 f"{described(after)}. Pass an `init` like `cell.init_state()`."
             )
-        state = jax.tree.map(_of_dtype, state, after)
+        state = jax.tree.map(_of_type, state, after)
     return state
 
 
@@ -201,12 +204,19 @@ def _structure_and_shapes(tree: Any) -> Any:
 
 
 def _type_of_row(xs: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype, weak_type=is_weak(xs))
+    where = None
+    if (mesh := explicit_mesh(xs)) is not None:
+        where = NamedSharding(mesh, PartitionSpec(*parts(xs)[1:]))
+    return jax.ShapeDtypeStruct(
+        xs.shape[1:], xs.dtype, weak_type=is_weak(xs), sharding=where
+    )
 
 
-def _of_dtype(x: Any, like: Any) -> Any:
+def _of_type(x: Any, like: Any) -> Any:
     # A PRNG key has no `astype`.
-    return x if is_typed_key(x) else x.astype(like.dtype)
+    x = x if is_typed_key(x) else x.astype(like.dtype)
+    split = None if like.sharding is None else tuple(like.sharding.spec)
+    return x if split in (None, parts(x)) else jax.sharding.reshard(x, like.sharding)
 
 
 def _varying_as(tree: Any, states: Any) -> Any:

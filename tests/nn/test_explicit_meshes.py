@@ -223,6 +223,32 @@ CASES = {
             "layers[1].weight": P(None, "y"),
         },
     ),
+    "RNN by row": Case(
+        lambda key: nn.RNN.build(nn.GRUCell, 8, 4, 2, key=key),
+        TEXT,
+        X,
+        P("x", None, "y"),
+        {f"layers[{i}].weight_{kind}": P("y") for i in (0, 1) for kind in ("ih", "hh")},
+    ),
+    "RNN of split features": Case(
+        lambda key: nn.RNN.build(nn.GRUCell, 8, 4, key=key),
+        TEXT,
+        P("x", None, "y"),
+        P("x", None, "y"),
+        {"layers[0].weight_hh": P("y")},
+    ),
+    "RNN in both directions, with padding": Case(
+        lambda key: nn.RNN.build(nn.LSTMCell, 8, 4, bidirectional=True, key=key),
+        TEXT,
+        X,
+        P("x", None, "y"),
+        {
+            f"layers[0].{direction}.weight_{kind}": P("y")
+            for direction in ("forward", "backward")
+            for kind in ("ih", "hh")
+        },
+        call=lambda model, x: jax.vmap(lambda x: model(x, length=3))(x),
+    ),
     "GRUCell along the sum": Case(
         gru, STEPS, XY, XY, {"weight_ih": P(None, "y"), "weight_hh": P(None, "y")}
     ),
