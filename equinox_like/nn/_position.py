@@ -139,7 +139,7 @@ class LearnedPositionalEmbedding(Module):
         if isinstance(offset, int) and positions is None:
             if offset < 0 or offset > shape[0] - length:
                 _check_range(self, np.arange(offset, offset + length), shape[0])
-            rows = cast_to_precision(self.weight[offset : offset + length])
+            rows = cast_to_precision(_slice(self.weight, offset, length))
             return x + like(rows, x)
         places = row_positions(self, length, offset, positions)
         if not jnp.issubdtype(places.dtype, jnp.integer):
@@ -261,6 +261,13 @@ def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
             f"{type(embedding).__name__} has {number} positions, counted from 0, but "
             f"was given position {out_of_range[0]}."
         )
+
+
+def _slice(table: Any, start: int, length: int) -> Array:
+    where = None
+    if explicit_mesh(table) is not None and parts(table)[0] is not None:
+        where = PartitionSpec(None, parts(table)[1])
+    return placed(lambda table: table[start : start + length], where, table)
 
 
 def _rows(table: Array, positions: Array) -> Array:

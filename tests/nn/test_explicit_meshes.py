@@ -553,6 +553,15 @@ def test_manual_axes_need_no_other_model(name):
     assert is_split(out, X)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "captured"])
+def test_table_of_positions_that_is_split_by_row_has_rows_at_a_number(wrap):
+    layer, x = positions(KEY), jnp.zeros((5, 8))
+    with jax.set_mesh(EXPLICIT):
+        split = eqx.filter_shard(layer, P("y", "x"))
+        out = wrap(lambda x: split(x, offset=2))(x)
+    assert_close(out, layer(x, offset=2))
+
+
 @pytest.mark.parametrize("names", [{"x", "y"}, {"x"}], ids=["all manual", "one manual"])
 def test_batch_norm_has_statistics_over_a_manual_axis(names):
     norm, state = nn.make_with_state(nn.BatchNorm)(4, "x", mode="batch", batch_axis=0)
