@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._compat.tracer import Tracer
@@ -34,6 +35,7 @@ from ._keys import key_named
 from ._kv_cache import KVCache, cut
 from ._sampling import check_sampling, checked_int, is_greedy, sample_logits
 from ._shape import as_array
+from ._sharding import on_mesh, parts
 
 
 class Generation(NamedTuple):
@@ -207,6 +209,8 @@ def _generate(
     if prompt.ndim == 1:
         return row(prompt, length, cache, key)
     keys = None if key is None else jax.random.split(key, len(prompt))
+    if keys is not None and any(batch := parts(prompt)[:1]):
+        keys = jax.sharding.reshard(keys, on_mesh(PartitionSpec(*batch), prompt))
     axes = (0, None if length is None else 0, 0, None if key is None else 0)
     return jax.vmap(row, axes)(prompt, length, cache, keys)
 
@@ -249,7 +253,8 @@ def _row(
             seen = seen.at[token].set(True)
         return (token, cache, seen, ended), (token, is_new)
 
-    start = token, cache, seen, jnp.zeros((), bool)
+    # False, of the token's mesh: JAX fails to spread a constant over a split batch.
+    start = token, cache, seen, token != token
     (_, cache, _, _), (tokens, is_new) = filter_scan(
         step, start, jnp.arange(options.steps)
     )

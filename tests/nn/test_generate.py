@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -255,6 +256,36 @@ def test_it_is_one_scan_that_copies_no_cache(model) -> None:
     size = sum(x.nbytes for x in jax.tree.leaves(cache))
     assert memory.alias_size_in_bytes == size
     assert memory.temp_size_in_bytes < size / 2
+
+
+class Unplaced(Model):
+    """Without the positions, which JAX cannot gather for a split batch."""
+
+    def __call__(self, tokens, caches):
+        x, cache = self.blocks[0](jax.vmap(self.tokens)(tokens), caches[0])
+        return jax.vmap(self.tokens.attend)(x), [cache]
+
+
+def test_batch_that_is_split_over_explicit_axes_has_the_same_tokens(key) -> None:
+    model = Unplaced(key, 1)
+    prompts = jnp.arange(12).reshape(4, 3) % VOCABULARY
+    options = {"top_k": 5, "repetition_penalty": 1.5, "end_token": 3, "key": key}
+
+    def generated(model, prompts, split):
+        caches = jax.vmap(lambda _: model.init_cache())(jnp.arange(4))
+        lengths = jnp.array([3, 1, 2, 3])
+        caches, lengths = split((caches, lengths))
+        return nn.generate(
+            model, split(prompts), caches, 6, prompt_length=lengths, **options
+        )
+
+    wanted = generated(model, prompts, lambda x: x)
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        model = eqx.filter_shard(model, P())
+        out = generated(model, prompts, lambda x: eqx.filter_shard(x, P("data")))
+    assert out.tokens.tolist() == wanted.tokens.tolist()
+    assert jax.typeof(out.cache[0].key).sharding.spec[0] == "data"
 
 
 def test_the_cache_is_donated(shallow) -> None:
