@@ -79,12 +79,6 @@ def function_that_needs_values_has_a_rule():
     jax.jvp(f, (1.0,), (1.0,))
 
 
-def constant_result_is_an_array():
-    f = jax.custom_jvp(lambda x: jnp.zeros(()))
-    f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
-    assert isinstance(jax.vmap(f, out_axes=None)(jnp.arange(3.0)), jax.Array)
-
-
 def rule_may_close_over_a_traced_value():
     @jax.jit
     def outer(x, y):

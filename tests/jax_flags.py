@@ -459,10 +459,6 @@ FAULTS: dict[str, list[Fault]] = {
             ["loops/test_perturbed.py::test_cotangents_that_are_zero_stay_so"],
         ),
         Fault(
-            jax_faults.constant_result_is_an_array,
-            ["transforms/test_custom_vmap.py::test_rule_decides"],
-        ),
-        Fault(
             jax_faults.function_that_needs_values_has_a_rule,
             [
                 "transforms/test_custom_rules.py"

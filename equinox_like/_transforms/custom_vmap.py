@@ -26,7 +26,9 @@ from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
 from .._tree.paths import path_str
-from .custom_rules import Rules, batched_in_front
+from .custom_jvp import filter_custom_jvp
+from .custom_rules import Rules
+from .jvp import filter_jvp
 from .trace import trace
 
 _P = ParamSpec("_P")
@@ -129,8 +131,8 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         # JAX's `custom_vmap` has no reverse mode; the custom jvp adds it.
         batching = custom_vmap(plain)
         batching.def_vmap(flat_rule)
-        flat = jax.custom_jvp(batching)
-        flat.defjvp(lambda p, t: batched_in_front(jax.jvp(plain, p, t)))
+        flat = filter_custom_jvp(batching)
+        flat.def_jvp(lambda primals, tangents: filter_jvp(plain, primals, tangents))
         return out_rest.fill(flat(jaxpr.consts, data))
 
 

@@ -293,3 +293,27 @@ def test_gradient_of_a_compiled_map_over_another_axis_than_the_first(stage):
     mapped = stage(jax.vmap(f, in_axes=1))
     gradient = jax.grad(lambda xs: jnp.vdot(mapped(xs), jnp.arange(6.0).reshape(3, 2)))
     assert gradient(xs).tolist() == (2 * xs * jnp.arange(6.0).reshape(3, 2).T).tolist()
+
+
+@pytest.mark.parametrize("stage", [jax.jit, jax.checkpoint])
+def test_gradient_of_a_compiled_map_of_a_map(stage):
+    matrix = jnp.arange(9.0).reshape(3, 3)
+    f = eqx.filter_custom_vmap(lambda x: matrix @ x)
+    f.def_vmap(lambda size, batched, xs: (jnp.stack([matrix @ x for x in xs]), True))
+    xs = jnp.arange(18.0).reshape(3, 3, 2)
+
+    def loss(mapped, xs):
+        return jnp.vdot(mapped(xs), jnp.arange(18.0).reshape(3, 3, 2))
+
+    mapped = jax.vmap(jax.vmap(f, in_axes=1, out_axes=1), in_axes=2, out_axes=2)
+    wanted = jax.grad(lambda xs: loss(lambda xs: matrix @ xs.reshape(3, 6), xs))(xs)
+    assert jax.grad(loss, 1)(stage(mapped), xs).tolist() == wanted.tolist()
+
+
+def test_function_may_hold_constants_in_a_rule_for_reverse_mode():
+    scale = jnp.asarray([1.0, 2.0])
+    times = eqx.filter_custom_vjp(lambda x: scale * x)
+    times.def_fwd(lambda perturbed, x: (scale * x, None))
+    times.def_bwd(lambda residuals, cotangent, perturbed, x: 10 * scale * cotangent)
+    f, _ = with_rule(times)
+    assert jax.grad(lambda x: jnp.sum(f(x)))(jnp.ones(2)).tolist() == [10, 20]
