@@ -43,7 +43,6 @@ from ._module import (
 )
 from ._public import publish as _publish
 from ._transforms import (
-    bucketed as bucketed,
     filter_grad as filter_grad,
     filter_value_and_grad as filter_value_and_grad,
     filter_vmap as filter_vmap,

@@ -1,6 +1,5 @@
 """JAX's other transformations, for functions of any pytrees."""
 
-from .buckets import bucketed as bucketed
 from .grad import (
     filter_grad as filter_grad,
     filter_value_and_grad as filter_value_and_grad,
