@@ -20,7 +20,6 @@ from .._core.base import (
     hide_frames,
     name_of,
     refuse_deprecated,
-    require_callable,
 )
 from .._core.pickling import is_global, reduce_global
 from .._module.fields import field
@@ -159,9 +158,8 @@ class Jitted(Transformed[_P, _T]):
     _owner: Any = field(static=True)
 
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
-        require_callable(fun, "filter_jit")
-        signature = signature_of(fun)  # raises if `fun` has no signature
         super().__init__(fun)
+        signature = signature_of(fun)  # raises if `fun` has no signature
         Donation(donate).check_names(signature, name_of(fun))
         shardings = None
         if any(option in jitkwargs for option in OPTIONS):

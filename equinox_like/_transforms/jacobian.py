@@ -179,7 +179,7 @@ _TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
 class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_jacfwd`][] and its relatives."""
 
-    _transformation: str = field(static=True)
+    _kind: str = field(static=True)
     _transformation_: str = field(static=True)
     _has_aux: bool = field(static=True)
     _jackwargs: tuple[tuple[str, Any], ...] = field(static=True)
@@ -189,7 +189,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     ):
         self._transformation_ = shown
         super().__init__(fun)
-        self._transformation = transformation
+        self._kind = transformation
         self._has_aux = has_aux
         self._jackwargs = tuple(sorted(jackwargs.items()))
 
@@ -212,7 +212,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             return moving or [jnp.zeros(())], pack((treedef, aux, constants))
 
         # JAX's functions fail for an empty list of inputs.
-        transformation = _TRANSFORMATIONS[self._transformation] if data else _no_columns
+        transformation = _TRANSFORMATIONS[self._kind] if data else _no_columns
         rows, packed = transformation(flat, has_aux=True, **dict(self._jackwargs))(data)
         treedef, aux, constants = unpack(packed)
         found = iter(rows)

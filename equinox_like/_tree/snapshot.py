@@ -18,8 +18,8 @@ import numpy as np
 
 from .filters import is_array_like
 from .strict import (
-    ITEMS,
-    KEYS,
+    DICT_ITEMS,
+    DICT_KEYS,
     has_generated_equality,
     is_compared_as_tree,
     is_compared_by_identity,
@@ -96,9 +96,9 @@ def snapshot(value: Any) -> Any:
         return _of_tuple(value)
     if isinstance(value, list | dict | deque | set | bytearray):
         return _of_container(value)
-    if isinstance(value, KEYS | ITEMS):
+    if isinstance(value, DICT_KEYS | DICT_ITEMS):
         made = snapshot(value.mapping.copy())
-        return made.keys() if isinstance(value, KEYS) else made.items()
+        return made.keys() if isinstance(value, DICT_KEYS) else made.items()
     if isinstance(value, types.MappingProxyType):
         return types.MappingProxyType(snapshot(dict(value)))
     if is_compared_as_tree(type(value)):

@@ -104,8 +104,8 @@ def has_hash(value: Any) -> bool:
 
 
 # The views of a dictionary.
-KEYS: Final = type({}.keys())
-ITEMS: Final = type({}.items())
+DICT_KEYS: Final = type({}.keys())
+DICT_ITEMS: Final = type({}.items())
 # Types that other files add here, whose `==` follows the strict rule.
 strict_types: Final[set[type]] = set()
 # Types of nodes whose `==` compares the tree, or that have none of their own.
@@ -401,6 +401,6 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     types.MappingProxyType: _key_of_proxy,
     ChainMap: lambda x: strict_key(x.maps),
     Mapping: _key_of_dict,
-    KEYS: _key_of_set,
-    ITEMS: _key_of_set,
+    DICT_KEYS: _key_of_set,
+    DICT_ITEMS: _key_of_set,
 }
