@@ -11,6 +11,7 @@ caches depends on them.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
@@ -89,11 +90,13 @@ def take_apart_like(tree: Any, like: Rest) -> tuple[list[Any], Rest]:
 
 
 def as_arrays(data: Sequence[Any]) -> list[Any]:
-    """Python numbers as arrays.
+    """Python numbers and NumPy arrays as JAX arrays.
 
-    JAX passes a Python number to a rule as it is, if the user gave it as the primal.
+    JAX passes them to a rule as they are, if the user gave them as the primal. A rule would
+    then compute in other dtypes than the function: NumPy makes bfloat16 times 2.0 float32.
     """
-    return [x if is_array(x) else jnp.asarray(x) for x in data]
+    # Unlike `jnp.asarray`, `device_put` is not refused by `jax.transfer_guard`.
+    return [x if isinstance(x, jax.Array) else jax.device_put(x) for x in data]
 
 
 def pair_of(returned: Any, function: str, pair: str) -> tuple[Any, Any]:

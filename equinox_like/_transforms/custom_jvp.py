@@ -35,7 +35,8 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     the tuple of positional arguments. `tangents` has the same structure, with `None`
     for everything that has no tangent. `tangent_out` has the structure of `out`, where
     `None` stands for zero. Arguments that are passed by keyword cannot be
-    differentiated. A Python number that is differentiated is an array in `primals`.
+    differentiated. NumPy arrays, and Python numbers that are differentiated, are JAX
+    arrays in the rule.
 
     **Returns:**
 
@@ -115,8 +116,8 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
 
         def flat_rule(primals, tangents):
             (data, held), (data_tangents, _) = primals, tangents
-            _, kwargs = held_rest.fill(held)
-            given = [None if is_zero(t) else t for t in data_tangents]
+            _, kwargs = held_rest.fill(as_arrays(held))
+            given = [None if is_zero(t) else jnp.asarray(t) for t in data_tangents]
             primal_args = rest.fill(as_arrays(data))
             returned = rule(primal_args, rest.alone(given), **kwargs)
             rule_name = f"The rule of `filter_custom_jvp` of `{name}`"

@@ -164,7 +164,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             else:
                 flags = [x.perturbed for x in data]
                 data, held = ([x.value for x in group] for group in (data, held))
-            data = as_arrays(data)
+            data, held = as_arrays(data), as_arrays(held)
             _, args, kwargs = call.fill(data, held)
             returned = fwd(call.like_argument(flags), *args, **kwargs)
             fwd_name = f"`def_fwd` of `{name}`"
@@ -177,7 +177,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
 
         def flat_bwd(saved, cotangents):
             residuals, out_treedef, flags, data, held = unpack(saved)
-            _, args, kwargs = call.fill(as_arrays(data), held)
+            _, args, kwargs = call.fill(as_arrays(data), as_arrays(held))
             given = [
                 _cotangent(c, rules.materialises) for c in jtu.tree_leaves(cotangents)
             ]

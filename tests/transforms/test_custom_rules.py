@@ -42,6 +42,23 @@ def tripled(seen=None, **kwargs):
     return f
 
 
+@pytest.mark.parametrize("dtype", [np.float64, jnp.bfloat16])
+def test_rules_get_numpy_arrays_as_jax_arrays(dtype):
+    def double(x, y):
+        return (2.0 * y) * (2.0 * x)
+
+    f, g = eqx.filter_custom_jvp(double), eqx.filter_custom_vjp(double)
+    f.def_jvp(lambda primals, tangents: (double(*primals), 3.0 * tangents[0]))
+    g.def_fwd(lambda perturbed, x, y: (double(x, y), None))
+    g.def_bwd(lambda res, ct, perturbed, x, y: 3.0 * ct)
+    x = np.ones(2, dtype)
+    for h in (f, g):
+        gradient = eqx.filter_grad(lambda z, h=h: h(z, x).sum())(x)
+        assert gradient.tolist() == [3, 3]
+        assert gradient.dtype == jnp.asarray(x).dtype
+    assert eqx.filter_jvp(f, (x, x), (x, None))[0].dtype == jnp.asarray(x).dtype
+
+
 @pytest.mark.parametrize("disabled", [False, True])
 def test_jvp_rule_is_used_in_both_modes_and_under_each_transformation(disabled):
     f = tripled()
