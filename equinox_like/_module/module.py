@@ -220,7 +220,9 @@ class ModuleMeta(abc.ABCMeta):
         if has_custom_init(cls, spec_of):
             warn_of_unused_post_init(cls)
         else:
-            init = cls.__init__ = generate_init(cls, past_setattr=False)
+            init = cls.__init__ = generate_init(
+                cls, past_setattr=False, has_post_init=hasattr(cls, "__post_init__")
+            )
         spec = make_spec(
             cls,
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),

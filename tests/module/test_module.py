@@ -156,6 +156,13 @@ class TestDataclass:
         with pytest.raises(TypeError, match="'e'"):
             Special(1)
 
+    def test_post_init_added_to_a_class_later_does_not_run(self):
+        class Late(eqx.Module):
+            x: int
+
+        Late.__post_init__ = lambda self: setattr(self, "x", 5)
+        assert Late(1).x == 1
+
     def test_name_mangled_fields_work(self):
         class Private(eqx.Module):
             __x: int
