@@ -260,9 +260,10 @@ def first_argument(
 ) -> tuple[list[Any], Rest, tuple[Any, ...]]:
     """The leaves of the first argument to differentiate, its rest, other arguments."""
     if not args:
+        # The first words are Equinox's, as users match on them.
         raise TypeError(
-            f"`{transformation}` differentiates a function with respect to its first "
-            f"positional argument; `{name_of(fun)}` was called "
+            f"Functions wrapped with `{transformation}` are differentiated with respect "
+            f"to their first positional argument; `{name_of(fun)}` was called "
             + ("with keywords only." if kwargs else "without arguments.")
         )
     x, *others = args

@@ -246,9 +246,13 @@ def test_ref_is_refused_by_its_path(wrap):
 @pytest.mark.parametrize("kwargs", [{}, {"x": jnp.ones(2)}])
 def test_first_argument_must_be_passed_by_position(kwargs):
     how = "with keywords only" if kwargs else "without arguments"
-    with pytest.raises(TypeError, match=rf"^`filter_grad` .* its first.*{how}"):
+    with pytest.raises(
+        TypeError, match=rf"^Functions wrapped with `filter_grad`.*{how}"
+    ):
         eqx.filter_grad(jnp.sum)(**kwargs)
-    with pytest.raises(TypeError, match=rf"^`filter_jacrev` .* its first.*{how}"):
+    with pytest.raises(
+        TypeError, match=rf"^Functions wrapped with `filter_jacrev`.*{how}"
+    ):
         eqx.filter_jacrev(jnp.sum)(**kwargs)
 
 
