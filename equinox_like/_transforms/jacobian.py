@@ -148,63 +148,59 @@ def filter_hessian(
         assert hessian["a"]["a"].tolist() == [[6, 0], [0, 6]]
         ```
     """
-    if fun is NOT_GIVEN:
-        return lambda fun: filter_hessian(fun, has_aux, **jackwargs)
-    rows = _jacobian(fun, "filter_jacrev", has_aux, jackwargs, "filter_hessian")
-    return _jacobian(rows, "filter_jacfwd", has_aux, jackwargs, "filter_hessian")
+    return _jacobian(fun, "filter_hessian", has_aux, jackwargs)
 
 
 def _jacobian(
-    fun: Any,
-    transformation: str,
-    has_aux: bool,
-    jackwargs: dict[str, Any],
-    shown: str | None = None,
+    fun: Any, transformation: str, has_aux: bool, jackwargs: dict[str, Any]
 ) -> Any:
-    """`shown` is the name in messages, by default that of the transformation."""
-    name = shown or transformation
-    refuse_argnums(name, jackwargs)
-    refuse_unknown_options(jackwargs, name, _TRANSFORMATIONS[transformation])
+    refuse_argnums(transformation, jackwargs)
+    steps = _STEPS[transformation]
+    refuse_unknown_options(jackwargs, transformation, steps[0])
     if fun is NOT_GIVEN:
-        return lambda fun: Jacobian(fun, transformation, name, has_aux, jackwargs)
-    return Jacobian(fun, transformation, name, has_aux, jackwargs)
+        return lambda fun: Jacobian(fun, transformation, steps, has_aux, jackwargs)
+    return Jacobian(fun, transformation, steps, has_aux, jackwargs)
 
 
-_TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
-    "filter_jacfwd": jax.jacfwd,
-    "filter_jacrev": jax.jacrev,
+# Functions of JAX, of which the last one is applied first.
+_STEPS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "filter_jacfwd": (jax.jacfwd,),
+    "filter_jacrev": (jax.jacrev,),
+    "filter_hessian": (jax.jacfwd, jax.jacrev),
 }
 
 
 class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_jacfwd`][] and its relatives."""
 
-    _kind: str = field(static=True)
     _transformation_: str = field(static=True)
+    _steps: tuple[Callable[..., Any], ...] = field(static=True)
     _has_aux: bool = field(static=True)
     _jackwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(
-        self, fun: Any, transformation: str, shown: str, has_aux: bool, jackwargs: Any
+        self, fun: Any, transformation: str, steps: Any, has_aux: bool, jackwargs: Any
     ):
-        self._transformation_ = shown
+        self._transformation_ = transformation
         super().__init__(fun)
-        self._kind = transformation
+        self._steps = steps
         self._has_aux = has_aux
         self._jackwargs = tuple(sorted(jackwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, has_aux = self.__wrapped__, self._has_aux
-        data, first, others = first_argument(self._transformation_, fun, args, kwargs)
+        name, jackwargs = self._transformation_, dict(self._jackwargs)
+        data, first, others = first_argument(name, fun, args, kwargs)
+        step, *inner = self._steps
+        if inner:
+            fun = Jacobian(fun, name, tuple(inner), has_aux, jackwargs)
 
         def flat(data):
             out, aux = fun(first.fill(data), *others, **kwargs), None
             if has_aux:
                 out, aux = value_and_aux(fun, out)
-            refuse_non_arrays(
-                out, name_of(fun), self._transformation_, _has_derivatives
-            )
+            refuse_non_arrays(out, name_of(fun), name, _has_derivatives)
             leaves, treedef = jtu.tree_flatten(out)
             # In reverse mode JAX takes neither integers and bools nor an empty list.
             moving = [x for x in leaves if is_inexact_array_like(x)]
@@ -212,8 +208,8 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             return moving or [jnp.zeros(())], pack((treedef, aux, constants))
 
         # JAX's functions fail for an empty list of inputs.
-        transformation = _TRANSFORMATIONS[self._kind] if data else _no_columns
-        rows, packed = transformation(flat, has_aux=True, **dict(self._jackwargs))(data)
+        transformation = step if data else _no_columns
+        rows, packed = transformation(flat, has_aux=True, **jackwargs)(data)
         treedef, aux, constants = unpack(packed)
         found = iter(rows)
         leaves = [next(found) if x is None else _zeros(data, x) for x in constants]

@@ -119,6 +119,7 @@ def test_wrapper_has_the_name_and_the_signature(transform):
         """Doc."""
 
     wrapped = transform(documented)
+    assert wrapped.__wrapped__ is documented
     assert wrapped.__name__ == "documented" and wrapped.__doc__ == "Doc."
     assert list(inspect.signature(wrapped).parameters) == ["x", "y"]
     assert "documented" in repr(wrapped)
