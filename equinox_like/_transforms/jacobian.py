@@ -48,8 +48,9 @@ def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
 
     **Arguments:**
 
-    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. The floating-point and
-        complex arrays of `x` are differentiated; the other arguments may be anything.
+    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. What is differentiated
+        of `x` is what [`equinox_like.trainable`][] chooses: its floating-point and
+        complex arrays that are not frozen. The other arguments may be anything.
     - `has_aux`: whether `fun` returns `(out, aux)`, where `aux` may be anything.
     - `**jackwargs`: as for `jax.jacfwd`, for example `holomorphic`; but not `argnums`.
 
