@@ -21,7 +21,7 @@ from .._core.base import (
     require_callable,
 )
 from .._core.difference import tree_differences
-from .._core.parts import Rest, pair_of, take_apart, take_apart_like
+from .._core.parts import Rest, as_arrays, pair_of, take_apart, take_apart_like
 from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
@@ -125,7 +125,7 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
                 mapped = jax.vmap(plain, in_axes=axes, axis_size=axis_size)
                 return mapped(consts, data), [True] * len(structs)
             flags, _ = rest.fill(data_batched, lambda _: False)
-            args, _ = rest.fill(data)
+            args, _ = rest.fill(as_arrays(data))
             return expected.check(axis_size, rule(axis_size, flags, *args, **named))
 
         # JAX's `custom_vmap` has no reverse mode; the custom jvp adds it.
@@ -169,6 +169,7 @@ class _Expected:
                     else "The structures differ."
                 )
             )
+        data = as_arrays(data)
         all_flags = self._spread(out_batched, out)
         flags = [all_flags[i] for i in rest.places]
         paths = [path for path, _ in jtu.tree_leaves_with_path(out)]

@@ -105,6 +105,18 @@ def test_rule_is_told_what_is_batched_and_knows_of_nothing_else():
     assert of_x is True and of_text is False
 
 
+@pytest.mark.parametrize("dtype", [np.float64, jnp.bfloat16])
+def test_numpy_arrays_have_the_dtype_that_jax_gives_them(dtype):
+    f = eqx.filter_custom_vmap(lambda x, y: 2.0 * x * y)
+    f.def_vmap(lambda size, batched, x, y: (2.0 * x * y, True))
+    x, y = np.ones(3, dtype), np.ones((), dtype)
+    out = jax.vmap(f, in_axes=(0, None))(x, y)
+    assert out.tolist() == [2, 2, 2] and out.dtype == jnp.asarray(x).dtype
+    g = eqx.filter_custom_vmap(lambda x: 2.0 * x)
+    g.def_vmap(lambda size, batched, x: (np.full(3, 2, dtype), True))
+    assert jax.vmap(g)(x).tolist() == [2, 2, 2]
+
+
 def test_rule_decides():
     f = eqx.filter_custom_vmap(lambda x: {"x": x, "sum": jnp.zeros(())})
     f.def_vmap(
