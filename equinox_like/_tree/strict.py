@@ -45,19 +45,20 @@ _PLAIN: Final = frozenset(
 )
 
 
-def strict_key(values: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[type, ...]]:
+def strict_key(values: Iterable[Any]) -> tuple[tuple[type, ...], tuple[Any, ...]]:
     """A pair that equals another one only if all `values` are strictly the same.
 
-    It is hashable even if the values are not.
+    It is hashable even if the values are not. The types come first, since values of
+    different types may raise when they are compared, as a treedef and `None` do.
     """
     values = tuple(values)
     kinds = tuple(map(type, values))
     if _PLAIN.issuperset(kinds):
-        return values, kinds
+        return kinds, values
     # cloudpickle cannot send the class of a dtype such as bfloat16, which is in the
     # treedef of a Module. The `==` of two dtypes needs no class.
     kinds = tuple(np.dtype if issubclass(kind, np.dtype) else kind for kind in kinds)
-    return tuple(map(_key_of, values)), kinds
+    return kinds, tuple(map(_key_of, values))
 
 
 def strictly_same(a: Any, b: Any) -> bool:

@@ -99,6 +99,14 @@ def test_containers_differ_in_more_than_what_is_in_them():
         assert len({strict_key((x,)) for x in values}) == len(values)
 
 
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x]])
+def test_a_treedef_can_be_compared_with_none(wrap):
+    # In JAX, `treedef == None` raises.
+    one, two = Node(0, tag=wrap(jtu.tree_structure(0))), Node(0, tag=wrap(None))
+    assert jtu.tree_structure(one) != jtu.tree_structure(two)
+    assert not eqx.tree_equal(one, two)
+
+
 @pytest.mark.parametrize("make", [Config, OfAttrs])
 def test_field_that_a_dataclass_does_not_compare_is_not_compared(make):
     assert strictly_same(make(1, ignored=2), make(1, ignored=3))
