@@ -19,7 +19,7 @@ from .._core.base import name_of
 from .._core.caches import on_clear
 from .._module.module import BoundMethod
 from .._tree.registry import registry
-from .._tree.strict import strict_key, strict_treedef
+from .._tree.strict import Itself, strict_key, strict_treedef
 from .._tree.structure import cached_types
 from .donation import Donate
 from .layout import keep
@@ -124,7 +124,8 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
         try:
             opaque = weakref.WeakMethod(fun)
         except TypeError:
-            return Programs(None).get(None, lambda: fun, *options)
+            programs = _shared(Itself(fun.__self__))
+            return programs.get(fun.__func__, lambda: fun, *options)
         return _of_identity(fun.__self__).get(fun.__func__, opaque, *options)
     if type(fun) is types.FunctionType:
         return of_function(fun).get(None, weakref.ref(fun), *options)
@@ -134,7 +135,7 @@ def program_of(fun: Any, tree: Any, *options: Any) -> Program:
     try:
         opaque = weakref.ref(fun)
     except TypeError:
-        return Programs(None).get(None, lambda: fun, *options)
+        return _shared(Itself(fun)).get(None, lambda: fun, *options)
     return _of_identity(fun).get(None, opaque, *options)
 
 

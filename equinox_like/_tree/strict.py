@@ -178,7 +178,7 @@ class _Guarded:
             return hash(type(self._value))
 
 
-class _Itself:
+class Itself:
     """Compares a value by identity."""
 
     __slots__ = ("_value",)
@@ -187,7 +187,7 @@ class _Itself:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _Itself and other._value is self._value
+        return type(other) is Itself and other._value is self._value
 
     def __hash__(self) -> int:
         return id(self._value)
@@ -263,7 +263,7 @@ def _key_of_other(value: Any) -> Any:
     if kind is np.ndarray:  # with Python objects as elements
         return value.dtype, value.shape, strict_key(value.ravel().tolist())
     if is_array(value) or isinstance(value, Tracer):
-        return _Itself(value)
+        return Itself(value)
     if isinstance(value, enum.Enum):
         name = value._name_
         return strict_key((value._value_,)) if name is None else name

@@ -461,6 +461,23 @@ def test_callables_without_weak_references_and_hashes_are_compiled():
     assert [float(f(one)) for f in calls] == [2, 3, 3]
 
 
+def test_wrapping_a_callable_without_weak_references_again_compiles_nothing():
+    class Slots:
+        __slots__ = ()
+
+        def __call__(self, x):
+            Traced.count += 1
+            return x
+
+        def apply(self, x):
+            return self(x)
+
+    one, other = Slots(), Slots()
+    for f, g in (one, other), (one.apply, other.apply):
+        assert eqx.filter_jit(f) == eqx.filter_jit(f) != eqx.filter_jit(g)
+        assert traces_of(lambda f=f: eqx.filter_jit(f)) == 1
+
+
 def test_wrapping_a_model_or_its_method_again_compiles_nothing():
     model = TracedModule([jnp.ones(2)])
     update = eqx.filter_jit(lambda m: m)
