@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def is_array(element: Any, /) -> bool:
+def is_array(element: Any) -> bool:
     """Whether `element` is a JAX or NumPy array.
 
     `True` for a `jax.Array` (tracers and typed PRNG keys included), a `numpy.ndarray` of
@@ -31,7 +31,7 @@ def is_array(element: Any, /) -> bool:
     return isinstance(element, (jax.Array, np.ndarray, np.generic))
 
 
-def is_array_like(element: Any, /) -> bool:
+def is_array_like(element: Any) -> bool:
     """Whether `element` is an array, a Python number, or converts itself to an array.
 
     As [`equinox_like.is_array`][], and `True` for Python `bool`, `int`, `float` and
@@ -49,7 +49,7 @@ def is_array_like(element: Any, /) -> bool:
     return is_array(element) or is_number(element) or _has_conversion(element)
 
 
-def is_inexact_array(element: Any, /) -> bool:
+def is_inexact_array(element: Any) -> bool:
     """Whether `element` is an array of floating or complex dtype.
 
     The dtype alone decides, alike for JAX and NumPy arrays; `bfloat16` and the 8-bit
@@ -69,7 +69,7 @@ def is_inexact_array(element: Any, /) -> bool:
     return is_array(element) and jnp.issubdtype(element.dtype, jnp.inexact)
 
 
-def is_inexact_array_like(element: Any, /) -> bool:
+def is_inexact_array_like(element: Any) -> bool:
     """Whether `element` is inexact once converted to an array.
 
     As [`equinox_like.is_inexact_array`][], and `True` for Python `float` and `complex`.

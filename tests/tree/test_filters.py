@@ -132,3 +132,9 @@ def test_constants_that_jax_captures_are_arrays():
     assert literals and jaxpr.consts
     for constant in [*literals, *jaxpr.consts]:
         assert eqx.is_array(constant) and eqx.is_inexact_array(constant)
+
+
+def test_their_argument_may_be_passed_by_keyword():
+    assert eqx.is_array(element=jnp.ones(2)) and eqx.is_array_like(element=1)
+    assert eqx.is_inexact_array(element=jnp.ones(2))
+    assert eqx.is_inexact_array_like(element=1.0)
