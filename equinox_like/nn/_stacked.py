@@ -197,6 +197,9 @@ class Stacked(StatefulLayer, Generic[_L]):
             with within("layers"):
                 if stateful:
                     out, new_state = layer(*args, state=inputs["state"], **kwargs)
+                    if new_state is inputs["state"]:  # as at inference
+                        jax.tree.leaves(new_state)  # raises if it is out of date
+                        new_state = None
                 else:
                     out = layer(*args, **kwargs)
             y = None
@@ -206,7 +209,7 @@ class Stacked(StatefulLayer, Generic[_L]):
             return out, (y, new_state)
 
         x = jax.tree.map(strongly_typed, x)
-        ys, new_state = None, inputs["state"]
+        ys, new_state = None, None
         if self.depth > 0:
             policy = policy_of(self.checkpoint)
             step = checkpointed_step(step, policy, self.unroll, self.depth)
@@ -216,7 +219,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         out = x if xs is ABSENT else (x, ys)
         if state is ABSENT:
             return out
-        return out, state.update(new_state) if stateful else state
+        return out, state if new_state is None else state.update(new_state)
 
     def is_stateful(self) -> bool:
         """Whether the layers are stateful."""

@@ -219,6 +219,30 @@ def test_state_has_a_row_for_each_layer(from_layers, checkpoint, key) -> None:
     assert resting(xs[0], state)[0].shape == (3,)
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_state_stays_valid_at_inference(depth, key) -> None:
+    model, state = nn.make_with_state(lambda: nn.Stacked(stateful, depth, key=key))()
+    resting = nn.inference_mode(model)
+    for layer in (resting, eqx.frozen(resting), nn.mixed(resting, "compute=bf16")):
+        _, after = layer(jnp.ones(3), state)
+        assert after is state
+
+
+def test_layer_that_returns_an_old_state_is_an_error(key) -> None:
+    class Forgetful(nn.StatefulLayer):
+        norm: nn.BatchNorm
+
+        def __call__(self, x, state):
+            return self.norm(x, state)[0], state
+
+    def make(key):
+        return Forgetful(nn.BatchNorm(3))
+
+    model, state = nn.make_with_state(lambda: nn.Stacked(make, 2, key=key))()
+    with pytest.raises(ValueError, match="out of date"):
+        model(jnp.ones((4, 3)), state)
+
+
 def test_state_does_not_fit_layers_that_are_taken_out(key) -> None:
     model, state = nn.make_with_state(lambda: nn.Stacked(stateful, 3, key=key))()
     x = jnp.ones((4, 3))
