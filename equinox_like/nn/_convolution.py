@@ -116,15 +116,17 @@ def convolved(
         return y + bias if conv.use_bias else y
 
     if out_sharding is None:
-        out_sharding = _split_channels(x, weight)
+        out_sharding = _default_sharding(conv, x, weight)
     return placed(apply, out_sharding, x, weight, conv.bias)
 
 
-def _split_channels(x: Array, weight: Array) -> PartitionSpec | None:
-    """The output's sharding if JAX cannot derive it: channels or weights are split."""
+def _default_sharding(conv: Any, x: Array, weight: Array) -> PartitionSpec | None:
+    """The output's sharding if JAX cannot derive it: channels, weights, or an axis that
+    is padded with its own elements are split."""
     channels, *space = parts(x)
     of_weight = parts(weight)
-    if channels is None and not any(of_weight):
+    is_padded = conv.padding_mode != "ZEROS" and any(space)
+    if channels is None and not any(of_weight) and not is_padded:
         return None
     return PartitionSpec(None if of_weight[0] in space else of_weight[0], *space)
 

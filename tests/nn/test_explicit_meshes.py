@@ -369,6 +369,12 @@ CASES = {
         P("x", None, "y"),
         out_sharding=P(None, "y"),
     ),
+    "padded Conv2d of split space": Case(
+        functools.partial(conv, padding_mode="REFLECT"),
+        IMAGES,
+        P("x", None, "y"),
+        P("x", None, "y"),
+    ),
     "ConvTranspose2d to split channels": Case(transposed, IMAGES, X, XY, BY_ROW),
     "ConvTranspose2d from split channels": Case(transposed, IMAGES, XY, X, BY_COLUMN),
     "ConvTranspose2d, to the channels wanted": Case(
