@@ -17,6 +17,7 @@ from ._init import Init, default_dtype
 from ._keys import split_key
 from ._linear import Linear
 from ._shape import as_size, as_size_or_scalar, within
+from ._sharding import parts, split_along, split_by
 from ._stack import build_stacked
 
 
@@ -178,6 +179,8 @@ def _slice(activation: Any, index: int | slice) -> Any:
 
 def _each_neuron(activation: Any, x: Any) -> Any:
     arrays, rest = partition(activation, is_array)
+    # `vmap` refuses arrays of which explicit axes of a mesh split only some.
+    arrays = jax.tree.map(lambda a: split_along(a, 0, parts(x)[0]), arrays)
     return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
 
 
@@ -221,8 +224,8 @@ def _scan_hidden(mlp: MLP, x: Any) -> Any:
     def step(x: Any, arrays: Any) -> tuple[Any, None]:
         layer, activation = combine(arrays, rest)
         with within("layers[1]"):
-            x = layer(x)
-        return _each_neuron(activation, x), None
+            y = layer(x)
+        return split_by(_each_neuron(activation, y), parts(x)), None
 
     x, _ = jax.lax.scan(step, x, arrays)
     return x

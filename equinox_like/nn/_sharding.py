@@ -41,15 +41,23 @@ def like(x: Any, y: Any) -> Any:
     after = tuple(
         None if n == 1 else part for n, part in zip(x.shape, after, strict=True)
     )
-    return x if after == before else resharded(x, after)
+    return split_by(x, after)
 
 
 def whole_along(x: Array, axis: int) -> Array:
     """`x`, resharded so that this axis is not split."""
+    return split_along(x, axis, None)
+
+
+def split_along(x: Array, axis: int, names: Any) -> Array:
+    """`x`, resharded so that these mesh axes split this axis."""
     before = parts(x)
-    if before[axis] is None:
-        return x
-    return resharded(x, (*before[:axis], None, *before[axis + 1 :]))
+    return split_by(x, (*before[:axis], names, *before[axis + 1 :]))
+
+
+def split_by(x: Any, to: tuple[Any, ...]) -> Any:
+    """`x`, resharded so that these mesh axes split its axes."""
+    return x if parts(x) == to else resharded(x, to)
 
 
 def matvec(weight: Any, x: Any) -> Array:

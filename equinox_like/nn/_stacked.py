@@ -23,6 +23,7 @@ from ._callables import as_layers, check_function
 from ._keys import split_key
 from ._precision import computes
 from ._shape import IF_AN_ENSEMBLE, as_size, described, within
+from ._sharding import parts, split_by
 from ._stack import build_stacked
 from ._state import Marker, RowMarker, check_state, is_index, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, key_for, refuse_key
@@ -206,6 +207,8 @@ class Stacked(StatefulLayer, Generic[_L]):
             if xs is not ABSENT:
                 out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")
             check_kept("A layer of Stacked", x, out)
+            # A scan needs the sharding over explicit axes to stay the same, too.
+            out = jax.tree.map(lambda new, old: split_by(new, parts(old)), out, x)
             return out, (y, new_state)
 
         x = jax.tree.map(strongly_typed, x)

@@ -223,6 +223,36 @@ CASES = {
             "layers[1].weight": P(None, "y"),
         },
     ),
+    "MLP by row, with activations that have parameters": Case(
+        lambda key: nn.MLP(8, 4, 8, 2, nn.PReLU(), nn.PReLU(), key=key),
+        VECTORS,
+        X,
+        XY,
+        {"layers[0].weight": P("y"), "layers[2].weight": P("y")},
+    ),
+    "scanned MLP by row, after its first layer": Case(
+        lambda key: nn.MLP(8, 4, 8, 3, jnp.tanh, scan=True, key=key),
+        VECTORS,
+        X,
+        X,
+        {"layers[1].weight": P(None, "y")},
+    ),
+    "scanned MLP by row, before its other layers": Case(
+        lambda key: nn.MLP(8, 4, 8, 3, jnp.tanh, scan=True, key=key),
+        VECTORS,
+        X,
+        X,
+        {"layers[0].weight": P("y")},
+    ),
+    "Stacked by row": Case(
+        lambda key: nn.Stacked(
+            lambda key: nn.Sequential([nn.Linear(8, 8, key=key), jnp.tanh]), 3, key=key
+        ),
+        VECTORS,
+        X,
+        X,
+        {"layers.layers[0].weight": P(None, "y")},
+    ),
     "RNN by row": Case(
         lambda key: nn.RNN.build(nn.GRUCell, 8, 4, 2, key=key),
         TEXT,
