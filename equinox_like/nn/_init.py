@@ -164,4 +164,15 @@ def _factory(name: str, at: str) -> Callable[[], Any]:
             f"`jax.nn.initializers` has no initialiser {name!r}, which was requested "
             f"for `{at}`."
         )
+    if name in ("orthogonal", "delta_orthogonal"):
+        return lambda: _at_least_single(factory())
     return factory
+
+
+def _at_least_single(init: Any) -> Callable[..., Any]:
+    """`init`, whose QR decomposition takes no half precision."""
+
+    def call(key: Any, shape: Any, dtype: Any) -> Any:
+        return init(key, shape, jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)
+
+    return call

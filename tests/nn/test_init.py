@@ -55,6 +55,15 @@ def test_gates_are_drawn_one_by_one(key) -> None:
     assert not np.allclose(gates[0], gates[1])
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_orthogonal_weights_may_have_half_precision(dtype, key) -> None:
+    options = {"key": key, "weight_init": "orthogonal"}
+    half = nn.Linear(3, 3, dtype=dtype, **options)
+    assert (half.weight == nn.Linear(3, 3, **options).weight.astype(dtype)).all()
+    conv = nn.Conv1d(2, 3, 3, dtype=dtype, key=key, weight_init="delta_orthogonal")
+    assert conv.weight.dtype == dtype
+
+
 def test_initialiser_uses_the_key_of_its_parameter(key) -> None:
     weight_key, bias_key = jax.random.split(key)
     layer = nn.Linear(3, 2, key=key, weight_init="he_normal", bias_init="normal")
