@@ -17,6 +17,7 @@ from .._tree import (
     is_inexact_array_like,
     tree_at,
 )
+from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike
@@ -251,8 +252,9 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
 
     **Raises:**
 
-    `TypeError` if `pred` is not a scalar bool. `ValueError`, naming the path, if two
-    arrays have another shape or dtype, or if only one of two leaves is an array.
+    `TypeError` if `pred` is not a scalar bool. `ValueError`, naming the path, if the
+    structures differ, if two arrays have another shape or dtype, or if only one of two
+    leaves is an array.
 
     !!! example
 
@@ -283,7 +285,11 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
         return jax.lax.select(pred, a, b)
 
     pred = jnp.asarray(pred)
-    return jtu.tree_map_with_path(each, on_true, on_false)
+    items, treedef = jtu.tree_flatten_with_path(on_true)
+    others = flatten_up_to(treedef, on_true, on_false, "on_true", "on_false")
+    return treedef.unflatten(
+        each(path, a, b) for (path, a), b in zip(items, others, strict=True)
+    )
 
 
 def _is_scalar(x: Any) -> bool:

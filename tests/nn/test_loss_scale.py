@@ -143,6 +143,9 @@ def test_selected_trees_have_arrays_of_equal_types() -> None:
             nn.select_tree(pred, tree, {"a": [other, 1.0]})
     with pytest.raises(ValueError, match=r"`on_true\['a'\]\[1\]` is a float, and"):
         nn.select_tree(pred, tree, {"a": [jnp.ones(2), jnp.ones(())]})
+    message = r"`on_true\['a'\]` is a list .* `on_false\['a'\]` is a tuple"
+    with pytest.raises(ValueError, match=message):
+        nn.select_tree(pred, tree, {"a": (jnp.ones(2), 1.0)})
     keys = jax.random.split(jax.random.key(0))
     assert nn.select_tree(pred, *keys) == keys[0]
     # A float64 of NumPy becomes float32 in JAX.
