@@ -147,7 +147,8 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
                 f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no "
                 "forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
                 "`jax.hessian`): forward mode stores nothing that could be saved. "
-                "Apply the blocks in a loop instead."
+                "Apply the blocks in a loop instead; for `nn.ReversibleSequential`, pass "
+                "`memory_efficient=False`."
             ) from None
 
 
