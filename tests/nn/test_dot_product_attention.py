@@ -114,6 +114,17 @@ def test_auto_takes_a_kernel_that_can_be_compiled(dtype, heads) -> None:
     )
 
 
+def test_auto_takes_a_kernel_whose_gradient_keeps_dtypes(heads, strict) -> None:
+    q, k, _ = (x.astype("bfloat16") for x in heads)
+
+    def loss(q, implementation):
+        out = nn.dot_product_attention(q, k, k, implementation=implementation)
+        return out.astype("float32").sum()
+
+    grad = jax.grad(loss)
+    assert eqx.tree_equal(grad(q, "auto"), grad(q, None))
+
+
 def test_auto_keeps_double_precision(x64, draw) -> None:
     q, k, v = draw(4, 8), draw(6, 8), draw(6, 8)
     out = nn.dot_product_attention(q, k, v, implementation="auto")
