@@ -227,5 +227,7 @@ def _scan_hidden(mlp: MLP, x: Any) -> Any:
             y = layer(x)
         return split_by(_each_neuron(activation, y), parts(x)), None
 
-    x, _ = jax.lax.scan(step, x, arrays)
+    # Otherwise the arrays decide, which may have been replaced by more or fewer layers.
+    length = None if jax.tree.leaves(arrays) else mlp.depth - 1
+    x, _ = jax.lax.scan(step, x, arrays, length)
     return x

@@ -182,6 +182,10 @@ def test_layers_may_be_any_callables(key) -> None:
     mlp = nn.MLP(3, 2, 4, 1, key=key)
     mlp = eqx.tree_at(lambda m: m.layers, mlp, (jnp.negative, jnp.square))
     assert mlp(jnp.array([1.0, -2.0, 3.0])).tolist() == [0.0, 4.0, 0.0]
+    scanned = nn.MLP(3, 2, 4, 3, key=key, scan=True)
+    layers = (jnp.negative, lambda x: x + 1, jnp.square)
+    scanned = eqx.tree_at(lambda m: m.layers, scanned, layers)
+    assert scanned(jnp.array([1.0, -2.0, 3.0])).tolist() == [4.0, 16.0, 4.0]
 
 
 @pytest.mark.parametrize(
