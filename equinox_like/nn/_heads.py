@@ -12,7 +12,7 @@ from .._errors import ShapeError
 from .._tree import combine, is_array, is_inexact_array, partition
 from .._tree.nodes import describe_node
 from .._typing import DTypeLike
-from ._init import default_dtype
+from ._init import dtype_of
 from ._linear import Linear, mapped
 from ._shape import check_dtype, check_input, jax_array, parameter_shape, within
 from ._sharding import parts, placed
@@ -109,8 +109,7 @@ def empty_token(
     projection = getattr(attention, name)
     arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
     if dtype is None:
-        with jax.numpy_dtype_promotion("standard"):
-            dtype = jnp.result_type(*arrays) if arrays else default_dtype(None)
+        dtype = dtype_of(projection)
     check_dtype("`init_cache`", "dtype", dtype)
     heads = attention.num_kv_heads
     if not any(any(parts(x)) for x in arrays):

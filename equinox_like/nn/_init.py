@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
+from .._tree import is_inexact_array
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._shape import check_dtype
 
@@ -22,6 +23,13 @@ WEIGHTS = ("weight", "weight_ih", "weight_hh")
 def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
     """`dtype`, or JAX's current default for `None`: float64 under `jax_enable_x64`."""
     return jnp.result_type(float) if dtype is None else dtype
+
+
+def dtype_of(tree: Any) -> DTypeLike:
+    """The dtype to which the parameters of `tree` promote."""
+    arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array(x)]
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*arrays) if arrays else default_dtype(None)
 
 
 def parameter_dtype(layer: Any, dtype: DTypeLike | None) -> DTypeLike:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._init import Init, first_values, gates
+from ._init import Init, dtype_of, first_values, gates
 from ._keys import split_key
 from ._precision import computes
 from ._shape import (
@@ -286,7 +286,9 @@ def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
 
 
 def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:
+    weight = cell.weight_hh
     if dtype is None:
-        dtype = cell.weight_hh.dtype
+        # An object in place of an array may have neither a dtype nor a shape.
+        dtype = weight.dtype if hasattr(weight, "dtype") else dtype_of(weight)
     check_dtype("`init_state`", "dtype", dtype)
-    return jnp.zeros(cell.weight_hh.shape[-1:], dtype)
+    return jnp.zeros(getattr(weight, "shape", (cell.hidden_size,))[-1:], dtype)

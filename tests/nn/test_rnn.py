@@ -99,6 +99,20 @@ def test_init_state_is_zeros_of_the_right_structure(key) -> None:
 
 
 @pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
+def test_weight_that_is_not_an_array_has_a_default_state(cls, draw, key) -> None:
+    class Doubled(eqx.Module):
+        half: jax.Array
+
+        def __matmul__(self, x):
+            return 2 * (self.half @ x)
+
+    cell, xs = cls(3, 2, dtype=jnp.float16, key=key), draw(5, 3).astype(jnp.float16)
+    other = eqx.tree_at("weight_hh", cell, replace_fn=lambda w: Doubled(w / 2))
+    assert eqx.tree_equal(other.init_state(), cell.init_state())
+    assert eqx.tree_equal(nn.scan_cell(other, xs), nn.scan_cell(cell, xs))
+
+
+@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan_cell_is_the_loop(cls, reverse, draw, key) -> None:
     cell, xs = cls(3, 2, key=key), draw(5, 3)
