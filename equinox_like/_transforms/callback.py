@@ -51,8 +51,9 @@ def filter_pure_callback(
 
     **Raises:**
 
-    `TypeError` if `result_shape_dtypes` is not given, or is only a shape or a dtype. When
-    it runs, `jax.errors.JaxRuntimeError` if what `callback` returns does not match
+    `TypeError` if `result_shape_dtypes` is not given, or is only a shape or a dtype;
+    `ValueError` if it has a dtype of 64 bits without `jax_enable_x64`. When it runs,
+    `jax.errors.JaxRuntimeError` if what `callback` returns does not match
     `result_shape_dtypes`; the message names what differs.
 
     !!! example
@@ -169,6 +170,13 @@ class _Call:
         self._inputs = [*map(struct_of, self.data)]
         described, self.result = take_apart(result_shape_dtypes, _describes_array)
         self.structs = [*map(struct_of, described)]
+        tree = self.result.alone(self.structs)
+        for path, x in jtu.tree_leaves_with_path(tree):
+            if jax.dtypes.canonicalize_dtype(x.dtype, True) != x.dtype:
+                raise ValueError(
+                    f"`{path_str(path, 'result_shape_dtypes')}` has the dtype {x.dtype}, "
+                    "which JAX has under `jax_enable_x64` only."
+                )
 
     def __call__(self, data: list[Any]) -> list[Any]:
         given = [*map(with_key, data, self._inputs)]

@@ -113,6 +113,19 @@ def test_shapes_are_required_by_keyword(callback):
         callback(lambda x: x, ONE)
 
 
+@BOTH
+@WRAPS
+def test_result_of_64_bits_needs_x64(callback, wrap):
+    def f():
+        wide = np.zeros(2)
+        return callback(lambda: {"y": wide}, result_shape_dtypes={"y": wide})
+
+    with pytest.raises(ValueError, match=r"`result_shape_dtypes\['y'\]`.*float64"):
+        wrap(f)()
+    with jax.enable_x64(True):
+        assert wrap(f)()["y"].dtype == np.float64
+
+
 def test_pure_callback_needs_a_method_to_be_mapped():
     def f(x, **options):
         return eqx.filter_pure_callback(
