@@ -18,7 +18,7 @@ from .._core.pack import pack, unpack
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
 from .._jit.layout import keep
-from .._tree.arrays import struct_of
+from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_array_or_struct
 from .._tree.splitting import STATIC, Skeleton, merge, split
 from .arguments import data_names
@@ -206,7 +206,7 @@ class ShapeCache:
         except ValueError as e:
             raise TypeError(str(e)) from None
         # Weak types and shardings are not part of the cache key.
-        data = [*map(struct_of, groups.get(_DATA, ()))]
+        data = [*map(jax_struct_of, groups.get(_DATA, ()))]
         with self._lock:
             flat = self._functions.get(skeleton)
             if flat is None:

@@ -132,6 +132,7 @@ def test_cache_is_hit_for_equal_shapes_and_strictly_equal_statics(cached):
         assert cached(f, x, 1)[1] == 1
         assert cached(f, 0 * x, 1)[0].shape == (2,)
         assert cached(f, np.ones(2, np.float32), 1)[0].dtype == jnp.float32
+        assert cached(f, np.ones(2), 1)[0].dtype == jnp.float32  # without a warning
     assert traces == [1]
     assert type(cached(f, x, 1.0)[1]) is float
     assert cached(f, x, True)[1] is True
