@@ -147,7 +147,7 @@ def branched_error_if(
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         raise ValueError(
-            "The `x` of `error_if` contains no arrays, so there is nothing to attach "
+            "No arrays are in the `x` of `error_if`, so there is nothing to attach "
             "the check to. Pass an array that is used afterwards, and use the "
             "returned one in its place. The check was for: "
             f"{', '.join(map(repr, messages))}."
