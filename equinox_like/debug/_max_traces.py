@@ -163,8 +163,8 @@ class _Counter:
         self.traces: list[Trace] = []
         self.lock = threading.Lock()
 
-    def __deepcopy__(self, memo: Any) -> "_Counter":
-        return _Counter()
+    def __reduce__(self) -> Any:
+        return _Counter, ()  # a deep copy, or an unpickled one, counts for itself
 
 
 def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import operator
+import pickle
 import weakref
 
 import jax
@@ -102,6 +104,16 @@ def test_copies_by_flattening_share_the_count_and_deep_copies_do_not():
     assert get_num_traces(deep) == 0
     deep(1)
     assert get_num_traces(f) == 2 and get_num_traces(deep) == 1
+
+
+def test_unpickled_function_counts_its_own_traces():
+    f = assert_max_traces(operator.neg, max_traces=1)
+    f(1)
+    for g in (f, eqx.filter_jit(f)):
+        unpickled = pickle.loads(pickle.dumps(g))
+        assert get_num_traces(unpickled) == 0
+        assert unpickled(1) == -1 and get_num_traces(unpickled) == 1
+        assert get_num_traces(f) == 1
 
 
 def test_methods_and_modules_are_counted():
