@@ -81,7 +81,7 @@ def get_num_traces(fn: Any) -> int:
     **Arguments:**
 
     - `fn`: what `assert_max_traces` returned, or a function whose `__wrapped__` leads to
-        it, as `filter_jit` and `jax.jit` return.
+        it, as `filter_jit` and `jax.jit` return; also a bound method, or a partial.
 
     **Raises:**
 
@@ -107,7 +107,8 @@ def get_num_traces(fn: Any) -> int:
     inner = fn
     while not isinstance(inner, Counted):
         seen.add(id(inner))
-        inner = getattr(inner, "__wrapped__", None)
+        # A bound method, or another partial, has `func`.
+        inner = getattr(inner, "__wrapped__", getattr(inner, "func", None))
         if inner is None or id(inner) in seen:
             raise ValueError(
                 f"{fn!r} does not count its traces. Wrap the function in "

@@ -131,6 +131,7 @@ def test_methods_and_modules_are_counted():
     model = Model(jnp.ones(2))
     assert (model.apply(jnp.ones(2)) == 1).all()
     assert (model.apply(jnp.zeros(2)) == 0).all()
+    assert get_num_traces(model.apply) == get_num_traces(Model.apply) == 1
     with pytest.raises(RuntimeError, match="`apply` can only be traced 1 times"):
         model.apply(1.0)
 
