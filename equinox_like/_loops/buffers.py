@@ -26,6 +26,7 @@ class Buffer:
     """An array that can be read at an index, and written by `.at[index].set(value)`."""
 
     __slots__ = ("_array", "_pred", "_trace")
+    __iter__ = None  # Python would read one index after the other, without an end.
 
     def __init__(self, array: Any, pred: Any):
         # An array, or the buffer of an outer loop.

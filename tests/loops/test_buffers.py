@@ -287,11 +287,13 @@ class TestBufferObjects:
         [
             (lambda b: b + 1, TypeError),
             (lambda b: jnp.sin(b), TypeError),
+            (lambda b: next(iter(b)), TypeError),
+            (lambda b: 0 in b, TypeError),
             (lambda b: b.at[0].add(1.0), AttributeError),
             (lambda b: b.T, AttributeError),
             (lambda b: b.at[0].set(1j), ValueError),
         ],
-        ids=["arithmetic", "function", "add", "attribute", "dtype"],
+        ids=["arithmetic", "function", "iter", "in", "add", "attribute", "dtype"],
     )
     def test_they_do_nothing_else(self, f, error):
         with pytest.raises(error):
