@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._typing import ArrayLike
 
@@ -18,7 +19,8 @@ def nextafter(x: ArrayLike) -> jax.Array:
 
     **Returns:**
 
-    An array of the shape and dtype of `x`. Infinity is unchanged. The derivative is 1.
+    An array of the shape and dtype of `x`. Infinity, or the largest number of a dtype
+    without one, is unchanged. The derivative is 1.
 
     **Raises:**
 
@@ -55,7 +57,8 @@ def prevbefore(x: ArrayLike) -> jax.Array:
 
 def _as_floating(x: ArrayLike, name: str) -> jax.Array:
     x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    # The powers of two of `float8_e8m0fnu` have neither a sign nor a zero.
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == jnp.float8_e8m0fnu:
         raise ValueError(f"`{name}` takes floating-point numbers; got {x.dtype}.")
     return x
 
@@ -65,7 +68,9 @@ def _neighbour(x: jax.Array, sign: int) -> jax.Array:
     @jax.custom_jvp
     def step(x):
         tiny = jnp.asarray(sign * jnp.finfo(x.dtype).tiny, x.dtype)
-        far = jnp.full_like(x, sign * jnp.inf)
+        # Infinity, or the largest number of a dtype that has none, such as float8_e4m3fn.
+        far = np.fmax(np.asarray(np.inf, x.dtype), jnp.finfo(x.dtype).max)
+        far = jnp.full_like(x, sign * far)
         return jnp.where(x == 0, tiny, jnp.nextafter(x, far))
 
     step.defjvp(lambda primals, tangents: (step(*primals), *tangents))

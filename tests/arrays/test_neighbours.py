@@ -19,6 +19,15 @@ def test_neighbour_is_that_of_numpy(step, end, x):
 
 
 @both
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2fnuz])
+def test_neighbour_in_a_dtype_without_infinity(step, end, dtype):
+    largest = np.asarray(np.sign(end) * float(jnp.finfo(dtype).max), dtype)
+    for x in (1.0, -1.0, 3.0, -largest, largest):
+        x = np.asarray(x, dtype)
+        assert np.asarray(step(x)) == np.nextafter(x, largest)
+
+
+@both
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_neighbour_of_zero_is_the_smallest_normal_number(step, end, dtype):
     tiny = np.sign(end) * float(jnp.finfo(dtype).tiny)
@@ -48,7 +57,9 @@ def test_derivative_is_one(step, end):
 
 
 @both
-@pytest.mark.parametrize("x", [1, True, 1j, jnp.arange(2)])
+@pytest.mark.parametrize(
+    "x", [1, True, 1j, jnp.arange(2), jnp.ones((), jnp.float8_e8m0fnu)]
+)
 def test_other_numbers_are_an_error(step, end, x):
     with pytest.raises(ValueError, match="takes floating-point numbers; got"):
         step(x)
