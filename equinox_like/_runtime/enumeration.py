@@ -67,12 +67,12 @@ class EnumerationItem(Module):
             )
         return _at_compile_time(function, self._index, other._index)
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         cls = self._enumeration
         for name in cls.__messages__:
             if vars(cls)[name] is self:
                 return _own_item, (cls, name, self._index)
-        return super().__reduce_ex__(2)
+        return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         return f"{_name(self._enumeration)}<{self._enumeration[self]}>"
