@@ -26,6 +26,7 @@ from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
 from .._tree.require import require_callable as require_callable
 from .._warn import FOLDER
+from .pickling import is_global, reduce_global
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -91,6 +92,14 @@ class Transformed(Module, Generic[_P, _T]):
         start, end = map(wl.TextDoc, self._shown_around_())
         return start + wl.pdoc(self.__wrapped__, **kwargs) + end
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if is_global(self, _are_copies):  # the function's global name refers to `self`
+            return reduce_global(self, *self._made_by_())
+        return super().__reduce_ex__(protocol)
+
+    def _made_by_(self) -> tuple[Any, ...]:
+        return _rebuilt, type(self), self.__getstate__()
+
     def __hash__(self) -> int:
         # Options may be unhashable. Equal wrappers wrap the same callable.
         return hash((type(self), self.__wrapped__))
@@ -116,6 +125,18 @@ class Transformed(Module, Generic[_P, _T]):
         bound: Any = _new(self._binds_as_)
         set_raw_dict(bound, {"func": self, "args": (instance,), "keywords": {}})
         return bound
+
+
+def _are_copies(one: Any, other: Any) -> bool:
+    """Whether they differ at most in their identity, as after `jax.tree.map`."""
+    structure = jtu.tree_structure(other)
+    return structure.num_leaves == 0 and jtu.tree_structure(one) == structure
+
+
+def _rebuilt(cls: type[Transformed[Any, Any]], state: dict[str, Any]) -> Any:
+    new = _new(cls)
+    new.__setstate__(state)
+    return new
 
 
 # Arguments by which Equinox once set what its transformations filter.

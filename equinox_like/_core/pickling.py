@@ -2,6 +2,7 @@
 
 import copyreg
 import functools
+import importlib
 import operator
 import sys
 import types
@@ -17,11 +18,11 @@ def global_name(value: Any) -> str:
     return getattr(value, "__qualname__", None) or value.__name__
 
 
-def is_global(value: Any) -> bool:
+def is_global(value: Any, same: Callable[..., bool] = operator.is_) -> bool:
     """Whether a function or class can be found by its name in the module it is from."""
     try:
         module = sys.modules[value.__module__]
-        return operator.attrgetter(global_name(value))(module) is value
+        return same(operator.attrgetter(global_name(value))(module), value)
     except (AttributeError, KeyError, TypeError):
         return False
 
@@ -41,17 +42,21 @@ def _make(make: Callable[..., Any], args: Any, _: _InMain) -> Any:
 
 
 def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
-    """What `value.__reduce__` returns if `is_global(value)`: its name.
+    """What `value.__reduce__` returns if `value` has a global name: that name.
 
     In cloudpickle, what is not importable is made by `make(*args)`.
     """
     name = value.__qualname__
     if value.__module__ != "__main__":
-        return name
+        return _imported, (value.__module__, name)
     # `pickle` saves this method as `_InMain(name).find`, and cloudpickle by its function.
     function: Any = functools.partial(_make, make, args)
     function.__name__ = "find"
     return types.MethodType(function, _InMain(name)), ()
+
+
+def _imported(module: str, name: str) -> Any:
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def _reduce_function(function: Any) -> Any:

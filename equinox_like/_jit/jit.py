@@ -21,7 +21,6 @@ from .._core.base import (
     name_of,
     refuse_deprecated,
 )
-from .._core.pickling import is_global, reduce_global
 from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial
@@ -288,10 +287,11 @@ class Jitted(Transformed[_P, _T]):
         return start, f", donate={self._program.donate!r}{end}"
 
     def __reduce__(self):
-        parts = self._ingredients(self._program.donate)
-        if is_global(self):  # the function's global name refers to `self`
-            return reduce_global(self, type(self), *parts)
-        return type(self), parts
+        make, *parts = self._made_by_()
+        return make, tuple(parts)
+
+    def _made_by_(self) -> tuple[Any, ...]:
+        return type(self), *self._ingredients(self._program.donate)
 
     def _with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
         """An equal function, but with this `donate`."""

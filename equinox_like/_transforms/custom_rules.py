@@ -30,6 +30,9 @@ class Rules:
     # Whether `fwd` may return a different output than the function, and so is checked.
     may_change_output: bool = True
 
+    def __deepcopy__(self, memo: Any) -> "Rules":
+        return self  # as for the functions themselves, so that the treedefs are equal
+
 
 def hold(values: Sequence[Any], error: Callable[[int], Exception]) -> list[Any]:
     """Returns `values`, and raises `error(index)` for the first one with a tangent."""

@@ -1,5 +1,6 @@
 """Counts how often a function is traced, and raises if it is traced too often."""
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
@@ -155,6 +156,9 @@ class Counted(Transformed[_P, _T]):
                 counter.traces.append(trace)
         return fn(*args, **kwargs)
 
+    def __deepcopy__(self, memo: Any) -> "Counted[_P, _T]":
+        return Counted(copy.deepcopy(self.__wrapped__, memo), self._max_traces)
+
 
 class _Counter:
     """The number of calls, and the traces of those that were allowed."""
@@ -165,7 +169,7 @@ class _Counter:
         self.lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return _Counter, ()  # a deep copy, or an unpickled one, counts for itself
+        return _Counter, ()  # what is unpickled counts for itself
 
 
 def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:

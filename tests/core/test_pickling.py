@@ -32,6 +32,19 @@ def jitted(x):
     return x
 
 
+@eqx.filter_custom_jvp
+def quadruple(x):
+    return 4 * x
+
+
+quadruple.def_jvp(lambda primals, tangents: (4 * primals[0], 5 * tangents[0]))
+
+
+@eqx.filter_checkpoint
+def checkpointed(x):
+    return x
+
+
 def through_pickle(x):
     return pickle.loads(pickle.dumps(x))
 
@@ -39,7 +52,10 @@ def through_pickle(x):
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
 @pytest.mark.parametrize(
     "activation",
-    [jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.negative, double, triple, jitted],
+    [
+        *(jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.negative, double, triple, jitted),
+        *(quadruple, checkpointed),
+    ],
 )
 def test_copies_keep_the_activation(key, activation, copied):
     mlp = eqx.nn.MLP(2, 2, 2, 1, activation=activation, key=key)
@@ -61,6 +77,16 @@ def test_function_without_a_global_name_is_copied_by_jax():
     assert jax.grad(copied)(1.0) == 5
     with pytest.raises(Exception, match="local"):
         pickle.dumps(local)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [eqx.filter_custom_jvp, eqx.filter_custom_vjp, eqx.filter_custom_vmap],
+)
+def test_deep_copy_of_a_local_function_with_rules_has_the_same_structure(transform):
+    model = eqx.nn.Lambda(transform(lambda x: x))
+    copied = copy.deepcopy(model)
+    assert jax.tree.structure(copied) == jax.tree.structure(model)
 
 
 def test_cloudpickle_sends_what_a_script_defines():
