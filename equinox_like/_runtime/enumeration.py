@@ -16,6 +16,7 @@ from .._compat.tracer import Tracer
 from .._module import Module, field
 from .._module.dataclass import is_dunder
 from .._tree import is_array, tree_pformat
+from .._tree.arrays import is_deleted
 from .._tree.nodes import describe_node
 from .._warn import warn
 from .error_if import branched_error_if
@@ -143,6 +144,8 @@ class EnumerationMeta(_BaseMeta):
         index = item._index
         if isinstance(index, Tracer):
             return "traced"
+        if is_deleted(index):
+            return "deleted"
         if not is_array(index) or not jnp.issubdtype(index.dtype, np.integer):
             return "unknown"
         messages, index = list(cls.__messages__.values()), np.asarray(index)
@@ -165,8 +168,8 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
     - `item == other`, `item != other`: a JAX array of `bool`, known at compile time if
         both items are. `ValueError` if `other` is not an item of the same enumeration.
     - `isinstance(item, Results)`: whether it is an item of this very class.
-    - `Results[item]`: the message. `"traced"` if it is not known yet; for a batch of items
-        the printed array of messages.
+    - `Results[item]`: the message. `"traced"` if it is not known yet, `"deleted"` after a
+        donation; for a batch of items the printed array of messages.
     - `len(Results)`: the number of items.
     - `item.is_traced()`: whether it is only known at run time which item this is.
 

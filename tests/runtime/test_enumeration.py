@@ -256,6 +256,9 @@ def test_item_prints_as_its_message_alone_and_in_a_tree():
     seen = []
     jax.jit(lambda item: seen.append(eqx.tree_pformat((item,))))(Results.slow)
     assert seen == [f"({name}<traced>,)"]
+    donated = jax.tree.map(lambda x: jnp.asarray(x) + 0, Results.slow)
+    eqx.filter_jit(lambda item: item, donate="all")(donated)
+    assert repr(donated) == f"{name}<deleted>"
 
 
 def test_item_knows_whether_it_is_traced():
