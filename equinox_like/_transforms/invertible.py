@@ -31,6 +31,7 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node
 from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.paths import path_str
+from .._tree.strict import strictly_same
 from .custom_vjp import filter_custom_vjp
 from .inverse import derived_inverse
 from .inverse_check import refuse_large
@@ -333,7 +334,7 @@ def _require_stacked(arrays: Any) -> None:
 
 
 def _like(y: Any, x: Any, fun: Any) -> Any:
-    """Returns `y`; raises unless its structure, shapes and dtypes are those of `x`."""
+    """Returns `y`; raises if it differs from `x` in more than the values of arrays."""
     message = (
         f"`{name_of(fun)}` must return a tree with the structure of its second "
         "argument."
@@ -347,6 +348,12 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
                     f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
                     "returned in its place."
                 )
+        elif not strictly_same(before, after):
+            raise ValueError(
+                f"`{name_of(fun)}` may change only the arrays of its second argument: "
+                f"`{path_str(path, 'x')}` is {before!r}, but {after!r} was returned in its "
+                "place. Make a number that changes an array."
+            )
     return jtu.tree_map(_without_weak_type, x, y)
 
 

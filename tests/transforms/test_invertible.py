@@ -441,6 +441,13 @@ def test_output_must_be_of_the_form_of_the_input(fun, text):
         eqx.filter_invertible(fun)([1.0], {"x": jnp.ones(2)})
 
 
+@pytest.mark.parametrize("blocks", [[2.0, 3.0], jnp.asarray([2.0, 3.0])])
+def test_block_that_changes_a_static_value_is_an_error(blocks):
+    g = eqx.filter_invertible(lambda b, x: {"x": x["x"] * b, "n": x["n"] + 1})
+    with pytest.raises(ValueError, match=r"`x\['n'\]` is 0, but 1 was returned"):
+        g(blocks, {"x": jnp.ones(2), "n": 0})
+
+
 def test_stacked_blocks_are_of_one_number():
     g = eqx.filter_invertible(lambda b, x: x)
     with pytest.raises(ValueError, match=r"2 in `blocks\['a'\]`, 3 in `blocks\['b'\]`"):
