@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._compat.source_info import pass_over, was_cut
+from .._module.construct import filled
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import Module
@@ -98,7 +99,7 @@ class Transformed(Module, Generic[_P, _T]):
         return super().__reduce_ex__(protocol)
 
     def _made_by_(self) -> tuple[Any, ...]:
-        return _rebuilt, type(self), self.__getstate__()
+        return filled, type(self), self.__getstate__()
 
     def __hash__(self) -> int:
         # Options may be unhashable. Equal wrappers wrap the same callable.
@@ -131,12 +132,6 @@ def _are_copies(one: Any, other: Any) -> bool:
     """Whether they differ at most in their identity, as after `jax.tree.map`."""
     structure = jtu.tree_structure(other)
     return structure.num_leaves == 0 and jtu.tree_structure(one) == structure
-
-
-def _rebuilt(cls: type[Transformed[Any, Any]], state: dict[str, Any]) -> Any:
-    new = _new(cls)
-    new.__setstate__(state)
-    return new
 
 
 # Arguments by which Equinox once set what its transformations filter.

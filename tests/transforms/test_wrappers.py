@@ -81,6 +81,18 @@ def test_it_can_be_copied_and_pickled(name, again):
         assert repr(other) == repr(wrapper) and other.__name__ == wrapper.__name__
 
 
+@of_each
+def test_a_decorated_function_is_pickled_and_copied_by_its_name(name, monkeypatch):
+    def decorated(x):
+        return x.sum()
+
+    decorated.__qualname__ = "decorated"
+    wrapper = TRANSFORMATIONS[name](decorated)
+    monkeypatch.setitem(globals(), "decorated", wrapper)
+    assert pickle.loads(pickle.dumps(wrapper)) is wrapper
+    assert copy.deepcopy(wrapper) is wrapper
+
+
 @pytest.mark.parametrize("transform", [eqx.filter_jit, eqx.filter_vmap])
 def test_abstract_methods_are_marked_below_the_transformation(transform):
     class Base(eqx.Module):
