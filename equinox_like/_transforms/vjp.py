@@ -34,7 +34,8 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
     **Arguments:**
 
     - `fun`: `fun(*primals)` may take and return anything.
-    - `*primals`: where to differentiate, with respect to all floating and complex arrays.
+    - `*primals`: where to differentiate, with respect to all floating and complex arrays,
+        frozen ones too.
     - `has_aux`: whether `fun` returns `(out, aux)`.
 
     **Returns:**
