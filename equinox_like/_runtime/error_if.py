@@ -67,8 +67,9 @@ def error_if(
 
     [`equinox_like.EquinoxRuntimeError`][], from code that is not compiled, and from the
     call of the outermost [`equinox_like.filter_jit`][], which waits for the result if
-    the program has a check. Under `jax.jit` it is an error of JAX with the message in
-    its text, raised when the result is used. `ValueError` if `x` has no array, and
+    the program has a check. Under `jax.jit`, and in a loop or branch under a `jax.grad`
+    or `jax.vmap` that is not compiled, it is an error of JAX with the message in its
+    text, raised when the result is used. `ValueError` if `x` has no array, and
     `RuntimeError` for another `on_error`, are raised at once.
 
     !!! example
