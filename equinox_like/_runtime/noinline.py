@@ -178,7 +178,16 @@ class _Call:
     rest: Rest | None = None
 
     def __call__(self, *data: Any) -> list[Any]:
-        return take_apart(self.output(data))[0]
+        arrays, rest = take_apart(self.output(data))
+        if self.rest is not None:
+            _, announced = take_apart(replace(self, rest=None).output(data))
+            if not rest.has_places_of(announced):
+                raise ValueError(
+                    "A `noinline` function must return a tree of the structure that its "
+                    f"`abstract_fn` returns, {announced.treedef}; it returned "
+                    f"{rest.treedef}."
+                )
+        return arrays
 
     def output(self, data: Sequence[Any]) -> Any:
         _, fun, args, kwargs = merge({_DATA: list(data)}, self.skeleton)

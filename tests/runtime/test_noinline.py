@@ -186,6 +186,14 @@ def test_function_without_a_hash_is_refused():
             jax.jit(lambda x, a=abstract_fn: eqxi.noinline(Unhashable(), a)(x))(X)
 
 
+def test_output_of_another_structure_than_announced_is_an_error():
+    f = eqxi.noinline(lambda x: {"a": x}, abstract_fn=lambda arrays, x: {"b": x})
+    with pytest.raises(
+        RuntimeError, match=r"(?s)structure that its `abstract_fn`.*'b'"
+    ):
+        jax.block_until_ready(jax.jit(lambda x: f(x))(X))
+
+
 def test_finalised_program_holds_the_function_itself():
     f = functools.partial(jax.vmap, in_axes=0)(eqxi.noinline(jnp.sin))
     names = [e.primitive.name for e in eqxi.finalise_make_jaxpr(f)(X).jaxpr.eqns]
