@@ -54,9 +54,12 @@ class Aux(tuple):
     # For `_tree/own_registry.py`: the structures of nodes with it, by their outline.
     structures: dict[Any, Any]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Weak references cannot be pickled.
-        return self.__dict__ | {"structures": {}}
+    def __reduce__(self):
+        # Made anew from the values, because some of their types cannot be pickled, such
+        # as that of a function, nor can weak references.
+        kept = {name: kept.get() for name, kept in self.mutable.items()}
+        statics = tuple((self.statics | kept).values())
+        return _unpickled, (*self[:2], statics, self.values is not None)
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.statics.items())
@@ -181,6 +184,18 @@ def _make_aux(
         if len(structures) >= _MOST_SHARED:
             structures.clear()
         aux.structures = structures.setdefault(aux, aux.structures)
+    return aux
+
+
+def _unpickled(
+    names: tuple[str, ...],
+    fixed: tuple[str, ...],
+    statics: tuple[Any, ...],
+    are_all: bool,
+) -> Aux:
+    aux = _make_aux(names, fixed, statics, {})
+    if are_all:
+        aux.values = statics
     return aux
 
 

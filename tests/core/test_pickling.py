@@ -45,6 +45,11 @@ def checkpointed(x):
     return x
 
 
+class Holds(eqx.Module):
+    value: object = eqx.field(static=True)
+    x: object
+
+
 def through_pickle(x):
     return pickle.loads(pickle.dumps(x))
 
@@ -107,6 +112,13 @@ sys.stdout.buffer.write(cloudpickle.dumps((double, jax.nn.relu)))
     received, relu = pickle.loads(sent)
     assert jax.grad(received)(1.0) == 3
     assert relu is jax.nn.relu
+
+
+@pytest.mark.parametrize("value", [through_pickle, [through_pickle], {"a": len}])
+def test_structure_with_a_static_function_can_be_pickled(value):
+    structure = jax.tree.structure(Holds(value, 1))
+    assert through_pickle(structure) == structure
+    assert through_pickle(structure).unflatten([2]) == Holds(value, 2)
 
 
 def test_cloudpickle_sends_a_structure_with_a_dtype_of_bfloat16(key):
