@@ -17,7 +17,7 @@ from ._init import Init, default_dtype
 from ._keys import split_key
 from ._linear import Linear
 from ._shape import as_size, as_size_or_scalar, within
-from ._sharding import parts, split_along, split_by
+from ._sharding import parts, split_along, split_by, varying_as
 from ._stack import build_stacked
 
 
@@ -229,5 +229,5 @@ def _scan_hidden(mlp: MLP, x: Any) -> Any:
 
     # Otherwise the arrays decide, which may have been replaced by more or fewer layers.
     length = None if jax.tree.leaves(arrays) else mlp.depth - 1
-    x, _ = jax.lax.scan(step, x, arrays, length)
+    x, _ = jax.lax.scan(step, varying_as((x, arrays), x), arrays, length)
     return x

@@ -20,6 +20,7 @@ from ._callables import as_layers, check_layer
 from ._keys import split_key
 from ._precision import computes
 from ._shape import described, within
+from ._sharding import varying_as
 from ._stacked import Stacked, check_kept, policy_of, shape_and_dtype, strongly_typed
 from ._stateful import is_stateful, key_for
 
@@ -242,7 +243,7 @@ class ReversibleSequential(Module):
         number = len(blocks)
         if number == 0:
             return x
-        x = jtu.tree_map(strongly_typed, x)
+        x = varying_as((x, self, key), jtu.tree_map(strongly_typed, x))
         keys = _split(key, number, self)
         if not isinstance(_content(blocks), Stacked):
             calls = [

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool
 
-from .._compat.varying import vary_over, varying_axes
 from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.arrays import is_typed_key, is_weak
@@ -17,7 +16,7 @@ from .._tree.nodes import describe_node
 from ._callables import check_layer
 from ._precision import cast_to_precision, is_half
 from ._shape import described, jax_array, taker_name, within
-from ._sharding import explicit_mesh, parts
+from ._sharding import explicit_mesh, parts, varying_as
 
 
 def scan_cell(
@@ -66,7 +65,7 @@ def scan_cell(
     """
     check_layer("`scan_cell`", "cell", cell)
     xs, length = as_sequence("`scan_cell`", xs)
-    init = _varying_as((cell, xs), _first_state(cell, "", xs, cast_to_precision(init)))
+    init = varying_as((cell, xs), _first_state(cell, "", xs, cast_to_precision(init)))
     if mask is not None:
         _check_mask(mask, length)
         xs = _without_padding(xs, mask)
@@ -100,7 +99,7 @@ def scanned(
         _first_state(cell, name, xs, state)
         for cell, name, state in zip(cells, names, states, strict=True)
     )
-    states = _varying_as((cells, xs), states)
+    states = varying_as((cells, xs), states)
     inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
 
     wide, narrow = _widened(tuple(cells))
@@ -217,14 +216,6 @@ def _of_type(x: Any, like: Any) -> Any:
     x = x if is_typed_key(x) else x.astype(like.dtype)
     split = None if like.sharding is None else tuple(like.sharding.spec)
     return x if split in (None, parts(x)) else jax.sharding.reshard(x, like.sharding)
-
-
-def _varying_as(tree: Any, states: Any) -> Any:
-    """`states`, marked as varying over the `shard_map` axes that any array of `tree`
-    varies over. A scan requires this of its carry."""
-    arrays = [x for x in jax.tree.leaves(tree) if is_array(x)]
-    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in arrays))
-    return jax.tree.map(lambda x: vary_over(axes, x), states)
 
 
 def _flipped(tree: Any) -> Any:

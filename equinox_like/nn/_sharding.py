@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from .._compat.varying import vary_over, varying_axes
 from .._tree import is_array
 
 
@@ -58,6 +59,14 @@ def split_along(x: Array, axis: int, names: Any) -> Array:
 def split_by(x: Any, to: tuple[Any, ...]) -> Any:
     """`x`, resharded so that these mesh axes split its axes."""
     return x if parts(x) == to else resharded(x, to)
+
+
+def varying_as(tree: Any, x: Any) -> Any:
+    """The tree `x`, marked as varying over the `shard_map` axes that any array of `tree`
+    varies over. A scan requires this of its carry."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if is_array(leaf)]
+    axes = frozenset().union(*(varying_axes(jax.typeof(leaf)) for leaf in arrays))
+    return jax.tree.map(lambda leaf: vary_over(axes, leaf), x)
 
 
 def matvec(weight: Any, x: Any) -> Array:

@@ -23,7 +23,7 @@ from ._callables import as_layers, check_function
 from ._keys import split_key
 from ._precision import computes
 from ._shape import IF_AN_ENSEMBLE, as_size, described, within
-from ._sharding import parts, split_by
+from ._sharding import parts, split_by, varying_as
 from ._stack import build_stacked
 from ._state import Marker, RowMarker, check_state, is_index, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, key_for, refuse_key
@@ -211,7 +211,7 @@ class Stacked(StatefulLayer, Generic[_L]):
             out = jax.tree.map(lambda new, old: split_by(new, parts(old)), out, x)
             return out, (y, new_state)
 
-        x = jax.tree.map(strongly_typed, x)
+        x = varying_as((x, inputs, broadcast), jax.tree.map(strongly_typed, x))
         ys, new_state = None, None
         if self.depth > 0:
             policy = policy_of(self.checkpoint)

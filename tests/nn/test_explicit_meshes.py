@@ -589,6 +589,48 @@ def test_manual_axes_need_no_other_model(name):
     assert is_split(out, X)
 
 
+def reversible(key):
+    return nn.ReversibleBlock(nn.Linear(4, 4, key=key), jnp.tanh)
+
+
+PER_DEVICE = {
+    "Stacked": lambda key: nn.Stacked(lambda k: nn.Linear(8, 8, key=k), 3, key=key),
+    "scanned MLP": lambda key: eqx.tree_at(
+        lambda mlp: mlp.layers[0],
+        nn.MLP(8, 8, 8, 3, jnp.tanh, key=key, scan=True),
+        jnp.sin,
+    ),
+    "ReversibleSequential": lambda key: nn.ReversibleSequential(
+        [reversible(k) for k in jax.random.split(key, 2)]
+    ),
+    "ReversibleSequential of Stacked": lambda key: nn.ReversibleSequential(
+        nn.Stacked(reversible, 2, key=key)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PER_DEVICE)
+def test_devices_may_have_layers_of_their_own(name):
+    build, keys = PER_DEVICE[name], jax.random.split(KEY, 4)
+    arrays, rest = eqx.partition(eqx.filter_vmap(build)(keys), eqx.is_array)
+    x = jnp.linspace(-1.0, 1.0, 8)
+
+    def loss_and_gradient(model):
+        return jax.value_and_grad(lambda x: jnp.sin(model(x)).sum())(x)
+
+    def per_device(arrays):
+        model = eqx.combine(jax.tree.map(lambda a: a[0], arrays), rest)
+        out, grad = loss_and_gradient(model)
+        return out[None], grad
+
+    each = P(("x", "y"))
+    mapped = jax.shard_map(per_device, mesh=AUTO, in_specs=each, out_specs=(each, P()))
+    losses, grad = jax.jit(mapped)(arrays)
+    wanted = [loss_and_gradient(build(k)) for k in keys]
+    np.testing.assert_allclose(losses, [loss for loss, _ in wanted], rtol=1e-4)
+    np.testing.assert_allclose(grad, sum(grad for _, grad in wanted), atol=1e-4)
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "captured"])
 def test_table_of_positions_that_is_split_by_row_has_rows_at_a_number(wrap):
     layer, x = positions(KEY), jnp.zeros((5, 8))
