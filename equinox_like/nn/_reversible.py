@@ -20,8 +20,8 @@ from ._callables import as_layers, check_layer
 from ._keys import split_key
 from ._precision import computes
 from ._shape import described, within
-from ._sharding import varying_as
-from ._stacked import Stacked, check_kept, policy_of, shape_and_dtype, strongly_typed
+from ._sharding import parts, split_by, varying_as
+from ._stacked import Stacked, as_before, policy_of, shape_and_dtype, strongly_typed
 from ._stateful import is_stateful, key_for
 
 _X = TypeVar("_X")
@@ -136,7 +136,7 @@ class ReversibleBlock(Module):
                 f"input that it is added to, which has {described(like)}. It returned "
                 f"{described(out)}."
             )
-        return out
+        return split_by(out, parts(like))
 
     def _like(self, x: Any, first: Array, second: Array) -> Any:
         if isinstance(x, tuple):
@@ -288,15 +288,13 @@ class _Call(Module):
 def _forward(call: _Call, x: Any) -> Any:
     with within(call.name):
         y = _call(call.block, x, call.key)
-    check_kept(f"`{call.name}` of ReversibleSequential", x, y)
-    return y
+    return as_before(f"`{call.name}` of ReversibleSequential", x, y)
 
 
 def _backward(call: _Call, y: Any) -> Any:
     with within(call.name):
         x = _call(call.block.inverse, y, call.key)
-    check_kept(f"The inverse of `{call.name}` of ReversibleSequential", y, x)
-    return x
+    return as_before(f"The inverse of `{call.name}` of ReversibleSequential", y, x)
 
 
 _apply = filter_invertible(_forward, inverse=_backward)

@@ -206,10 +206,7 @@ class Stacked(StatefulLayer, Generic[_L]):
             y = None
             if xs is not ABSENT:
                 out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")
-            check_kept("A layer of Stacked", x, out)
-            # A scan needs the sharding over explicit axes to stay the same, too.
-            out = jax.tree.map(lambda new, old: split_by(new, parts(old)), out, x)
-            return out, (y, new_state)
+            return as_before("A layer of Stacked", x, out), (y, new_state)
 
         x = varying_as((x, inputs, broadcast), jax.tree.map(strongly_typed, x))
         ys, new_state = None, None
@@ -302,14 +299,18 @@ def _check_rows(stacked: Stacked[Any], xs: Any) -> None:
             )
 
 
-def check_kept(what: str, before: Any, after: Any) -> None:
-    """Raises `ShapeError` unless both trees have equal structure, shapes and dtypes."""
+def as_before(what: str, before: Any, after: Any) -> Any:
+    """`after`, split over the explicit axes of a mesh as `before` is, as a scan requires.
+
+    Raises `ShapeError` unless both trees have equal structure, shapes and dtypes.
+    """
     one, other = (jtu.tree_map(shape_and_dtype, tree) for tree in (before, after))
     if one != other:
         raise ShapeError(
             f"{what} must return an array of the shape and dtype that it was given. It was "
             f"given {described(before)}, and returned {described(after)}."
         )
+    return jax.tree.map(lambda new, old: split_by(new, parts(old)), after, before)
 
 
 class _Leaf(tuple):

@@ -73,6 +73,10 @@ def lstm(key):
     return eqx.Partial(lambda cell, x, h: cell(x, (h, h)), cell)
 
 
+def reversible(key):
+    return nn.ReversibleBlock(nn.Linear(4, 4, key=key), jnp.tanh)
+
+
 def conv(key, **options):
     return nn.Conv2d(4, 8, 3, padding=1, key=key, **options)
 
@@ -252,6 +256,20 @@ CASES = {
         X,
         X,
         {"layers.layers[0].weight": P(None, "y")},
+    ),
+    "ReversibleSequential by row": Case(
+        lambda key: nn.ReversibleSequential([reversible(key)]),
+        VECTORS,
+        X,
+        X,
+        {"blocks[0].f.weight": P("y")},
+    ),
+    "ReversibleSequential of Stacked by row": Case(
+        lambda key: nn.ReversibleSequential(nn.Stacked(reversible, 2, key=key)),
+        VECTORS,
+        X,
+        X,
+        {"blocks.layers.f.weight": P(None, "y")},
     ),
     "RNN by row": Case(
         lambda key: nn.RNN.build(nn.GRUCell, 8, 4, 2, key=key),
@@ -587,10 +605,6 @@ def test_manual_axes_need_no_other_model(name):
         out = jax.jit(mapped)(jax.device_put(arrays, P()), jax.device_put(xs, X))
     assert_close(out, jax.tree.leaves(on_one_device(case)[0])[0])
     assert is_split(out, X)
-
-
-def reversible(key):
-    return nn.ReversibleBlock(nn.Linear(4, 4, key=key), jnp.tanh)
 
 
 PER_DEVICE = {
