@@ -20,6 +20,7 @@ from ._dropout import Dropout
 from ._masks import Visible, combine_masks
 from ._norm import accumulation_dtype
 from ._shape import within
+from ._sharding import explicit_mesh, parts, split_along
 
 Implementation = Literal["xla", "cudnn", "auto"] | None
 
@@ -64,6 +65,7 @@ def attend(
     inputs: Inputs, implementation: Implementation, return_weights: bool = False
 ) -> tuple[Array, Array | None]:
     """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`."""
+    inputs = _split_alike(inputs)
     q = inputs.q
     name = _chosen(implementation, inputs, return_weights)
     if name == "cudnn":
@@ -83,6 +85,30 @@ def attend(
     if cached and q.shape[0] == 1:
         return _one_query_kernel(inputs)
     return _formula_kernel(inputs)
+
+
+def _split_alike(inputs: Inputs) -> Inputs:
+    """`inputs`, whose heads are split alike over the explicit axes of a mesh, by the
+    queries. Otherwise `vmap` over the heads would fail."""
+    q, k, v, visible, bias, _, drop = inputs
+    if explicit_mesh(q, k, v, visible.mask, bias) is None:
+        return inputs
+    heads, shared = parts(q)[1], parts(_in_groups(q, 1, k.shape[1]))[1]
+
+    def each(x: Any) -> Any:
+        if x is None or x.ndim == 2 or x.shape[0] == 1:
+            return x
+        return split_along(x, 0, heads)
+
+    return inputs._replace(
+        k=split_along(k, 1, shared),
+        v=split_along(v, 1, shared),
+        visible=visible._replace(mask=each(visible.mask)),
+        bias=each(bias),
+        drop=drop
+        if drop.keys is None
+        else drop._replace(keys=split_along(drop.keys, 0, heads)),
+    )
 
 
 # The kernels
