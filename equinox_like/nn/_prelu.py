@@ -7,7 +7,8 @@ from jaxtyping import Array
 from .._module import Module
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._precision import computes
-from ._shape import as_array, check_dtype
+from ._shape import as_array, check_dtype, jax_array
+from ._sharding import like
 
 
 class PReLU(Module):
@@ -61,4 +62,5 @@ class PReLU(Module):
         An array of the dtype to which JAX promotes those of `x` and the slope.
         """
         x = as_array(self, "x", x)
-        return jnp.where(x >= 0, x, self.negative_slope * x)
+        slope = like(jax_array(self.negative_slope), x)
+        return jnp.where(x >= 0, x, slope * x)

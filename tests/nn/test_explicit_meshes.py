@@ -458,6 +458,9 @@ CASES = {
         transposed, IMAGES, XY, XY, BY_COLUMN, out_sharding=P("y")
     ),
     # Parameters that are split unlike the input.
+    "PReLU by feature": Case(
+        without(nn.PReLU(jnp.full(8, 0.1))), VECTORS, X, X, {"negative_slope": P("y")}
+    ),
     "LayerNorm, as the batch": Case(
         without(nn.LayerNorm(8)), VECTORS, X, X, {"weight": X, "bias": X}
     ),
