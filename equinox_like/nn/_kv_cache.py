@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.lax as lax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._compat.tracer import Tracer
@@ -20,6 +21,7 @@ from .._runtime.error_if import error_if
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
 from ._shape import as_size, jax_array
+from ._sharding import explicit_mesh, parts, placed
 
 
 class KVCache(Module):
@@ -207,7 +209,9 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
         # If there are more tokens than slots, only the last ones are kept.
         kept = slice(max(new - slots, 0), None)
         start, indices = slots, position[kept] % slots
-        updated = [a.at[indices].set(b[kept]) for a, b in zip(old, added, strict=True)]
+        updated = [
+            _written(a, indices, b[kept]) for a, b in zip(old, added, strict=True)
+        ]
         seen = [jnp.concatenate(pair) for pair in zip(old, added, strict=True)]
     key, value, position = updated
     length = jax_array(cache.length) + new
@@ -216,6 +220,16 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     return Seen(
         keys.astype(dtypes[0]), values.astype(dtypes[1]), positions, start, next_cache
     )
+
+
+def _written(slots: Array, indices: Array, tokens: Array) -> Array:
+    def write(slots, indices, tokens):
+        return slots.at[indices].set(tokens)
+
+    # JAX cannot derive the sharding if the tokens are a split batch and the slots not.
+    is_split = explicit_mesh(slots, tokens) is not None
+    spec = PartitionSpec(*parts(slots)) if is_split else None
+    return placed(write, spec, slots, indices, tokens)
 
 
 def cut(cache: KVCache, n: Array) -> KVCache:

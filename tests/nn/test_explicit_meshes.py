@@ -360,6 +360,16 @@ CASES = {
             bias=jnp.ones((4, 6, 6)),
         ),
     ),
+    "attention by head, to a ring": Case(
+        attention,
+        TEXT,
+        X,
+        X,
+        ALL_HEADS,
+        call=lambda model, x: attend_to_itself(
+            model, x, cache=model.init_cache(4, overflow="ring")
+        ),
+    ),
     "attention by JAX's kernel": Case(
         functools.partial(attention, implementation="xla"),
         TEXT,
