@@ -39,7 +39,7 @@ def test_results_are_those_of_the_function(emit):
         seen.append(type(x))
         return jnp.sin(x) + y, (x > 0).sum(dtype=jnp.int32)
 
-    x = jnp.arange(3.0)
+    x = jax.device_put(jnp.arange(3.0), jax.devices("cpu")[0])
     run = jax.jit(lambda x: computed(emit)(function, STRUCTS, x, 2 * x))
     sines, number = run(x)
     np.testing.assert_allclose(sines, np.sin(x) + 2 * x, rtol=1e-6)
