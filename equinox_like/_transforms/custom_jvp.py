@@ -12,11 +12,11 @@ from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.parts import as_arrays, pair_of, take_apart
 from .._module.fields import field
-from .._tree.filters import is_inexact_array, is_none
+from .._tree.filters import is_inexact_array, is_inexact_array_like, is_none
 from .._tree.match import leaf_name
 from .._warn import warn
 from .custom_rules import Rules, batched_in_front, check_output, hold, type_of
-from .tangents import is_zero, refuse_non_arrays
+from .tangents import is_zero, refuse_non_arrays, shape_and_dtype
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -152,11 +152,18 @@ def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
             f"{treedef}\nand the tangent\n    {tangent_treedef}"
         )
     for i, (x, t) in enumerate(zip(leaves, tangents, strict=True)):
-        if t is not None and is_inexact_array(x) and jnp.shape(t) != jnp.shape(x):
+        if t is None or x is None:
+            continue
+        shape, dtype = shape_and_dtype(x)
+        given_shape, given_dtype = shape_and_dtype(t)
+        tangent_dtype = dtype if is_inexact_array_like(x) else jax.dtypes.float0
+        if (shape, tangent_dtype) != (given_shape, given_dtype):
             raise TypeError(
                 f"The rule of `filter_custom_jvp` of `{name}` must produce a tangent of "
-                f"the shape of the output, but `{leaf_name(out, i, 'output', is_none)}` "
-                f"has shape {jnp.shape(x)}, and its tangent {jnp.shape(t)}."
+                f"the shape and dtype of the output, or `None` if the output is not "
+                f"floating or complex, but `{leaf_name(out, i, 'output', is_none)}` has "
+                f"shape {shape}, dtype {dtype}, and its tangent has shape {given_shape}, "
+                f"dtype {given_dtype}."
             )
     return treedef.unflatten(
         [

@@ -199,6 +199,27 @@ def test_bad_results_of_a_jvp_rule(returned, error, message):
         jax.grad(f)(TWO)
 
 
+@pytest.mark.parametrize(
+    ("output", "tangent"),
+    [
+        (ONE, jnp.ones((), jnp.float16)),
+        (ONE * 1j, ONE),
+        (jnp.arange(3), jnp.ones(3)),
+        (2, 1.0),
+        (jnp.ones((), jnp.bfloat16), 1.0),
+    ],
+    ids=["half", "complex", "integers", "int", "number"],
+)
+def test_tangent_of_another_dtype_is_named_by_the_path_of_its_output(output, tangent):
+    f = eqx.filter_custom_jvp(lambda x: {"a": [x, output]})
+    f.def_jvp(lambda p, t: ({"a": [p[0], output]}, {"a": [t[0], tangent]}))
+    message = (
+        r"rule of `filter_custom_jvp` of `<lambda>`.*`output\['a'\]\[1\]` has shape"
+    )
+    with pytest.raises(TypeError, match=message):
+        jax.jvp(f, (TWO,), (ONE,))
+
+
 def test_outputs_of_a_custom_jvp_are_arrays():
     f = eqx.filter_custom_jvp(lambda x: {"a": x, "b": "text"})
     f.def_jvp(lambda primals, tangents: None)
