@@ -57,13 +57,18 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     """
     require_callable(fun, "filter_eval_shape", "fun")
     data, rest = take_apart((fun, args, kwargs), is_array_or_struct)
+    outs = []
 
     def flat(data):
         fun, args, kwargs = rest.fill(data)
-        return pack(fun(*args, **kwargs))
+        out, out_rest = take_apart(fun(*args, **kwargs))
+        # JAX would keep it, with the static values in it, as part of the output.
+        outs.append(out_rest)
+        return out
 
     names = data_names(fun, fun, args, kwargs, is_array_or_struct)
-    return unpack(jax.eval_shape(show_as(flat, fun, lambda: names), data))
+    structs = jax.eval_shape(show_as(flat, fun, lambda: names), data)
+    return outs.pop().fill(structs)
 
 
 @frames_hidden

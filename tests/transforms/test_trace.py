@@ -188,3 +188,15 @@ def test_output_is_made_of_arrays_of_the_right_types(name):
     assert out["key"].dtype == key.dtype and out["text"] == "text" and out["n"] is None
     if name == "eval_zero":
         assert not out["x"].any() and not out["mask"].any()
+
+
+def test_filter_eval_shape_keeps_no_static_value_of_its_output_alive():
+    class Token:
+        pass
+
+    token = Token()
+    eqx.filter_eval_shape(lambda x: (x, token), jnp.ones(3))
+    watched = weakref.ref(token)
+    del token
+    gc.collect()
+    assert watched() is None
