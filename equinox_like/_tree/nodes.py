@@ -110,5 +110,5 @@ def with_article(name: str) -> str:
     """`a Linear`, `an Embedding`, `an MLP`, for the name of a class."""
     # Acronyms are spelled out when read: "an em-el-pee".
     read = name.lstrip("_")
-    vowels = "AEFHILMNORSX" if read[1:2].isupper() else "AEIOaeio"
+    vowels = "AEFHILMNORSX" if read[:2].isupper() else "AEIOaeio"
     return f"{'an' if read.startswith(tuple(vowels)) else 'a'} {name}"

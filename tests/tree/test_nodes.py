@@ -12,6 +12,8 @@ from equinox_like._tree.nodes import describe_node, with_article
     [
         "a Linear",
         "an MLP",
+        "an M",
+        "a B",
         "an LSTMCell",
         "a GRUCell",
         "a UNet",
