@@ -344,6 +344,7 @@ def _xla_serves(q: Array) -> bool:
     # In double precision, it would compute the softmax in float32. In float16, with jax
     # 0.10 to 0.12, it asks for products that only some GPUs have, and not in all shapes.
     # In bfloat16, its gradient mixes dtypes, also if the call is under "standard".
-    if jax.config.jax_numpy_dtype_promotion == "strict" and q.dtype == jnp.bfloat16:
+    promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore[reportAttributeAccessIssue]
+    if promotion == "strict" and q.dtype == jnp.bfloat16:
         return False
     return q.dtype not in (jnp.float16, jnp.float64)
