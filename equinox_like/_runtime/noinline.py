@@ -180,7 +180,8 @@ class _Call:
     def __call__(self, *data: Any) -> list[Any]:
         arrays, rest = take_apart(self.output(data))
         if self.rest is not None:
-            _, announced = take_apart(replace(self, rest=None).output(data))
+            types = tuple(map(as_aval, data))
+            _, announced = _trace(replace(self, rest=None), types)
             if not rest.has_places_of(announced):
                 raise ValueError(
                     "A `noinline` function must return a tree of the structure that its "
