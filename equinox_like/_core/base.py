@@ -95,11 +95,12 @@ class Transformed(Module, Generic[_P, _T]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if is_global(self, _are_copies):  # the function's global name refers to `self`
-            return reduce_global(self, *self._made_by_())
+            make, args = self._made_by_()
+            return reduce_global(self, make, *args)
         return super().__reduce_ex__(protocol)
 
-    def _made_by_(self) -> tuple[Any, ...]:
-        return filled, type(self), self.__getstate__()
+    def _made_by_(self) -> tuple[Any, tuple[Any, ...]]:
+        return filled, (type(self), self.__getstate__())
 
     def __hash__(self) -> int:
         # Options may be unhashable. Equal wrappers wrap the same callable.

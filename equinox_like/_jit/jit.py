@@ -287,11 +287,10 @@ class Jitted(Transformed[_P, _T]):
         return start, f", donate={self._program.donate!r}{end}"
 
     def __reduce__(self):
-        make, *parts = self._made_by_()
-        return make, tuple(parts)
+        return self._made_by_()
 
-    def _made_by_(self) -> tuple[Any, ...]:
-        return type(self), *self._ingredients(self._program.donate)
+    def _made_by_(self) -> tuple[Any, tuple[Any, ...]]:
+        return type(self), self._ingredients(self._program.donate)
 
     def _with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
         """An equal function, but with this `donate`."""
