@@ -14,7 +14,7 @@ from .._core.parts import Rest, take_apart
 from .._tree.arrays import struct_of, with_key, without_key
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
-from .._tree.match import pair_leaves
+from .._tree.match import leaf_name, pair_leaves
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 
@@ -170,12 +170,12 @@ class _Call:
         self._inputs = [*map(struct_of, self.data)]
         described, self.result = take_apart(result_shape_dtypes, _describes_array)
         self.structs = [*map(struct_of, described)]
-        tree = self.result.alone(self.structs)
-        for path, x in jtu.tree_leaves_with_path(tree):
+        for i, x in enumerate(self.structs):
             if jax.dtypes.canonicalize_dtype(x.dtype, True) != x.dtype:
+                tree = self.result.alone(self.structs)
                 raise ValueError(
-                    f"`{path_str(path, 'result_shape_dtypes')}` has the dtype {x.dtype}, "
-                    "which JAX has under `jax_enable_x64` only."
+                    f"`{leaf_name(tree, i, 'result_shape_dtypes')}` has the dtype "
+                    f"{x.dtype}, which JAX has under `jax_enable_x64` only."
                 )
 
     def __call__(self, data: list[Any]) -> list[Any]:
