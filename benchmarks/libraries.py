@@ -25,7 +25,7 @@ def run(rounds: int) -> None:
     workers = {key: _Worker(key) for key in LIBRARIES}
     compiling, running = [], []
     for name in JOBS:
-        # The first of two compilations also loads modules and fills caches.
+        # Not counted, since it also loads modules and fills caches.
         compiled = {key: [w.ask(f"compile {name}")] for key, w in workers.items()}
         for _ in range(max(3, rounds // 8)):
             for key, worker in workers.items():
