@@ -180,11 +180,11 @@ class MultiheadAttention(Module):
         )
         q, k = self.num_heads * self.qk_size, self.num_kv_heads * self.qk_size
         v, out = self.num_kv_heads * self.vo_size, self.num_heads * self.vo_size
-        keys = split_key(key, 4, self)
-        self.query_proj = linear(self.query_size, q, use_query_bias, key=keys[0])
-        self.key_proj = linear(self.key_size, k, use_key_bias, key=keys[1])
-        self.value_proj = linear(self.value_size, v, use_value_bias, key=keys[2])
-        self.output_proj = linear(out, self.output_size, use_output_bias, key=keys[3])
+        q_key, k_key, v_key, out_key = split_key(key, 4, self)
+        self.query_proj = linear(self.query_size, q, use_query_bias, key=q_key)
+        self.key_proj = linear(self.key_size, k, use_key_bias, key=k_key)
+        self.value_proj = linear(self.value_size, v, use_value_bias, key=v_key)
+        self.output_proj = linear(out, self.output_size, use_output_bias, key=out_key)
 
     @overload
     def __call__(
