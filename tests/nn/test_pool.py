@@ -189,6 +189,14 @@ def test_average_of_a_large_window_is_summed_in_float32(dtype, strict) -> None:
     assert (out == 100).all()
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
+def test_maximum_of_few_bits_needs_no_infinity(dtype) -> None:
+    x = jnp.arange(-4, 4).astype(dtype)[None]
+    out, pull = jax.vjp(nn.MaxPool1d(2, 2), x)
+    assert out.dtype == dtype and out.tolist() == [[-3, -1, 1, 3]]
+    assert pull(out)[0].tolist() == [[0, -3, 0, -1, 0, 1, 0, 3]]
+
+
 def test_pool_reduces_by_any_operation() -> None:
     x = jnp.arange(1.0, 5.0)[None]
     assert nn.Pool(1, jax.lax.mul, 1, 2)(x).tolist() == [[2, 6, 12]]
