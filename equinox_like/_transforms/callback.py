@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 from .._compat.trace_state import at_top_level
 from .._core.base import name_of, require_callable
 from .._core.parts import Rest, take_apart
-from .._tree.arrays import struct_of, with_key, without_key
+from .._tree.arrays import is_typed_key, struct_of, with_key, without_key
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
 from .._tree.match import leaf_name, pair_leaves
@@ -36,11 +36,12 @@ def filter_pure_callback(
     - `callback`: `callback(*args, **kwargs)` runs in Python while the compiled program
         runs. It must be pure: it may be left out, or run more than once. It cannot be
         differentiated.
-    - `*args`, `**kwargs`: arrays reach it as `jax.Array`s, and typed PRNG keys as such;
-        everything else as it is.
+    - `*args`, `**kwargs`: arrays reach it as `jax.Array`s, typed PRNG keys as their
+        numbers (`jax.random.key_data`), and everything else as it is.
     - `result_shape_dtypes`: what it returns: a tree with a `jax.ShapeDtypeStruct`, or
-        anything else with a `shape` and a `dtype`, for each array. All other leaves are the
-        values that it must return there.
+        anything else with a `shape` and a `dtype`, for each array. For a typed key it may
+        return the key, or its numbers. All other leaves are the values that it must return
+        there.
     - `sharding`, `vmap_method`: as for `jax.pure_callback`. Without a `vmap_method` it
         cannot be used under `vmap`.
     - `vectorized`: removed; use `vmap_method`.
@@ -147,12 +148,10 @@ def filter_io_callback(
 def _bound(bind: Callable[..., Any], call: "_Call", options: dict[str, Any]) -> Any:
     """The arrays that the callback returns."""
     data, call.data = call.data, []  # JAX keeps `call`; do not keep the arguments too
-    # JAX passes typed PRNG keys as numbers, and cannot return them.
-    returned = jax.eval_shape(lambda xs: [*map(without_key, xs)], call.structs)
-    bound = functools.partial(bind, call, returned, **options)
+    bound = functools.partial(bind, call, [*map(_passed, call.structs)], **options)
     # Outside `jax.jit`, JAX would keep the callback, and what it refers to, forever.
     run = jax.jit(bound) if at_top_level() else bound
-    return [*map(with_key, run([*map(without_key, data)]), call.structs)]
+    return [*map(with_key, run(data), call.structs)]
 
 
 class _Call:
@@ -166,8 +165,9 @@ class _Call:
         require_callable(callback, transformation)
         self._callback = callback
         self._where = f"`{transformation}` of `{name_of(callback)}`"
-        self.data, self._rest = take_apart((args, kwargs))
-        self._inputs = [*map(struct_of, self.data)]
+        data, self._rest = take_apart((args, kwargs))
+        self.data = [*map(without_key, data)]
+        self._ndims = [x.ndim for x in self.data]
         described, self.result = take_apart(result_shape_dtypes, _describes_array)
         self.structs = [*map(struct_of, described)]
         for i, x in enumerate(self.structs):
@@ -179,12 +179,10 @@ class _Call:
                 )
 
     def __call__(self, data: list[Any]) -> list[Any]:
-        given = [*map(with_key, data, self._inputs)]
-        args, kwargs = self._rest.fill(given)
+        args, kwargs = self._rest.fill(data)
         # How many axes `vmap` has added in front, by this `vmap_method`.
         added = max(
-            (x.ndim - s.ndim for x, s in zip(given, self._inputs, strict=True)),
-            default=0,
+            (x.ndim - n for x, n in zip(data, self._ndims, strict=True)), default=0
         )
         out = self._callback(*args, **kwargs)
         message = (
@@ -197,6 +195,8 @@ class _Call:
         return [without_key(pairs[i][2]) for i in self.result.places]
 
     def _check(self, leaf: Any, wanted: Any, name: str, added: int) -> None:
+        if is_typed_key(wanted) and is_array(leaf) and not is_typed_key(leaf):
+            wanted = _passed(wanted)
         if not isinstance(wanted, jax.ShapeDtypeStruct):
             if not tree_equal(leaf, wanted):
                 raise ValueError(
@@ -220,6 +220,12 @@ class _Call:
                 f"but `result_shape_dtypes` has {wanted.shape} there"
                 + (", for each element of the batch." if added else ".")
             )
+
+
+def _passed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """What JAX passes from or to a callback: for typed keys, their numbers."""
+    # Abstractly, because a callback of a running program must not run another one.
+    return jax.eval_shape(without_key, struct) if is_typed_key(struct) else struct
 
 
 def _describes_array(x: Any) -> bool:
