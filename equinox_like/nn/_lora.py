@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from .._module import Module, field, frozen, trainable, unfrozen
 from .._module.construct import filled
-from .._module.freezing import leaves_under
+from .._module.freezing import leaves_under, trainable_leaves
 from .._module.wrapper import check_forwards
 from .._runtime.watched import class_of
 from .._tree import is_array, is_inexact_array, tree_at
@@ -267,7 +267,7 @@ def add_lora(
         assert eqx.tree_equal(eqx.nn.merge_lora(tuned), model)
         ```
     """
-    model = unfrozen(model)
+    flags, model = trainable_leaves(model), unfrozen(model)
     chosen = _weights_under(model, where)
     if not chosen:
         raise ValueError(
@@ -293,6 +293,7 @@ def add_lora(
             layer_key = jax.random.fold_in(key, number)
         return LoRA(layer, rank, alpha, name, batch_ndim=batch_ndim, key=layer_key)
 
+    model = _frozen_as_before(model, flags)
     layers = select(model).where(lambda path, node: path in chosen)
     return _frozen_but_lora(layers.apply(wrap))
 
@@ -406,6 +407,23 @@ def _weights_under(model: Any, where: Any) -> dict[str, dict[str, int]]:
             at = plain_path(path) if path else ""
             found.setdefault(at, {})[name] = batch_ndim
     return found
+
+
+def _frozen_as_before(model: Any, flags: list[bool]) -> Any:
+    """The model, with the matrices of its LoRAs frozen where the leaves' flags are
+    false."""
+
+    def each(node, flags):
+        if not isinstance(node, LoRA):
+            return node
+        pairs = (node.a, node.b), (flags.a, flags.b)
+        a, b = jax.tree.map(lambda x, flag: x if flag else frozen(x), *pairs)
+        return filled(type(node), vars(node) | {"a": a, "b": b})
+
+    trained = jax.tree.structure(model).unflatten(flags)
+    return jax.tree.map(
+        each, model, trained, is_leaf=lambda node: isinstance(node, LoRA)
+    )
 
 
 def _frozen_but_lora(model: Any) -> Any:

@@ -364,3 +364,24 @@ def test_lora_of_a_frozen_layer_is_compiled_and_trained() -> None:
     )
     grads = eqx.filter_jit(eqx.filter_grad(lambda lora: lora(x).sum()))(lora)
     assert grads.layer.value.weight is None and grads.a.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        eqx.frozen,
+        lambda lora: eqx.tree_at(
+            lambda lora: (lora.a, lora.b), lora, replace_fn=eqx.frozen
+        ),
+        lambda lora: lora.merge(),
+    ],
+    ids=["whole", "matrices", "merged"],
+)
+def test_lora_that_was_frozen_stays_frozen(freeze) -> None:
+    model = nn.add_lora(nn.MLP(4, 2, 8, 1, key=KEY), "layers[0]", 2, key=KEY)
+    model = eqx.tree_at("layers[0]", model, replace_fn=freeze)
+    more = nn.add_lora(model, "layers[1]", 2, key=KEY)
+    params = eqx.filter(more, eqx.trainable)
+    assert not jax.tree.leaves(params.layers[0])
+    assert len(jax.tree.leaves(params.layers[1])) == 2
+    assert (more(jnp.ones(4)) == model(jnp.ones(4))).all()
