@@ -127,6 +127,8 @@ def _drawn(init: Init, place: Place, key: Any) -> Any:
     if number == 0 or (not callable(init) and not isinstance(init, str)):
         return initialised(init, key, shape, dtype, layout, path)
     rows, shape = shape[:number], shape[number:]
+    if 0 in rows:  # there is nothing to draw
+        return jnp.zeros((*rows, *shape), dtype)
     keys = jax.random.split(key, math.prod(rows))
     drawn = [initialised(init, k, shape, dtype, layout, path) for k in keys]
     return jnp.stack(drawn).reshape(*rows, *shape)

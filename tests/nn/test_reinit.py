@@ -94,6 +94,14 @@ def test_stacked_layers_and_ensembles_are_drawn_one_by_one(key) -> None:
         ))  # fmt: skip
 
 
+def test_stack_of_no_layers_has_nothing_to_draw(key) -> None:
+    # With a depth of 1, a scanned MLP has no layers in its middle.
+    mlp = nn.MLP(3, 2, 4, 1, scan=True, key=key)
+    new = nn.reinit(mlp, [(nn.Linear, "he_normal")], key=key)
+    assert new.layers[1].weight.shape == (0, 4, 4)
+    assert not np.allclose(new.layers[0].weight, mlp.layers[0].weight)
+
+
 def test_structs_become_arrays_and_frozen_stays_frozen(key) -> None:
     structs = eqx.filter_eval_shape(nn.Linear, 3, 2, key=key)
     new = nn.reinit(structs, [("**", "normal")], key=key)
