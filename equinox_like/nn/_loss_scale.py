@@ -172,11 +172,12 @@ class DynamicLossScale(_LossScale):
         factor = as_number(self, "factor", factor)
         min_scale = as_number(self, "min_scale", min_scale)
         max_scale = as_number(self, "max_scale", max_scale)
-        if factor <= 1:
+        # Written so that NaN is refused, too.
+        if not factor > 1:
             raise ValueError(
                 f"DynamicLossScale takes a `factor` above 1; got {factor!r}."
             )
-        if min_scale > max_scale:
+        if not min_scale <= max_scale:
             raise ValueError(
                 f"DynamicLossScale takes a `min_scale` of at most `max_scale`; got "
                 f"{min_scale!r} and {max_scale!r}."

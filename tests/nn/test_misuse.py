@@ -156,6 +156,9 @@ CALLS = {
     "nn.DynamicLossScale(float('inf'))": "ValueError: DynamicLossScale, `scale`, inf",
     "scale.adjust(jnp.float32(jnp.nan))": "TypeError: `finite`, `all_finite(grads)`",
     "scale.adjust(jnp.ones(3, bool))": "TypeError: `finite`, bool[3]",
+    "nn.DynamicLossScale(factor=float('nan'))": "ValueError: `factor`, nan",
+    "nn.DynamicLossScale(min_scale=float('nan'))": "ValueError: `min_scale`, nan",
+    "nn.DynamicLossScale(max_scale=float('nan'))": "ValueError: `max_scale`, nan",
     # The rest.
     "norm(jnp.ones(3), mapped, inference=True)": "ShapeError: `state`, out_axes=(0",
     "nn.summary(L, where='layers[*]')": "ValueError: `summary`, `where`",
