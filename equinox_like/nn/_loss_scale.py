@@ -275,13 +275,13 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
 
     def each(path: Any, a: Any, b: Any) -> Any:
         are_arrays = is_array(a), is_array(b)
-        if not any(are_arrays):
+        if not any(are_arrays) and jtu.all_leaves([b]):
             return a
         if not all(are_arrays) or described(a) != described(b):
             raise ValueError(
-                "`select_tree` takes trees whose arrays have equal shapes and dtypes; "
-                f"`{path_str(path, 'on_true')}` is {describe_node(a)}, and "
-                f"`{path_str(path, 'on_false')}` {describe_node(b)}."
+                "`select_tree` takes trees of one structure, whose arrays have equal "
+                f"shapes and dtypes; `{path_str(path, 'on_true')}` is {describe_node(a)}, "
+                f"and `{path_str(path, 'on_false')}` {describe_node(b)}."
             )
         return jax.lax.select(pred, a, b)
 

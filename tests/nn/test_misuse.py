@@ -163,6 +163,8 @@ CALLS = {
     "norm(jnp.ones(3), mapped, inference=True)": "ShapeError: `state`, out_axes=(0",
     "nn.summary(L, where='layers[*]')": "ValueError: `summary`, `where`",
     "nn.Shared((L, L), lambda t: t[0].weight, lambda t: t[0].weight)": "ValueError: `get`",
+    "nn.select_tree(True, [1.0], [[1.0]])": "ValueError: `on_true[0]`, a list",
+    "nn.select_tree(True, [1.0], [None])": "ValueError: `on_true[0]`, `on_false[0]` None",
 }
 
 
