@@ -28,6 +28,7 @@ from .._runtime.error_if import error_if
 from .._transforms.trace import filter_eval_shape
 from .._tree import is_array
 from .._tree.arrays import is_deleted
+from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
@@ -267,6 +268,12 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
         return cache
     out = model(prompt[:-1], cache)
     _, filled = pair_of(out, "`generate`: the `model`", "(logits, cache)")
+    if len(_caches(filled)) != len(_caches(cache)):
+        # The tokens would be drawn without the prompt.
+        raise TypeError(
+            "`generate` takes a `model` that returns the next cache for each that it was "
+            f"given; it returned {describe_node(filled)}."
+        )
     if length is None:
         return filled
     lengths = iter([c.length for c in _caches(cache)])

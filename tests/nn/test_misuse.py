@@ -35,6 +35,9 @@ def names():
     def logits(tokens, cache):
         return jnp.zeros((len(tokens), 5)), cache
 
+    def forgets(tokens, cache):
+        return jnp.zeros((len(tokens), 5)), None
+
     return globals() | locals()
 
 
@@ -165,6 +168,7 @@ CALLS = {
     "nn.Shared((L, L), lambda t: t[0].weight, lambda t: t[0].weight)": "ValueError: `get`",
     "nn.select_tree(True, [1.0], [[1.0]])": "ValueError: `on_true[0]`, a list",
     "nn.select_tree(True, [1.0], [None])": "ValueError: `on_true[0]`, `on_false[0]` None",
+    "nn.generate(forgets, [1, 2], attention.init_cache(4), 2, key=k)": "TypeError: None",
 }
 
 
