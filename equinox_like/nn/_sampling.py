@@ -48,9 +48,9 @@ def sample_logits(
         up to at least this: a scalar, above 0 and at most 1. Nucleus sampling, from [The
         Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751)
         (Holtzman et al. 2019).
-    - `repetition_penalty`: makes tokens in `seen` less likely: a scalar above 0. A
-        logit above 0 is divided by it, one below is multiplied. 1 changes nothing. From
-        [CTRL](https://arxiv.org/abs/1909.05858) (Keskar et al. 2019).
+    - `repetition_penalty`: makes tokens in `seen` less likely: a finite scalar above
+        0. A logit above 0 is divided by it, one below is multiplied. 1 changes nothing.
+        From [CTRL](https://arxiv.org/abs/1909.05858) (Keskar et al. 2019).
     - `seen`: which tokens the penalty is for, shape `(vocabulary,)`, bool; for example
         `jnp.zeros(vocabulary, bool).at[tokens].set(True)`.
 
@@ -150,7 +150,12 @@ def check_sampling(
             lambda x: 0 <= x < math.inf,
         ),
         ("top_p", top_p, "above 0 and at most 1", lambda x: 0 < x <= 1),
-        ("repetition_penalty", repetition_penalty, "above 0", lambda x: x > 0),
+        (
+            "repetition_penalty",
+            repetition_penalty,
+            "above 0 and finite",
+            lambda x: 0 < x < math.inf,
+        ),
     )
     for name, value, wanted, is_within in ranges:
         if not is_array_like(value):

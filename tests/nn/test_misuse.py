@@ -162,6 +162,7 @@ CALLS = {
     "nn.DynamicLossScale(factor=float('nan'))": "ValueError: `factor`, nan",
     "nn.DynamicLossScale(min_scale=float('nan'))": "ValueError: `min_scale`, nan",
     "nn.DynamicLossScale(max_scale=float('nan'))": "ValueError: `max_scale`, nan",
+    "nn.sample_logits(x, k, repetition_penalty=jnp.inf, seen=x > 0)": "ValueError: finite",
     # The rest.
     "norm(jnp.ones(3), mapped, inference=True)": "ShapeError: `state`, out_axes=(0",
     "nn.summary(L, where='layers[*]')": "ValueError: `summary`, `where`",
