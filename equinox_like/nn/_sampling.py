@@ -203,8 +203,12 @@ def _check_logits(logits: Any, seen: Any) -> None:
         )
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TypeError(f"`sample_logits` takes floating logits; got {logits.dtype}.")
-    if seen is not None and jnp.shape(seen) != logits.shape:
+    if seen is not None and not is_array(seen):
+        raise TypeError(
+            f"`sample_logits` takes an array of bools as `seen`; got {describe_node(seen)}."
+        )
+    if seen is not None and seen.shape != logits.shape:
         raise ShapeError(
             f"`sample_logits` takes a `seen` of the shape of the logits, {logits.shape}; "
-            f"got shape {jnp.shape(seen)}."
+            f"got shape {seen.shape}."
         )
