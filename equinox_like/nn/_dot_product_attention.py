@@ -104,6 +104,10 @@ def dot_product_attention(
     q, k, v = _checked_heads(*(as_array(name, *each) for each in arrays.items()))
     if dropout is not None:
         check_function(name, "dropout", dropout, "a Dropout")
+    if scale is not None and jnp.shape(scale) != ():
+        raise ShapeError(
+            f"{name} takes a scalar as `scale`; got shape {jnp.shape(scale)}."
+        )
     number = q.shape[1]
     lengths = q.shape[0], k.shape[0]
     check_window(name, window)

@@ -171,6 +171,7 @@ CALLS = {
     "nn.select_tree(True, [1.0], [None])": "ValueError: `on_true[0]`, `on_false[0]` None",
     "nn.generate(forgets, [1, 2], attention.init_cache(4), 2, key=k)": "TypeError: None",
     "nn.sample_logits(x, k, repetition_penalty=2.0, seen=[1] * 4)": "TypeError: `seen`",
+    "nn.dot_product_attention(xs, xs, xs, scale=x)": "ShapeError: `scale`, (4,)",
 }
 
 
