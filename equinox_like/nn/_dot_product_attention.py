@@ -5,6 +5,7 @@ The function and `MultiheadAttention` both call `attend`, in `_attend.py`.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -15,7 +16,7 @@ from .._typing import ArrayLike, PRNGKeyArray
 from ._attend import Drop, Implementation, Inputs, attend, attention_weights
 from ._callables import check_function
 from ._dropout import Dropout
-from ._keys import split_key
+from ._keys import key_named
 from ._masks import Visible, check_window
 from ._shape import as_array
 
@@ -115,7 +116,8 @@ def dot_product_attention(
     bias = checked_mask(name, "bias", bias, number, lengths)
     one_head = jnp.ndim(query) == 2
     if key is not None:
-        key = key[None] if one_head else split_key(key, number, name)
+        with key_named(key, name):
+            key = key[None] if one_head else jax.random.split(key, number)
     visible, drop = Visible(mask, is_causal, window), Drop(dropout, key, inference)
     heads, _ = attend(Inputs(q, k, v, visible, bias, scale, drop), implementation)
     return heads[:, 0] if one_head else heads

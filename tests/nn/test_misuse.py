@@ -103,6 +103,7 @@ CALLS = {
     "nn.sample_logits(x, 0)": "TypeError: `key` of `sample_logits`",
     "nn.generate(logits, [1], (), 2, key=0)": "TypeError: `key` of `generate`",
     "nn.LearnedPositionalEmbedding(4, 4, key=0)": "TypeError: `key` of Learned",
+    "nn.dot_product_attention(xs, xs, xs, key=0)": "TypeError: `key` of `dot_product",
     # dtypes of parameters.
     "nn.Linear(4, 4, dtype='float31', key=k)": "ValueError: Linear, `dtype`, 'float31'",
     "nn.Linear(4, 4, dtype=int, key=k, weight_init='zeros')": "ValueError: `dtype`",
