@@ -14,7 +14,7 @@ from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._attend import Drop, Implementation, Inputs, attend, attention_weights
-from ._callables import check_function
+from ._callables import check_function, refuse_layer_class
 from ._dropout import Dropout
 from ._keys import key_named
 from ._masks import Visible, check_window
@@ -104,6 +104,7 @@ def dot_product_attention(
     arrays = {"query": query, "key_": key_, "value": value}
     q, k, v = _checked_heads(*(as_array(name, *each) for each in arrays.items()))
     if dropout is not None:
+        refuse_layer_class(name, "dropout", dropout)
         check_function(name, "dropout", dropout, "a Dropout")
     if scale is not None and jnp.shape(scale) != ():
         raise ShapeError(

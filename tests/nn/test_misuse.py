@@ -81,6 +81,9 @@ CALLS = {
     "nn.Pool(0, 'add', 1, 2)": "TypeError: Pool, `operation`, a str",
     "nn.Linear(4, 4, key=k, weight_init=he_normal)": "TypeError: `he_normal()`",
     "nn.Embedding(4, 4, key=k, weight_init=he_normal)": "TypeError: `he_normal()`",
+    "nn.dot_product_attention(xs, xs, xs, dropout=nn.Dropout)": "TypeError: `Dropout(...)`",
+    "nn.MLP(4, 4, 4, 1, nn.PReLU, key=k)": "TypeError: `activation`, `PReLU(...)`",
+    "nn.MLP(4, 4, 4, 1, final_activation=nn.PReLU, key=k)": "TypeError: `final_activation`",
     # A PRNG key by position.
     "seq(x, k)": "TypeError: Sequential, `layer(x, key=key)`",
     "seq(x, raw)": "TypeError: Sequential, `layer(x, key=key)`",
