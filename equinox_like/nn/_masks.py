@@ -47,7 +47,8 @@ def causal_mask(
     **Raises:**
 
     `ValueError` if a length is negative or not an integer, or if `window < 1`.
-    `TypeError` if `offset` is not an integer.
+    [`equinox_like.ShapeError`][] if `offset` is not a scalar, `TypeError` if it is not an
+    integer.
 
     !!! example
 
@@ -65,7 +66,7 @@ def causal_mask(
         "causal_mask", "key_length", queries if key_length is None else key_length
     )
     check_window("causal_mask", window)
-    _check_integer("causal_mask", "offset", offset)
+    _check_scalar("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
     rows = (jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[
         :, None
     ]
@@ -109,12 +110,7 @@ def padding_mask(
     queries = _length(
         "padding_mask", "query_length", keys if query_length is None else query_length
     )
-    if jnp.shape(length) != ():
-        raise ShapeError(
-            f"`padding_mask` takes a scalar as `length`; got shape {jnp.shape(length)}. "
-            "For a batch, wrap it: `jax.vmap(lambda n: padding_mask(n, 8))(length)`."
-        )
-    _check_integer("padding_mask", "length", length)
+    _check_scalar("padding_mask", "length", length, "padding_mask(n, 8)")
     return jnp.broadcast_to(jnp.arange(keys) < length, (queries, keys))
 
 
@@ -198,7 +194,13 @@ def check_window(name: str, window: int | None) -> None:
         as_size(name, "window", window, 1)
 
 
-def _check_integer(function: str, name: str, value: Any) -> None:
+def _check_scalar(function: str, name: str, value: Any, of_row: str) -> None:
+    """Raises an error unless `value` is one integer."""
+    if jnp.shape(value) != ():
+        raise ShapeError(
+            f"`{function}` takes a scalar as `{name}`; got shape {jnp.shape(value)}. "
+            f"For a batch, wrap it: `jax.vmap(lambda n: {of_row})({name})`."
+        )
     if not jax.export.is_symbolic_dim(value):
         dtype = jnp.result_type(value)
         if not jnp.issubdtype(dtype, jnp.integer):

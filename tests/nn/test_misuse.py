@@ -176,6 +176,7 @@ CALLS = {
     "nn.generate(forgets, [1, 2], attention.init_cache(4), 2, key=k)": "TypeError: None",
     "nn.sample_logits(x, k, repetition_penalty=2.0, seen=[1] * 4)": "TypeError: `seen`",
     "nn.dot_product_attention(xs, xs, xs, scale=x)": "ShapeError: `scale`, (4,)",
+    "nn.causal_mask(2, offset=jnp.arange(2))": "ShapeError: `offset`, (2,), jax.vmap",
 }
 
 
