@@ -111,7 +111,9 @@ def padding_mask(
         "padding_mask", "query_length", keys if query_length is None else query_length
     )
     _check_scalar("padding_mask", "length", length, "padding_mask(n, 8)")
-    return jnp.broadcast_to(jnp.arange(keys) < length, (queries, keys))
+    places = jnp.arange(keys)
+    is_token = places < jnp.asarray(length).astype(places.dtype)
+    return jnp.broadcast_to(is_token, (queries, keys))
 
 
 def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:

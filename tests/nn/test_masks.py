@@ -23,6 +23,12 @@ def test_padding_mask_allows_the_first_keys(strict) -> None:
     assert batch.tolist() == [[[False] * 3], [[True] * 3]]
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.uint32])
+def test_number_of_keys_may_be_of_any_integer_dtype(dtype, strict) -> None:
+    assert nn.padding_mask(dtype(100), 300, 1).sum() == 100
+    assert nn.causal_mask(1, 300, offset=dtype(99)).sum() == 100
+
+
 def test_masks_combine_by_and(strict) -> None:
     a = jnp.array([[True, False], [True, True]])
     by_head = jnp.array([[[1, 1], [0, 2]], [[0, 1], [1, 1]]])
