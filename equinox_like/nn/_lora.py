@@ -108,8 +108,9 @@ class LoRA(StatefulLayer, Generic[_Layer]):
 
         **Raises:**
 
-        `ValueError` if `rank` is not an int of 1 or more, `alpha` is not a number, or if
-        there is no such weight. `TypeError` if `layer` is a LoRA itself.
+        `ValueError` if `rank` is not an int of 1 or more, `alpha` is not a number,
+        `batch_ndim` is negative, or if there is no such weight. `TypeError` if `layer`
+        is a LoRA itself.
         """
         rank = as_size(self, "rank", rank, 1)
         refuse_layer_class("LoRA", "layer", layer)
@@ -118,12 +119,14 @@ class LoRA(StatefulLayer, Generic[_Layer]):
                 "LoRA takes a layer without a LoRA as `layer`; got a LoRA. Pass "
                 "`lora.merge().layer` to keep its update."
             )
+        if batch_ndim is not None:
+            batch_ndim = as_size(self, "batch_ndim", batch_ndim)
         self.layer = layer
         self.weight_name = weight_name
         self.alpha = as_number(self, "alpha", rank if alpha is None else alpha)
         self.is_merged = False
         names = self._names()
-        if not names:
+        if not names or not isinstance(names, tuple | list):
             raise ValueError(
                 "LoRA takes the name of a weight, or several, as `weight_name`; got "
                 f"{weight_name!r}."

@@ -177,6 +177,8 @@ CALLS = {
     "nn.sample_logits(x, k, repetition_penalty=2.0, seen=[1] * 4)": "TypeError: `seen`",
     "nn.dot_product_attention(xs, xs, xs, scale=x)": "ShapeError: `scale`, (4,)",
     "nn.causal_mask(2, offset=jnp.arange(2))": "ShapeError: `offset`, (2,), jax.vmap",
+    "nn.LoRA(L, 2, batch_ndim=-1, key=k)": "ValueError: LoRA, `batch_ndim`, -1",
+    "nn.LoRA(L, 2, weight_name=3, key=k)": "ValueError: LoRA, `weight_name`, 3",
 }
 
 
