@@ -397,11 +397,12 @@ def _weights_under(model: Any, where: Any) -> dict[str, dict[str, int]]:
     names of its weights, and how many leading axes they have for stacking or an
     ensemble."""
     selectors = where if isinstance(where, list) else [where]
-    flags = zip(*(leaves_under(model, each) for each in selectors), strict=True)
+    flags = [leaves_under(model, each) for each in selectors]
     found: dict[str, dict[str, int]] = {}
-    for place, chosen in zip(places(model), flags, strict=True):
+    for i, place in enumerate(places(model)):
         leaf, name = place.leaf, place.name
-        if not any(chosen) or name not in WEIGHTS or not is_inexact_array(leaf):
+        is_chosen = any(chosen[i] for chosen in flags)
+        if not is_chosen or name not in WEIGHTS or not is_inexact_array(leaf):
             continue
         batch_ndim = leading_axes(place.owner, name, leaf.ndim, len(place.rows))
         is_its_field = getattr(place.owner, name) is leaf  # not somewhere below it

@@ -179,6 +179,7 @@ CALLS = {
     "nn.causal_mask(2, offset=jnp.arange(2))": "ShapeError: `offset`, (2,), jax.vmap",
     "nn.LoRA(L, 2, batch_ndim=-1, key=k)": "ValueError: LoRA, `batch_ndim`, -1",
     "nn.LoRA(L, 2, weight_name=3, key=k)": "ValueError: LoRA, `weight_name`, 3",
+    "nn.add_lora(L, [], 2, key=k)": "ValueError: `add_lora`, `where`, []",
 }
 
 
