@@ -7,7 +7,6 @@ so that using an old state raises an error.
 
 import functools
 import re
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -96,7 +95,7 @@ class StateIndex(Module, Generic[_T]):
 
         `ValueError` if it is a function.
         """
-        if isinstance(init, types.FunctionType):
+        if callable(init) and jtu.all_leaves([init]):
             raise ValueError(
                 "StateIndex takes the initial value itself as `init`, not a function that "
                 f"makes it; got {init!r}."

@@ -180,6 +180,8 @@ CALLS = {
     "nn.LoRA(L, 2, batch_ndim=-1, key=k)": "ValueError: LoRA, `batch_ndim`, -1",
     "nn.LoRA(L, 2, weight_name=3, key=k)": "ValueError: LoRA, `weight_name`, 3",
     "nn.add_lora(L, [], 2, key=k)": "ValueError: `add_lora`, `where`, []",
+    "nn.StateIndex(jnp.tanh)": "ValueError: StateIndex, `init`",
+    "nn.StateIndex(functools.partial(jnp.zeros, 3))": "ValueError: StateIndex, `init`",
 }
 
 
