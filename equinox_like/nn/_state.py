@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from .._module import Module, field
 from .._module.construct import filled
-from .._tree import tree_pformat
+from .._tree import is_array_like, tree_pformat
 from .._tree.arrays import is_weak
 from .._tree.cached import Attribute, Cached, forget
 from .._tree.nodes import describe_node
@@ -137,7 +137,8 @@ class State(Cached):
         **Raises:**
 
         `ValueError` if the initial values were deleted from `model`. `TypeError` for a
-        class or an iterator in place of a model.
+        class or an iterator in place of a model, and for initial values that are not
+        arrays or numbers.
         """
         refuse_layer_class("State", "model", model)
         if isinstance(model, Iterator):
@@ -153,6 +154,7 @@ class State(Cached):
                     "as `make_with_state` does after it has made a state. Use that "
                     "state, or build the model again."
                 )
+            _check_init(index.init, path_str((*path, jtu.GetAttrKey("init")), "model"))
             values[index.marker] = jax.tree.map(jnp.asarray, index.init)
         self._set_all(values)
 
@@ -362,6 +364,15 @@ def _state(values: dict[Any, Any]) -> State:
     state = object.__new__(State)
     state._set_all(values)
     return state
+
+
+def _check_init(init: Any, name: str) -> None:
+    for path, leaf in jtu.tree_leaves_with_path(init):
+        if not is_array_like(leaf):
+            raise TypeError(
+                f"A State has arrays and numbers as values; `{path_str(path, name)}` is "
+                f"{describe_node(leaf)}."
+            )
 
 
 def _like(value: Any, old: Any, name: str) -> Any:

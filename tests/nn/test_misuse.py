@@ -182,6 +182,7 @@ CALLS = {
     "nn.add_lora(L, [], 2, key=k)": "ValueError: `add_lora`, `where`, []",
     "nn.StateIndex(jnp.tanh)": "ValueError: StateIndex, `init`",
     "nn.StateIndex(functools.partial(jnp.zeros, 3))": "ValueError: StateIndex, `init`",
+    "nn.State([nn.StateIndex({'a': 'b'})])": "TypeError: `model[0].init['a']`, a str",
 }
 
 
