@@ -9,6 +9,7 @@ from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
+from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
 from ._shape import as_size, check_input, jax_array
@@ -79,8 +80,8 @@ class AdaptivePool(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another rank, or if an axis of `x` is
-        smaller than its target.
+        [`equinox_like.ShapeError`][] if `x` has another rank, if an axis of `x` is
+        smaller than its target, or if the operation does not return a scalar.
         """
         check_input(self, x, (None,) * (len(self.target_shape) + 1))
         x = jax_array(x)
@@ -220,11 +221,19 @@ def _reduced(pool: AdaptivePool, x: Array, axis: int, target: int) -> Array:
         for each, width in ((x[..., :split], small + 1), (x[..., split:], small))
         if each.shape[-1] > 0
     ]
-    y = jnp.concatenate([_over_last_axis(pool.operation, b) for b in bins], axis=-1)
+    y = jnp.concatenate([_over_last_axis(pool, b) for b in bins], axis=-1)
     return jnp.moveaxis(y, -1, axis)
 
 
-def _over_last_axis(operation: Callable[[Any], Any], x: Array) -> Array:
+def _over_last_axis(pool: AdaptivePool, x: Array) -> Array:
+    operation = pool.operation
     for _ in range(x.ndim - 1):
         operation = jax.vmap(operation)
-    return operation(x)
+    y = operation(x)
+    if getattr(y, "shape", None) != x.shape[:-1]:
+        raise ShapeError(
+            f"{type(pool).__name__} takes an `operation` that returns a scalar for an "
+            f"array of one axis; for bins of shape {x.shape} it returned "
+            f"{describe_node(y)}."
+        )
+    return y

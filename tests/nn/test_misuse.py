@@ -183,6 +183,7 @@ CALLS = {
     "nn.StateIndex(jnp.tanh)": "ValueError: StateIndex, `init`",
     "nn.StateIndex(functools.partial(jnp.zeros, 3))": "ValueError: StateIndex, `init`",
     "nn.State([nn.StateIndex({'a': 'b'})])": "TypeError: `model[0].init['a']`, a str",
+    "nn.AdaptivePool(2, 1, jnp.cumsum)(xs)": "ShapeError: `operation`, a scalar",
 }
 
 
