@@ -53,7 +53,7 @@ def reinit(
     **Raises:**
 
     `ValueError` if an initialiser gives another shape, naming the path, or if a selector
-    chooses nothing. `TypeError` if a rule is not a pair.
+    chooses nothing. `TypeError` if a rule is not a pair, or for another selector.
 
     !!! example
 
@@ -79,6 +79,12 @@ def reinit(
                 "`reinit` takes a sequence of pairs `(selector, initialiser)` as `rules`; "
                 f"`rules[{i}]` is {rule!r}."
             )
+        if not _is_selector(rule[0]):
+            raise TypeError(
+                "A selector must be a class, a tuple of classes, a pair of a class and "
+                "the name of a field, a pattern for paths, or a function; that of "
+                f"`rules[{i}]` is {rule[0]!r}."
+            )
     used = [False] * len(rules)
     leaves = []
     for place in places(tree):
@@ -98,6 +104,15 @@ def reinit(
     return jtu.tree_structure(tree).unflatten(leaves)
 
 
+def _is_selector(selector: Any) -> bool:
+    if not isinstance(selector, tuple):
+        return isinstance(selector, str) or callable(selector)
+    if len(selector) == 2 and isinstance(selector[1], str):
+        selector = selector[0]
+    classes = selector if isinstance(selector, tuple) else (selector,)
+    return all(isinstance(each, type) for each in classes)
+
+
 def _selects(selector: Any, place: Place) -> bool:
     dtype = getattr(place.leaf, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
@@ -109,13 +124,8 @@ def _selects(selector: Any, place: Place) -> bool:
         return isinstance(place.owner, cls) and place.name == name
     if isinstance(selector, type | tuple):
         return isinstance(place.owner, selector) and place.name in WEIGHTS
-    if callable(selector):
-        path = plain_path(place.path)
-        return bool(selector(path, place.owner, place.name, place.leaf))
-    raise TypeError(
-        "A selector must be a class, a tuple of classes, a pair of a class and the "
-        f"name of a field, a pattern for paths, or a function; got {selector!r}."
-    )
+    path = plain_path(place.path)
+    return bool(selector(path, place.owner, place.name, place.leaf))
 
 
 def _drawn(init: Init, place: Place, key: Any) -> Any:

@@ -184,6 +184,9 @@ CALLS = {
     "nn.StateIndex(functools.partial(jnp.zeros, 3))": "ValueError: StateIndex, `init`",
     "nn.State([nn.StateIndex({'a': 'b'})])": "TypeError: `model[0].init['a']`, a str",
     "nn.AdaptivePool(2, 1, jnp.cumsum)(xs)": "ShapeError: `operation`, a scalar",
+    "nn.reinit(L, [((nn.Conv, 3, 'bias'), 0.0)], key=k)": "TypeError: `rules[0]`, selector",
+    "nn.reinit(L, [(('a', 'b'), 0.0)], key=k)": "TypeError: `rules[0]`, selector",
+    "nn.reinit(L, [((nn.Conv, 3), 0.0)], key=k)": "TypeError: `rules[0]`, selector",
 }
 
 
