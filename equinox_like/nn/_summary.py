@@ -16,6 +16,7 @@ from .._tree.filters import is_array_or_struct
 from .._tree.paths import plain_path
 from .._tree.table import table_lines
 from ._places import Place, places
+from ._shape import as_size
 from ._state import State, StateIndex
 
 _Status = Literal["trainable", "frozen", "state", "mixed"]
@@ -114,6 +115,10 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
     frozen (or in a `field(trainable=False)`, or an integer), or state. An array that
     occurs at several places is counted once. No values are read from the device.
 
+    **Raises:**
+
+    `ValueError` if `depth` is negative or not an integer, or if `where` chooses nothing.
+
     !!! example
 
         ```python
@@ -127,6 +132,8 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
         print(summary)
         ```
     """
+    if depth is not None:
+        depth = as_size("`summary`", "depth", depth)
     found = list(places(tree))
     flags = trainable_leaves(tree, _is_parameter)
     shown = [True] * len(found) if where is None else leaves_under(tree, where)

@@ -187,6 +187,8 @@ CALLS = {
     "nn.reinit(L, [((nn.Conv, 3, 'bias'), 0.0)], key=k)": "TypeError: `rules[0]`, selector",
     "nn.reinit(L, [(('a', 'b'), 0.0)], key=k)": "TypeError: `rules[0]`, selector",
     "nn.reinit(L, [((nn.Conv, 3), 0.0)], key=k)": "TypeError: `rules[0]`, selector",
+    "nn.summary(L, depth=-1)": "ValueError: `summary`, `depth`, -1",
+    "nn.summary(L, depth=1.5)": "ValueError: `summary`, `depth`, 1.5",
 }
 
 
