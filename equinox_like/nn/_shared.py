@@ -117,8 +117,9 @@ def _asked(get: Any, tree: Any) -> Any:
         return get(tree)
     try:
         nodes = _nodes_at(get, tree)
-    except ValueError as error:
-        raise ValueError(str(error).replace("`where`", "`get`")) from None
+    except (TypeError, ValueError) as error:
+        error_class = TypeError if isinstance(error, TypeError) else ValueError
+        raise error_class(str(error).replace("`where`", "`get`")) from None
     return nodes[0] if isinstance(get, str) else nodes
 
 

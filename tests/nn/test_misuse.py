@@ -189,6 +189,7 @@ CALLS = {
     "nn.reinit(L, [((nn.Conv, 3), 0.0)], key=k)": "TypeError: `rules[0]`, selector",
     "nn.summary(L, depth=-1)": "ValueError: `summary`, `depth`, -1",
     "nn.summary(L, depth=1.5)": "ValueError: `summary`, `depth`, 1.5",
+    "nn.Shared((L, L), '[0].weight', 3)": "TypeError: `get`, an int",
 }
 
 
