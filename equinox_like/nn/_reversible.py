@@ -19,7 +19,7 @@ from .._typing import PRNGKeyArray
 from ._callables import as_layers, check_layer
 from ._keys import split_key
 from ._precision import computes
-from ._shape import described, within
+from ._shape import as_axis, described, within
 from ._sharding import parts, split_by, varying_as
 from ._stacked import Stacked, as_before, policy_of, shape_and_dtype, strongly_typed
 from ._stateful import is_stateful, key_for
@@ -66,7 +66,8 @@ class ReversibleBlock(Module):
 
         **Raises:**
 
-        `TypeError` if `f` or `g` is stateful, or cannot be called.
+        `TypeError` if `f` or `g` is stateful, or cannot be called. `ValueError` if
+        `split_axis` is not an integer.
         """
         check_layer("ReversibleBlock", "f", f)
         check_layer("ReversibleBlock", "g", g)
@@ -74,7 +75,7 @@ class ReversibleBlock(Module):
         _refuse_stateful("`g` of ReversibleBlock", g)
         self.f = f
         self.g = g
-        self.split_axis = split_axis
+        self.split_axis = as_axis(self, "split_axis", split_axis)
 
     @computes("eqx.nn.ReversibleBlock")
     def __call__(self, x: _X, *, key: PRNGKeyArray | None = None) -> _X:

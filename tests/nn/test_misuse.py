@@ -190,6 +190,7 @@ CALLS = {
     "nn.summary(L, depth=-1)": "ValueError: `summary`, `depth`, -1",
     "nn.summary(L, depth=1.5)": "ValueError: `summary`, `depth`, 1.5",
     "nn.Shared((L, L), '[0].weight', 3)": "TypeError: `get`, an int",
+    "nn.ReversibleBlock(L, L, split_axis=0.5)": "ValueError: `split_axis`, 0.5",
 }
 
 
