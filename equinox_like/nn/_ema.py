@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from .._compat.tracer import Tracer
 from .._core.difference import tree_differences
+from .._errors import ShapeError
 from .._module import Module, field
 from .._module.construct import filled
 from .._module.freezing import trainable_leaves
@@ -19,7 +20,7 @@ from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton
 from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
-from ._shape import check_dtype, jax_array
+from ._shape import as_array, check_dtype, jax_array
 
 _Model = TypeVar("_Model")
 
@@ -143,7 +144,8 @@ class EMA(Module, Generic[_Model]):
         **Raises:**
 
         `ValueError`, naming the path, if the model has another structure, or an array
-        another shape.
+        another shape. [`equinox_like.ShapeError`][] if a schedule returns an array that
+        is not a scalar.
         """
         skeleton = _skeleton(model)
         arrays, _ = partition(model, is_array)
@@ -214,7 +216,12 @@ def _wide(x: Any, dtype: DTypeLike | None) -> Array:
 def _rate(ema: EMA) -> tuple[Array, Array]:
     """The step size of the average towards the model, and the new sum of weights."""
     if callable(ema.decay):
-        rate = 1 - jnp.asarray(ema.decay(ema.steps)).astype(ema.weight.dtype)
+        decay = as_array(ema, "decay(steps)", ema.decay(ema.steps))
+        if decay.ndim != 0:
+            raise ShapeError(
+                f"EMA takes a `decay` that returns a scalar; got shape {decay.shape}."
+            )
+        rate = 1 - decay.astype(ema.weight.dtype)
     else:
         # Subtracted in double precision: in float32, 1 - 0.9999 has only four digits.
         rate = jnp.asarray(1 - ema.decay, ema.weight.dtype)

@@ -191,6 +191,8 @@ CALLS = {
     "nn.summary(L, depth=1.5)": "ValueError: `summary`, `depth`, 1.5",
     "nn.Shared((L, L), '[0].weight', 3)": "TypeError: `get`, an int",
     "nn.ReversibleBlock(L, L, split_axis=0.5)": "ValueError: `split_axis`, 0.5",
+    "nn.EMA(L, lambda step: jnp.ones(1)).update(L)": "ShapeError: EMA, `decay`, (1,)",
+    "nn.EMA(L, lambda step: None).update(L)": "TypeError: EMA, `decay(steps)`, None",
 }
 
 
