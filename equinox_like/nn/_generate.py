@@ -177,6 +177,8 @@ def generate(
     # As arrays, so that another value does not cause a retrace; by `device_put`, an
     # explicit transfer, which `jax.transfer_guard("disallow")` allows.
     sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
+    if top_k is not None:  # an int, which stays static
+        top_k = checked_int("generate", "top_k", top_k, 1)
     sampling |= {"top_k": top_k, "top_p": _float(top_p)}
     sampling["repetition_penalty"] = _float(repetition_penalty)
     ids = [

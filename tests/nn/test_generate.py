@@ -320,6 +320,16 @@ def test_transfer_guard_allows_numbers_as_options(shallow, key) -> None:
     assert out.tokens.tolist() == expected.tokens.tolist()
 
 
+def test_top_k_may_be_an_integer_of_numpy_or_jax(
+    shallow, key, without_type_checks
+) -> None:
+    tokens = [
+        nn.generate(shallow, [1], shallow.init_cache(), 4, key=key, top_k=k).tokens
+        for k in (2, np.int64(2), jnp.array(2))
+    ]
+    assert (tokens[0] == tokens[1]).all() and (tokens[0] == tokens[2]).all()
+
+
 def test_other_values_compile_no_other_program(shallow, key) -> None:
     traced, model = [], shallow
 
