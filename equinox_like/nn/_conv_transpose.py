@@ -43,7 +43,7 @@ class ConvTranspose(Module):
 
     The weight has the layout of [`equinox_like.nn.Conv`][]. The exact transpose of a
     `Conv` has that one's weight, flipped along each spatial axis, with its first two axes
-    swapped.
+    swapped; if there are groups, within each of them.
 
     !!! example
 
