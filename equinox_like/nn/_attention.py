@@ -254,7 +254,7 @@ class MultiheadAttention(Module):
         - `value`: shape `(kv, value_size)`.
         - `mask`: which query attends to which key: `True` or nonzero where it does.
             Shape `(q, kv)`, or `(num_heads, q, kv)`. A query that attends to no key
-            returns the mean of all values.
+            returns the mean of all values; with a cache, empty slots count as zeros.
         - `key`: for the dropout.
         - `inference`: overrides the dropout's own, unless it is `None`.
         - `deterministic`: the old name of `inference`. Deprecated.
