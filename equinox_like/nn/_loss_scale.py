@@ -158,15 +158,16 @@ class DynamicLossScale(_LossScale):
     ):
         """**Arguments:**
 
-        - `scale`: the initial scale of the loss.
+        - `scale`: the initial scale of the loss. It may be outside of the bounds, and is
+            brought within them when it grows or shrinks.
         - `period`: after how many finite steps in a row it grows.
         - `factor`: by what it grows and shrinks.
-        - `min_scale`, `max_scale`: the bounds of the scale.
+        - `min_scale`, `max_scale`: the bounds of a scale that grows or shrinks.
 
         **Raises:**
 
-        `ValueError` if `factor` is not above 1, `min_scale` is above `max_scale`, or
-        `scale` is not finite and above 0.
+        `ValueError` if `factor` is not above 1, `min_scale` is above `max_scale`,
+        `period` is not an int of 1 or more, or `scale` is not finite and above 0.
         """
         # Python numbers, because one of NumPy could change the dtype of the scale.
         factor = as_number(self, "factor", factor)
