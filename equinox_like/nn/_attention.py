@@ -285,11 +285,12 @@ class MultiheadAttention(Module):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if one of the arrays has another shape.
-        `TypeError` if `cache` is not a KVCache.
+        `TypeError` if `cache` is not a KVCache, `mask` or `bias` not an array, or `bias`
+        an array of bools.
         `RuntimeError` if the dropout is active and there is no `key`, or if a cache
         overflows; within a compiled function the latter is raised by
-        [`equinox_like.error_if`][]. `ValueError` if the implementation cannot serve the
-        call.
+        [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the implementation
+        cannot serve the call.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # The scope starts after the warning above, so that this points at the caller.
@@ -347,6 +348,11 @@ class MultiheadAttention(Module):
         - `overflow`: what happens to a token beyond `max_length`. `"error"`: an error
             is raised. `"ring"`: it overwrites the oldest one, so that queries attend to
             the last `max_length` tokens.
+
+        **Raises:**
+
+        `ValueError` if `max_length` is not an int of 1 or more, or for another `dtype` or
+        `overflow`.
         """
         key = empty_token(self, "key_proj", self.key_size, self.qk_size, dtype)
         value = empty_token(self, "value_proj", self.value_size, self.vo_size, dtype)

@@ -82,9 +82,10 @@ def dot_product_attention(
 
     **Raises:**
 
-    [`equinox_like.ShapeError`][] if the shapes do not fit together. `RuntimeError` if
-    `dropout` is active and there is no `key`. `ValueError` if `window < 1`, or if the
-    implementation cannot serve the call.
+    [`equinox_like.ShapeError`][] if the shapes do not fit together. `TypeError` if `mask`
+    or `bias` is not an array, or `bias` one of bools. `RuntimeError` if `dropout`
+    is active and there is no `key`. `ValueError` if `window < 1`, or if the implementation
+    cannot serve the call.
 
     !!! example
 

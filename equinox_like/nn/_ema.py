@@ -88,8 +88,8 @@ class EMA(Module, Generic[_Model]):
         r"""**Arguments:**
 
         - `model`: any pytree. Its values are those of the average before the first update.
-        - `decay`: $d$, a number in $[0, 1]$. Or a schedule: a function of the number of
-            updates before this one, as those of `optax` are, for example
+        - `decay`: $d$, a Python number in $[0, 1]$. Or a schedule: a function of the
+            number of updates before this one, as those of `optax` are, for example
             `lambda steps: jnp.minimum(0.999, (1 + steps) / (10 + steps))`.
         - `debias`: whether to divide as above. If not, the average starts at the values of
             `model` instead of zero: $\bar\theta_0$ is `model`, and $r_t = 1 - d_t$.
@@ -99,7 +99,8 @@ class EMA(Module, Generic[_Model]):
         **Raises:**
 
         `ValueError` for a number outside of $[0, 1]$, or if `dtype` is not a floating
-        dtype. `TypeError` if there is nothing to average.
+        dtype. `TypeError` if there is nothing to average, or if `decay` is neither a
+        Python number nor a function.
         """
         if isinstance(decay, int | float) and not 0 <= decay <= 1:
             raise ValueError(f"EMA takes a `decay` between 0 and 1; got {decay!r}.")

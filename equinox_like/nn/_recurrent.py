@@ -118,6 +118,8 @@ class Bidirectional(Module):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `init` is not a pair, or if a cell raises one.
+        `TypeError` if a cell has no `init_state` and no first state is given, or if
+        `length` is not an integer. `ValueError` if it is a Python int out of range.
         """
         states = _as_states(self, init, 2, "direction")
         cells = self.forward, self.backward
@@ -278,8 +280,9 @@ class RNN(Module):
 
         [`equinox_like.ShapeError`][] if `init` does not have a state for each layer,
         `length` is not a scalar, or a cell is given another shape than it takes.
-        `ValueError` if `length` is a Python int out of range. `RuntimeError` if the dropout
-        is active and there is no `key`.
+        `TypeError` if a cell has no `init_state` and no first state is given, or if
+        `length` is not an integer. `ValueError` if it is a Python int out of range.
+        `RuntimeError` if the dropout is active and there is no `key`.
         """
         states = _as_states(self, init, len(self.layers), "layer")
         xs, size = as_sequence(self, xs)

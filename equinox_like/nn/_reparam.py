@@ -94,8 +94,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
 
         **Raises:**
 
-        `ValueError` if the weight has fewer axes, or `eps` is not a number of 0 or more;
-        `AttributeError` if there is no such weight.
+        `ValueError` if the weight has fewer axes, or `num_power_iterations` or `eps` is
+        not a number of 0 or more; `AttributeError` if there is no such weight.
         """
         weight = _weight_of(self, layer, weight_name)
         self.layer = layer

@@ -49,7 +49,8 @@ def scan_cell(
 
     [`equinox_like.ShapeError`][] if the cell returns another structure or other shapes than
     those of `init`, if `mask` has another shape, or if `xs` holds something else than
-    arrays; `TypeError` if `mask` is not an array.
+    arrays. `TypeError` if `mask` is not an array, `cell` cannot be called, or has no
+    `init_state` where `init` is not given.
 
     !!! example
 

@@ -28,7 +28,8 @@ class SummaryRow(NamedTuple):
     **Attributes:**
 
     - `path`, `shape`, `dtype`: of the array; `layer`: the class of its layer.
-    - `params`, `bytes`: the number of its elements, and their size.
+    - `params`, `bytes`: the number of its elements, and their size. A typed PRNG key
+        counts as the integers that it consists of.
     - `status`: `"trainable"`, `"frozen"` or `"state"`.
     - `tied_to`: the path at which the same array was counted, if it occurs there too.
 
