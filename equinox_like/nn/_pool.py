@@ -68,13 +68,13 @@ class Pool(Module):
             1 unless given, whatever the kernel.
         - `padding`: how much of `init` to add to the spatial axes: an int, an int for each
             axis, or a pair (before, after) for each axis; at most the kernel size.
-        - `use_ceil`: whether to round the size of the output up. A window that would
-            hold only padding is left out.
+        - `use_ceil`: whether to round the size of the output up. This adds no window that
+            would hold only padding.
 
         **Raises:**
 
-        `ValueError` if one of the sizes is neither an int nor a sequence of one for
-        each axis.
+        `ValueError` if one of the sizes is neither an int nor a sequence of ints, or if
+        there is not one `padding` for each axis.
         """
         n = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.init = init
@@ -100,8 +100,9 @@ class Pool(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another rank. `RuntimeError` if the
-        padding is larger than the kernel.
+        [`equinox_like.ShapeError`][] if `x` has another rank, or if `kernel_size` or
+        `stride` has another length. `RuntimeError` if the padding is larger than the
+        kernel.
         """
         n = self.num_spatial_dims
         check_length(self, "kernel_size", self.kernel_size, n)
