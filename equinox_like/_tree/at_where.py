@@ -121,9 +121,12 @@ def _parse(path: str) -> tuple[_Step, ...]:
     return tuple(reversed(steps))
 
 
-def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
-    """The place of the node that Python code with these steps reads."""
-    node = nodes.all[0]
+def read(path: str, tree: Any) -> Any:
+    """What Python code reads of the tree at a path: a node, or what is computed."""
+    return _read(_parse(path), tree)
+
+
+def _read(steps: tuple[_Step, ...], node: Any) -> Any:
     for i, (kind, name) in enumerate(steps):
         try:
             below = getattr(node, name) if kind == "." else node[name]
@@ -132,6 +135,12 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
                 node, _text(steps[:i]), _text(steps[i : i + 1])
             ) from None
         node = below
+    return node
+
+
+def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
+    """The place of the node that Python code with these steps reads."""
+    node = _read(steps, nodes.all[0])
     found = nodes.places_of(node)
     if not found:
         raise TypeError(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .._module import Module
 from .._tree import is_array_like, tree_at
+from .._tree.at_where import read
 
 _Tree = TypeVar("_Tree")
 
@@ -82,7 +83,9 @@ class Shared(Module, Generic[_Tree]):
         dtype, if they are the same node, or if a path does not exist.
         """
         removed = _nodes_at(where, pytree)
-        is_one = _is_one(_asked(where, pytree), removed)
+        is_one = isinstance(where, str) or (
+            callable(where) and _is_one(where(pytree), removed)
+        )
         replaced = [_asked(get, pytree)] if is_one else list(_asked(get, pytree))
         if len(removed) != len(replaced):
             raise ValueError(
@@ -112,15 +115,19 @@ class Shared(Module, Generic[_Tree]):
 
 
 def _asked(get: Any, tree: Any) -> Any:
-    """What the function `get` returns of the tree, or the nodes at the paths `get`."""
+    """What the function `get` returns of the tree, or what it has at the paths `get`."""
     if callable(get):
         return get(tree)
     try:
-        nodes = _nodes_at(get, tree)
+        # Not among the nodes: a LoRA computes the weight that it has.
+        if isinstance(get, str):
+            return read(get, tree)
+        if isinstance(get, list | tuple) and all(isinstance(p, str) for p in get):
+            return [read(path, tree) for path in get]
+        return _nodes_at(get, tree)
     except (TypeError, ValueError) as error:
         error_class = TypeError if isinstance(error, TypeError) else ValueError
         raise error_class(str(error).replace("`where`", "`get`")) from None
-    return nodes[0] if isinstance(get, str) else nodes
 
 
 def _nodes_at(where: Any, tree: Any) -> list[Any]:

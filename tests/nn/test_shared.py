@@ -66,6 +66,21 @@ def test_paths_choose_as_functions_do(pair) -> None:
     assert third.weight is last.weight and third.bias is last.bias
 
 
+def test_path_reads_a_weight_that_a_lora_computes(pair) -> None:
+    model = nn.Shared(pair, "[1].weight", "[0].weight")
+    tuned = nn.add_lora(model, nn.Embedding, 2, key=jax.random.key(0))
+    b = jnp.ones_like(tuned.pytree[0].b)
+    tuned = eqx.tree_at("pytree[0].b", tuned, b)
+    weight = nn.merge_lora(tuned).pytree[0].weight
+    assert (tuned()[1].weight == weight).all() and (weight != pair[0].weight).any()
+
+
+def test_path_may_be_given_for_several_nodes(key) -> None:
+    layers = [nn.Linear(3, 3, key=k) for k in jax.random.split(key, 3)]
+    model = nn.Shared(layers, ["[1].weight", "[2].weight"], ["[0].weight"] * 2)
+    assert all(layer.weight is layers[0].weight for layer in model())
+
+
 def test_what_paths_share_is_pickled_and_exported(pair) -> None:
     shared = nn.Shared(pair, "[1].weight", "[0].weight")
     restored = pickle.loads(pickle.dumps(shared))
