@@ -25,6 +25,7 @@ class StatefulLayer(Module):
     """Abstract base class of the layers that read or write a state.
 
     A subclass is called as `layer(x, state, *, key=None)` and returns `(out, new_state)`.
+    Its second argument must be named `state`, because containers pass it by name.
     [`equinox_like.nn.Sequential`][] threads the state through those of its members which
     are instances of this class.
 
