@@ -102,12 +102,13 @@ def sample_logits(
             )
         temperature = jnp.asarray(temperature, logits.dtype)
         # Subtract the maximum, or a low temperature could make several logits infinite.
-        highest = logits[best]
-        logits = (logits - highest) / jnp.where(temperature > 0, temperature, 1)
+        is_finite = jnp.isfinite(logits[best])
+        # Less an infinite maximum, logits would be NaN.
+        logits = jnp.where(is_finite, logits, 0)
+        logits = (logits - logits[best]) / jnp.where(temperature > 0, temperature, 1)
         with key_named(key, "`sample_logits`"):
             token = _drawn(logits, key, top_k, top_p)
-        # Less an infinite maximum, logits are NaN.
-        return jnp.where((temperature > 0) & jnp.isfinite(highest), token, best)
+        return jnp.where((temperature > 0) & is_finite, token, best)
 
 
 def _drawn(logits: Array, key: Any, top_k: int | None, top_p: Any) -> Array:

@@ -104,6 +104,13 @@ def test_forbidden_tokens_are_not_drawn(options, key) -> None:
     assert (tokens == 1).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}])
+def test_forced_token_is_drawn_without_a_nan(options, key) -> None:
+    with jax.debug_nans(True):
+        token = nn.sample_logits(jnp.array([0.0, jnp.inf, 1.0]), key, **options)
+    assert token == 1
+
+
 def test_half_precision_and_strict_promotion(strict, key) -> None:
     logits = jnp.array([0.0, 20.0], "bfloat16")
     seen = jnp.array([True, False])
