@@ -229,7 +229,8 @@ def as_theta(layer: Any, value: Any) -> float:
 def check_dtype(layer: Any, name: str, dtype: Any, kind: Any = jnp.inexact) -> None:
     """Raises `ValueError` unless `dtype` is one of `kind`: inexact or floating."""
     try:
-        if dtype is not None and jnp.issubdtype(jnp.dtype(dtype), kind):
+        is_given = dtype is not None and not is_typed_key(dtype)
+        if is_given and jnp.issubdtype(jnp.dtype(dtype), kind):
             return
     except TypeError:
         pass

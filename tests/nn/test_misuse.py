@@ -126,6 +126,7 @@ CALLS = {
     "nn.RotaryPositionalEmbedding(4, dtype='float31')": "ValueError: `dtype`",
     "attention.init_cache(4, dtype='float31')": "ValueError: `init_cache`, `dtype`",
     "cell.init_state(dtype=int)": "ValueError: `init_state`, `dtype`",
+    "nn.Linear(4, 4, True, k, key=k)": "ValueError: Linear, `dtype`, key<fry>",
     # Inputs that are not arrays of numbers, or of another dtype.
     "conv(jnp.ones((1, 8, 8), jnp.uint8))": "TypeError: Conv2d, `x`, float32, uint8",
     "conv(jnp.ones((1, 8, 8), bool))": "TypeError: Conv2d, `x`, `x.astype('float32')`",
