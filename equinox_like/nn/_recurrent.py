@@ -292,7 +292,8 @@ class RNN(Module):
         last = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             if i > 0:
-                xs = self.dropout(xs, key=keys[i - 1], inference=inference)
+                with within("dropout"):
+                    xs = self.dropout(xs, key=keys[i - 1], inference=inference)
             with within(f"layers[{i}]"):
                 if getattr(layer, "_takes_sequence", False):
                     xs, state = layer(xs, state, length=length)

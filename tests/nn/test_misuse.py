@@ -194,6 +194,7 @@ CALLS = {
     "nn.ReversibleBlock(L, L, split_axis=0.5)": "ValueError: `split_axis`, 0.5",
     "nn.EMA(L, lambda step: jnp.ones(1)).update(L)": "ShapeError: EMA, `decay`, (1,)",
     "nn.EMA(L, lambda step: None).update(L)": "TypeError: EMA, `decay(steps)`, None",
+    "nn.RNN([cell, cell], dropout=0.5)(xs)": "RuntimeError: At `dropout`, `key`",
 }
 
 
