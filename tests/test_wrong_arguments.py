@@ -431,7 +431,7 @@ def test_wrong_tree_is_named(call, error, text):
 
 
 def test_pure_callback_without_an_array_is_refused():
-    for described in (3,), jnp.float32, {"x": float}:
+    for described in (3,), jnp.float32, {"x": float}, X.dtype, ((3,), X.dtype):
         with raises(TypeError, "`result_shape_dtypes` describes no array"):
             eqx.filter_pure_callback(np.sin, X, result_shape_dtypes=described)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jax.experimental import io_callback
 
 from .._compat.trace_state import at_top_level
@@ -84,7 +85,9 @@ def filter_pure_callback(
             "`'sequential'` for one that does not."
         )
     described = jtu.tree_leaves(result_shape_dtypes)
-    if described and all(type(x) is int or isinstance(x, type) for x in described):
+    if described and all(
+        type(x) is int or isinstance(x, type | np.dtype) for x in described
+    ):
         # JAX leaves out a pure callback that returns no array.
         raise TypeError(
             f"`result_shape_dtypes` describes no array: it is {result_shape_dtypes!r}. "
