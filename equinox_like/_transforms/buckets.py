@@ -323,7 +323,13 @@ def _element(fill: Any, dtype: Any) -> Any:
     if fill is None or np.ndim(fill):
         return None
     try:
-        element = np.asarray(fill, dtype)
+        with np.errstate(over="ignore"):
+            element = np.asarray(fill, dtype)
     except (OverflowError, TypeError, ValueError):
         return None
-    return element if jnp.issubdtype(dtype, np.inexact) or element == fill else None
+    if not jnp.issubdtype(dtype, np.inexact):
+        return element if element == fill else None
+    # Rounding is fine, but not another kind of number: 1e9 is infinite in float16.
+    exact = np.asarray(fill, complex)
+    is_held = all(kind(element) == kind(exact) for kind in (np.isnan, np.isinf))
+    return element if is_held else None

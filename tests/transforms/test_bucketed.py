@@ -67,6 +67,8 @@ def test_padded_elements_have_the_value_of_fill():
     assert f(jnp.ones(2)).tolist() == [1, 1, -1, -1]
     f = eqx.bucketed(lambda x, lengths: x, {"x": {0: [4]}}, fill=0.1)
     assert f(jnp.ones(2, jnp.bfloat16)).tolist() == [1, 1, 0.10009765625, 0.10009765625]
+    f = eqx.bucketed(lambda x, lengths: x, {"x": {0: [4]}}, fill=-np.inf)
+    assert f(jnp.ones(2, jnp.float16)).tolist() == [1, 1, -np.inf, -np.inf]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,9 @@ def test_padded_elements_have_the_value_of_fill():
         (0.5, "int32"),
         (2, "bool"),
         (1j, "float32"),
+        (1e9, "float16"),
+        (-np.inf, "float8_e4m3fn"),
+        (np.nan, "float4_e2m1fn"),
         (None, "float32"),
         (np.zeros(3), "float32"),
     ],
