@@ -98,8 +98,8 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     **Arguments:**
 
     - `*pytrees`: trees of one structure, once `None` counts as a leaf. At each position
-        the first value that is not `None` is taken. A `None` in the first tree may face a
-        whole subtree in a later one.
+        the first value that is not `None` is taken. A leaf of the first tree may face a
+        whole subtree in a later one, which takes the place of a `None` only.
     - `is_leaf`: further nodes to treat as leaves.
 
     **Returns:**

@@ -18,7 +18,7 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
     **Arguments:**
 
     - `model`: any pytree.
-    - `updates`: a tree like `model`, or a prefix of it, with `None` wherever `model` is to
+    - `updates`: a tree like `model`, with `None` for each leaf or whole subtree that is to
         stay as it is: what [`equinox_like.filter_grad`][] and an optimiser return.
 
     **Returns:**
