@@ -7,7 +7,7 @@ the key paths of all nodes.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar, overload
 
@@ -92,7 +92,7 @@ def tree_at(
     `where` depends on the leaves, or returns a container that is not in the tree, if a
     path does not exist, or if the tree of bools has another structure. `TypeError` if
     `where` is none of these or returns anything else that is not in the tree, or if
-    `replace` has no length for several nodes.
+    `replace` for several nodes is a dictionary, a set, or has no length.
 
     !!! example
 
@@ -341,6 +341,11 @@ def _as_sequence(replace: Any, length: int) -> list[Any]:
             f"sequence of the same length. It is {describe_node(replace)}, which has "
             "no length."
         ) from None
+    if isinstance(replace, Mapping | Set):  # it gives keys, or has no order
+        raise TypeError(
+            f"`where` returned a sequence of {length} nodes, so `replace` must be a "
+            f"sequence of the same length, in their order. It is {describe_node(replace)}."
+        )
     if given != length:
         raise ValueError(
             f"`where` returned a sequence of {length} nodes, but `replace` has {given}."

@@ -419,6 +419,9 @@ def test_replacements_must_be_as_many_as_the_nodes():
         eqx.tree_at(lambda t: (t[0], t[1]), [1, 2], (1, 2, 3))
     with pytest.raises(TypeError, match="no length"):
         eqx.tree_at(lambda t: (t[0], t[1]), [1, 2], 5)
+    for unordered in {"a": 3, "b": 4}, {3, 4}:
+        with pytest.raises(TypeError, match="same length, in their order"):
+            eqx.tree_at(lambda t: (t[0], t[1]), [1, 2], unordered)
     with pytest.raises(TypeError, match="no length"):
         eqx.tree_at(lambda t: (t[0], t[1]), [1, 2], np.asarray(5))
 
