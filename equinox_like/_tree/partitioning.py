@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .arrays import describe_array
 from .filters import is_array, is_none
 from .format import tree_pformat
 from .match import flatten_up_to, leaf_name
+from .require import not_one_bool
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -205,11 +205,7 @@ def _flags(
             if not is_array(answer):
                 raise
             name = leaf_name(pytree, start + len(flags), "pytree", is_leaf)
-            raise ValueError(
-                f"A function of `filter_spec` returned {describe_array(answer)} for "
-                f"`{name}`. It chooses whole leaves, so it must return one "
-                "bool, as `(x > 0).all()` is."
-            ) from None
+            raise not_one_bool("A function of `filter_spec`", answer, name) from None
     return flags
 
 

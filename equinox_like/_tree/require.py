@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .arrays import describe_array
 from .filters import is_array
 from .nodes import describe_node
 
@@ -43,6 +44,14 @@ def refuse_callable_leaf(tree: Any, argument: str) -> None:
             f"`{argument}` is the function `{name}`, which has no leaves: pass what it "
             "returns, or a Module."
         )
+
+
+def not_one_bool(function: str, answer: Any, name: str) -> ValueError:
+    """The error for an array that was returned for the leaf or node of this name."""
+    return ValueError(
+        f"{function} returned {describe_array(answer)} for `{name}`. It chooses whole "
+        "leaves, so it must return one bool, as `(x > 0).all()` is."
+    )
 
 
 def require_integer(

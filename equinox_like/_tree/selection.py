@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
+from .filters import is_array
 from .glob import check_patterns, matches
 from .nodes import Nodes, children_of
 from .paths import listed
-from .require import require_callable
+from .require import not_one_bool, require_callable
 
 _Tree = TypeVar("_Tree")
 _SHOWN = 10
@@ -139,16 +140,24 @@ class Selection(Generic[_Tree]):
 
         **Raises:**
 
-        `TypeError` if it is not callable.
+        `TypeError` if it is not callable, `ValueError` naming the path if it returns an
+        array of several values.
         """
         call = _of_path_and_node(predicate, "where", "predicate")
         name = getattr(predicate, "__name__", type(predicate).__name__)
-        return self._narrowed(
-            f".where({name})",
-            lambda place: bool(
-                call(self._nodes.plain_paths[place], self._nodes.all[place])
-            ),
-        )
+
+        def holds(place: int) -> bool:
+            path = self._nodes.plain_paths[place]
+            answer = call(path, self._nodes.all[place])
+            try:
+                return bool(answer)
+            except ValueError:
+                if not is_array(answer):
+                    raise
+                function = "The `predicate` of `where`"
+                raise not_one_bool(function, answer, path or "<root>") from None
+
+        return self._narrowed(f".where({name})", holds)
 
     def within(self, other: Any) -> "Selection[_Tree]":
         """Keeps the chosen nodes that lie below a node of another selection.

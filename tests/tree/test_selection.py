@@ -157,6 +157,13 @@ def test_set_puts_one_value_everywhere(model):
     assert eqx.select([1, [2]]).of(int).set([0]) == [[0], [[0]]]
 
 
+def test_predicate_that_returns_an_array_is_named_with_the_path(model):
+    weights = eqx.select(model).at("**.weight")
+    with pytest.raises(ValueError, match=r"`where` returned bool\[4,3\] for `layers"):
+        weights.where(lambda x: x > 0)
+    assert weights.where(lambda x: (x < 10).all()).count(3)
+
+
 def test_set_refuses_a_node_within_a_chosen_one(model):
     with pytest.raises(
         ValueError, match=r"`layers\[0\]\.weight` and the one that contains it"
