@@ -278,6 +278,7 @@ def while_loop(**options):
             ValueError,
             "index 2 is out of",
         ),
+        (lambda: eqx.select(X).count("1"), TypeError, "`n` must be an integer; got"),
         (lambda: eqx.if_array("a"), TypeError, "`axis` must be an integer; got 'a'"),
         (lambda: eqx.if_array(0.5), TypeError, "`axis` must be an integer; got 0.5"),
         (

@@ -17,7 +17,7 @@ from .filters import is_array
 from .glob import check_patterns, matches
 from .nodes import Nodes, children_of
 from .paths import listed
-from .require import not_one_bool, require_callable
+from .require import not_one_bool, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")
 _SHOWN = 10
@@ -214,7 +214,7 @@ class Selection(Generic[_Tree]):
         `ValueError` if there are fewer or more, with their paths and what each condition
         left.
         """
-        if len(self) != n:
+        if len(self) != require_integer(n, "count", "n"):
             raise ValueError(
                 f"Expected {n} nodes, but {len(self)} are chosen: {self._listed()}. "
                 f"{self._history()}"
