@@ -176,6 +176,7 @@ def padded(x, lengths):
         (lambda: eqx.filter_cond(True, 3, same, X), "as `true_fun`; got an int"),
         (lambda: eqx.filter_cond(True, same, 3, X), "as `false_fun`; got an int"),
         (lambda: eqx.filter_switch(0, [same, 3], X), "as `branches[1]`; got an int"),
+        (lambda: eqx.filter_switch(0, same, X), "functions as `branches`; got a f"),
         (lambda: eqx.filter_while_loop(3, same, X), "as `cond`; got an int"),
         (lambda: eqx.filter_while_loop(same, 3, X), "as `body`; got an int"),
         (lambda: eqx.filter_fori_loop(0, 2, X, same), "as `body`; got float32[3]"),
@@ -263,6 +264,16 @@ def while_loop(**options):
             "`filter_fori_loop`: `unroll` must be an integer",
         ),
         (
+            lambda: eqx.filter_fori_loop(0, X, same, X),
+            TypeError,
+            "`upper` must be an integer; got float32[3]",
+        ),
+        (
+            lambda: eqx.filter_fori_loop(None, 2, same, X),
+            TypeError,
+            "`lower` must be an integer; got None",
+        ),
+        (
             lambda: eqx.filter_map(same, X, batch_size=0),
             ValueError,
             "`batch_size` must",
@@ -277,6 +288,11 @@ def while_loop(**options):
             lambda: eqx.filter_switch(2, [same, same], X),
             ValueError,
             "index 2 is out of",
+        ),
+        (
+            lambda: eqx.filter_switch(jnp.asarray(0), [], X),
+            ValueError,
+            "there are no branches",
         ),
         (lambda: eqx.select(X).count("1"), TypeError, "`n` must be an integer; got"),
         (lambda: eqx.if_array("a"), TypeError, "`axis` must be an integer; got 'a'"),

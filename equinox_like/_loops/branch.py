@@ -1,7 +1,7 @@
 """`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 import jax
@@ -15,6 +15,7 @@ from .._core.parts import take_apart
 from .._core.show_as import show_as
 from .._transforms.arguments import data_names
 from .._tree.filters import is_array, is_number
+from .._tree.nodes import describe_node
 from .._tree.strict import strictly_same
 from .carry import type_of
 from .eager import run_cached
@@ -115,7 +116,14 @@ def filter_switch(
         assert y.tolist() == [1, 1]
         ```
     """
+    if not isinstance(branches, Iterable):
+        raise TypeError(
+            "`filter_switch` takes a sequence of functions as `branches`; got "
+            f"{describe_node(branches)}."
+        )
     branches = tuple(branches)  # a generator can be read only once
+    if not branches:
+        raise ValueError("`filter_switch`: there are no branches.")
     for i, branch in enumerate(branches):
         require_callable(branch, "filter_switch", f"branches[{i}]")
     if type(index) is int and not 0 <= index < len(branches):

@@ -194,6 +194,12 @@ def filter_fori_loop(
         ```
     """
     require_callable(body, "filter_fori_loop", "body")
+    for name, bound in [("lower", lower), ("upper", upper)]:
+        if not is_array_like(bound) or jnp.ndim(bound):
+            raise TypeError(
+                f"`filter_fori_loop`: `{name}` must be an integer; got "
+                f"{describe_node(bound)}."
+            )
     unroll = as_python(unroll)
     if not (unroll is None or isinstance(unroll, bool)):
         unroll = require_integer(unroll, "filter_fori_loop", "unroll", least=1)
