@@ -316,7 +316,7 @@ def while_loop(**options):
         (
             lambda: eqx.bucketed(padded, {"x": {"0": [4]}}),
             TypeError,
-            "a key of `axes['",
+            "`key in axes['x']` must be an integer; got '0'",
         ),
         (
             lambda: eqx.bucketed(padded, {"x": {0: str}})(X),

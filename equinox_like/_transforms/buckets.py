@@ -232,7 +232,7 @@ def _check_axes(axes: Any) -> None:
         )
     for name, of_axes in axes.items():
         for axis in of_axes:
-            require_integer(axis, "bucketed", f"a key of `axes[{name!r}]`")
+            require_integer(axis, "bucketed", f"key in axes[{name!r}]")
 
 
 def _checked(sizes: Any, name: str, axis: int) -> Any:
