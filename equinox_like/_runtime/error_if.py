@@ -118,7 +118,8 @@ def branched_error_if(
 
     **Raises:**
 
-    As `error_if`; `TypeError` if `index` is not of integers.
+    As `error_if`; `TypeError` if `index` is not of integers, `ValueError` if it cannot be
+    broadcast against `pred`.
 
     !!! example
 
@@ -264,6 +265,11 @@ def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> Non
 
 def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     """Both as arrays of one shape, which is `()` if the index is a scalar."""
+    if not isinstance(index, list | tuple) and not is_array_like(index):
+        raise TypeError(
+            "The index of `branched_error_if` must be an integer; got "
+            f"{describe_node(index)}."
+        )
     pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
     if not jnp.issubdtype(index.dtype, np.integer):
         raise TypeError(
@@ -272,7 +278,13 @@ def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
         )
     if index.ndim == 0:
         return pred.any(), index
-    shape = jnp.broadcast_shapes(pred.shape, index.shape)
+    try:
+        shape = jnp.broadcast_shapes(pred.shape, index.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"The index of `branched_error_if`, {describe_node(index)}, cannot be "
+            f"broadcast against its predicate, {describe_node(pred)}."
+        ) from error
     return jnp.broadcast_to(pred, shape), jnp.broadcast_to(index, shape)
 
 

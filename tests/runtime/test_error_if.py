@@ -679,6 +679,13 @@ def test_wrong_types_are_errors(without_type_checks):
         eqx.branched_error_if(GOOD, True, 0, "abc")
     with pytest.raises(TypeError, match="must be an integer; got one of dtype float32"):
         eqx.branched_error_if(GOOD, True, 0.0, ["abc"])
+    with pytest.raises(TypeError, match="must be an integer; got None"):
+        eqx.branched_error_if(GOOD, True, None, ["abc"])
+    two, three = jnp.arange(2) < 1, jnp.arange(3)
+    with pytest.raises(
+        ValueError, match=r"int32\[3\], cannot .* its predicate, bool\[2\]"
+    ):
+        eqx.branched_error_if(GOOD, two, three, MESSAGES)
 
 
 # Several devices
