@@ -141,9 +141,9 @@ def buffer_at_set(
 
     **Raises:**
 
-    `ValueError` if the dtype of `x` does not promote to that of the buffer, or if the
-    `pred` of a write to a buffer is not a boolean scalar.
-    `AttributeError` for a NumPy array.
+    For a buffer, `ValueError` if the dtype of `x` does not promote to that of the buffer,
+    or if `pred` is not a boolean scalar. For a JAX array, what its `.at[...].set` raises:
+    another dtype is converted with a warning. `AttributeError` for a NumPy array.
 
     !!! example
 

@@ -49,7 +49,7 @@ def scan(
     **Raises:**
 
     `ValueError` for options that do not fit, if lengths differ, and if a step returns
-    another structure.
+    another structure; for the kind `"lax"` the latter is a `TypeError` of JAX.
 
     !!! example
 

@@ -47,10 +47,12 @@ def while_loop(
             `max_steps` or `checkpoints`.
         - `"bounded"`: differentiable in both modes, to any order. Needs `max_steps`;
             memory and time grow with it.
-    - `checkpoints`: the number of steps whose carry, except for its buffers, is saved
-        for the backward pass. By default the smallest `c` for which
-        `(c + 1)(c + 2) > 2 * max_steps`, with which no step is run more than twice.
-    - `base`: the number of steps of each scan for the kind `"bounded"`.
+    - `checkpoints`: for the kind `"checkpointed"`, the number of steps whose carry, except
+        for its buffers, is saved for the backward pass. By default the smallest `c` for
+        which `(c + 1)(c + 2) > 2 * max_steps`, with which no step is run more than twice.
+        Other kinds ignore it.
+    - `base`: for the kind `"bounded"`, the number of steps of each scan. Other kinds ignore
+        it.
 
     **Returns:**
 
