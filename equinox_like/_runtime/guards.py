@@ -92,7 +92,7 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
 
     **Returns:**
 
-    `x`.
+    `x`, with NumPy arrays as JAX arrays.
 
     **Raises:**
 
