@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.custom_vjp import is_forward_mode
 from .._runtime.error_if import error_if
 from .._runtime.unvmap import unvmap_all
 from .._transforms.callback import filter_pure_callback
@@ -33,11 +34,11 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
 
     **Returns:**
 
-    `x`.
+    `x`, with NumPy arrays as JAX arrays.
 
     **Raises:**
 
-    With `terminate`, what [`equinox_like.error_if`][] raises.
+    With `terminate`, what [`equinox_like.error_if`][] raises. `TypeError` in forward mode.
 
     !!! example
 
@@ -58,7 +59,15 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
             assert "Encountered NaN in the cotangent of before the root" in str(e)
         ```
     """
-    return _backward_nan(x, name, terminate)
+    try:
+        return _backward_nan(map_arrays(jnp.asarray, x), name, terminate)
+    except TypeError as error:
+        if not is_forward_mode(error.__cause__ or error):
+            raise
+        raise TypeError(
+            "`debug.backward_nan` prints cotangents, which forward-mode autodiff "
+            "(`jax.jvp`, `jax.jacfwd`) does not have. Leave it out there."
+        ) from None
 
 
 @filter_custom_vjp

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -46,8 +47,13 @@ def test_the_gradient_can_be_differentiated(derivative, terminate, wrap):
 def test_nothing_is_printed_without_a_backward_pass(capsys):
     assert scaled(X, 3.0) == 6
     assert out_of(capsys) == ""
-    with pytest.raises(TypeError, match="forward-mode"):
+    with pytest.raises(TypeError, match=r"^`debug.backward_nan` .*forward-mode"):
         jax.jvp(eqx.debug.backward_nan, (X,), (X,))
+
+
+def test_numpy_arrays_become_jax_arrays():
+    x, name = eqx.debug.backward_nan((np.ones(2, "f4"), "name"))
+    assert isinstance(x, jax.Array) and name == "name"
 
 
 def test_name_stands_above(capsys):
