@@ -32,6 +32,7 @@ from .._tree.nodes import children_of, describe_node
 from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.paths import path_str
 from .._tree.strict import strictly_same
+from .custom_rules import hold
 from .custom_vjp import filter_custom_vjp
 from .inverse import derived_inverse
 from .inverse_check import refuse_large
@@ -94,6 +95,8 @@ def filter_invertible(
     error. Within `jax.jit`, unlike `filter_jit`, the latter is an error of JAX with the
     same text. `TypeError` in forward mode. `ValueError` if `y` is not of the form of
     `x`, or if the blocks along the first axis are not of the same number everywhere.
+    `RuntimeError` if an array of `fun` itself is differentiated, and JAX's
+    `UnexpectedTracerError` if `fun` closes over it.
 
     !!! example
 
@@ -137,6 +140,10 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
     @frames_hidden
     def __call__(self, blocks: _B | Sequence[_B], x: _X, /) -> _X:
         fun = self.__wrapped__
+        arrays, rest = take_apart(fun)
+        if arrays:
+            message = _OF_THE_FUNCTION.format(name=name_of(fun))
+            fun = rest.fill(hold(arrays, lambda _: RuntimeError(message)))
         if self._check:
             x = _verified(fun, self._inverse, blocks, x)
         try:
@@ -151,6 +158,12 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
                 "Apply the blocks in a loop instead; for `nn.ReversibleSequential`, pass "
                 "`memory_efficient=False`."
             ) from None
+
+
+_OF_THE_FUNCTION = (
+    "The arrays of `{name}` itself, which `filter_invertible` wraps, cannot be "
+    "autodifferentiated. Pass them within each block, or use `jax.lax.stop_gradient`."
+)
 
 
 def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:

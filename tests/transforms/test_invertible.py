@@ -467,7 +467,9 @@ def test_arrays_of_the_function_are_not_differentiated():
 
     g = eqx.filter_invertible(Fun(jnp.ones(2)))
     assert jax.grad(lambda b: g([b], X[:2]).sum())(jnp.ones(2)).tolist() == [1, 1]
-    with pytest.raises(RuntimeError, match="cannot be autodifferentiated"):
+    with pytest.raises(
+        RuntimeError, match=r"^The arrays of `Fun` itself, .* cannot be au"
+    ):
         eqx.filter_grad(lambda g: g([jnp.ones(2)], X[:2]).sum())(g)
 
 
