@@ -163,6 +163,8 @@ class ShardMapped(Transformed[..., Any]):
             return self._grouped(out, manual)
 
         show_as(flat, fun, lambda: data_names(fun, self._tree, (), {}) + names)
+        for path, spec in jtu.tree_leaves_with_path(self._out_specs):
+            self._refuse_automatic_axes("out_specs", path_str(path, "out"), spec)
         out_specs = [spec or PartitionSpec() for spec in self._output_leaves()]
         mapped = jax.shard_map(
             flat,
@@ -238,6 +240,17 @@ class ShardMapped(Transformed[..., Any]):
                 "`None`."
             )
         refuse_misfit(option, name, spec, x, mesh=self._mesh)
+        self._refuse_automatic_axes(option, name, spec)
+
+    def _refuse_automatic_axes(self, option: str, name: str, spec: Any) -> None:
+        if not self._axis_names or not isinstance(spec, PartitionSpec):
+            return
+        for axis in jtu.tree_leaves([*spec]):
+            if axis not in self._axis_names:
+                raise ValueError(
+                    f"`{option}` gives {spec} for `{name}`, but the axis {axis!r} is not "
+                    "in `axis_names`, so it is not manual: leave it out of the spec."
+                )
 
 
 def _explain_explicit(names, data, specs, error: ValueError) -> None:

@@ -186,6 +186,21 @@ def test_some_axes_stay_automatic():
     assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 2)
 
 
+def test_spec_with_an_automatic_axis_is_refused_by_path():
+    options = {"mesh": mesh_of(), "axis_names": {"x"}}
+    for in_specs, out_specs, path in [
+        ({"x": P("x", "y")}, P("x"), r"in_specs.*`x\['a'\]`"),
+        ({"x": P("x")}, {"a": P("x", "y")}, r"out_specs.*`out\['a'\]`"),
+    ]:
+        f = eqx.filter_shard_map(
+            lambda x: x, in_specs=in_specs, out_specs=out_specs, **options
+        )
+        with pytest.raises(
+            ValueError, match=f"{path}, but the axis 'y' is not in `axis_n"
+        ):
+            f({"a": jnp.ones((4, 4))})
+
+
 def test_nested():
     def inner(x):
         return lax.psum(x, "y")
