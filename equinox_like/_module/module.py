@@ -307,15 +307,17 @@ class Module(_Immutable, Hashable, metaclass=ModuleMeta):
     be assigned; after it the instance is frozen, and a changed copy is made by
     [`equinox_like.tree_at`][] or `dataclasses.replace`. If there is a method
     `__check_init__(self)`, it runs after each construction, and so do those of all base
-    classes.
+    classes. A class made by `class Base(Module, is_abstract=True)` cannot be instantiated,
+    and neither can one that has an [`equinox_like.AbstractVar`][] or an abstract method.
 
     A method read from an instance is a pytree whose leaves are those of the instance, so
     it can be passed to `jax.jit` and the like, too.
 
     **Raises:**
 
-    `TypeError` if a field was not set. `dataclasses.FrozenInstanceError` on assignment
-    to anything that is not a field, and on any assignment after construction.
+    `TypeError` if a field was not set, or the class is abstract.
+    `dataclasses.FrozenInstanceError` on assignment to anything that is not a field, and on
+    any assignment after construction.
 
     !!! example
 
