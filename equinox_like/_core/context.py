@@ -120,7 +120,8 @@ class Context(Generic[_V]):
 
         **Raises:**
 
-        `TypeError` if `value` has no hash.
+        `TypeError` if `value` has no hash, or a generator is decorated. `RuntimeError` at
+        the end of a `with` that was around an `await`, or began in another thread.
         """
         key = self._key(value)
         if key == self._default_key:
