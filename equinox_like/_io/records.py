@@ -36,8 +36,9 @@ _SMALL: Final = 1 << 16
 def default_serialise_filter_spec(f: Any, x: Any) -> None:
     """Writes `x` as one `.npy` record if it is an array or a number, else nothing.
 
-    `numpy.load` reads the record. Python numbers are stored with 64 bits, typed PRNG keys
-    as their data together with the name of their implementation.
+    `numpy.load` reads the record. A Python `int` or `float` is stored with 64 bits, a
+    `complex` with 128, and a typed PRNG key as its data together with the name of its
+    implementation.
 
     **Arguments:**
 
