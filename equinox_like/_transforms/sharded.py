@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._compat.scheduler import least_memory
 from .._compat.trace_state import at_top_level
-from .._core.base import frames_hidden, require_callable
+from .._core.base import frames_hidden, jit_is_disabled, require_callable
 from .._core.sharding import axes_of, refuse_misfit, require_mesh
 from .._jit import filter_jit
 from .._tree.arrays import describe_array
@@ -145,9 +145,10 @@ def make_sharded(
     require_mesh(mesh, "make_sharded")
     shapes = filter_eval_shape(make, *args, **kwargs)
     out_shardings = shardings(shapes, mesh, rules)
-    if not at_top_level():
+    if not at_top_level() or jit_is_disabled():
         # The outermost `jit` decides the compiler options. JAX ignores the `out_shardings`
-        # of a `jit` within another one if the axes of the mesh in use are explicit.
+        # of a `jit` within another one if the axes of the mesh in use are explicit, and
+        # under `jax.disable_jit`.
         made = filter_jit(make, out_shardings=out_shardings)(*args, **kwargs)
         return filter_shard(made, out_shardings)
     options = least_memory(mesh.devices.flat[0].platform)

@@ -207,3 +207,9 @@ def test_it_may_be_called_within_a_compiled_function(kind, in_use):
     with in_use(mesh):
         model = made(jax.random.key(0))
     assert model.weight.sharding.is_equivalent_to(NamedSharding(mesh, P("model")), 2)
+
+
+def test_arrays_are_sharded_while_jit_is_disabled(mesh):
+    with jax.disable_jit():
+        x = eqx.make_sharded(jnp.ones, 4, mesh=mesh, rules=[("**", P("model"))])
+    assert x.sharding == NamedSharding(mesh, P("model")) and x.tolist() == [1, 1, 1, 1]
