@@ -171,6 +171,8 @@ def _promoted(a: Any, b: Any) -> tuple[Any, Any]:
         return a, b
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.promote_types(a.dtype, b.dtype)
+    if not (_is_numpy(a) and _is_numpy(b)):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)  # JAX would warn of 64 bits
     return a.astype(dtype), b.astype(dtype)
 
 

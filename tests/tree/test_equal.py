@@ -224,6 +224,12 @@ def test_dtypes_may_be_disregarded(module):
     assert eqx.tree_equal(ones[:1], ones, check_dtype=False) is False
 
 
+def test_numpy_arrays_of_64_bits_are_compared_without_a_warning():
+    a = np.asarray([0.1, 0.2])  # as from another framework
+    assert eqx.tree_equal(a, jnp.asarray(a), check_dtype=False)
+    assert not eqx.tree_equal(a, jnp.asarray(a) + 1, check_dtype=False, rtol=0.1)
+
+
 def test_disregarded_dtypes_need_no_promotion_by_the_user():
     with jax.numpy_dtype_promotion("strict"):
         a = jnp.ones(2, jnp.int32)
