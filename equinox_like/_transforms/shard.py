@@ -40,7 +40,8 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     **Raises:**
 
     `ValueError` if there is no sharding for an array, or none that fits its shape;
-    [`equinox_like.DonationError`][] if an array was deleted before. Both name its path.
+    [`equinox_like.DonationError`][] if an array was deleted before; `TypeError` for
+    a NumPy array of a dtype that JAX does not have, such as text. Each names its path.
 
     !!! example
 
@@ -93,7 +94,8 @@ def filter_device_put(
 
     `ValueError` if both `donate` and `may_alias` are true, if arrays are donated while they
     are traced, or if a sharding does not fit an array. [`equinox_like.DonationError`][] if
-    an array was deleted before. Each names the path.
+    an array was deleted before; `TypeError` for a NumPy array of a dtype that JAX does not
+    have, such as text. Each names the path.
 
     !!! example
 
@@ -153,9 +155,19 @@ def _refuse_deleted(function: str, name: str, x: Any) -> None:
 def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
     leaves, treedef = jtu.tree_flatten_with_path(tree)
     chosen = [spec for _, spec in spread(specs, tree, option, name)]
+
+    def place_at(path: Any, x: Any, spec: Any) -> Any:
+        try:
+            return place(path_str(path, name), x, spec)
+        except TypeError as error:  # a dtype that JAX does not have, such as text
+            raise TypeError(
+                f"`{path_str(path, name)}` ({describe_array(x)}) cannot be placed on a "
+                f"device: {error}"
+            ) from error
+
     return treedef.unflatten(
         [
-            place(path_str(path, name), x, spec) if is_array(x) else x
+            place_at(path, x, spec) if is_array(x) else x
             for (path, x), spec in zip(leaves, chosen, strict=True)
         ]
     )

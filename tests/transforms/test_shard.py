@@ -162,6 +162,14 @@ class TestErrors:
         with pytest.raises(ValueError, match="must be a prefix"):
             move({"a": model}, {"b": mesh.devices.flat[0]})
 
+    @pytest.mark.parametrize("move", [eqx.filter_shard, eqx.filter_device_put])
+    def test_array_of_strings_is_refused_by_the_path(self, move):
+        batch = {"x": np.ones(2), "text": np.asarray(["a", "b"])}
+        with pytest.raises(
+            TypeError, match=r"`\w+\['text'\]` \(str32\[2\]\) cannot be"
+        ):
+            move(batch, jax.devices()[0])
+
     def test_what_is_no_sharding_is_refused_by_the_path(self):
         for bad in (None, "x", 1):
             with pytest.raises(
