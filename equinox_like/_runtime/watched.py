@@ -20,7 +20,7 @@ from .._module.module import BoundMethod, Module
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
 from .._tree.nodes import children_of, describe_node
-from .._tree.paths import plain_path
+from .._tree.paths import path_within
 from .harvest import Mark, marked
 
 
@@ -74,7 +74,7 @@ def _map_below(node: Any, path: tuple[Any, ...], function: Any) -> Any:
     # Calls of these wrappers call the Module that they hold, which is replaced itself.
     if isinstance(node, Around | BoundMethod | Frozen):
         return node
-    return function(plain_path(path) if path else "", node)
+    return function(path_within(path), node)
 
 
 def with_step(node: Any, step: See | Replace) -> Any:

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 
 from .arrays import describe_array
 from .filters import is_array
-from .paths import path_str, plain_path
+from .paths import path_str, path_within
 
 _MAX_KEYS = 10  # that a message lists
 _SIZED = dict, list, tuple
@@ -79,7 +79,7 @@ class Nodes:
     @functools.cached_property
     def plain_paths(self) -> list[str]:
         """As `key_paths`, but as a user would write them; empty for the tree itself."""
-        return [plain_path(path) if path else "" for path in self.key_paths()]
+        return [path_within(path) for path in self.key_paths()]
 
 
 def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:

@@ -22,6 +22,11 @@ def plain_path(path: Sequence[Any]) -> str:
     return path_str(path).removeprefix(".")
 
 
+def path_within(path: Sequence[Any]) -> str:
+    """As `plain_path`, but empty for the root, also if that is frozen."""
+    return jtu.keystr(tuple(path)).removeprefix(".")
+
+
 def listed(paths: Sequence[str], most: int) -> str:
     """The first paths, up to `most`, and how many more there are."""
     shown = ", ".join(f"`{path or '<root>'}`" for path in paths[:most]) or "none"

@@ -19,7 +19,7 @@ from .._module.freezing import leaves_under, trainable_leaves
 from .._module.wrapper import check_forwards
 from .._runtime.watched import class_of
 from .._tree import is_array, is_inexact_array, tree_at
-from .._tree.paths import plain_path
+from .._tree.paths import path_within
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import refuse_layer_class
@@ -408,7 +408,7 @@ def _weights_under(model: Any, where: Any) -> dict[str, dict[str, int]]:
         is_its_field = getattr(place.owner, name) is leaf  # not somewhere below it
         if is_its_field and leaf.ndim >= batch_ndim + 2:
             path = place.path[:-1]
-            at = plain_path(path) if path else ""
+            at = path_within(path)
             found.setdefault(at, {})[name] = batch_ndim
     return found
 

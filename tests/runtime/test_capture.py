@@ -352,6 +352,7 @@ def test_layers_that_take_keys_and_states_are_known_as_such() -> None:
 def test_frozen_parts_and_attention_are_captured_under_their_paths() -> None:
     model = nn.Sequential([eqx.frozen(LINEAR)])
     assert list(eqx.capture(model, nn.Linear)(X)[1]) == ["layers[0]"]
+    assert list(eqx.capture(eqx.frozen(model), "")(X)[1]) == [""]
     attention = nn.MultiheadAttention(1, 3, key=K)
     xs = jnp.stack([X, -X])
     out, values = eqx.capture(attention, "query_proj")(xs, xs, xs)

@@ -195,6 +195,7 @@ def test_one_leaf_object_at_two_places_is_two_nodes():
 def test_a_frozen_part_and_its_content_are_told_apart_by_class(model):
     frozen = eqx.select(model).at("layers[0]").apply(eqx.frozen)
     assert eqx.filter(frozen, eqx.trainable).layers[0].weight is None
+    assert [path for path, _ in eqx.select(eqx.frozen(jnp.ones(2)))] == [""]
     at = eqx.select(frozen).at("layers[0]")
     assert len(at) == 1 and eqx.tree_equal(at.apply(eqx.unfrozen), model)
     halved = at.of(nn.Linear).apply(lambda layer: jax.tree.map(double, layer))
