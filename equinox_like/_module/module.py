@@ -311,7 +311,8 @@ class Module(_Immutable, Hashable, metaclass=ModuleMeta):
     and neither can one that has an [`equinox_like.AbstractVar`][] or an abstract method.
 
     A method read from an instance is a pytree whose leaves are those of the instance, so
-    it can be passed to `jax.jit` and the like, too.
+    it can be passed to `jax.jit` and the like, too. Special methods, such as `__call__`,
+    are not: pass the instance itself.
 
     **Raises:**
 
