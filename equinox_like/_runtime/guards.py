@@ -366,7 +366,7 @@ def _element(batch: jax.Array, message: str) -> jax.Array:
     if not len(batch):
         return with_key(jnp.zeros(all_data.shape[1:], all_data.dtype), batch)
     first = batch[0]
-    first_data = without_key(first)
+    first_data = without_key(first)[None]  # `jax.numpy_rank_promotion` may refuse less
     differs = all_data != first_data
     if jnp.issubdtype(all_data.dtype, jnp.inexact):
         differs &= ~(jnp.isnan(all_data) & jnp.isnan(first_data))

@@ -268,6 +268,17 @@ def test_constant_batch_comes_out_unbatched(constant, other):
         nested(jnp.stack([constant, jnp.stack([other[2]] * 3)]))
 
 
+def test_constant_batch_of_vectors_needs_no_rank_promotion():
+    def one(x):
+        return internal.nonbatchable(x, allow_constant_across_batch=True)
+
+    with jax.numpy_rank_promotion("raise"):
+        out = jax.vmap(one, out_axes=None)(jnp.ones((2, 3)))
+        keys = jnp.stack([jax.random.key(0)] * 2)
+        assert jax.vmap(one, out_axes=None)(keys) == keys[0]
+    assert out.tolist() == [1, 1, 1]
+
+
 # materialise_zeros
 
 
