@@ -79,6 +79,10 @@ class AbstractProgressMeter(Module, Generic[_State]):
         **Returns:**
 
         The state for the next `step` or for `close`, of the same structure.
+
+        **Raises:**
+
+        `ValueError` by the meters here, if `progress` has another shape.
         """
 
     @abc.abstractmethod
@@ -262,4 +266,9 @@ def _close(number: jax.Array) -> None:
 
 
 def _without_tangent(progress: ArrayLike) -> jax.Array:
+    if jnp.shape(progress) != ():
+        raise ValueError(
+            "`progress` must be a number, or an array of shape (); got one of shape "
+            f"{jnp.shape(progress)}."
+        )
     return lax.stop_gradient(jnp.asarray(progress, jnp.float32))

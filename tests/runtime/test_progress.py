@@ -126,6 +126,14 @@ def test_meters_do_not_mix(capsys):
     assert lines(capsys) == ["0", "0", "50", "100", "100"]
 
 
+def test_progress_of_another_shape_is_refused():
+    for meter in TEXT, BAR:
+        state = meter.init()
+        with pytest.raises(ValueError, match=r"`progress` .* got one of shape \(2,\)"):
+            meter.step(state, jnp.zeros(2))
+        meter.close(state)
+
+
 def test_progress_has_no_derivative():
     def f(x, meter):
         meter.close(meter.step(meter.init(), x))
