@@ -162,12 +162,13 @@ class DynamicLossScale(_LossScale):
             brought within them when it grows or shrinks.
         - `period`: after how many finite steps in a row it grows.
         - `factor`: by what it grows and shrinks.
-        - `min_scale`, `max_scale`: the bounds of a scale that grows or shrinks.
+        - `min_scale`, `max_scale`: the bounds of a scale that grows or shrinks, above 0.
 
         **Raises:**
 
-        `ValueError` if `factor` is not above 1, `min_scale` is above `max_scale`,
-        `period` is not an int of 1 or more, or `scale` is not finite and above 0.
+        `ValueError` if `factor` is not above 1, `min_scale` is not above 0 or is above
+        `max_scale`, `period` is not an int of 1 or more, or `scale` is not finite and
+        above 0.
         """
         # Python numbers, because one of NumPy could change the dtype of the scale.
         factor = as_number(self, "factor", factor)
@@ -178,10 +179,10 @@ class DynamicLossScale(_LossScale):
             raise ValueError(
                 f"DynamicLossScale takes a `factor` above 1; got {factor!r}."
             )
-        if not min_scale <= max_scale:
+        if not 0 < min_scale <= max_scale:  # a scale of 0 would stay 0
             raise ValueError(
-                f"DynamicLossScale takes a `min_scale` of at most `max_scale`; got "
-                f"{min_scale!r} and {max_scale!r}."
+                "DynamicLossScale takes a `min_scale` above 0 and of at most `max_scale`; "
+                f"got {min_scale!r} and {max_scale!r}."
             )
         self.loss_scale = _first_scale(self, scale)
         self.good_steps = jnp.zeros((), jnp.int32)
