@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -72,14 +72,15 @@ def reinit(
         assert not model.layers[0].bias.any()
         ```
     """
-    rules = list(rules)
+    rules, conditions = list(rules), []
     for i, rule in enumerate(rules):
         if not isinstance(rule, tuple | list) or len(rule) != 2:
             raise TypeError(
                 "`reinit` takes a sequence of pairs `(selector, initialiser)` as `rules`; "
                 f"`rules[{i}]` is {rule!r}."
             )
-        if not _is_selector(rule[0]):
+        conditions.append(_condition(rule[0]))
+        if conditions[i] is None:
             raise TypeError(
                 "A selector must be a class, a tuple of classes, a pair of a class and "
                 "the name of a field, a pattern for paths, or a function; that of "
@@ -88,7 +89,8 @@ def reinit(
     used = [False] * len(rules)
     leaves = []
     for place in places(tree):
-        chosen = [_selects(selector, place) for selector, _ in rules]
+        may_be = _may_be_chosen(place.leaf)
+        chosen = [may_be and condition(place) for condition in conditions]
         used = [a or b for a, b in zip(used, chosen, strict=True)]
         leaf = place.leaf
         if True in chosen:
@@ -104,28 +106,30 @@ def reinit(
     return jtu.tree_structure(tree).unflatten(leaves)
 
 
-def _is_selector(selector: Any) -> bool:
-    if not isinstance(selector, tuple):
-        return isinstance(selector, str) or callable(selector)
-    if len(selector) == 2 and isinstance(selector[1], str):
-        selector = selector[0]
-    classes = selector if isinstance(selector, tuple) else (selector,)
-    return all(isinstance(each, type) for each in classes)
-
-
-def _selects(selector: Any, place: Place) -> bool:
-    dtype = getattr(place.leaf, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
-        return False
+def _condition(selector: Any) -> Callable[[Place], bool] | None:
+    """Whether a selector chooses a place; `None` for what is no selector."""
     if isinstance(selector, str):
-        return matches(selector, plain_path(place.path))
-    if isinstance(selector, tuple) and selector and isinstance(selector[-1], str):
-        cls, name = selector
-        return isinstance(place.owner, cls) and place.name == name
-    if isinstance(selector, type | tuple):
-        return isinstance(place.owner, selector) and place.name in WEIGHTS
-    path = plain_path(place.path)
-    return bool(selector(path, place.owner, place.name, place.leaf))
+        return lambda place: matches(selector, plain_path(place.path))
+    classes, names = selector, WEIGHTS
+    if (
+        isinstance(selector, tuple)
+        and len(selector) == 2
+        and isinstance(selector[1], str)
+    ):
+        classes, names = selector[0], (selector[1],)
+    each = classes if isinstance(classes, tuple) else (classes,)
+    if all(isinstance(cls, type) for cls in each):
+        return lambda place: isinstance(place.owner, each) and place.name in names
+    if not callable(selector):
+        return None
+    return lambda place: bool(
+        selector(plain_path(place.path), place.owner, place.name, place.leaf)
+    )
+
+
+def _may_be_chosen(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _drawn(init: Init, place: Place, key: Any) -> Any:
