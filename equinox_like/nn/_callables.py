@@ -19,10 +19,12 @@ def refuse_layer_class(taker: str, name: str, layer: Any) -> None:
         )
 
 
-def check_layer(taker: str, name: str, layer: Any) -> None:
+def check_layer(
+    taker: str, name: str, layer: Any, wanted: str = "a layer or a function"
+) -> None:
     """Raises `TypeError` unless `layer` can be called, and for a class of layers."""
     refuse_layer_class(taker, name, layer)
-    check_function(taker, name, layer, "a layer or a function")
+    check_function(taker, name, layer, wanted)
 
 
 def check_function(

@@ -12,7 +12,7 @@ from .._module import Module, Partial, field
 from .._tree import combine, is_array, partition
 from .._tree.partitioning import map_arrays
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._callables import check_function, refuse_layer_class
+from ._callables import check_layer
 from ._init import Init, default_dtype
 from ._keys import split_key
 from ._linear import Linear
@@ -112,8 +112,7 @@ class MLP(Module):
             ("activation", activation),
             ("final_activation", final_activation),
         ):
-            refuse_layer_class("MLP", name, function)
-            check_function("MLP", name, function)
+            check_layer("MLP", name, function, "a function")
         self.activation = _copied(activation, (self.depth, self.width_size))
         self.final_activation = _copied(
             final_activation, () if self.out_size == "scalar" else (self.out_size,)
