@@ -14,11 +14,11 @@ from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._attend import Drop, Implementation, Inputs, attend, attention_weights
-from ._callables import check_function, refuse_layer_class
+from ._callables import check_layer
 from ._dropout import Dropout
 from ._keys import key_named
 from ._masks import Visible, check_window
-from ._shape import as_array
+from ._shape import as_array, check_scalar
 
 
 def dot_product_attention(
@@ -105,12 +105,9 @@ def dot_product_attention(
     arrays = {"query": query, "key_": key_, "value": value}
     q, k, v = _checked_heads(*(as_array(name, *each) for each in arrays.items()))
     if dropout is not None:
-        refuse_layer_class(name, "dropout", dropout)
-        check_function(name, "dropout", dropout, "a Dropout")
-    if scale is not None and jnp.shape(scale) != ():
-        raise ShapeError(
-            f"{name} takes a scalar as `scale`; got shape {jnp.shape(scale)}."
-        )
+        check_layer(name, "dropout", dropout, "a Dropout")
+    if scale is not None:
+        check_scalar(name, "scale", scale)
     number = q.shape[1]
     lengths = q.shape[0], k.shape[0]
     check_window(name, window)

@@ -163,7 +163,8 @@ def generate(
             f"at least one token; got shape {prompt.shape}."
         )
     steps = checked_int("generate", "max_new_tokens", max_new_tokens, 1)
-    check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
+    # As an int, `top_k` stays static.
+    top_k = check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
     check_function("`generate`", "model", model)
     greedy = is_greedy(temperature)
     if key is None and not greedy:
@@ -177,8 +178,6 @@ def generate(
     # As arrays, so that another value does not cause a retrace; by `device_put`, an
     # explicit transfer, which `jax.transfer_guard("disallow")` allows.
     sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
-    if top_k is not None:  # an int, which stays static
-        top_k = checked_int("generate", "top_k", top_k, 1)
     sampling |= {"top_k": top_k, "top_p": _float(top_p)}
     sampling["repetition_penalty"] = _float(repetition_penalty)
     ids = [

@@ -15,7 +15,7 @@ from .._errors import ShapeError
 from .._tree import is_array
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
-from ._shape import as_size
+from ._shape import as_size, check_scalar
 
 
 def causal_mask(
@@ -66,7 +66,7 @@ def causal_mask(
         "causal_mask", "key_length", queries if key_length is None else key_length
     )
     check_window("causal_mask", window)
-    _check_scalar("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
+    _check_integer("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
     rows = (jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[
         :, None
     ]
@@ -110,7 +110,7 @@ def padding_mask(
     queries = _length(
         "padding_mask", "query_length", keys if query_length is None else query_length
     )
-    _check_scalar("padding_mask", "length", length, "padding_mask(n, 8)")
+    _check_integer("padding_mask", "length", length, "padding_mask(n, 8)")
     places = jnp.arange(keys)
     is_token = places < jnp.asarray(length).astype(places.dtype)
     return jnp.broadcast_to(is_token, (queries, keys))
@@ -196,13 +196,10 @@ def check_window(name: str, window: int | None) -> None:
         as_size(name, "window", window, 1)
 
 
-def _check_scalar(function: str, name: str, value: Any, of_row: str) -> None:
+def _check_integer(function: str, name: str, value: Any, of_row: str) -> None:
     """Raises an error unless `value` is one integer."""
-    if jnp.shape(value) != ():
-        raise ShapeError(
-            f"`{function}` takes a scalar as `{name}`; got shape {jnp.shape(value)}. "
-            f"For a batch, wrap it: `jax.vmap(lambda n: {of_row})({name})`."
-        )
+    fix = f" For a batch, wrap it: `jax.vmap(lambda n: {of_row})({name})`."
+    check_scalar(f"`{function}`", name, value, fix)
     if not jax.export.is_symbolic_dim(value):
         dtype = jnp.result_type(value)
         if not jnp.issubdtype(dtype, jnp.integer):

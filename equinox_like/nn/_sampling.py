@@ -17,7 +17,7 @@ from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._keys import key_named
 from ._norm import accumulation_dtype
-from ._shape import as_size, jax_array
+from ._shape import as_size, check_scalar, jax_array
 
 
 def sample_logits(
@@ -141,8 +141,8 @@ def is_greedy(temperature: Any) -> bool:
 
 def check_sampling(
     function: str, temperature: Any, top_k: Any, top_p: Any, repetition_penalty: Any
-) -> None:
-    """Validates the options of `sample_logits`."""
+) -> int | None:
+    """Validates the options of `sample_logits`, and returns `top_k` as an int."""
     ranges: tuple[tuple[str, Any, str, Callable[[Any], bool]], ...] = (
         (
             "temperature",
@@ -165,10 +165,7 @@ def check_sampling(
             raise TypeError(
                 f"`{function}` takes a number as `{name}`; got {describe_node(value)}."
             )
-        if jnp.shape(value) != ():
-            raise ShapeError(
-                f"`{function}` takes a scalar as `{name}`; got shape {jnp.shape(value)}."
-            )
+        check_scalar(f"`{function}`", name, value)
         # As NumPy's: within a trace, JAX would trace the comparison. By an explicit
         # transfer, which `jax.transfer_guard("disallow")` allows.
         is_known = not isinstance(value, Tracer)
@@ -176,8 +173,7 @@ def check_sampling(
             raise ValueError(
                 f"`{function}` takes a `{name}` that is {wanted}; got {value}."
             )
-    if top_k is not None:
-        checked_int(function, "top_k", top_k, 1)
+    return None if top_k is None else checked_int(function, "top_k", top_k, 1)
 
 
 def checked_int(function: str, name: str, value: Any, minimum: int) -> int:

@@ -178,6 +178,14 @@ def taker_name(layer: Any) -> str:
     return (layer if isinstance(layer, type) else type(layer)).__name__
 
 
+def check_scalar(layer: Any, name: str, value: Any, fix: str = "") -> None:
+    if jnp.shape(value) != ():
+        raise ShapeError(
+            f"{taker_name(layer)} takes a scalar as `{name}`; got shape "
+            f"{jnp.shape(value)}.{fix}"
+        )
+
+
 def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
     """`value` as an int, after validating that it is an int of at least `minimum`."""
     try:
