@@ -407,8 +407,7 @@ def _weights_under(model: Any, where: Any) -> dict[str, dict[str, int]]:
         batch_ndim = leading_axes(place.owner, name, leaf.ndim, len(place.rows))
         is_its_field = getattr(place.owner, name) is leaf  # not somewhere below it
         if is_its_field and leaf.ndim >= batch_ndim + 2:
-            path = place.path[:-1]
-            at = path_within(path)
+            at = path_within(place.path[:-1])
             found.setdefault(at, {})[name] = batch_ndim
     return found
 

@@ -335,17 +335,18 @@ def _up_to_last_window(
 
 def _as_dtype(init: Any, dtype: Any) -> Any:
     """`init` in the dtype of the input. Infinity becomes the largest or least number of
-    a dtype that has none: of integers, and of some floats of 8 bits.
+    a dtype that has none: of integers, and of some floats of 8 or 4 bits.
 
     It stays a NumPy array, so that JAX knows its value: JAX differentiates
     `reduce_window` only for known operations with their own initial value.
     """
     if isinstance(init, jax.Array):
         return init.astype(dtype)
-    if jnp.issubdtype(dtype, jnp.bool_) and np.isinf(init):
-        return np.asarray(init > 0)
     is_float = jnp.issubdtype(dtype, jnp.inexact)
-    if np.isinf(init) and not (is_float and np.isinf(np.asarray(init, dtype))):
-        bounds = jnp.finfo(dtype) if is_float else jnp.iinfo(dtype)
-        return np.asarray(bounds.max if init > 0 else bounds.min, dtype)
-    return np.asarray(init, dtype)
+    has_infinity = is_float and np.isinf(np.asarray(np.inf, dtype))
+    if has_infinity or not np.isinf(init):
+        return np.asarray(init, dtype)
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return np.asarray(init > 0)
+    bounds = jnp.finfo(dtype) if is_float else jnp.iinfo(dtype)
+    return np.asarray(bounds.max if init > 0 else bounds.min, dtype)
