@@ -54,6 +54,8 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
     if update is None:
         return node
     try:
+        if isinstance(node, list | tuple):  # a NumPy array would be added to each item
+            raise TypeError("an update of a container is a container like it.")
         return node + update
     except (TypeError, ValueError) as error:  # of JAX, of NumPy
         raise TypeError(
