@@ -1,16 +1,29 @@
-"""Replaces a file atomically. Also reads and writes pipes and devices."""
+"""Replaces a file atomically, and maps one into memory. Also reads and writes pipes and
+devices.
+"""
 
 import contextlib
 import errno
+import mmap
 import os
 import pathlib
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from .._tree.nodes import describe_node
+
+# Windows refuses to rename, replace or delete a file that is mapped. There `save` could
+# not replace the file that the model was loaded from.
+_CAN_MAP: Final = sys.platform != "win32"
+# From Python 3.13 on, the mapping need not keep the file open. A process can have a
+# thousand open files, as many as a long run may load.
+_MAPPING: Final[Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
@@ -104,6 +117,23 @@ def opened(path: str) -> Iterator[Any]:
             shutil.copyfileobj(file, copy)
             copy.seek(0)
             yield copy
+
+
+def content_of(file: Any) -> np.ndarray:
+    """The bytes of a file that is open for reading, mapped into memory if possible.
+
+    Not by its path, where another file may be found by now. The mapping is private:
+    writing to the memory does not change the file.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size and _CAN_MAP:  # an empty file cannot be mapped
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, **_MAPPING)
+    else:
+        position = file.tell()
+        file.seek(0)
+        content = bytearray(file.read())
+        file.seek(position)
+    return np.frombuffer(content, np.uint8)
 
 
 @contextlib.contextmanager

@@ -8,16 +8,14 @@ file before we read it.
 import functools
 import json
 import math
-import mmap
 import struct
-import sys
 import zlib
 from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
-from .atomic import opened
+from .atomic import content_of, opened
 from .checksum import checksum_and_pieces, has_checksum, has_pieces
 from .records import MAGIC, are_bools
 from .tensors import Tensor, decode_tensor
@@ -30,13 +28,6 @@ _VERSION: Final = 1
 _OWN_SUM: Final = "equinox_like_sum"
 RESERVED: Final = frozenset({_OWN, _OWN_SUM})
 _ALIGNMENT: Final = 64
-# From Python 3.13 on, the mapping need not keep the file open. A process can have a
-# thousand open files, as many as a long run may load.
-_MAPPING: Final[Any] = (
-    {"trackfd": False}
-    if sys.version_info >= (3, 13) and sys.platform != "win32"
-    else {}
-)
 
 
 def alignment(size: int) -> int:
@@ -98,10 +89,9 @@ class File:
             _require_sound(path, file)
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
-            # A private mapping: writing to the memory does not change the file.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, **_MAPPING)
+            content = content_of(file)
         # Each tensor is checked below: the file may have changed since its validation.
-        self.data = np.frombuffer(mapped, np.uint8)[8 + size :]
+        self.data = content[8 + size :]
         self.data.flags.writeable = False
         self.metadata: dict[str, str] = header.pop(METADATA, None) or {}
         own = self.metadata.pop(_OWN, None)

@@ -22,7 +22,7 @@ from .._tree.nodes import describe_node
 from .._tree.paths import listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
-from .atomic import opened, replacing, with_suffix
+from .atomic import content_of, opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
     bytes_remaining,
@@ -34,7 +34,6 @@ from .records import (
 from .structure import (
     Records,
     Structure,
-    content_of,
     find_structure,
     read_structure,
     structure_record,

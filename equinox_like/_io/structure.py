@@ -6,7 +6,6 @@ it can be found before the other records are read.
 
 import io
 import json
-import mmap
 import re
 from typing import Any, Final, NamedTuple
 
@@ -53,18 +52,6 @@ def structure_record(
         return file.getvalue()
 
     return record(len(record(0)))
-
-
-def content_of(file: Any) -> np.ndarray:
-    """The bytes of a file that is open for reading, mapped into memory.
-
-    Not by its path, where another file may be found by now.
-    """
-    try:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        mapped = b""  # an empty file cannot be mapped
-    return np.frombuffer(mapped, np.uint8)
 
 
 def find_structure(file: Any) -> Structure | None:

@@ -512,6 +512,34 @@ def test_loaded_trees_keep_no_file_open(tmp_path):
     assert all(x[-1] == 999 for x in loaded)
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "eqx"])
+def test_on_windows_files_are_not_mapped_so_that_they_can_be_replaced(
+    monkeypatch, tmp_path, suffix
+):
+    monkeypatch.setattr("equinox_like._io.atomic._CAN_MAP", False)
+    path = tmp_path / f"model.{suffix}"
+    is_mapped = []
+    replace = os.replace
+
+    def spy_replace(source, target):
+        maps = Path("/proc/self/maps").read_text()
+        is_mapped.append(str(source) in maps or str(target) in maps)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", spy_replace)
+    save, load = (
+        (eqx.save, eqx.load)
+        if suffix == "safetensors"
+        else (eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves)
+    )
+    tree: Any = [jnp.arange(1000.0), 3]
+    for _ in range(3):
+        save(path, tree)
+        tree = load(path, [jnp.zeros(1000), 0])
+    assert is_mapped == [False] * 3
+    assert tree[0][-1] == 999 and tree[1] == 3
+
+
 def test_weak_array_stays_in_its_memory(tmp_path):
     eqx.save(tmp_path / "m", jnp.full((3,), 0.5))
     device = jax.devices()[0]
