@@ -190,7 +190,10 @@ def refuse_assignment(self: Any, name: str) -> NoReturn:
     if name in spec.dynamic:
         fix = f"`tree_at(lambda m: m.{name}, module, new_value)`"
     else:
-        fix = "`dataclasses.replace(module, field=new_value)`"
+        fix = (
+            "`dataclasses.replace(module, field=new_value)` if its class has no "
+            "`__init__` of its own, or build a new one"
+        )
     raise dataclasses.FrozenInstanceError(
         f"Cannot set or delete '{name}' on {type_name(self)}: Modules are immutable once "
         f"constructed. Make a changed copy instead, for example by {fix}."
