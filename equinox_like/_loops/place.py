@@ -1,7 +1,9 @@
 """`Place`: an index of an array, of which some items are known only at run time."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
 
 from .._tree.filters import is_array
 
@@ -13,15 +15,19 @@ class Place:
     The arrays of the index are passed to each method, in order.
     """
 
-    items: tuple[Any, ...]
+    # A tree, because a `jax.ds` is a node with arrays below it.
+    treedef: Any
+    leaves: tuple[Any, ...]
     # Keyword arguments of `x.at[index].get` or `.set`.
     options: tuple[tuple[str, Any], ...]
 
     @classmethod
     def of(cls, index: Any, options: dict[str, Any]) -> tuple["Place", list[Any]]:
         items = index if isinstance(index, tuple) else (index,)
-        arrays = [item for item in items if is_array(item)]
-        return cls(tuple(map(_hashable, items)), tuple(sorted(options.items()))), arrays
+        leaves, treedef = jtu.tree_flatten(tuple(map(_as_node, items)))
+        arrays = [x for x in leaves if is_array(x)]
+        static = tuple(_Array if is_array(x) else x for x in leaves)
+        return cls(treedef, static, tuple(sorted(options.items()))), arrays
 
     def read(self, x: Any, *arrays: Any) -> Any:
         return x.at[self._index(arrays)].get(**dict(self.options))
@@ -44,12 +50,13 @@ class Place:
 
     def _index(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         given = iter(arrays)
-        return tuple(_item(item, given) for item in self.items)
+        leaves = [next(given) if x is _Array else x for x in self.leaves]
+        items = self.treedef.unflatten(leaves)
+        return tuple(slice(*x) if isinstance(x, _Slice) else x for x in items)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Slice:
-    """A hashable slice. Python 3.11 cannot hash `slice`."""
+class _Slice(NamedTuple):
+    """A slice as a node. JAX says why its bounds may not be arrays."""
 
     start: Any
     stop: Any
@@ -60,17 +67,7 @@ class _Array:
     """A placeholder for an array of the index."""
 
 
-def _hashable(item: Any) -> Any:
-    if is_array(item):
-        return _Array
+def _as_node(item: Any) -> Any:
     if isinstance(item, slice):
         return _Slice(item.start, item.stop, item.step)
-    return item
-
-
-def _item(item: Any, arrays: Any) -> Any:
-    if item is _Array:
-        return next(arrays)
-    if isinstance(item, _Slice):
-        return slice(item.start, item.stop, item.step)
     return item

@@ -87,6 +87,21 @@ def test_batches_write_where_they_still_go_on(kind):
         assert close([x[i] for x in found], wanted)
 
 
+@pytest.mark.parametrize("kind", REVERSIBLE)
+def test_slice_from_an_array_is_an_index(kind):
+    def run(x, read):
+        body = lambda c: (c[0] + 1, c[1].at[c[0]].set(read(c[1], c[0]).prod()))  # noqa: E731
+        init = (2, jnp.zeros(6).at[:2].set(x))
+        xs = with_buffer(kind)(lambda c: c[0] < 6, body, init)[1]
+        return (xs * jnp.arange(6.0)).sum()
+
+    grad = jax.jit(jax.grad(run), static_argnums=1)
+    found = grad(X, lambda xs, i: xs[jax.ds(i - 2, 2)])
+    assert close(found, grad(X, lambda xs, i: xs[jnp.stack([i - 2, i - 1])]))
+    with pytest.raises(IndexError, match=r"must .*static"):
+        grad(X, lambda xs, i: xs[i - 2 : i])
+
+
 def test_second_derivative():
     def run(x, loop):
         body = lambda c: (c[0] + 1, c[1].at[c[0]].set(x * c[1][c[0] - 1]))  # noqa: E731
