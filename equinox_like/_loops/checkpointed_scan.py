@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from .._compat.weak_type import weakly_typed
 from .buffer_rules import read, write
 from .checkpointed import run_checkpointed
 from .place import Place
@@ -71,10 +72,12 @@ def checkpointed_scan(
 
 
 def _zeros(length: int, y: jax.ShapeDtypeStruct) -> jax.Array:
-    """Zeros for the outputs of all steps, split over the explicit axes that one is."""
+    """Zeros for the outputs of all steps, split over the explicit axes that one is, and
+    of a weak dtype if that of one is weak."""
     sharding = y.sharding
     if isinstance(sharding, NamedSharding):
         is_explicit = AxisType.Explicit in sharding.mesh.axis_types
         parts = PartitionSpec(None, *sharding.spec)
         sharding = NamedSharding(sharding.mesh, parts) if is_explicit else None
-    return jnp.zeros((length, *y.shape), y.dtype, device=sharding)
+    zeros = jnp.zeros((length, *y.shape), y.dtype, device=sharding)
+    return weakly_typed(zeros) if y.weak_type else zeros

@@ -191,6 +191,17 @@ def test_weak_type_may_be_lost_on_the_way():
     assert out == 4
 
 
+@pytest.mark.parametrize("checkpoint", [True, 2, "all"])
+def test_outputs_have_the_same_types_with_checkpoints(checkpoint):
+    def types(**options):
+        step = lambda c, x: (c / 2, {"weak": 2 * c, "strong": c * x})  # noqa: E731
+        out = eqx.filter_scan(step, jnp.asarray(1.0), jnp.ones(3), **options)
+        return jax.tree.map(jax.typeof, out)
+
+    found = types(checkpoint=checkpoint)
+    assert found == types() and found[1]["weak"].weak_type
+
+
 def test_keys_are_gone_through():
     keys = jax.random.split(jax.random.key(0), 3)
     _, out = eqx.filter_scan(lambda c, k: (c, jax.random.normal(k)), None, keys)
