@@ -136,7 +136,13 @@ def _convert(self: Any, spec: ModuleSpec) -> Any:
     if spec.abstract_variables:
         refuse_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for name, convert in spec.converters:
-        _set(self, name, convert(getattr(self, name)))
+        try:
+            _set(self, name, convert(getattr(self, name)))
+        except Exception as error:
+            error.add_note(
+                f"This is from the converter of field '{name}' of {type_name(self)}."
+            )
+            raise
     return spec.read_all(self)
 
 

@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 
 from .at import tree_at
 from .paths import path_str
+from .require import refuse_class
 
 _Tree = TypeVar("_Tree")
 _FLAG = jtu.GetAttrKey("inference")
@@ -39,8 +40,9 @@ def tree_inference(
 
     **Raises:**
 
-    `TypeError`, naming the path, if a node has an attribute `inference` that cannot be set:
-    a static field, a property or a class attribute.
+    `TypeError` for a class in place of an instance; naming the path, if a node has an
+    attribute `inference` that cannot be set: a static field, a property or a class
+    attribute.
 
     !!! example
 
@@ -52,6 +54,7 @@ def tree_inference(
         assert model[0].inference is False
         ```
     """
+    refuse_class(pytree, "pytree")
     if where is not None:
         return tree_at(where, pytree, replace_fn=lambda node: _set_flags(node, value))
     return _set_flags(pytree, value)

@@ -17,7 +17,7 @@ from .filters import is_array
 from .glob import check_patterns, matches
 from .nodes import Nodes, children_of
 from .paths import listed
-from .require import not_one_bool, require_callable, require_integer
+from .require import not_one_bool, refuse_class, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")
 _SHOWN = 10
@@ -35,6 +35,10 @@ def select(tree: _Tree) -> "Selection[_Tree]":
     A [`equinox_like.Selection`][]. Its methods return new selections or trees, and
     change neither it nor `tree`.
 
+    **Raises:**
+
+    `TypeError` for a class in place of an instance.
+
     !!! example
 
         ```python
@@ -51,6 +55,7 @@ def select(tree: _Tree) -> "Selection[_Tree]":
         assert model.layers[2].bias.sum() == 2
         ```
     """
+    refuse_class(tree, "tree")
     nodes = Nodes(tree)
     places = tuple(range(len(nodes.all)))
     root = f"select({type(tree).__name__})"

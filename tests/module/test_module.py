@@ -343,6 +343,16 @@ class TestConverter:
         with pytest.raises(ValueError, match=name):
             eqx.field(metadata={name: 1})
 
+    def test_error_of_one_names_the_field(self):
+        class Converted(eqx.Module):
+            x: int
+            y: jax.Array = eqx.field(converter=jnp.asarray)
+
+        with pytest.raises(TypeError) as info:
+            Converted(1, "text")
+        (note,) = info.value.__notes__
+        assert "converter of field 'y' of" in note and "Converted" in note
+
     def test_converter_that_cannot_be_called_is_refused(self):
         with pytest.raises(TypeError, match="converter"):
             eqx.field(converter=typing.cast(Any, 3))

@@ -139,3 +139,9 @@ def test_flag_of_what_is_wrapped_is_set() -> None:
     for model in (mixed, eqx.frozen(mixed), eqx.nn.mixed(mixed, "output=f32")):
         assert eqx.tree_inference(model)(jnp.ones(2)).sum() == 2
         assert eqx.tree_inference(eqx.tree_inference(model), False).inference is False
+
+
+@pytest.mark.parametrize("where", [None, lambda m: m])
+def test_class_in_place_of_a_model_is_refused(where) -> None:
+    with pytest.raises(TypeError, match="`pytree` is the class `Dropout`"):
+        eqx.tree_inference(eqx.nn.Dropout, where=where)

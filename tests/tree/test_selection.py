@@ -249,3 +249,8 @@ def test_weight_decay_mask_for_optax(model):
     updates, _ = decay.update(zeros, decay.init(params), params)
     assert (updates.layers[0].weight == params.layers[0].weight / 2).all()
     assert (updates.layers[0].bias == 0).all()
+
+
+def test_class_in_place_of_a_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="`tree` is the class `Linear`"):
+        eqx.select(nn.Linear)
