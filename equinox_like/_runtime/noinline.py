@@ -22,12 +22,12 @@ from .._compat.rules import (
     Zero,
     as_aval,
     as_struct,
-    batching_rules,
     instantiate,
     is_undefined_primal,
     jvp_rules,
     lower_as,
     new_primitive,
+    register_batching,
     transposition_rules,
     zero_like,
 )
@@ -265,9 +265,13 @@ class _Map(_Variant):
 
     axes: tuple[int | None, ...]
     size: int
+    name: Any
 
     def __call__(self, *data: Any) -> list[Any]:
-        return jax.vmap(self.call, self.axes, axis_size=self.size)(*data)
+        mapped = jax.vmap(
+            self.call, self.axes, axis_size=self.size, axis_name=self.name
+        )
+        return mapped(*data)
 
 
 def _is_inexact(x: Any) -> bool:
@@ -375,9 +379,9 @@ def _pull_back(cotangents: Sequence[Any], *inputs: Any, call: Any) -> Sequence[A
 
 
 def _batch(
-    data: Sequence[Any], axes: Sequence[int | None], *, call: Any
+    name: Any, data: Sequence[Any], axes: Sequence[int | None], *, call: Any
 ) -> tuple[Sequence[Any], Sequence[int]]:
-    mapped = _Map(call, tuple(axes), batch_size(data, axes))
+    mapped = _Map(call, tuple(axes), batch_size(data, axes), name)
     out = _bind(*data, call=mapped)
     return out, [0] * len(out)
 
@@ -385,5 +389,5 @@ def _batch(
 lower_as(noinline_p, _lowered)
 jvp_rules[noinline_p] = _push_forward
 transposition_rules[noinline_p] = _pull_back
-batching_rules[noinline_p] = _batch
+register_batching(noinline_p, _batch)
 finalisations[noinline_p] = lambda *data, call: call(*data)

@@ -70,6 +70,22 @@ def test_every_transformation_gives_what_the_function_gives(transform, wrap):
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_function_may_use_the_name_of_a_vmap(wrap):
+    def weighted(x, y):
+        return jax.lax.psum(x * y, "i") * jax.lax.axis_index("i")
+
+    def loss(f):
+        def of_batch(x):
+            return (jax.vmap(f, (0, None), axis_name="i")(x, x) * x[:, None]).sum()
+
+        return wrap(jax.value_and_grad(of_batch))(X)
+
+    ours, expected = loss(eqxi.noinline(weighted)), loss(weighted)
+    np.testing.assert_allclose(ours[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(ours[1], expected[1], rtol=1e-6)
+
+
 def test_uses_with_the_same_shapes_share_their_compilation():
     fn = Counted(jnp.sin)
 
