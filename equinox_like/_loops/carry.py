@@ -70,7 +70,14 @@ class Carry:
             self._number_changes = self._changed_numbers(carry)
             if self.numbers_change:
                 return None
-            difference = next(tree_differences("carry", self.init, carry), None)
+            numbers = {
+                path_str(path, "carry")
+                for path, x in jtu.tree_leaves_with_path(self.init)
+                if is_number(x)
+            }
+            found = tree_differences("carry", self.init, carry)
+            # The first that is not of a number: these may change with a step.
+            difference = min(found, key=lambda d: d.path in numbers, default=None)
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
                 f"step. {difference or 'Its structure changed.'} A number that changes "

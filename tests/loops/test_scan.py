@@ -219,6 +219,11 @@ class TestScanErrors:
         ):
             eqx.filter_scan(counting, {"n": "a", "x": jnp.ones(2)}, length=2)
 
+    def test_structure_that_changes_is_named_before_a_number_that_may(self):
+        step = lambda c, _: ((c[0] + 1, c[1][:1]), None)  # noqa: E731
+        with pytest.raises(TypeError, match=r"`carry\[1\]` was .* of length 2"):
+            eqx.filter_scan(step, (0, [jnp.ones(2)] * 2), length=2)
+
     def test_number_that_changes_its_type_only_becomes_an_array(self):
         for start, end in ((1, 1.0), (0.0, -0.0), (1, 2), (1, jnp.ones(()))):
             step = lambda c, _, end=end: ((end,), None)  # noqa: E731
