@@ -1,5 +1,6 @@
 """A scan as a checkpointed loop, with the `xs` and `ys` as buffers."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,11 +21,12 @@ Step = Callable[[Any, Any, Any], tuple[Sequence[Any], Sequence[Any]]]
 
 def output_types(f: Step, carry: Sequence[Any], xs: Sequence[Any]) -> Sequence[Any]:
     """The shapes and dtypes of the `y` of one step; see `checkpointed_scan`."""
-    return jax.eval_shape(
-        lambda carry, xs: f(True, carry, [x[0] for x in xs])[1],
-        list(carry),
-        list(map(jnp.asarray, xs)),
-    )
+
+    @functools.wraps(f)
+    def types(carry, xs):
+        return f(True, carry, [x[0] for x in xs])[1]
+
+    return jax.eval_shape(types, list(carry), list(map(jnp.asarray, xs)))
 
 
 def checkpointed_scan(

@@ -1,5 +1,6 @@
 """`scan` and `scan_trick` of `equinox_like.internal`, for other libraries."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -7,8 +8,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
 
-from .._core.base import frames_hidden, name_of
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import pair_of
+from .._core.show_as import show_as
+from .._transforms.arguments import data_names
 from .branch import filter_switch
 from .checkpointed_scan import checkpointed_scan, output_types
 from .flat_carry import FlatCarry, arrays_of
@@ -70,6 +73,7 @@ def scan(
         raise ValueError(
             f'`scan`: `kind` must be "lax" or "checkpointed"; got {kind!r}.'
         )
+    require_callable(f, "scan", "f")
     where = f"`scan` of `{name_of(f)}`"
     init, xs = arrays_of(init, "init"), arrays_of(xs, "xs")
     steps = check_lengths(where, xs, length)
@@ -78,12 +82,15 @@ def scan(
         new, y = pair_of(f(carry, x), f"`scan`: `{name_of(f)}`", "(carry, y)")
         return new, arrays_of(y, "y")
 
+    names = data_names(f, None, (init, xs), {})
+    show_as(step, f, lambda: names)
     if kind == "lax" or steps == 0:
         return lax.scan(step, init, xs, length)
     carry = FlatCarry(init, buffers, where)
     rows, in_tree = jtu.tree_flatten(xs)
     out_tree: Any = None
 
+    @functools.wraps(step)
     def flat(pred, data, row):
         nonlocal out_tree
         new, y = step(carry.fill(pred, data), in_tree.unflatten(row))

@@ -16,7 +16,7 @@ from .carry import Carry, type_of, with_carry
 from .eager import as_python, run_cached
 from .kinds import LoopKind, runner
 from .schedule import check_checkpoints
-from .staging import stage
+from .staging import show_step_as, stage
 
 _C = TypeVar("_C")
 
@@ -131,6 +131,7 @@ def _filter_while_loop(
             after = carry.step(data, body(carry.fill(data)))
             return data if after is None else after
 
+        show_step_as(flat_cond, cond, flat_body, body, carry.init)
         loop = stage(flat_cond, flat_body, carry.data, [False] * len(carry.data))
         if carry.numbers_change:
             return None

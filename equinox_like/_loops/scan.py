@@ -1,5 +1,6 @@
 """`filter_scan` and `filter_map`: iterate over axis 0 of the arrays of a pytree."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeVar
 
@@ -156,6 +157,7 @@ def _by_checkpoints(
 ) -> Any:
     out_tree: Any = None
 
+    @functools.wraps(flat)  # so that JAX's messages name what `flat` is shown as
     def step(_, before, x):
         nonlocal out_tree
         after, y = flat(before, x)

@@ -7,6 +7,7 @@ until all have.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,9 @@ from jax import lax
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._compat.varying import vary_over, varying_axes
+from .._core.show_as import show_as
 from .._runtime.unvmap import unvmap_any_p
+from .._transforms.arguments import data_names
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array
 from .one_way import one_way
@@ -66,6 +69,7 @@ def stage(
     while True:
         goes_on_after = _traced_condition(cond, carry)
         step = _Step(goes_on_after, body, is_buffer)
+        functools.update_wrapper(step, body)
         pred = goes_on_after(carry)
         jaxpr = jax.make_jaxpr(step)([pred, *carry])
         changed = _as_after_a_step(carry, jaxpr.out_avals[1:])
@@ -75,11 +79,25 @@ def stage(
     return _without_invariants(jaxpr, [pred, *carry], [False, *is_buffer], step.kept)
 
 
+def show_step_as(cond: Any, cond_fun: Any, body: Any, body_fun: Any, init: Any) -> None:
+    """JAX's messages about `cond` and `body`, which are for `stage`, name the user's
+    functions and the leaves of the carry."""
+    state = ["whether the loop continues"]
+    for made, fun, before in [(cond, cond_fun, []), (body, body_fun, state)]:
+        names = before + data_names(fun, None, (init,), {})
+        show_as(made, fun, lambda names=names: names)
+
+
 def _traced_condition(
     cond: Callable[[Any], Any], carry: list[Any]
 ) -> Callable[[Any], Any]:
     """The traced condition, which stops gradients."""
-    jaxpr = jax.make_jaxpr(lambda carry: _as_condition(cond(carry)))(carry)
+
+    @functools.wraps(cond)  # so that JAX's messages name what `cond` is shown as
+    def flat(carry):
+        return _as_condition(cond(carry))
+
+    jaxpr = jax.make_jaxpr(flat)(carry)
     consts = list(map(lax.stop_gradient, jaxpr.consts))
 
     def goes_on_after(carry):

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .._core.base import frames_hidden, name_of
+from .._core.base import frames_hidden, name_of, require_callable
 from .flat_carry import FlatCarry, arrays_of
 from .kinds import LoopKind, runner
-from .staging import stage
+from .staging import show_step_as, stage
 
 _C = TypeVar("_C")
 
@@ -90,6 +90,8 @@ def while_loop(
         assert jax.grad(lambda x: trajectory(x).sum())(4.0) == 1.75
         ```
     """
+    require_callable(cond_fun, "while_loop", "cond_fun")
+    require_callable(body_fun, "while_loop", "body_fun")
     if max_steps is not None and type(max_steps) is not int:
         raise ValueError(
             f"`while_loop`: `max_steps` must be an `int` or `None`; got {max_steps!r}."
@@ -101,10 +103,12 @@ def while_loop(
     if max_steps == 0:
         return init_val
 
+    def cond(data):
+        return cond_fun(carry.fill(True, data))
+
     def body(pred, data):
         return carry.flatten(body_fun(carry.fill(pred, data)))
 
-    loop = stage(
-        lambda data: cond_fun(carry.fill(True, data)), body, carry.data, carry.is_buffer
-    )
+    show_step_as(cond, cond_fun, body, body_fun, init_val)
+    loop = stage(cond, body, carry.data, carry.is_buffer)
     return carry.refill(loop.complete(run(loop)))

@@ -240,3 +240,22 @@ def test_step_that_returns_no_pair_is_named(kind):
             return c
 
         eqxi.scan(step, 1.0, jnp.arange(3.0), kind=kind)
+
+
+@pytest.mark.parametrize(
+    "scan",
+    [
+        functools.partial(eqxi.scan, kind="lax"),
+        functools.partial(eqxi.scan, kind="checkpointed"),
+        functools.partial(eqx.filter_scan, checkpoint=2),
+    ],
+)
+def test_messages_of_jax_name_the_users_function_and_the_leaf(scan):
+    def step(total, x):
+        return total + x["a"] if x["a"] > 0 else total, None
+
+    with pytest.raises(
+        jax.errors.TracerBoolConversionError,
+        match=r"function step at \S*test_internal_scan.*x\['a'\]",
+    ):
+        scan(step, jnp.asarray(0.0), {"a": jnp.ones(3)})

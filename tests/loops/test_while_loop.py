@@ -387,3 +387,22 @@ def test_key_in_the_carry_is_not_reported_as_used_twice(kind):
         assert gradient(lambda key, new: new, 1.0, jax.random.key(0)) != 0
         with pytest.raises(jax.errors.KeyReuseError):
             gradient(lambda key, new: key, 1.0, jax.random.key(0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loop", [eqx.filter_while_loop, eqxi.while_loop])
+def test_messages_of_jax_name_the_users_function_and_the_leaf(loop, kind):
+    def halve(state):
+        return {"x": state["x"] / 2 if state["x"] > 1 else state["x"]}
+
+    def goes_on(state):
+        return bool(state["x"] > 1)
+
+    state = {"n": jnp.ones(2), "x": jnp.asarray(5.0)}
+    for cond, body in [(goes_on, lambda state: state), (lambda _: True, halve)]:
+        fun = goes_on if cond is goes_on else halve
+        with pytest.raises(
+            jax.errors.TracerBoolConversionError,
+            match=rf"function {fun.__name__} at \S*test_while_loop.*state\['x'\]",
+        ):
+            loop(cond, body, state, kind=kind, max_steps=3)
