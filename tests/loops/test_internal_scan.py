@@ -245,7 +245,6 @@ def test_step_that_returns_no_pair_is_named(kind):
 @pytest.mark.parametrize(
     "scan",
     [
-        functools.partial(eqxi.scan, kind="lax"),
         functools.partial(eqxi.scan, kind="checkpointed"),
         functools.partial(eqx.filter_scan, checkpoint=2),
     ],

@@ -191,15 +191,10 @@ def test_weak_type_may_be_lost_on_the_way():
     assert out == 4
 
 
-@pytest.mark.parametrize("checkpoint", [True, 2, "all"])
-def test_outputs_have_the_same_types_with_checkpoints(checkpoint):
-    def types(**options):
-        step = lambda c, x: (c / 2, {"weak": 2 * c, "strong": c * x})  # noqa: E731
-        out = eqx.filter_scan(step, jnp.asarray(1.0), jnp.ones(3), **options)
-        return jax.tree.map(jax.typeof, out)
-
-    found = types(checkpoint=checkpoint)
-    assert found == types() and found[1]["weak"].weak_type
+def test_output_of_a_checkpointed_scan_keeps_a_weak_dtype():
+    step = lambda c, x: (c / 2, {"weak": 2 * c, "strong": c * x})  # noqa: E731
+    _, out = eqx.filter_scan(step, jnp.asarray(1.0), jnp.ones(3), checkpoint=2)
+    assert out["weak"].weak_type and not out["strong"].weak_type
 
 
 def test_keys_are_gone_through():
