@@ -103,6 +103,7 @@ FAULTS: dict[str, list[Fault]] = {
                 "::test_batches_write_where_they_still_go_on[bounded]",
                 "loops/test_buffers.py"
                 "::test_inner_loop_takes_buffers_of_the_outer[bounded-one]",
+                "loops/test_buffers.py::test_slice_from_an_array_is_an_index[bounded]",
                 "loops/test_internal_scan.py::test_batches_and_keys",
                 "loops/test_internal_scan.py::test_gradient_within_shard_map",
                 "loops/test_internal_scan.py"

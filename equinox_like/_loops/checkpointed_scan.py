@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._compat.weak_type import weakly_typed
+from .._tree.arrays import is_weak
 from .buffer_rules import read, write
 from .checkpointed import run_checkpointed
 from .place import Place
@@ -24,9 +26,21 @@ def output_types(f: Step, carry: Sequence[Any], xs: Sequence[Any]) -> Sequence[A
 
     @functools.wraps(f)
     def types(carry, xs):
-        return f(True, carry, [x[0] for x in xs])[1]
+        return f(True, carry, [x[0] for x in xs])
 
-    return jax.eval_shape(types, list(carry), list(map(jnp.asarray, xs)))
+    carry, xs = list(map(jnp.asarray, carry)), list(map(jnp.asarray, xs))
+    while True:
+        after, y = jax.eval_shape(types, carry, xs)
+        # As in `stage`: an array of a weak dtype gets the dtype that it has after a step.
+        promoted = [
+            lax.convert_element_type(x, new.dtype)
+            if is_weak(x) and x.dtype != new.dtype
+            else x
+            for x, new in zip(carry, after, strict=True)
+        ]
+        if all(new is x for new, x in zip(promoted, carry, strict=True)):
+            return y
+        carry = promoted
 
 
 def checkpointed_scan(

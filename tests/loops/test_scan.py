@@ -197,6 +197,13 @@ def test_output_of_a_checkpointed_scan_keeps_a_weak_dtype():
     assert out["weak"].weak_type and not out["strong"].weak_type
 
 
+@pytest.mark.parametrize("checkpoint", [2, "all"])
+def test_output_of_a_checkpointed_scan_has_the_dtype_that_a_weak_carry_gets(checkpoint):
+    f = lambda c, x: (c + x, c)  # noqa: E731
+    _, out = eqx.filter_scan(f, 0, jnp.full(3, 0.5), checkpoint=checkpoint)
+    assert out.tolist() == [0, 0.5, 1]
+
+
 def test_keys_are_gone_through():
     keys = jax.random.split(jax.random.key(0), 3)
     _, out = eqx.filter_scan(lambda c, k: (c, jax.random.normal(k)), None, keys)
