@@ -264,7 +264,7 @@ class Compiled(_Stage[_P, _T]):
             raise DonationError(
                 f"{self!r} donates, and was called under a transformation, which may "
                 "still need the arrays. This was raised before execution, and nothing "
-                "was deleted. Call the function that `filter_jit` returned, which "
+                "was deleted. Call the function that it was compiled from, which "
                 "donates nothing there."
             )
         try:
@@ -294,7 +294,7 @@ class Compiled(_Stage[_P, _T]):
             raise TypeError(
                 f"{self!r} was called with arguments other than those it was compiled "
                 f"for: {first} Compile again for these, or call the function that "
-                "`filter_jit` returned, which does."
+                "it was compiled from, which does."
             )
         self._fitting = layout, layout.static_key(leaves)
 
