@@ -1,11 +1,12 @@
 """`renamer`: under which name a leaf of a tree is stored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.tree_util as jtu
 
 from .._tree.filters import is_none
+from .._tree.nodes import describe_node
 from .._tree.paths import listed
 
 
@@ -22,11 +23,17 @@ def renamer(
 
     **Raises:**
 
-    `ValueError` if a key of the dictionary is not a name in the tree.
+    `TypeError` if `rename` is none of these, `ValueError` if a key of the dictionary is
+    not a name in the tree.
     """
     if callable(rename):
         return rename
-    table = rename or {}
+    table = {} if rename is None else rename
+    if not isinstance(table, Mapping):
+        raise TypeError(
+            "`rename` must be a dictionary or a function of a name; got "
+            f"{describe_node(rename)}."
+        )
     # A layer without a bias has `None` there, which a table for all layers may name.
     paths = jtu.tree_leaves_with_path(tree, is_leaf=is_none) if table else []
     unknown = set(table) - {name_of(path) for path, _ in paths}

@@ -74,6 +74,8 @@ def scan(
             f'`scan`: `kind` must be "lax" or "checkpointed"; got {kind!r}.'
         )
     require_callable(f, "scan", "f")
+    if buffers is not None:
+        require_callable(buffers, "scan", "buffers")
     where = f"`scan` of `{name_of(f)}`"
     init, xs = arrays_of(init, "init"), arrays_of(xs, "xs")
     steps = check_lengths(where, xs, length)

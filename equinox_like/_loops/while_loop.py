@@ -96,6 +96,8 @@ def while_loop(
         raise ValueError(
             f"`while_loop`: `max_steps` must be an `int` or `None`; got {max_steps!r}."
         )
+    if buffers is not None:
+        require_callable(buffers, "while_loop", "buffers")
     where = f"`while_loop` of `{name_of(body_fun)}`"
     run = runner("while_loop", kind, max_steps, checkpoints, base)
     init_val = arrays_of(init_val, "init_val")

@@ -330,6 +330,16 @@ class TestRename:
         ):
             eqx.load(tmp_path / "m", {"a": 1}, rename={"b": "a"})
 
+    def test_anything_but_a_dictionary_or_function_is_refused(
+        self, tmp_path, without_type_checks
+    ):
+        eqx.save(tmp_path / "m", {"a": 1})
+        rename: Any = [("a", "b")]
+        with pytest.raises(
+            TypeError, match="`rename` must be a dictionary or a functi"
+        ):
+            eqx.load(tmp_path / "m", {"a": 1}, rename=rename)
+
 
 class TestErrors:
     def test_all_differences_are_listed_together(self, tmp_path):

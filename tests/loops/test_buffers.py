@@ -356,6 +356,13 @@ class TestBufferObjects:
                 buffers=lambda c: 1,
             )
 
+    def test_something_else_than_a_function_is_refused(self, without_type_checks):
+        message = r"` takes a function as `buffers`; got an int"
+        with pytest.raises(TypeError, match="`while_loop" + message):
+            with_buffer("checkpointed")(bool, lambda c: c, 0, buffers=1)
+        with pytest.raises(TypeError, match="`scan" + message):
+            eqxi.scan(lambda c, x: (c, x), 0, X, kind="checkpointed", buffers=1)
+
 
 class TestBufferAtSet:
     def test_arrays_are_written_like_buffers(self):
