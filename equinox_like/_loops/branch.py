@@ -12,8 +12,7 @@ from .._core.base import frames_hidden, require_callable
 from .._core.difference import Leaf, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
-from .._core.show_as import show_as
-from .._transforms.arguments import data_names
+from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._tree.strict import strictly_same
@@ -179,9 +178,7 @@ class _Branches:
             self._outputs[name] = described, treedef
             return pack(treedef.unflatten(leaves))
 
-        function = self._functions[name]
-        names = data_names(function, None, self._args, {})
-        return show_as(flat, function, lambda: names)
+        return show_as_call(flat, self._functions[name], None, self._args, {})
 
     def _differing_numbers(self) -> list[int]:
         """The indices of leaves that are a number in one branch's output, and an array

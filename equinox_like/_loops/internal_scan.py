@@ -10,8 +10,7 @@ from jax import lax
 
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import pair_of
-from .._core.show_as import show_as
-from .._transforms.arguments import data_names
+from .._transforms.arguments import show_as_call
 from .branch import filter_switch
 from .checkpointed_scan import checkpointed_scan, output_types
 from .flat_carry import FlatCarry, arrays_of
@@ -84,8 +83,7 @@ def scan(
         new, y = pair_of(f(carry, x), f"`scan`: `{name_of(f)}`", "(carry, y)")
         return new, arrays_of(y, "y")
 
-    names = data_names(f, None, (init, xs), {})
-    show_as(step, f, lambda: names)
+    show_as_call(step, f, None, (init, xs), {})
     if kind == "lax" or steps == 0:
         return lax.scan(step, init, xs, length)
     carry = FlatCarry(init, buffers, where)

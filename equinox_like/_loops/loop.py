@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.show_as import show_as
-from .._transforms.arguments import data_names
+from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
@@ -113,10 +112,9 @@ def _filter_while_loop(
             steps = None if limit is None else steps + 1
             return steps, carry.step(data, body(carry.fill(data)))
 
+        steps = [] if limit is None else ["the number of steps"]
         for flat, fun in [(flat_cond, cond), (flat_body, body)]:
-            names = data_names(fun, None, (carry.init,), {})
-            steps = [] if limit is None else ["the number of steps"]
-            show_as(flat, fun, lambda names=steps + names: names)
+            show_as_call(flat, fun, None, (carry.init,), {}, before=steps)
         start = None if limit is None else jnp.int32(0)
         _, last = jax.lax.while_loop(flat_cond, flat_body, (start, carry.data))
         return carry.fill(last)
@@ -217,10 +215,8 @@ def _filter_fori_loop(
             return carry.step(data, body(i, carry.fill(data)))
 
         args = jax.ShapeDtypeStruct((), jnp.int32), carry.init
-        names = data_names(body, None, args, {}, is_array_or_struct)
-        last = jax.lax.fori_loop(
-            lower, upper, show_as(flat, body, lambda: names), carry.data, unroll=unroll
-        )
+        show_as_call(flat, body, None, args, {}, is_array_or_struct)
+        last = jax.lax.fori_loop(lower, upper, flat, carry.data, unroll=unroll)
         return carry.fill(last)
 
     return with_carry("filter_fori_loop", body, init, run)

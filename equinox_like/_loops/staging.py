@@ -18,9 +18,8 @@ from jax import lax
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._compat.varying import vary_over, varying_axes
-from .._core.show_as import show_as
 from .._runtime.unvmap import unvmap_any_p
-from .._transforms.arguments import data_names
+from .._transforms.arguments import show_as_call
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array
 from .one_way import one_way
@@ -82,10 +81,9 @@ def stage(
 def show_step_as(cond: Any, cond_fun: Any, body: Any, body_fun: Any, init: Any) -> None:
     """JAX's messages about `cond` and `body`, which are for `stage`, name the user's
     functions and the leaves of the carry."""
+    show_as_call(cond, cond_fun, None, (init,), {})
     state = ["whether the loop continues"]
-    for made, fun, before in [(cond, cond_fun, []), (body, body_fun, state)]:
-        names = before + data_names(fun, None, (init,), {})
-        show_as(made, fun, lambda names=names: names)
+    show_as_call(body, body_fun, None, (init,), {}, before=state)
 
 
 def _traced_condition(

@@ -1,15 +1,18 @@
 """Arguments by the names of their parameters: options by name, and paths of leaves."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._core.base import name_of
+from .._core.show_as import show_as
 from .._jit.binding import argument_names
 from .._tree.filters import is_array
 from .._tree.paths import path_str
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def by_name(
@@ -86,6 +89,21 @@ def data_names(
         for path, x in jtu.tree_leaves_with_path(part)
         if is_data(x)
     ]
+
+
+def show_as_call(
+    made: _F,
+    fun: Any,
+    tree: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_data: Callable[[Any], bool] = is_array,
+    before: Sequence[str] = (),
+) -> _F:
+    """`made` in JAX's messages as a call of `fun`, see `show_as`. Its arrays are those of
+    `data_names`, after some with the names `before`."""
+    names = [*before, *data_names(fun, tree, args, kwargs, is_data)]
+    return show_as(made, fun, lambda: names)
 
 
 def argument_name(

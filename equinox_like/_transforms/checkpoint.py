@@ -15,9 +15,8 @@ from .._core.base import (
 )
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
-from .._core.show_as import show_as
 from .._module.fields import field
-from .arguments import data_names
+from .arguments import show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -107,8 +106,7 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
             tree, args, kwargs = rest.fill(data)
             return pack((opaque if tree is None else tree)(*args, **kwargs))
 
-        names = data_names(self.__wrapped__, self._tree, args, kwargs)
-        show_as(flat, self.__wrapped__, lambda: names)
+        show_as_call(flat, self.__wrapped__, self._tree, args, kwargs)
         options: dict[str, Any] = {
             "prevent_cse": self._prevent_cse,
             "policy": self._policy,

@@ -12,14 +12,13 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from .._compat.varying import varying_axes
 from .._core.base import DEPRECATED, NOT_GIVEN, Transformed, name_of, refuse_deprecated
 from .._core.parts import take_apart
-from .._core.show_as import show_as
 from .._jit.donation import Donate
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.paths import path_str
-from .arguments import argument_name, data_names
+from .arguments import argument_name, show_as_call
 from .compiled import Compiled
 from .vmap import (
     Unmapped,
@@ -194,8 +193,7 @@ class Pmapped(Transformed[..., Any]):
             with_rows, without = outputs.split(out, chosen)
             return [jnp.asarray(x)[None] for x in with_rows], without
 
-        names = data_names(fun, self._tree, args, kwargs)
-        show_as(flat, fun, lambda: names)
+        show_as_call(flat, fun, self._tree, args, kwargs)
         with_rows, without = jax.shard_map(
             flat,
             mesh=mesh,

@@ -16,12 +16,11 @@ from .._core.base import Transformed, frames_hidden, require_callable
 from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, take_apart
-from .._core.show_as import show_as
 from .._jit.layout import keep
 from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_array_or_struct
 from .._tree.splitting import STATIC, Skeleton, merge, split
-from .arguments import data_names
+from .arguments import show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -66,8 +65,8 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         outs.append(out_rest)
         return out
 
-    names = data_names(fun, fun, args, kwargs, is_array_or_struct)
-    structs = jax.eval_shape(show_as(flat, fun, lambda: names), data)
+    show_as_call(flat, fun, fun, args, kwargs, is_array_or_struct)
+    structs = jax.eval_shape(flat, data)
     return outs.pop().fill(structs)
 
 
@@ -187,8 +186,7 @@ def trace(
         out, out_rest = take_apart(fun(*args, **kwargs))
         return out
 
-    names = data_names(fun, None, args, kwargs, is_array_or_struct)
-    show_as(flat, fun, lambda: names)
+    show_as_call(flat, fun, None, args, kwargs, is_array_or_struct)
     jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(data)
     return jaxpr, structs, rest, out_rest
 
