@@ -7,16 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._compat.weak_type import weakly_typed
-from .._tree.arrays import is_weak
 from .buffer_rules import read, write
 from .checkpointed import run_checkpointed
 from .place import Place
 from .schedule import number_of_checkpoints
-from .staging import stage
+from .staging import as_after_a_step, stage
 
 Step = Callable[[Any, Any, Any], tuple[Sequence[Any], Sequence[Any]]]
 
@@ -31,16 +29,10 @@ def output_types(f: Step, carry: Sequence[Any], xs: Sequence[Any]) -> Sequence[A
     carry, xs = list(map(jnp.asarray, carry)), list(map(jnp.asarray, xs))
     while True:
         after, y = jax.eval_shape(types, carry, xs)
-        # As in `stage`: an array of a weak dtype gets the dtype that it has after a step.
-        promoted = [
-            lax.convert_element_type(x, new.dtype)
-            if is_weak(x) and x.dtype != new.dtype
-            else x
-            for x, new in zip(carry, after, strict=True)
-        ]
-        if all(new is x for new, x in zip(promoted, carry, strict=True)):
+        changed = as_after_a_step(carry, after, keeps_weak=True)  # as in a plain scan
+        if changed is None:
             return y
-        carry = promoted
+        carry = changed
 
 
 def checkpointed_scan(

@@ -71,7 +71,7 @@ def stage(
         functools.update_wrapper(step, body)
         pred = goes_on_after(carry)
         jaxpr = jax.make_jaxpr(step)([pred, *carry])
-        changed = _as_after_a_step(carry, jaxpr.out_avals[1:])
+        changed = as_after_a_step(carry, jaxpr.out_avals[1:])
         if changed is None:
             break
         carry = changed
@@ -164,15 +164,21 @@ def _may_become(x: Any, dtype: Any) -> bool:
     return is_weak(x) and jnp.result_type(x, dtype) == dtype
 
 
-def _as_after_a_step(carry: list[Any], types: Sequence[Any]) -> list[Any] | None:
+def as_after_a_step(
+    carry: list[Any], types: Sequence[Any], keeps_weak: bool = False
+) -> list[Any] | None:
     """The carry, with weakly typed arrays in the dtypes that they have after a step, and
     arrays varying over the axes of a `shard_map` as they do then; `None` if none of
-    them change."""
+    them change.
+
+    `keeps_weak`: whether an array stays weakly typed if a step changes only that.
+    """
     changed = [
         vary_over(
             varying_axes(out),
             lax.convert_element_type(x, out.dtype)
-            if is_weak(x) and (x.dtype != out.dtype or not out.weak_type)
+            if is_weak(x)
+            and (x.dtype != out.dtype or not (out.weak_type or keeps_weak))
             else x,
         )
         for x, out in zip(carry, types, strict=True)
