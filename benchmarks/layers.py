@@ -1,7 +1,8 @@
 """Networks of the library's layers, compared with plain jax.numpy and with Equinox.
 
 All of them compute the same numbers, which is checked first. The time is that of the
-compiled program. For 24 transformer blocks, lowering and compiling are timed, too.
+compiled program. Compiling is timed for 24 transformer blocks, for dropout, and for the
+first construction of each network, which compiles its initial values.
 """
 
 import time
@@ -187,6 +188,8 @@ def run(rounds: int) -> None:
             row = f"{name}, {kind}"
             rows.append(compare(row, contenders, goal="1x", rounds=some))
     show("Layers: time of the compiled program", rows)
+    run_first_construction(rounds)
+    run_dropout(rounds)
     run_depth(rounds)
 
 
@@ -210,6 +213,61 @@ def _require_equal(outs: dict[str, Any]) -> None:
     first, *others = outs.values()
     for other in others:
         assert np.allclose(first, other, rtol=1e-3, atol=1e-4)
+
+
+def run_first_construction(rounds: int) -> None:
+    """Construction without anything in JAX's caches, beside drawing the same shapes."""
+    rows = []
+    for name, (make, *_) in networks().items():
+        shapes = [x.shape for x in jax.tree.leaves(make(eqx)) if eqx.is_array(x)]
+
+        def draw(shapes: Any = shapes) -> Any:
+            return [jax.random.uniform(KEY, shape) for shape in shapes]
+
+        contenders = {"jax.random": partial(_uncached, draw)}
+        for key, library in LIBRARIES.items():
+            contenders[key] = partial(_uncached, partial(make, library))
+        few = max(3, rounds // 8)
+        rows.append(compare(name, contenders, rounds=few, repeats=1))
+    show("Layers: first construction", rows)
+
+
+def _uncached(make: Callable[[], Any]) -> Any:
+    jax.clear_caches()
+    return [x for x in jax.tree.leaves(make()) if eqx.is_array(x)]
+
+
+def run_dropout(rounds: int) -> None:
+    """Lowering and compiling the gradient of a perceptron with dropout, in CPU time."""
+    x, keys = jax.random.normal(KEY, (LENGTH, WIDTH)), jax.random.split(KEY, 4)
+    linears = [eqx.nn.Linear(WIDTH, WIDTH, key=key) for key in keys]
+
+    def by_hand(x: jax.Array, key: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
+
+    drops: dict[str, Callable[..., Any]] = {
+        "jax.random": by_hand,
+        "no dropout": lambda x, key: x,
+    }
+    for name, library in LIBRARIES.items():
+        dropout = library.nn.Dropout(0.1)
+        drops[name] = lambda x, key, dropout=dropout: dropout(x, key=key)
+    times: dict[str, list[float]] = {name: [] for name in drops}
+    for _ in range(max(3, rounds // 8)):
+        for name, drop in drops.items():
+
+            def loss(linears: Any, x: Any, keys: Any, drop: Any = drop) -> jax.Array:
+                for layer, key in zip(linears, keys, strict=True):
+                    x = drop(jax.nn.relu(x @ layer.weight.T + layer.bias), key)
+                return (x**2).sum()
+
+            start = time.process_time()
+            jax.jit(jax.grad(loss)).lower(linears, x, keys).compile()
+            times[name].append(time.process_time() - start)
+    base = times.pop("jax.random")
+    ratios = {name: spread(np.divide(found, base)) for name, found in times.items()}
+    row = Row("perceptron of 4 layers", "jax.random", spread(base), ratios)
+    show("Layers: lowering and compiling a gradient with dropout", [row])
 
 
 def run_depth(rounds: int) -> None:

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import os
 import random
+import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -37,9 +38,11 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 
 # A program that several tests compile, here or in another worker, is compiled once, and
 # kept for a week for later runs: compiling is half of the work. The workers and the
-# processes that tests start inherit the folder.
+# processes that tests start inherit the folder. Each version of Python has its own, as
+# JAX compresses the programs in the way that Python offers.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    programs = Path(__file__).parent.parent / ".cache" / "programs"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    programs = Path(__file__).parent.parent / ".cache" / f"programs-{version}"
     programs.mkdir(parents=True, exist_ok=True)
     for program in programs.iterdir():
         if program.stat().st_mtime < time.time() - 7 * 24 * 3600:

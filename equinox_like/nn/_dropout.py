@@ -12,6 +12,7 @@ from .._module import Module, field
 from .._tree import is_array_like
 from .._typing import ArrayLike, PRNGKeyArray
 from .._warn import warn
+from ._draw import draw
 from ._inference import at_inference
 from ._keys import key_named
 from ._norm import accumulation_dtype
@@ -137,13 +138,20 @@ def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
         x = x.astype(jnp.result_type(float))
     shape = _mask_shape(x.shape, dropout.broadcast_axes)
     with key_named(key, dropout):
-        mask = jax.random.bernoulli(key, keep, shape)
+        mask = _draw_mask(key, keep, shape)
     # If nothing is kept, the mask would hide `x / 0`, but its gradient would be NaN.
     if isinstance(keep, float):
         divisor = keep if keep > 0 else 1.0
     else:
         divisor = jnp.where(keep > 0, keep, 1).astype(x.dtype)
     return jnp.where(mask, x / divisor, 0)
+
+
+def _draw_mask(key: PRNGKeyArray, keep: Any, shape: tuple[int, ...]) -> Array:
+    """`jax.random.bernoulli`, which compares uniform numbers with `keep`."""
+    if jnp.ndim(keep):
+        return jax.random.bernoulli(key, keep, shape)
+    return draw(jax.random.uniform, key, shape, jnp.result_type(keep)) < keep
 
 
 def _check_range(p: Any) -> None:

@@ -13,6 +13,7 @@ from .._runtime.error_if import error_if
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from ._draw import draw
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
 from ._precision import cast_to_precision, computes, summed_in_float32
@@ -165,7 +166,7 @@ def _draw(
     layout = layout_of(embedding, "weight")
     with key_named(key, embedding):
         if init is None:
-            return jax.random.normal(key, shape, dtype)
+            return draw(jax.random.normal, key, shape, dtype)
         return initialised(init, key, shape, dtype, layout, "Embedding.weight")
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Inexact
 
 from .._tree import is_inexact_array
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from ._draw import draw
 from ._shape import check_dtype
 
 # An initialiser as in `jax.nn.initializers`, the name of one there, or the values.
@@ -45,7 +46,7 @@ def uniform(
     r"""Uniform in $[-\mathrm{limit}, \mathrm{limit})$; also both parts if complex."""
     shape = tuple(shape)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
-        return jax.random.uniform(key, shape, dtype, minval=-limit, maxval=limit)
+        return draw(jax.random.uniform, key, shape, dtype, -limit, limit)
     real_key, imag_key = jax.random.split(key, 2)
     component = jnp.finfo(dtype).dtype
     return jax.lax.complex(

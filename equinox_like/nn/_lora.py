@@ -23,6 +23,7 @@ from .._tree.paths import path_within
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import refuse_layer_class
+from ._draw import draw
 from ._embedding import Embedding, indexed
 from ._init import WEIGHTS, leading_axes
 from ._keys import key_named, split_key
@@ -374,7 +375,7 @@ def _first_matrices(
         )
     batch, (rows, *others) = weight.shape[:batch_ndim], weight.shape[batch_ndim:]
     columns = math.prod(others)
-    normal = jax.random.normal(key, (*batch, rank, columns), weight.dtype)
+    normal = draw(jax.random.normal, key, (*batch, rank, columns), weight.dtype)
     a = normal / math.sqrt(max(columns, 1))
     return a, jnp.zeros((*batch, rows, rank), weight.dtype)
 
