@@ -121,6 +121,8 @@ def test_notebook_checks_what_it_states(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_outputs_of_notebook_are_text_and_plots_without_errors_and_paths(path):
     notebook = nbformat.read(path, as_version=4)
+    for cell in code_of(notebook):
+        assert "print(" not in cell.source or cell.outputs, cell.source
     outputs = [output for cell in code_of(notebook) for output in cell.outputs]
     pictures = 0
     for output in outputs:
