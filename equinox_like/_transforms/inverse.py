@@ -6,6 +6,7 @@ below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -199,8 +200,9 @@ def _stopped(
     stops = (ready or equations or [None])[0]
     what = "an input that it does not use"
     if stops is not None:
+        equation = re.sub("\x1b\\[\\d+m", "", str(stops.equation))  # JAX may colour it
         what = f"the primitive `{stops.primitive}`" + (
-            f", as in `{stops.equation}`" if len(str(stops.equation)) < 200 else ""
+            f", as in `{equation}`" if len(equation) < 200 else ""
         )
     return NotInvertibleError(
         f"No inverse of `{name}` can be derived, because of {what}. Pass `inverse=`, a "

@@ -368,6 +368,14 @@ def test_step_that_cannot_be_undone_is_named(fun, primitive):
     assert "inverse=" in str(info.value) and isinstance(info.value, ValueError)
 
 
+def test_step_is_named_without_the_colours_that_jax_prints_in_a_terminal(monkeypatch):
+    monkeypatch.setattr("jax._src.pretty_printer.CAN_USE_COLOR", True)
+    with pytest.raises(eqx.NotInvertibleError, match=r"as in `a:f32\[4\] = cumsum"):
+        jax.grad(
+            lambda x: eqx.filter_invertible(lambda b, x: jnp.cumsum(x))([1], x).sum()
+        )(jnp.ones(4))
+
+
 def test_input_that_is_lost_is_an_error():
     g = eqx.filter_invertible(lambda b, x: {"a": x["a"], "b": x["a"]})
     x = {"a": jnp.ones(2), "b": jnp.ones(2)}
