@@ -91,10 +91,11 @@ def filter_invertible(
     **Raises:**
 
     [`equinox_like.NotInvertibleError`][], a `ValueError`: by the gradient if no inverse
-    can be derived, naming the step that stops it; or if `check` finds a wrong inverse, with
-    the largest error. Within `jax.jit`, unlike `filter_jit`, the latter is an error of JAX with the
-    same text. `TypeError` in forward mode. `ValueError` if `y` is not of the form of
-    `x`, or if the blocks along the first axis are not of the same number everywhere.
+    can be derived, naming the step that stops it; or if `check` finds a wrong inverse,
+    with the largest error. Within `jax.jit`, unlike `filter_jit`, the latter is an error
+    of JAX with the same text. `TypeError` in forward mode. `ValueError` if `y` is not of
+    the form of `x`, or if the blocks along the first axis are not of the same number
+    everywhere.
     `RuntimeError` if an array of `fun` itself is differentiated, and JAX's
     `UnexpectedTracerError` if `fun` closes over it.
 
