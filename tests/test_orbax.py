@@ -180,6 +180,19 @@ def test_a_part_is_restored_by_pattern(manager, key):
         manager.restore(1, args=orbax.Restore(like, at="layers[0]"))
 
 
+def test_a_part_of_a_dictionary_is_restored_by_its_key_as_paths_write_it(manager):
+    tree, like = (
+        {"model": [jnp.ones(2)], "step": 3},
+        {"model": [jnp.zeros(2)], "step": 0},
+    )
+    new = round_trip(manager, tree, like, at="['model']")
+    assert eqx.tree_equal(new, tree | {"step": 0})
+    with pytest.raises(
+        ValueError, match=r"leaves are `\['model'\]\[0\]`, `\['step'\]`\."
+    ):
+        manager.restore(1, args=orbax.Restore(like, at="model"))
+
+
 @pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize(
     ("make", "error", "text"),

@@ -26,7 +26,7 @@ from .._tree.arrays import (
 )
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
-from .._tree.paths import plain_path
+from .._tree.paths import listed, plain_path
 from .faults import Faults
 from .narrow import narrowed, narrows_to
 from .placement import shardings_for
@@ -186,7 +186,10 @@ def _chosen(names: list[str], at: Any) -> list[bool]:
     flags = [[matches_above(pattern, name) for name in names] for pattern in at]
     for pattern, matched in zip(at, flags, strict=True):
         if not any(matched):
-            raise ValueError(f"The pattern {pattern!r} matches no leaf of `like`.")
+            raise ValueError(
+                f"The pattern {pattern!r} matches no leaf of `like`. The leaves are "
+                f"{listed(names, 5)}."
+            )
     return [any(each) for each in zip(*flags, strict=True)]
 
 
