@@ -150,6 +150,12 @@ def test_nothing_imported_is_patched(source: Path) -> None:
     assert foreign_assignments(parse(source), package_of(source)) == []
 
 
+def test_each_file_of_compat_is_on_the_page_on_the_architecture():
+    page = (Path(__file__).parents[1] / "docs/architecture.md").read_text()
+    names = {file.name for file in (PACKAGE / "_compat").glob("[!_]*.py")}
+    assert {name for name in names if f"| `{name}` |" not in page} == {"private.py"}
+
+
 def test_no_file_is_named_like_a_function_of_its_folder():
     """The two would hide each other from whatever reads the source, as the API pages do."""
     hidden = [
