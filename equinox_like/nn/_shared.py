@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._module import Module
-from .._tree import is_array_like, tree_at
+from .._tree import is_array_like, tree_at, tree_pformat
 from .._tree.at_where import read
 
 _Tree = TypeVar("_Tree")
@@ -96,8 +96,8 @@ class Shared(Module, Generic[_Tree]):
             if _description(node) != _description(other):
                 raise ValueError(
                     "Every node being shared together must have the same structure, "
-                    f"shapes and dtypes. `where` returned {_description(node)}, but `get` "
-                    f"returned {_description(other)}."
+                    f"shapes and dtypes. `where` returned {tree_pformat(node)}, but `get` "
+                    f"returned {tree_pformat(other)}."
                 )
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: SharedNode())
         # A node may hold others of its own, from a `Shared` within it.
