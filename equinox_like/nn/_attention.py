@@ -284,13 +284,13 @@ class MultiheadAttention(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if one of the arrays has another shape.
-        `TypeError` if `cache` is not a KVCache, `mask` or `bias` not an array, or `bias`
-        an array of bools.
+        [`equinox_like.ShapeError`][] if one of the arrays has another shape, or there
+        are more tokens at once than the cache has slots. `TypeError` if `cache` is not a
+        KVCache, `mask` or `bias` not an array, or `bias` an array of bools.
         `RuntimeError` if the dropout is active and there is no `key`, or if a cache
         overflows; within a compiled function the latter is raised by
         [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the implementation
-        cannot serve the call.
+        cannot serve the call; JAX's own `RuntimeError` for `"cudnn"` on a host without it.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # The scope starts after the warning above, so that this points at the caller.

@@ -85,7 +85,7 @@ def dot_product_attention(
     [`equinox_like.ShapeError`][] if the shapes do not fit together. `TypeError` if `mask`
     or `bias` is not an array, or `bias` one of bools. `RuntimeError` if `dropout`
     is active and there is no `key`. `ValueError` if `window < 1`, or if the implementation
-    cannot serve the call.
+    cannot serve the call; JAX's own `RuntimeError` for `"cudnn"` on a host without it.
 
     !!! example
 
