@@ -62,7 +62,7 @@ def conv_groups(conv: Any, value: Any) -> int:
     for name in ("in_channels", "out_channels"):
         if getattr(conv, name) % groups != 0:
             raise ValueError(
-                f"{type(conv).__name__} takes a `{name}` that is a multiple of "
+                f"{type(conv).__name__} takes an `{name}` that is a multiple of "
                 f"`groups`; got {getattr(conv, name)}, with {groups} groups."
             )
     return groups
