@@ -109,7 +109,8 @@ def make_sharded(
     **Arguments:**
 
     - `make`: a class or a function that returns any pytree. It is traced twice, as by
-        [`equinox_like.filter_jit`][].
+        [`equinox_like.filter_jit`][], and must return one structure. So make a State by
+        [`equinox_like.nn.make_with_state`][], which names its values.
     - `*args`, `**kwargs`: what to call it with.
     - `mesh`, `rules`: as for [`equinox_like.shardings`][].
 
