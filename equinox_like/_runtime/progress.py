@@ -230,13 +230,15 @@ _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def _open(meter: Callable[[], Any]) -> jax.Array:
-    def on_host():
+    def on_host(_):
         with _lock:
             number = next(_numbers)
             _meters[number] = meter()
         return np.asarray(number, np.int32)
 
-    return jax.pure_callback(on_host, _NUMBER)
+    # The compiler would start the meter of a loop in a loop only once, as it moves what is
+    # the same in each step out of the loop. It does not move a random number.
+    return jax.pure_callback(on_host, _NUMBER, lax.rng_uniform(0.0, 1.0, shape=()))
 
 
 def _show_if(is_due: jax.Array, number: jax.Array, progress: jax.Array) -> jax.Array:

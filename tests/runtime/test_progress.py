@@ -119,6 +119,10 @@ def test_meters_do_not_mix(capsys):
     assert jnp.allclose(nested(1.0), 1.1**20)
     assert lines(capsys) == ["0", "30", "60", "90", "100"] * 2
 
+    # The compiler must not move the start of a meter out of the outer loop.
+    assert jax.jit(lambda xs: lax.map(lambda x: run(x, TEXT), xs))(jnp.ones(3)).size
+    assert lines(capsys) == ["0", "30", "60", "90", "100"] * 3
+
     first, second = TEXT.init(), TEXT.init()
     second = TEXT.step(second, 0.5)
     TEXT.close(first)
