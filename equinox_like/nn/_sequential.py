@@ -166,7 +166,7 @@ class Lambda(Module):
 
 
 def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:
-    """A copy with other members; of the same class if its constructor can be called."""
+    """A copy with other members; of the same class if its constructor makes such a one."""
     cls = type(sequential)
     parameters = signature_of(cls).parameters
     kwargs = {
@@ -177,4 +177,6 @@ def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:
     required = [name for name, p in parameters.items() if p.default is p.empty]
     if "layers" not in parameters or not kwargs.keys() >= set(required):
         return Sequential(layers)
-    return cls(**kwargs | {"layers": layers})
+    made = cls(**kwargs | {"layers": layers})
+    is_like = len(made) == len(layers) and all(map(operator.is_, made.layers, layers))
+    return made if is_like else Sequential(layers)

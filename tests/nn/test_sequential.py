@@ -183,10 +183,15 @@ class Sized(nn.Sequential):
         super().__init__(layers)
 
 
+class Repeated(nn.Sequential):
+    def __init__(self, layers):
+        super().__init__([layer for layer in layers for _ in range(2)])
+
+
 def test_slice_keeps_the_subclass_if_it_can_be_built() -> None:
     named = Named([jnp.sin, jnp.cos], name="mine")[:1]
     assert type(named) is Named and named.name == "mine" and len(named) == 1
-    for model in (Fixed(), Sized([jnp.sin, jnp.cos], 3)):
+    for model in (Fixed(), Sized([jnp.sin, jnp.cos], 3), Repeated([jnp.sin])):
         assert type(model[:1]) is nn.Sequential and model[:1].layers == (jnp.sin,)
 
 
