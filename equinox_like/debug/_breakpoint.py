@@ -16,7 +16,9 @@ def breakpoint_if(pred: ArrayLike, **kwargs: Any) -> Any:
 
     - `pred`: a bool, or an array of any shape. The debugger opens if any element is
         true; under `jax.vmap`, if any element of the batch is.
-    - `**kwargs`: as for `jax.debug.breakpoint`.
+    - `**kwargs`: as for `jax.debug.breakpoint`. By default the debugger has the variables
+        of all calling functions. Some may not be used within a rule of a custom
+        derivative or an `internal.noinline` function: pass `num_frames=1` there.
 
     **Returns:**
 
