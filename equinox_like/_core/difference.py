@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 
 from .._module.module import BoundMethod, Module
 from .._tree.filters import is_array, is_number
-from .._tree.nodes import children_of, describe_node, with_article
+from .._tree.nodes import children_of, describe_both, describe_node, with_article
 from .._tree.paths import path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_treedef, strictly_same
@@ -135,17 +135,17 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
         if old.label is STATIC and new.label is STATIC:
             yield from _static(path, old.value, new.value)
         elif old.label != new.label:
-            yield Difference(path, STATIC_TYPE, *_descriptions(old, new))
+            yield Difference(path, STATIC_TYPE, *describe_both(old, new, _described))
         elif old.value != new.value:
             yield Difference(path, ARRAY_TYPE, old.value, new.value)
         return
     if type(old) is not type(new):
-        yield Difference(path, STRUCTURE, *_descriptions(old, new))
+        yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
         return
     steps, children, was = _children(old)
     other_steps, others, now = _children(new)
     if steps != other_steps:
-        yield Difference(path, STRUCTURE, *_descriptions(old, new))
+        yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
         return
     same = True
     for found in _below(path, steps, children, others, old, new):
@@ -176,7 +176,8 @@ def _static(
         same = False
     if not same:
         kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
-        was, now = f"the static value {old!r}", repr(new)
+        was, now = describe_both(old, new, repr)
+        was = f"the static value {was}"
         yield Difference(path, kind, was, now, _fix(old, new, is_field))
 
 
@@ -213,9 +214,8 @@ def static_fields(module: Module) -> dict[str, Any]:
     return {} if aux is None else aux.statics  # `Frozen` registers itself
 
 
-def _descriptions(*sides: Any) -> Iterator[str]:
-    for side in sides:
-        yield str(side) if isinstance(side, Leaf) else describe_node(side)
+def _described(side: Any) -> str:
+    return str(side) if isinstance(side, Leaf) else describe_node(side)
 
 
 def _held(treedef: Any) -> str:

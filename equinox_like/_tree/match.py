@@ -11,7 +11,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .filters import is_none
-from .nodes import children_of, describe_node
+from .nodes import children_of, describe_both, describe_node
 from .paths import path_str
 
 _Path = tuple[Any, ...]
@@ -40,7 +40,7 @@ def flatten_up_to(
         path, one, other, reason = found or ((), prefix, tree, error)
         nodes = one, other
         here, there = path_str(path, prefix_name), path_str(path, tree_name)
-        one, other = describe_node(one), describe_node(other)
+        one, other = describe_both(one, other)
         why = f"`{here}` is {one}, but `{there}` is {other}."
         if one == other:
             why = f"`{here}` and `{there}` differ: {reason}"
@@ -105,14 +105,14 @@ def pair_leaves(
             found = found and (found[0], found[2], found[1], found[3])
         where = ""
         if found is not None:
-            path, *nodes, _ = found
-            wanted, other = (_described(node, is_leaf) for node in nodes)
+            path, one, two, _ = found
+            wanted, other = describe_both(one, two, lambda x: _described(x, is_leaf))
             if wanted != other:
                 where = (
                     f" At `{path_str(path, name)}` there must be {wanted}; got {other}."
                 )
-            elif _statics(nodes[0]) != _statics(nodes[1]):
-                wanted, other = map(_statics, nodes)
+            elif _statics(one) != _statics(two):
+                wanted, other = _statics(one), _statics(two)
                 where = (
                     f" At `{path_str(path, name)}` the static fields must be {wanted}; "
                     f"got {other}."

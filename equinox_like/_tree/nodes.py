@@ -106,6 +106,17 @@ def describe_node(node: Any) -> str:
     return f"{name} of length {len(node)}" if isinstance(node, _SIZED) else name
 
 
+def describe_both(
+    one: Any, other: Any, describe: Callable[[Any], str] = describe_node
+) -> tuple[str, str]:
+    """Both descriptions, for a message on how the two differ."""
+    first, second = describe(one), describe(other)
+    if first == second and type(one) is not type(other):
+        # Often a class that was defined again, as by a cell of a notebook.
+        second += f" of another class called {type(other).__name__}"
+    return first, second
+
+
 def with_article(name: str) -> str:
     """`a Linear`, `an Embedding`, `an MLP`, for the name of a class."""
     # Acronyms are spelled out when read: "an em-el-pee".

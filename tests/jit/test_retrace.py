@@ -1,6 +1,7 @@
 """Why a call is retraced: told beforehand, and as it happens."""
 
 import concurrent.futures
+import enum
 import functools
 import logging
 import threading
@@ -90,6 +91,33 @@ def test_structure_that_differs_in_the_type_of_a_value_alone_is_told(f, make):
     retrace = f.explain(model(), jnp.ones(2), make(1.0))
     assert kinds(retrace) == {"options": "tree structure"}
     assert f.explain(model(), jnp.ones(2), make(1)) is None
+
+
+def test_class_that_was_defined_again_is_told_apart():
+    def define():
+        class Cell(eqx.Module):
+            weight: jax.Array
+
+        class Kind(enum.Enum):
+            A = 1
+
+        return Cell(jnp.ones(2)), Kind.A
+
+    f = eqx.filter_jit(lambda cell, kind: cell.weight)
+    (cell, kind), (other, other_kind) = define(), define()
+    f(cell, kind)
+    assert "`cell` was a Cell, and is now a Cell of another class called Cell." in str(
+        f.explain(other, kind)
+    )
+    assert "is now <Kind.A: 1> of another class called Kind." in str(
+        f.explain(cell, other_kind)
+    )
+    for wrong in (
+        lambda: eqx.apply_updates(cell, other),
+        lambda: eqx.filter_jvp(f, (cell, kind), (other, None)),
+    ):
+        with pytest.raises(ValueError, match="a Cell of another class called Cell"):
+            wrong()
 
 
 def test_nearest_trace_is_compared_with(f):
