@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from .._compat.trace_state import at_top_level, within_program
+from .._compat.trace_state import within_program
 from .._typing import DTypeLike, PRNGKeyArray
 
 
@@ -26,16 +26,9 @@ def draw(
     several devices, each of them would draw all numbers, and not only its own.
     """
     shape = tuple(shape)
-    if _may_be_split():
+    if within_program() and (jax.device_count() > 1 or jax.default_backend() != "cpu"):
         return sample(key, shape, dtype, *args)
     return _draw_flat(sample, key, shape, dtype, *args)
-
-
-def _may_be_split() -> bool:
-    """Whether a program is being traced that may not run on one CPU."""
-    if at_top_level() or not within_program():
-        return False
-    return jax.device_count() > 1 or jax.default_backend() != "cpu"
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
