@@ -73,7 +73,7 @@ class Embedding(Module):
         shape.
         """
         if weight is None:
-            weight = _draw(
+            weight = _first_weight(
                 self, num_embeddings, embedding_size, dtype, key, weight_init
             )
         _check_sizes(weight, num_embeddings, embedding_size)
@@ -145,7 +145,7 @@ class Embedding(Module):
         return matvec(self.weight, jax_array(x))
 
 
-def _draw(
+def _first_weight(
     embedding: Embedding,
     number: int | None,
     size: int | None,

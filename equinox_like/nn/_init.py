@@ -44,7 +44,6 @@ def uniform(
     key: PRNGKeyArray, shape: Sequence[int], limit: float, dtype: DTypeLike
 ) -> Inexact[Array, "..."]:
     r"""Uniform in $[-\mathrm{limit}, \mathrm{limit})$; also both parts if complex."""
-    shape = tuple(shape)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return draw(jax.random.uniform, key, shape, dtype, -limit, limit)
     real_key, imag_key = jax.random.split(key, 2)
