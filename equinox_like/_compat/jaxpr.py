@@ -11,6 +11,7 @@ Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3`, `JAX_CUSTOM_VJP3` and `JAX_SCAN
 """
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -101,6 +102,11 @@ def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
         stack = str(equation.source_info.name_stack)
         params["differentiated"] = "rematted_computation" in stack
     return name, params
+
+
+def text_of(equation: Any) -> str:
+    """An equation as JAX prints it, without the colours that it has in a terminal."""
+    return re.sub("\x1b\\[\\d+m", "", str(equation))
 
 
 def definition(equation: Any) -> Callable[..., Any] | None:

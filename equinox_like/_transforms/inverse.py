@@ -6,7 +6,6 @@ below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compat.jaxpr import is_literal, name_and_params, run_equation
+from .._compat.jaxpr import is_literal, name_and_params, run_equation, text_of
 from .._core.base import name_of
 from .._core.parts import take_apart
 from .._errors import NotInvertibleError
@@ -200,7 +199,7 @@ def _stopped(
     stops = (ready or equations or [None])[0]
     what = "an input that it does not use"
     if stops is not None:
-        equation = re.sub("\x1b\\[\\d+m", "", str(stops.equation))  # JAX may colour it
+        equation = text_of(stops.equation)
         what = f"the primitive `{stops.primitive}`" + (
             f", as in `{equation}`" if len(equation) < 200 else ""
         )
