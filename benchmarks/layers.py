@@ -238,7 +238,7 @@ def _uncached(make: Callable[[], Any]) -> Any:
 
 
 def run_dropout(rounds: int) -> None:
-    """Lowering and compiling the gradient of a perceptron with dropout, in CPU time."""
+    """Lowering and compiling the gradient of a perceptron with dropout."""
     x, keys = jax.random.normal(KEY, (LENGTH, WIDTH)), jax.random.split(KEY, 4)
     linears = [eqx.nn.Linear(WIDTH, WIDTH, key=key) for key in keys]
 
@@ -252,21 +252,18 @@ def run_dropout(rounds: int) -> None:
     for name, library in LIBRARIES.items():
         dropout = library.nn.Dropout(0.1)
         drops[name] = lambda x, key, dropout=dropout: dropout(x, key=key)
-    times: dict[str, list[float]] = {name: [] for name in drops}
-    for _ in range(max(3, rounds // 8)):
-        for name, drop in drops.items():
 
-            def loss(linears: Any, x: Any, keys: Any, drop: Any = drop) -> jax.Array:
-                for layer, key in zip(linears, keys, strict=True):
-                    x = drop(jax.nn.relu(x @ layer.weight.T + layer.bias), key)
-                return (x**2).sum()
+    def compiled(drop: Callable[..., Any]) -> Any:
+        def loss(linears: Any, x: jax.Array, keys: Any) -> jax.Array:
+            for layer, key in zip(linears, keys, strict=True):
+                x = drop(jax.nn.relu(x @ layer.weight.T + layer.bias), key)
+            return (x**2).sum()
 
-            start = time.process_time()
-            jax.jit(jax.grad(loss)).lower(linears, x, keys).compile()
-            times[name].append(time.process_time() - start)
-    base = times.pop("jax.random")
-    ratios = {name: spread(np.divide(found, base)) for name, found in times.items()}
-    row = Row("perceptron of 4 layers", "jax.random", spread(base), ratios)
+        return jax.jit(jax.grad(loss)).lower(linears, x, keys).compile()
+
+    contenders = {name: partial(compiled, drop) for name, drop in drops.items()}
+    few = max(3, rounds // 8)
+    row = compare("perceptron of 4 layers", contenders, rounds=few, repeats=1)
     show("Layers: lowering and compiling a gradient with dropout", [row])
 
 
