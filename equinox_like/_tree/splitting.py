@@ -75,6 +75,9 @@ class Skeleton:
     def __reduce__(self):
         return make_skeleton, (self.treedef, self.labels, self.statics)
 
+    def __deepcopy__(self, memo: Any) -> "Skeleton":
+        return self
+
 
 def split(
     tree: Any,

@@ -45,6 +45,11 @@ def checkpointed(x):
     return x
 
 
+@eqx.filter_jit
+def compiled(x):
+    return x
+
+
 class Holds(eqx.Module):
     value: object = eqx.field(static=True)
     x: object
@@ -59,7 +64,7 @@ def through_pickle(x):
     "activation",
     [
         *(jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.negative, double, triple, jitted),
-        *(quadruple, checkpointed),
+        *(quadruple, checkpointed, compiled),
     ],
 )
 def test_copies_keep_the_activation(key, activation, copied):
@@ -92,6 +97,14 @@ def test_deep_copy_of_a_local_function_with_rules_has_the_same_structure(transfo
     model = eqx.nn.Lambda(transform(lambda x: x))
     copied = copy.deepcopy(model)
     assert jax.tree.structure(copied) == jax.tree.structure(model)
+
+
+def test_deep_copy_of_an_average_keeps_compiled_functions(key):
+    model = eqx.nn.MLP(2, 2, 2, 1, activation=compiled, key=key)
+    average = eqx.nn.EMA(model, 0.9)
+    copied = copy.deepcopy(average)
+    assert jax.tree.structure(copied) == jax.tree.structure(average)
+    assert eqx.tree_equal(copied.update(model).model(), average.model())
 
 
 def test_cloudpickle_sends_what_a_script_defines():
