@@ -285,6 +285,31 @@ def while_loop(**options):
             "`batch_size` must",
         ),
         (
+            lambda: eqx.filter_cond(X > 0, same, same, X),
+            TypeError,
+            "`pred` must be a boolean scalar; got bool[3]. To choose for each",
+        ),
+        (
+            lambda: eqx.filter_cond(None, same, same, X),
+            TypeError,
+            "`filter_cond`: `pred` must be a boolean scalar; got None.",
+        ),
+        (
+            lambda: eqx.filter_cond(jax.random.key(0), same, same, X),
+            TypeError,
+            "`pred` must be a boolean scalar; got key",
+        ),
+        (
+            lambda: eqx.filter_switch(X, [same, same], X),
+            TypeError,
+            "`index` must be an integer scalar; got float32[3].",
+        ),
+        (
+            lambda: eqx.filter_switch(True, [same, same], X),
+            TypeError,
+            "`filter_switch`: `index` must be an integer scalar; got a bool.",
+        ),
+        (
             lambda: eqx.filter_switch(2, [same, same], X),
             ValueError,
             "index 2 is out of",

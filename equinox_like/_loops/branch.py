@@ -13,7 +13,7 @@ from .._core.difference import Leaf, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
 from .._transforms.arguments import show_as_call
-from .._tree.filters import is_array, is_number
+from .._tree.filters import is_array, is_array_like, is_number
 from .._tree.nodes import describe_node
 from .._tree.strict import strictly_same
 from .carry import type_of
@@ -47,8 +47,8 @@ def filter_cond(
 
     **Raises:**
 
-    `TypeError` if the two outputs differ in structure, shape, dtype or static values,
-    naming the path.
+    `TypeError` if `pred` is not a scalar, or if the two outputs differ in structure,
+    shape, dtype or static values, naming the path.
 
     !!! example
 
@@ -67,6 +67,7 @@ def filter_cond(
         assert rate == 0.1 and name == "adam"
         ```
     """
+    _require_scalar(pred, "filter_cond", "pred", "a boolean", "biuf")
     require_callable(true_fun, "filter_cond", "true_fun")
     require_callable(false_fun, "filter_cond", "false_fun")
     return run_cached(_filter_cond, (true_fun, false_fun), pred, args)
@@ -99,9 +100,9 @@ def filter_switch(
 
     **Raises:**
 
-    `TypeError` if two outputs differ in structure, shape, dtype or static values,
-    naming the path. `ValueError` if there are no branches, or for a Python integer
-    beyond them.
+    `TypeError` if `index` is not an integer scalar, or if two outputs differ in
+    structure, shape, dtype or static values, naming the path. `ValueError` if there are
+    no branches, or for a Python integer beyond them.
 
     !!! example
 
@@ -125,6 +126,7 @@ def filter_switch(
         raise ValueError("`filter_switch`: there are no branches.")
     for i, branch in enumerate(branches):
         require_callable(branch, "filter_switch", f"branches[{i}]")
+    _require_scalar(index, "filter_switch", "index", "an integer", "iu")
     if type(index) is int and not 0 <= index < len(branches):
         raise ValueError(
             f"`filter_switch`: the index {index} is out of range for {len(branches)} "
@@ -137,6 +139,24 @@ def _filter_switch(functions: Sequence[Any], index: Any, args: tuple[Any, ...]) 
     named = {f"branches[{i}]": fun for i, fun in enumerate(functions)}
     return _Branches(named, args).run(
         lambda functions, data: jax.lax.switch(index, functions, data)
+    )
+
+
+def _require_scalar(
+    value: Any, function: str, argument: str, what: str, kinds: str
+) -> None:
+    """Raises for anything but a scalar whose dtype is of one of NumPy's `kinds`."""
+    fix = ""
+    if is_array_like(value):
+        # The dtype of a PRNG key has no kind.
+        kind = getattr(jnp.result_type(value), "kind", None)
+        if not jnp.ndim(value) and kind in set(kinds):
+            return
+        if jnp.ndim(value):
+            fix = " To choose for each element, use `jax.vmap` or `jnp.where`."
+    raise TypeError(
+        f"`{function}`: `{argument}` must be {what} scalar; got "
+        f"{describe_node(value)}.{fix}"
     )
 
 
