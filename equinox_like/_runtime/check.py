@@ -1,14 +1,13 @@
-"""The primitive of `error_if`, its message, and how that gets to the user.
+"""The primitives of `error_if`, the message, and how that gets to the user.
 
 A check is a primitive that maps the failed elements, and the indices of their messages,
-to one bool, on which the returned arrays depend. If it fails, the program calls Python,
-which raises. The text of this error holds all that is known of the failure. JAX passes
-it on to the call of `filter_jit` that waits for the program (`_jit/checks.py`). There
-is no global state, so failures in other threads cannot be confused.
+to one bool. If it is true, the program takes a branch that calls Python, which raises.
+The text of this error holds all that is known of the failure. JAX passes it on to the
+call of `filter_jit` that waits for the program (`_jit/checks.py`). There is no global
+state, so failures in other threads cannot be confused.
 """
 
 import dataclasses
-import functools
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from .._compat.frames import Frame
 from .._compat.primitive import call_host, for_whole_batch
@@ -37,7 +35,7 @@ class Check:
     is_removable: bool = False
 
     def fail(self, pred: np.ndarray, index: np.ndarray) -> None:
-        """Reports a failure; called by a compiled program."""
+        """Raises or prints a failure; called by a compiled program."""
         text = self._describe(pred, index)
         if self.goes_on:
             print(text, file=sys.stderr)
@@ -52,12 +50,13 @@ class Check:
     def fail_eagerly_if(self, pred: Any, index: Any) -> np.ndarray:
         """The check outside of compiled programs, where the values are known."""
         pred = np.asarray(pred)
-        if pred.any():
-            text = self._describe(pred, np.asarray(index))
-            if not self.goes_on:
-                raise _report(text)
-            print(text, file=sys.stderr)
+        if pred.any() and not self.goes_on:
+            raise _report(self._describe(pred, np.asarray(index)))
         return np.asarray(pred.any())
+
+    def print_eagerly(self, pred: Any, index: Any) -> np.ndarray:
+        print(self._describe(np.asarray(pred), np.asarray(index)), file=sys.stderr)
+        return np.asarray(True)
 
     def _describe(self, pred: np.ndarray, index: np.ndarray) -> str:
         lines = traceback.format_list(
@@ -96,21 +95,33 @@ class Check:
         return ", ".join(map(repr, self.messages))
 
 
-def _run_check(pred: jax.Array, index: jax.Array, check: Check) -> jax.Array:
-    fail = functools.partial(
-        call_host,
+def _any(pred: jax.Array, index: jax.Array, check: Check | None = None) -> jax.Array:
+    return pred.any()
+
+
+def _call(pred: jax.Array, index: jax.Array, check: Check) -> jax.Array:
+    return call_host(
+        pred,
+        index,
         function=check.fail,
         on_tpu=check.fail_on_tpu,
         is_removable=check.is_removable,
     )
-    return lax.cond(pred.any(), fail, lambda *_: np.False_, pred, index)
 
 
+# Whether any element fails. If that is known, as in code that is not compiled, it raises.
 error_if_p = for_whole_batch(
     "error_if",
-    _run_check,
-    like=lambda pred, index: pred.any(),
+    _any,
+    like=_any,
     eager=lambda pred, index, check: check.fail_eagerly_if(pred, index),
+)
+# Reports a failure, and returns `True`: for a branch that runs if any element fails.
+report_failure_p = for_whole_batch(
+    "report_failure",
+    _call,
+    like=_any,
+    eager=lambda pred, index, check: check.print_eagerly(pred, index),
 )
 
 

@@ -22,8 +22,8 @@ from .._tree import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
 from .._warn import FOLDER, warn
-from .check import Check, error_if_p
-from .spoil import may_depend, spoilt_if
+from .check import Check, error_if_p, report_failure_p
+from .spoil import may_depend, spoilt
 from .unvmap import unvmap_any_p
 
 _T = TypeVar("_T")
@@ -156,9 +156,7 @@ def branched_error_if(
         )
     arrays = [jnp.asarray(array) for array in arrays]
     if not _is_known_false(pred):
-        failed = _failed(*_by_element(pred, index), messages, mode)
-        if isinstance(failed, Tracer) or failed:
-            arrays = spoilt_if(failed, arrays, mode)
+        arrays = _checked(arrays, *_by_element(pred, index), messages, mode)
     return rest.fill(arrays)
 
 
@@ -205,8 +203,8 @@ def assert_dce(x: _T, msg: str, *, on_error: OnError | str = "default") -> _T:
     if mode == "off" or not arrays or not within_program():
         return x
     arrays = [jnp.asarray(array) for array in arrays]
-    failed = _failed(*_by_element(True, 0), messages, mode, is_removable=True)
-    return rest.fill(spoilt_if(failed, arrays, mode))
+    pred, index = _by_element(True, 0)
+    return rest.fill(_checked(arrays, pred, index, messages, mode, is_removable=True))
 
 
 def _mode(on_error: str) -> str:
@@ -288,22 +286,42 @@ def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.broadcast_to(pred, shape), jnp.broadcast_to(index, shape)
 
 
-def _failed(
+def _checked(
+    arrays: list[Any],
     pred: jax.Array,
     index: jax.Array,
     messages: tuple[str, ...],
     mode: str,
     is_removable: bool = False,
-) -> Any:
-    """One bool for the whole batch: whether any element has failed."""
+) -> list[Any]:
+    """The arrays, spoilt if the check fails. Their derivatives are unchanged."""
     if mode == "nan":
-        return unvmap_any_p.bind(pred)
+        spoil = lambda arrays: [spoilt(x, mode) for x in arrays]  # noqa: E731
+        return _changed_if(unvmap_any_p.bind(pred), spoil, arrays)
     frames, in_shard_map = traced_frames(_PASSED_OVER)
     if in_shard_map:
         pred, index = _of_all_devices(pred, index)
     check = Check(messages, frames, mode == "breakpoint", is_removable)
-    failed = error_if_p.bind(pred, index, check=check)
-    return _stopping_if(failed) if mode == "breakpoint" else failed
+
+    def fail(arrays: list[Any]) -> list[Any]:
+        failed = report_failure_p.bind(pred, index, check=check)
+        if mode == "breakpoint":
+            failed = _stopping_if(failed)
+        # They depend on `failed`: what is computed from them waits for the report.
+        return [lax.select_n(failed, x, spoilt(x)) for x in arrays]
+
+    return _changed_if(error_if_p.bind(pred, index, check=check), fail, arrays)
+
+
+def _changed_if(failed: Any, change: Any, arrays: list[Any]) -> list[Any]:
+    """`change(arrays)` if `failed`, one bool for the whole batch; else the arrays.
+
+    A `select` would also work, but XLA fuses it with the operations before and after,
+    and recomputes these for the next check: 40 checks took 16 times as long.
+    """
+    if isinstance(failed, Tracer):
+        return lax.cond(failed, change, lambda arrays: arrays, arrays)
+    return change(arrays) if failed else arrays
 
 
 def _of_all_devices(pred: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,6 +1,5 @@
 """Fills arrays with NaN, or another conspicuous value, once a check has failed."""
 
-import functools
 from typing import Any
 
 import jax
@@ -15,16 +14,6 @@ from .._tree.filters import is_array
 def may_depend(x: Any) -> bool:
     """Whether a leaf is an array that a program can compute, and so not a float0."""
     return is_array(x) and x.dtype != jax.dtypes.float0
-
-
-def spoilt_if(failed: Any, arrays: list[Any], mode: str) -> list[Any]:
-    """The arrays, filled with NaN or the like if `failed`. Derivatives are unchanged.
-
-    A `select` would also work, but XLA fuses it with the operations before and after,
-    and recomputes these for the next check: 40 checks took 16 times as long.
-    """
-    spoil = functools.partial(spoilt, mode=mode)
-    return lax.cond(failed, lambda xs: list(map(spoil, xs)), lambda xs: xs, arrays)
 
 
 def spoilt(x: Any, mode: str = "raise") -> Any:

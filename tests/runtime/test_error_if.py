@@ -891,3 +891,12 @@ def test_values_are_not_computed_anew_for_each_check():
 
     # A check may share its fusion with the step that it looks at, but with no other.
     assert sines(True) <= 2 * sines(False)
+
+
+@pytest.mark.parametrize("mode", ["raise", "nan"])
+def test_program_branches_once_for_each_check(mode):
+    def f(x):
+        return eqx.error_if(x, x > 50, MESSAGE, on_error=mode) + 1
+
+    text = jax.jit(f).lower(jnp.ones(8)).compile().as_text()
+    assert text.count(" conditional(") == 1
