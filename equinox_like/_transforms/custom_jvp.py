@@ -6,7 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.custom_derivatives import zero_from_primal
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
@@ -151,6 +151,8 @@ def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
             f"structure of the output, with `None` for zero. The output has\n    "
             f"{treedef}\nand the tangent\n    {tangent_treedef}"
         )
+    # JAX's own zeros, of `zero_from_primal`, may stand in place of `None`.
+    tangents = [None if type(t) is SymbolicZero else t for t in tangents]
     for i, (x, t) in enumerate(zip(leaves, tangents, strict=True)):
         if t is None or x is None:
             continue

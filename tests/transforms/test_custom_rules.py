@@ -220,6 +220,21 @@ def test_tangent_of_another_dtype_is_named_by_the_path_of_its_output(output, tan
         jax.jvp(f, (TWO,), (ONE,))
 
 
+def test_rule_may_return_symbolic_zeros_of_jax():
+    f = eqx.filter_custom_jvp(lambda x: {"a": 2 * x, "b": jnp.arange(3), "c": x})
+
+    def rule(primals, tangents):
+        out = f(*primals)
+        zeros = jax.custom_derivatives.zero_from_primal(out, symbolic_zeros=True)
+        return out, zeros | {"a": 3 * tangents[0]}
+
+    f.def_jvp(rule)
+    _, tangent = jax.jvp(f, (TWO,), (ONE,))
+    assert tangent["a"] == 3 and tangent["c"] == 0
+    assert tangent["b"].dtype == jax.dtypes.float0
+    assert jax.grad(lambda x: sum(map(jnp.sum, f(x).values())))(TWO) == 3
+
+
 def test_outputs_of_a_custom_jvp_are_arrays():
     f = eqx.filter_custom_jvp(lambda x: {"a": x, "b": "text"})
     f.def_jvp(lambda primals, tangents: None)
