@@ -1,4 +1,4 @@
-"""What libraries written for Equinox are tried with. Run by `scripts/ecosystem`.
+"""What libraries written for Equinox are tried with. Run by `.ci/run`, `scripts/ecosystem`.
 
 `ecosystem.py NAME` runs the example of a library, which imports `equinox` by that name.
 Each follows what the library's own documentation shows first.
@@ -183,4 +183,4 @@ EXAMPLES = {
 
 if __name__ == "__main__":
     EXAMPLES[sys.argv[1]]()
-    print("passed")
+    print(sys.argv[1], "passed")
