@@ -6,6 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.custom_derivatives import SymbolicZero
 
 from .._compat.custom_vjp import call_with_rules, is_forward_mode
 from .._compat.varying import vary_over, varying_axes
@@ -284,6 +285,8 @@ def _input_cotangents(gradient: Any, vjp_arg: Any, name: str) -> list[Any]:
         vjp_arg, gradient, message, "gradient", is_none, RuntimeError
     ):
         where = path_str(path, "gradient")
+        if type(leaf) is SymbolicZero:  # as of `zero_from_primal`
+            leaf = None
         if is_inexact_array(primal):
             cotangents.append(
                 leaf if leaf is None else _cast(leaf, primal, where, name)

@@ -442,6 +442,22 @@ def test_gradients_are_converted_to_the_dtype_of_the_argument(dtype, gradient):
     assert out.dtype == dtype and out == 1
 
 
+def test_backward_rule_may_return_symbolic_zeros_of_jax():
+    @eqx.filter_custom_vjp
+    def f(args, number):
+        return number * args["x"] * args["y"]
+
+    @f.def_bwd
+    def bwd(residuals, ct, perturbed, args, number):
+        zeros = jax.custom_derivatives.zero_from_primal(args, symbolic_zeros=True)
+        return zeros | {"x": 5 * ct}
+
+    f.def_fwd(lambda perturbed, args, number: (f(args, number), None))
+    args = {"x": TWO, "y": ONE, "steps": jnp.arange(2)}
+    grads = eqx.filter_grad(f)(args, 3)
+    assert grads["x"] == 5 and grads["y"] == 0 and grads["steps"] is None
+
+
 def test_none_for_a_gradient_is_zero():
     f = eqx.filter_custom_vjp(lambda x: x)
     f.def_fwd(lambda perturbed, x: (x, None))
