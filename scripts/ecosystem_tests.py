@@ -34,6 +34,7 @@ SUITES: Mapping[str, tuple[list[str], list[str]]] = {
         # This one replaces a part of a private file of Equinox.
         ["--ignore=tests/test_shard_map_patch.py"],
     ),
+    "flowjax": (["beartype"], []),
     "flowmc": ([], []),
     "gpjax": (["hypothesis", "networkx", "xarray", "pytest-beartype"], []),
     "jaxmore": ([*_SYBIL, "beartype", "optax", "pytest-benchmark"], []),

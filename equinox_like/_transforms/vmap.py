@@ -156,7 +156,7 @@ class Vmapped(Transformed[..., Any]):
     _in_axes: Any = field(static=True)
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
-    _axis_size: int | None = field(static=True)
+    _axis_size: Any = field(static=True)
     _vmapkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
@@ -164,7 +164,10 @@ class Vmapped(Transformed[..., Any]):
         self._in_axes = in_axes
         self._out_axes = out_axes
         self._axis_name = axis_name
-        self._axis_size = checked_size("filter_vmap", axis_size)
+        # Layers repeat an activation function as often as their size says, which may be
+        # "scalar". Without an array in it, nothing is repeated.
+        is_text = isinstance(axis_size, str)
+        self._axis_size = axis_size if is_text else _checked(axis_size)
         self._vmapkwargs = tuple(sorted(vmapkwargs.items()))
 
     @frames_hidden
@@ -173,7 +176,8 @@ class Vmapped(Transformed[..., Any]):
         axes = axes_of_call("filter_vmap", fun, self._in_axes, args, kwargs)
         leaves, treedef = jtu.tree_flatten((args, kwargs))
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        out_axes, unmapped_outputs = self._out_axes, Unmapped()
+        out_axes, axis_size = self._out_axes, self._axis_size
+        unmapped_outputs = Unmapped()
 
         def flat(values):
             filled = leaves.copy()
@@ -181,9 +185,12 @@ class Vmapped(Transformed[..., Any]):
                 filled[i] = value
             args, kwargs = treedef.unflatten(filled)
             out = fun(*args, **kwargs)
-            return unmapped_outputs.split(out, output_axes(out_axes, out))
+            of_output = output_axes(out_axes, out)
+            if any(axis is not None for axis in of_output):
+                _checked(axis_size)
+            return unmapped_outputs.split(out, of_output)
 
-        if not mapped and self._axis_size is None:
+        if not mapped and axis_size is None:
             # There is no batch axis, which is legal unless `out_axes` asks for one.
             out = fun(*args, **kwargs)
             if any(axis is not None for axis in output_axes(out_axes, out)):
@@ -193,7 +200,7 @@ class Vmapped(Transformed[..., Any]):
                     "give `axis_size`, or let `out_axes` be `None`."
                 )
             return out
-        check_sizes("filter_vmap", fun, args, kwargs, axes, self._axis_size)
+        check_sizes("filter_vmap", fun, args, kwargs, axes, axis_size)
         _check_splits(fun, args, kwargs, axes)
         of_mapped = [axes[i] for i in mapped]
         batched = jax.vmap(
@@ -202,7 +209,7 @@ class Vmapped(Transformed[..., Any]):
             in_axes=(of_mapped[0] if len(set(of_mapped)) == 1 else of_mapped,),
             out_axes=(0, None),
             axis_name=self._axis_name,
-            axis_size=self._axis_size,
+            axis_size=axis_size,
             **dict(self._vmapkwargs),
         )
         try:
@@ -317,6 +324,10 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
                 )
             resolved.append(None if chosen is None else operator.index(chosen))
     return resolved
+
+
+def _checked(axis_size: Any) -> Any:
+    return checked_size("filter_vmap", axis_size)
 
 
 def checked_size(function: str, axis_size: Any) -> Any:

@@ -185,6 +185,15 @@ def test_axis_size_replicates():
     assert out.shape == (3, 2)
 
 
+def test_function_without_arrays_is_repeated_as_often_as_a_size_says(
+    without_type_checks,
+):
+    # The MLP of klax does this with its `out_size`.
+    assert eqx.filter_vmap(lambda: jnp.tanh, axis_size="scalar")() is jnp.tanh
+    with pytest.raises(TypeError, match="`axis_size` must be an integer; got 'scalar'"):
+        eqx.filter_vmap(lambda: jnp.ones(2), axis_size="scalar")()
+
+
 @pytest.mark.parametrize("transform", [eqx.filter_vmap, eqx.filter_pmap])
 def test_axis_size_is_an_integer(transform, without_type_checks):
     function = transform(lambda: 1.0, out_axes=None, axis_size=jnp.array(1))
