@@ -34,7 +34,7 @@ SUITES: Mapping[str, tuple[list[str], list[str]]] = {
         # This one replaces a part of a private file of Equinox.
         ["--ignore=tests/test_shard_map_patch.py"],
     ),
-    "flowjax": (["beartype"], []),
+    "flowjax": (["beartype", "numpyro"], []),
     "flowmc": ([], []),
     "gpjax": (["hypothesis", "networkx", "xarray", "pytest-beartype"], []),
     "jaxmore": ([*_SYBIL, "beartype", "optax", "pytest-benchmark"], []),
@@ -42,6 +42,7 @@ SUITES: Mapping[str, tuple[list[str], list[str]]] = {
     "jinns": ([], []),
     "klax": ([], []),
     "oncequinox": (_SYBIL, []),
+    "paramax": (["beartype"], []),
     "parax": (["optax"], []),
     "quax": ([], []),
     "quaxed": (["sybil", "optional_dependencies"], []),
