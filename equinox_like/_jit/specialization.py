@@ -186,7 +186,7 @@ class Specialization:
             if trace.context != trace_context():
                 return False
             rest = iter(map(_struct_of_aval, trace.avals))
-            alike = [list(itertools.islice(rest, len(group))) for group in groups]
+            alike = [tuple(itertools.islice(rest, len(group))) for group in groups]
             if self._look_for_check(key, alike) is not must_wait:
                 return False
         return True
@@ -309,7 +309,7 @@ def abstract(leaves: list[Any]) -> list[Any]:
 
 
 def _struct_of_aval(aval: Any) -> jax.ShapeDtypeStruct:
-    sharding = aval.sharding if any(aval.sharding.spec) else None
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, sharding=sharding, weak_type=is_weak(aval)
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import PartitionSpec
 
 import equinox_like as eqx
 from equinox_like._jit import checks
@@ -235,6 +236,17 @@ def test_call_whose_trace_was_made_elsewhere_is_waited_for(traced, donate, waits
     f(jnp.ones(2))
     assert len(waits) == 2
     del traces
+
+
+@pytest.mark.parametrize("options", [{}, {"in_shardings": PartitionSpec()}])
+def test_trace_made_elsewhere_is_found_in_the_cache(options):
+    sizes = []
+    f = eqx.filter_jit(lambda x: (sizes.append(x.size), x + 1)[1], **options)
+    with jax.set_mesh(jax.make_mesh((1,), ("d",))):
+        f.lower(jnp.ones(3))
+        f(jnp.ones(2))
+        f(jnp.ones(3))
+    assert sizes == [3, 2]
 
 
 def test_call_within_a_program_is_not_waited_for(waits):
