@@ -111,14 +111,26 @@ class Transformed(Module, Generic[_P, _T]):
             "`Transformed` is a base class: transformations return its subclasses."
         )
 
-    @overload
-    def __get__(self: _S, instance: None, owner: Any = None) -> _S: ...
     # `self` is any callable: `ty` does not take `Jitted[(self, x), _T]` as an instance of
-    # `Transformed[Concatenate[Any, _Q], _T]`, since ParamSpecs are invariant.
+    # `Transformed[Concatenate[Any, _Q], _T]`, since ParamSpecs are invariant. The first
+    # overload is for what is below `@classmethod`; the last for `@staticmethod`, and for
+    # methods with `Self` in mypy, which does not match them to the third.
     @overload
     def __get__(
-        self: Callable[Concatenate[Any, _Q], _T], instance: object, owner: Any = None
+        self: Callable[Concatenate[type[_S], _Q], _T],
+        instance: _S | None,
+        owner: type[_S],
     ) -> Callable[_Q, _T]: ...
+    @overload
+    def __get__(self: _S, instance: None, owner: Any = None) -> _S: ...
+    @overload
+    def __get__(
+        self: Callable[Concatenate[_S, _Q], _T], instance: _S, owner: Any = None
+    ) -> Callable[_Q, _T]: ...
+    @overload
+    def __get__(
+        self: Callable[_Q, _T], instance: Any, owner: Any = None
+    ) -> "Transformed[..., _T]": ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self

@@ -383,12 +383,28 @@ class Own(eqx.Module):
     def scaled(self, by: float) -> jax.Array:
         return by * self.weight
 
+    @classmethod
+    @eqx.filter_jit
+    def of_size(cls, size: int) -> "Own":
+        return cls(size)
+
+    @staticmethod
+    @eqx.filter_jit
+    def halved(x: jax.Array, power: int) -> jax.Array:
+        return x / 2**power
+
     @property
     def size(self) -> int:
         return self.weight.shape[0]
 
 
 assert_type(Own(3).scaled(2.0), jax.Array)
+assert_type(Own.of_size(3), Own)
+assert_type(Own(3).of_size(3), Own)
+Own.of_size("3")  # pyright: ignore[reportArgumentType]
+assert_type(Own.halved(jnp.ones(2), 1), jax.Array)
+assert_type(Own(3).halved(jnp.ones(2), 1), jax.Array)
+Own.halved("3", 1)  # pyright: ignore[reportArgumentType]
 assert_type(Own(3).size, int)
 Own("3")  # pyright: ignore[reportArgumentType]
 Own(3).scaled("2")  # pyright: ignore[reportArgumentType]
