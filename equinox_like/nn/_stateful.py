@@ -18,7 +18,6 @@ from .._module import Frozen, Module
 from .._transforms.vmap import Vmapped
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
-from .._typing import PRNGKeyArray
 
 
 class StatefulLayer(Module):
@@ -45,8 +44,9 @@ class StatefulLayer(Module):
         ```
     """
 
+    # For type checkers a subclass may have any parameters, so it needs no `key`.
     @abc.abstractmethod
-    def __call__(self, x: Any, state: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """**Returns:** the output for one example, and the new state."""
 
     def is_stateful(self) -> bool:

@@ -38,6 +38,15 @@ for norm in (
     assert_type(norm(x, {"a": 1}), tuple[jax.Array, dict[str, int]])
     assert_type(norm(x, eqx.nn.State(norm)), tuple[jax.Array, eqx.nn.State])
 
+
+# A stateful layer of a user need not take a key.
+class Counted(eqx.nn.StatefulLayer):
+    def __call__(
+        self, x: jax.Array, state: eqx.nn.State
+    ) -> tuple[jax.Array, eqx.nn.State]:
+        return x, state
+
+
 # A wrapper returns what its layer returns, and keeps its type.
 linear = eqx.nn.Linear(8, 8, key=key)
 state = eqx.nn.State(linear)
