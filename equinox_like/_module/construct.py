@@ -175,9 +175,9 @@ def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
             # The first words are Equinox's, as users filter warnings by them.
             warn(
                 f"Using `field(init=False)`: '{name}' of {type_name(self)} holds "
-                "floating-point values. They are separate leaves, where gradients "
-                "stop: no gradient reaches the values that they were computed from. "
-                "Compute them in a property instead."
+                "floating-point values. They are stored apart from the values that they "
+                "were computed from, so no gradient reaches those. Compute them in a "
+                "property instead."
             )
 
 
