@@ -16,6 +16,7 @@ from .._module import Module, field
 from .._module.construct import filled
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree import combine, is_array, partition
+from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays
 from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
@@ -25,7 +26,7 @@ from ._precision import computes
 from ._shape import IF_AN_ENSEMBLE, as_size, described, within
 from ._sharding import parts, split_by, varying_as
 from ._stack import build_stacked
-from ._state import Marker, RowMarker, check_state, is_index, with_marker
+from ._state import Marker, RowMarker, State, check_state, is_index, with_marker
 from ._stateful import ABSENT, StatefulLayer, is_stateful, key_for, refuse_key
 
 _L = TypeVar("_L")
@@ -167,11 +168,20 @@ class Stacked(StatefulLayer, Generic[_L]):
 
         [`equinox_like.ShapeError`][] if a layer changes structure, shape or dtype of `x`,
         or if this is an ensemble and not called under `filter_vmap`.
-        `TypeError` if the layers are stateful and no state was passed, or if with `xs`
-        a layer does not return a pair.
+        `TypeError` if the layers are stateful and no state was passed, if they are not
+        and other arrays were passed as `state`, or if with `xs` a layer does not return
+        a pair.
         """
         refuse_key(self, state)
         stateful = is_stateful(self.layers)
+        if not (stateful or isinstance(state, State)) and any(
+            map(is_array, jtu.tree_leaves(state))
+        ):
+            raise TypeError(
+                "Stacked takes a state as its second argument, and has no stateful "
+                f"layers; got {describe_node(state)}. Pass by name what the layers take: "
+                "`layers(x, mask=mask)`, or as `xs` what has a row for each layer."
+            )
         if stateful and state is ABSENT:
             raise TypeError(
                 "The layers of this Stacked are stateful. Pass the state, as in "

@@ -89,6 +89,9 @@ CALLS = {
     "seq(x, raw)": "TypeError: Sequential, `layer(x, key=key)`",
     "stacked(x, k)": "TypeError: Stacked, `layer(x, key=key)`",
     "nn.Stacked.from_layers([nn.BatchNorm(3)])(xs, k)": "TypeError: Stacked, `state`",
+    # An argument of the layers by position.
+    "stacked(x, x)": "TypeError: Stacked, float32[4], `layers(x, mask=mask)`",
+    "stacked(x, [x])": "TypeError: Stacked, a list of length 1, `xs`",
     "nn.LayerNorm(4)(x, k)": "TypeError: LayerNorm, `layer(x, key=key)`",
     "nn.GroupNorm(2, 4)(x, k)": "TypeError: GroupNorm, `layer(x, key=key)`",
     # Keys that are not one key.
