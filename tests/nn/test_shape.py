@@ -1,5 +1,7 @@
 """The messages about shapes, which all layers share."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,6 +58,20 @@ def test_too_few_axes_are_refused_without_a_hint(layer, shape, wanted) -> None:
     with pytest.raises(eqx.ShapeError, match=rf"takes `x` of shape {wanted}") as info:
         layer(np.ones(shape[1:], np.float32))
     assert "vmap" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("channels", "shape", "fix"),
+    [(3, (8, 8, 3), "jnp.moveaxis(x, -1, 0)"), (1, (8, 8), "x[None]")],
+)
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_images_of_other_libraries_are_refused_with_the_fix(
+    kind, channels, shape, fix
+) -> None:
+    conv, x = kind(channels, 4, 3, key=KEY), jnp.ones(shape)
+    with pytest.raises(eqx.ShapeError, match=rf"`{re.escape(fix)}`\.$"):
+        conv(x)
+    conv(eval(fix))
 
 
 @pytest.mark.parametrize(
