@@ -123,6 +123,9 @@ CALLS = {
     "`jax.tree.map(lambda p: 0.9 * p, model)`": [
         lambda: jax.tree.map(lambda p: 0.9 * p, model)
     ],
+    "`[p.size for p in jax.tree.leaves(model)]`": [
+        lambda: [p.size for p in jax.tree.leaves(model)]
+    ],
     "`jax.lax.stop_gradient(model)`": [lambda: jax.lax.stop_gradient(model)],
     "`jnp.add(model, 1)`": [lambda: jnp.add(model, 1)],
     "`x + model`": [lambda: x + model],
@@ -140,6 +143,9 @@ CALLS = {
     "The gradient of a while loop": [gradient_of_a_loop],
     "`model(batch)`": [lambda: model(jnp.ones((4, 2)))],
     "`jax.vmap(model)(x)` of one example": [lambda: jax.vmap(model)(x)],
+    "`jax.vmap(model)(xs, key)` with one key": [
+        lambda: jax.vmap(lambda x, key: model(x))(x[None], jax.random.key(0))
+    ],
     "`jax.vmap(f)(a, b)` with different sizes": [
         lambda: jax.vmap(lambda a, b: a + b)(jnp.ones(2), jnp.ones(3))
     ],
