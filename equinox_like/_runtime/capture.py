@@ -8,7 +8,7 @@ cache key, and functions that were compiled before are retraced.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
@@ -23,6 +23,7 @@ from .._tree.require import refuse_class
 from .harvest import Found, Mark, UnreachableError, harvest, marked, marks_of
 from .watched import Around, Replace, See, map_modules, replacement, with_step
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Functions = tuple[tuple[str, Callable[[Any], Any]], ...]
 
@@ -34,11 +35,11 @@ _SHOWN: Final = 8
 
 
 def capture(
-    model: Callable[..., Any],
+    model: Callable[_P, _T],
     where: Any,
     *,
     of: Literal["outputs", "inputs"] = "outputs",
-) -> "Captured":
+) -> "Captured[_P, _T]":
     """A function that calls a model, and also returns what chosen parts of it return.
 
     **Arguments:**
@@ -136,8 +137,8 @@ def tag(value: _T, name: str) -> _T:
 
 
 def intervene(
-    model: Callable[..., Any], replacements: Mapping[str, Callable[[Any], Any]]
-) -> "Intervened":
+    model: Callable[_P, _T], replacements: Mapping[str, Callable[[Any], Any]]
+) -> "Intervened[_P, _T]":
     """A function that calls a model with the outputs of chosen parts replaced.
 
     **Arguments:**
@@ -178,7 +179,7 @@ def intervene(
     return Intervened(model, replacements)
 
 
-class Captured(Around):
+class Captured(Around, Generic[_P, _T]):
     """The result of [`equinox_like.capture`][]."""
 
     where: tuple[Any, ...] = field(static=True)
@@ -196,7 +197,9 @@ class Captured(Around):
         self.of = of
 
     @frames_hidden
-    def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def __call__(
+        self, /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> tuple[_T, dict[str, Any]]:
         depth = _depth.value + 1
         chosen: dict[str, Any] = {}
 
@@ -241,7 +244,7 @@ class Captured(Around):
                 raise _nothing("capture", part, self.model, names)
 
 
-class Intervened(Around):
+class Intervened(Around, Generic[_P, _T]):
     """The result of [`equinox_like.intervene`][]."""
 
     replacements: _Functions = field(static=True)
@@ -266,7 +269,7 @@ class Intervened(Around):
         self.replacements = tuple(replacements.items())
 
     @frames_hidden
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         model = self._replaced_in(self.model)
         paths: list[str] = []
         map_modules(self.model, lambda path, node: paths.append(path) or node)

@@ -216,6 +216,15 @@ chain([model], jnp.ones(2))  # pyright: ignore[reportArgumentType]
 assert_type(shifts((jnp.ones(2),), jnp.ones(2)), jax.Array)
 
 
+# What runs a model with its values read or replaced is called like the model.
+captured = eqx.capture(model, "**")
+assert_type(captured(jnp.ones(2)), tuple[jax.Array, dict[str, Any]])
+captured("x")  # pyright: ignore[reportArgumentType]
+intervened = eqx.intervene(loss, {"name": jnp.sin})
+assert_type(intervened(model, x=jnp.ones(2)), jax.Array)
+assert_type(eqx.capture(intervened, "name")(model, jnp.ones(2))[0], jax.Array)
+
+
 # Control flow: a carry keeps its type, and branches get the arguments.
 def step(model: Affine, x: jax.Array) -> tuple[Affine, str]:
     return model, "name"
