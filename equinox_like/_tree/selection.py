@@ -8,9 +8,10 @@ matter.
 import bisect
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, overload
 
 import jax.tree_util as jtu
+from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.13
 
 from .._annotations import signature_of
 from .filters import is_array
@@ -20,6 +21,8 @@ from .paths import listed
 from .require import not_one_bool, refuse_class, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")
+_Node = TypeVar("_Node", default=Any)
+_C = TypeVar("_C")
 _SHOWN = 10
 
 
@@ -62,7 +65,7 @@ def select(tree: _Tree) -> "Selection[_Tree]":
     return Selection(tree, nodes, places, ((root, len(places)),))
 
 
-class Selection(Generic[_Tree]):
+class Selection(Generic[_Tree, _Node]):
     """Some nodes of a tree, as [`equinox_like.select`][] and the methods here choose them.
 
     It is immutable: each method returns something new. Iterating over it gives pairs of a
@@ -90,7 +93,11 @@ class Selection(Generic[_Tree]):
         # The text of each condition, and how many nodes it left.
         self._steps = steps
 
-    def of(self, *classes: Any) -> "Selection[_Tree]":
+    @overload
+    def of(self, one: type[_C], /) -> "Selection[_Tree, _C]": ...
+    @overload
+    def of(self, *classes: Any) -> "Selection[_Tree]": ...
+    def of(self, *classes: Any) -> Any:
         """Keeps the chosen nodes that are instances of one of these classes.
 
         **Arguments:**
@@ -113,7 +120,7 @@ class Selection(Generic[_Tree]):
             f".of({text})", lambda place: isinstance(self._nodes.all[place], classes)
         )
 
-    def at(self, *patterns: str) -> "Selection[_Tree]":
+    def at(self, *patterns: str) -> "Selection[_Tree, _Node]":
         """Keeps the chosen nodes whose whole path matches one of these patterns.
 
         **Arguments:**
@@ -135,7 +142,9 @@ class Selection(Generic[_Tree]):
 
         return self._narrowed(f".at({', '.join(map(repr, patterns))})", is_at)
 
-    def where(self, predicate: Callable[..., Any]) -> "Selection[_Tree]":
+    def where(
+        self, predicate: Callable[[_Node], Any] | Callable[[str, _Node], Any]
+    ) -> "Selection[_Tree, _Node]":
         """Keeps the chosen nodes for which a function returns true.
 
         **Arguments:**
@@ -164,7 +173,7 @@ class Selection(Generic[_Tree]):
 
         return self._narrowed(f".where({name})", holds)
 
-    def within(self, other: Any) -> "Selection[_Tree]":
+    def within(self, other: Any) -> "Selection[_Tree, _Node]":
         """Keeps the chosen nodes that lie below a node of another selection.
 
         The nodes of the other selection do not lie below themselves.
@@ -198,14 +207,14 @@ class Selection(Generic[_Tree]):
         conditions = "".join(text for text, _ in other._steps[1:])
         return self._narrowed(f".within({conditions})", below.__contains__)
 
-    def get(self) -> tuple[Any, ...]:
+    def get(self) -> tuple[_Node, ...]:
         """The chosen nodes, as a tuple, even if there is only one.
 
         They are in JAX's order: a node comes before the nodes within it.
         """
         return tuple(self._nodes.all[place] for place in self._chosen())
 
-    def count(self, n: int) -> "Selection[_Tree]":
+    def count(self, n: int) -> "Selection[_Tree, _Node]":
         """Asserts that exactly `n` nodes are chosen.
 
         **Arguments:**
@@ -250,7 +259,7 @@ class Selection(Generic[_Tree]):
                 )
         return self._rewritten("set", lambda path, node: value)
 
-    def apply(self, fn: Callable[..., Any]) -> _Tree:
+    def apply(self, fn: Callable[[_Node], Any] | Callable[[str, _Node], Any]) -> _Tree:
         """A copy of the tree with `fn` of each chosen node in its place.
 
         Nodes are rewritten in JAX's order, except that a node within another chosen one
@@ -269,7 +278,7 @@ class Selection(Generic[_Tree]):
         """
         return self._rewritten("apply", _of_path_and_node(fn, "apply", "fn"))
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, _Node]]:
         for place in self._chosen():
             yield self._nodes.plain_paths[place], self._nodes.all[place]
 
@@ -280,9 +289,7 @@ class Selection(Generic[_Tree]):
         steps = "".join(text for text, _ in self._steps)
         return f"<{steps}: {len(self)} nodes, {self._listed()}>"
 
-    def _narrowed(
-        self, step: str, is_chosen: Callable[[int], bool]
-    ) -> "Selection[_Tree]":
+    def _narrowed(self, step: str, is_chosen: Callable[[int], bool]) -> Any:
         places = tuple(filter(is_chosen, self._places))
         steps = (*self._steps, (step, len(places)))
         return Selection(self._tree, self._nodes, places, steps)

@@ -285,6 +285,13 @@ assert_type(eqx.nn.inference_mode(model, value=False), Affine)
 assert_type(eqx.tree_inference(model, where=lambda m: m.bias), Affine)
 eqx.tree_inference(model, where=lambda m: m.missing)  # pyright: ignore[reportAttributeAccessIssue]
 eqx.tree_check(model)
+linears = eqx.select(model).of(eqx.nn.Linear)
+assert_type([node.weight for _, node in linears], list[jax.Array])
+assert_type(linears.where(lambda node: node.use_bias).get(), tuple[eqx.nn.Linear, ...])
+assert_type(linears.apply(lambda path, node: node.weight), Affine)
+linears.apply(lambda node: node.wieght)  # pyright: ignore[reportAttributeAccessIssue]
+assert_type(eqx.select(model).of(eqx.nn.Linear, Affine).get(), tuple[Any, ...])
+selection: eqx.Selection[Affine] = linears
 
 
 # An item is an instance of its enumeration.
