@@ -48,12 +48,11 @@ def check_input(
             f"axis: `{'jax.vmap(' * extra}model{')' * extra}({name})`. If it is an axis "
             "of a sequence, wrap only this layer, where it is called."
         )
+    elif wanted and wanted[0] == 1 and _matches(shape, wanted[1:]):
+        message += f" Add the first axis, of size 1: `{name}[None]`."
     elif wanted[1:] and wanted[0] is not None and not any(wanted[1:]):
-        channels, *space = wanted
-        if _matches(shape, (*space, channels)):
+        if _matches(shape, (*wanted[1:], wanted[0])):
             message += f" The channels come first: `jnp.moveaxis({name}, -1, 0)`."
-        elif channels == 1 and _matches(shape, space):
-            message += f" The first axis is that of the channels: `{name}[None]`."
     raise ShapeError(message)
 
 

@@ -60,6 +60,13 @@ def test_too_few_axes_are_refused_without_a_hint(layer, shape, wanted) -> None:
     assert "vmap" not in str(info.value)
 
 
+def test_number_for_a_vector_of_one_is_refused_with_the_fix() -> None:
+    linear, x = nn.Linear(1, 2, key=KEY), jnp.ones(())
+    with pytest.raises(eqx.ShapeError, match=r"size 1: `x\[None\]`\.$"):
+        linear(x)
+    assert linear(x[None]).shape == (2,)
+
+
 @pytest.mark.parametrize(
     ("channels", "shape", "fix"),
     [(3, (8, 8, 3), "jnp.moveaxis(x, -1, 0)"), (1, (8, 8), "x[None]")],
