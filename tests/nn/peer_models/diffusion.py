@@ -94,7 +94,7 @@ def sample(model, y, steps):
 
 def run(key):
     mkey, dkey, lkey, skey = jr.split(key, 4)
-    model = Mixer2d(8, 4, 6, 2, 10.0, key=mkey)
+    model = Mixer2d(8, 4, 6, 1, 10.0, key=mkey)
     data = jr.normal(dkey, (4, 1, 8, 8))
     optim = optax.adabelief(1e-2)
     opt_state = optim.init(eqx.filter(model, eqx.is_inexact_array))

@@ -37,7 +37,7 @@ class Discriminator(eqx.Module):
         self.layers = [
             eqx.nn.Conv2d(1, 4, 4, 2, padding=1, use_bias=False, key=k1),
             eqx.nn.BatchNorm(4, axis_name="batch", mode="ema"),
-            eqx.nn.PReLU(0.2),
+            eqx.nn.PReLU(jnp.float32(0.2)),
             eqx.nn.Conv2d(4, 1, 4, use_bias=False, key=k2),
         ]
 

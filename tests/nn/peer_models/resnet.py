@@ -62,9 +62,10 @@ def compute_loss(model, state, xs, ys):
 
 @eqx.filter_jit
 def make_step(model, state, xs, ys):
-    grads, state = eqx.filter_grad(compute_loss, has_aux=True)(model, state, xs, ys)
+    compute = eqx.filter_value_and_grad(compute_loss, has_aux=True)
+    (loss, state), grads = compute(model, state, xs, ys)
     updates = jax.tree_util.tree_map(lambda g: -0.1 * g, grads)
-    return eqx.apply_updates(model, updates), state
+    return eqx.apply_updates(model, updates), state, loss
 
 
 def run(key):
@@ -73,10 +74,10 @@ def run(key):
         model, state = eqx.nn.make_with_state(make_resnet)(key, mode)
         xs = jax.random.normal(key, (4, 2, 8, 8))
         for _ in range(2):
-            model, state = make_step(model, state, xs, jnp.ones((4, 3)))
+            model, state, _ = make_step(model, state, xs, jnp.ones((4, 3)))
         index = model[3].norm1.batch_state_index or model[3].norm1.ema_state_index
         outs += [state.get(index)[0], state.get(index)[1], model[3].norm1.weight]
-        loss, state = eqx.filter_jit(compute_loss)(model, state, xs, jnp.ones((4, 3)))
+        _, state, loss = make_step(model, state, xs, jnp.ones((4, 3)))
         outs.append(loss)
         if mode == "ema":
             resting = eqx.nn.inference_mode(model)

@@ -79,7 +79,7 @@ def step(model, x, key):
 
 
 def run(key):
-    model = UNet([2, 4, 6], key=key)
+    model = UNet([2, 4], key=key)
     x = jax.random.normal(key, (2, 2, 8, 8))
     values = []
     for i in range(3):

@@ -57,14 +57,15 @@ class ViT(eqx.Module):
         k1, k2, k3, k4 = jax.random.split(key, 4)
         self.patches = PatchEmbedding(1, 8, 4, key=k1)
         self.positions = 0.02 * jax.random.normal(k2, (4, 8))
-        self.blocks = [Block(8, 2, key=k) for k in jax.random.split(k3, 2)]
+        self.blocks = [Block(8, 2, key=k) for k in jax.random.split(k3, 1)]
         self.head = eqx.nn.Sequential(
             [eqx.nn.LayerNorm(8), eqx.nn.Lambda(jnp.tanh), eqx.nn.Linear(8, 3, key=k4)]
         )
 
     def __call__(self, x, *, key=None):
         x = self.patches(x) + self.positions
-        keys = [None] * 2 if key is None else jax.random.split(key, 2)
+        count = len(self.blocks)
+        keys = [None] * count if key is None else jax.random.split(key, count)
         for block, block_key in zip(self.blocks, keys, strict=True):
             x = block(x, key=block_key)
         return self.head(x.mean(axis=0))
@@ -95,5 +96,5 @@ def run(key):
     return (
         values,
         eqx.filter_jit(jax.vmap(model))(x)[0],
-        model.blocks[1].mlp.layers[0].weight[0, :3],
+        model.blocks[0].mlp.layers[0].weight[0, :3],
     )
