@@ -85,10 +85,10 @@ def value_and_gradients(apply, blocks):
 @pytest.mark.parametrize(
     ("kind", "depth", "p", "memory_efficient"),
     [
-        ("list", 8, 0.0, True),
+        ("list", 3, 0.0, True),
         ("list", 3, 0.5, True),
         ("list", 3, 0.5, False),
-        ("stacked", 8, 0.1, True),
+        ("stacked", 3, 0.5, True),
         ("stacked", 3, 0.5, False),
     ],
 )
@@ -120,7 +120,7 @@ def test_inverse_undoes_the_call_with_the_same_key(kind, memory_efficient, key) 
     assert_close(model(model.inverse(X, key=key), key=key), X)
     other = model.inverse(y, key=jax.random.key(1))
     assert np.abs(np.asarray(other) - np.asarray(X)).max() > 1e-3
-    block = make(key, 0.5)
+    block = listed(3, 0.5)[0]
     assert_close(block.inverse(block(X, key=key), key=key), X)
 
 
@@ -179,14 +179,20 @@ def test_recomputation_with_the_same_key_is_not_reported_as_its_reuse(kind) -> N
 def test_any_axis_may_be_split(shape, data) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[axis] *= 2
-    x = jnp.asarray(np.random.default_rng(0).normal(size=shape))
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     block = nn.ReversibleBlock(jnp.sin, jnp.cos, split_axis=axis)
-    x1, x2 = jnp.split(x, 2, axis)
-    y1 = x1 + jnp.sin(x2)
-    assert_close(block(x), jnp.concatenate([y1, x2 + jnp.cos(y1)], axis), 1e-6)
-    assert_close(block.inverse(block(x)), x)
     model = nn.ReversibleSequential([block, block])
-    assert_close(model.inverse(model(x)), x)
+
+    @jax.jit
+    def there_and_back(x):
+        y = block(x)
+        return y, block.inverse(y), model.inverse(model(x))
+
+    y, *back = there_and_back(x)
+    x1, x2 = np.split(x, 2, axis)
+    y1 = x1 + np.sin(x2)
+    assert_close(y, np.concatenate([y1, x2 + np.cos(y1)], axis), 1e-6)
+    assert_close(back, [x, x])
 
 
 @each_kind
@@ -197,9 +203,9 @@ def test_pair_goes_in_and_comes_back(kind, key) -> None:
     assert isinstance(out, tuple)
     assert_close(jnp.concatenate(out), model(X))
     assert_close(model.inverse(out), pair)
-    first, second = jax.grad(lambda pair: model(pair)[0].sum())(pair)
-    whole = jax.grad(lambda x: model(x)[:WIDTH].sum())(X)
-    assert_close(jnp.concatenate([first, second]), whole)
+    first, second = jax.jit(jax.grad(lambda pair: model(pair)[0].sum()))(pair)
+    whole = jax.jit(jax.grad(lambda x: model(x)[:WIDTH].sum()))(X)
+    assert_close(np.concatenate([first, second]), whole)
 
 
 def test_halves_of_a_pair_may_differ() -> None:
@@ -226,7 +232,7 @@ def temporary_bytes(kind, depth, memory_efficient=True):
 
 @each_kind
 def test_memory_of_the_gradient_does_not_grow_with_the_depth(kind) -> None:
-    sizes = [temporary_bytes(kind, depth) for depth in (4, 8, 16)]
+    sizes = [temporary_bytes(kind, depth) for depth in (4, 8)]
     assert max(sizes) <= 1.05 * min(sizes)
 
 
@@ -267,7 +273,7 @@ def test_what_is_frozen_is_not_trained(kind, where) -> None:
             m.blocks[0] if kind == "list" else m.blocks.layers
         ).g.layers[0].weight,
     }[where]  # fmt: skip
-    model = nn.ReversibleSequential(blocks_of(kind, 3))
+    model = nn.ReversibleSequential(blocks_of(kind, 2))
     frozen = eqx.tree_at(select, model, replace_fn=eqx.frozen)
 
     def loss(arguments):
@@ -275,7 +281,7 @@ def test_what_is_frozen_is_not_trained(kind, where) -> None:
         return (model(x) ** 2).sum()
 
     grads, grad_x = eqx.filter_jit(eqx.filter_grad(loss))((frozen, X))
-    all_grads, all_x = eqx.filter_grad(loss)((model, X))
+    all_grads, all_x = eqx.filter_jit(eqx.filter_grad(loss))((model, X))
     assert_close(grad_x, all_x)
     # Only what is trained has a gradient, and it is what it was.
     flags = jax.tree.leaves(eqx.trainable(frozen))
