@@ -43,7 +43,7 @@ def at_once(attention, x, **kwargs):
     return attention(x, x, x, is_causal=True, process_heads=process_heads, **kwargs)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 6, [4, 1, 1], [2, 3, 1], [6]])
+@pytest.mark.parametrize("chunks", [[1] * 6, [3, 1, 1, 1], [2, 3, 1], [6]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunks_with_a_cache_equal_one_causal_call(chunks, dtype, build, draw) -> None:
     attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=dtype)
@@ -65,7 +65,7 @@ def test_chunks_with_a_cache_equal_one_causal_call(chunks, dtype, build, draw) -
     assert cache.key.dtype == dtype
 
 
-@pytest.mark.parametrize("chunks", [[1] * 9, [3, 3, 3], [2, 1, 6]])
+@pytest.mark.parametrize("chunks", [[1] * 9, [3, 3, 3], [1, 1, 1, 6]])
 @pytest.mark.parametrize("window", [None, 2])
 def test_ring_equals_a_window_over_the_whole(chunks, window, build, draw) -> None:
     attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(9, 8)
@@ -106,7 +106,7 @@ def test_mask_with_a_cache_has_the_slots_first(build, draw) -> None:
     _, cache = call(attention, *[x[:2]] * 3, cache=attention.init_cache(4))
     # Of slot 0 and the new token: slots 2 and 3 are empty.
     mask = jnp.array([[True, False, True, True, True]])
-    out, _ = attention(*[x[2:]] * 3, mask, cache=cache)
+    out, _ = call(attention, *[x[2:]] * 3, mask, cache=cache)
     expected = call(attention, x[2:], x[::2], x[::2])
     np.testing.assert_allclose(out, expected, atol=1e-5)
     out, _ = call(attention, *[x[2:]] * 3, mask, cache=cache, implementation="xla")
@@ -122,9 +122,9 @@ def test_overflow_is_an_error(build) -> None:
         attention(*[jnp.ones((5, 8))] * 3, cache=cache)
     message = "slots for 4 tokens, but was given more.*`overflow='ring'`"
     with pytest.raises(eqx.EquinoxRuntimeError, match=message):
-        eqx.filter_jit(attention)(x, x, x, cache=cache)
-    out, _ = eqx.filter_jit(attention)(x[:1], x[:1], x[:1], cache=cache)
-    assert jnp.isfinite(out).all()
+        call(attention, x, x, x, cache=cache)
+    out, _ = call(attention, x[:1], x[:1], x[:1], cache=cache)
+    assert np.isfinite(out).all()
 
 
 def test_cache_that_a_compiled_function_captures_is_checked(build, draw) -> None:
@@ -145,7 +145,7 @@ def test_cache_may_hold_numpy_arrays(overflow, build, draw) -> None:
     cache = layer.init_cache(4, overflow=overflow)
     expected = layer(x, x, x, cache=cache)
     out = layer(x, x, x, cache=jax.device_get(cache))
-    assert eqx.tree_equal(out, expected)
+    assert eqx.tree_equal(*jax.device_get((out, expected)))
 
 
 def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
@@ -159,12 +159,13 @@ def test_overflow_in_a_loop_is_an_error_and_a_full_cache_is_none(build) -> None:
 
         return jax.lax.scan(step, cache, tokens)
 
-    cache, outs = run(attention.init_cache(4), jnp.ones((4, 8)))
-    assert cache.length == 4 and jnp.isfinite(outs).all()
+    tokens = np.ones((4, 8), np.float32)
+    cache, outs = run(attention.init_cache(4), tokens)
+    assert cache.length == 4 and np.isfinite(outs).all()
     with pytest.raises(eqx.EquinoxRuntimeError, match="slots for 4 tokens"):
-        run(attention.init_cache(4), jnp.ones((5, 8)))
-    ring = attention.init_cache(4, overflow="ring")
-    assert jnp.isfinite(run(ring, jnp.ones((5, 8)))[1]).all()
+        run(cache.truncate(1), tokens)
+    ring, _ = run(attention.init_cache(4, overflow="ring"), tokens)
+    assert np.isfinite(run(ring, tokens)[1]).all()
 
 
 def test_wrong_cache_is_an_error(build, without_type_checks) -> None:
@@ -321,7 +322,8 @@ def test_a_token_costs_what_an_update_in_place_costs(
     attention = build(
         nn.MultiheadAttention, 4, 32, qk_size=32, vo_size=32, num_kv_heads=kv_heads
     )
-    cache, x = attention.init_cache(SLOTS, overflow=overflow), jnp.ones(32)
+    cache = attention.init_cache(SLOTS, overflow=overflow)
+    x = np.ones(32, np.float32)
     plain = cache.key, cache.value, cache.length
     ours, theirs = by_layer(attention), by_hand(attention, overflow == "ring")
     if batch != "one":
@@ -330,14 +332,14 @@ def test_a_token_costs_what_an_update_in_place_costs(
         axes = structure.unflatten([0, 0, length, length]), (0, 0, length)
         cache, plain = (
             jax.tree.map(
-                lambda axis, a: a if axis is None else jnp.stack([a] * 3),
+                lambda axis, a: a if axis is None else np.stack([a] * 3),
                 axis,
                 tree,
                 is_leaf=lambda x: x is None,
             )
             for axis, tree in zip(axes, (cache, plain), strict=True)
         )
-        x = jnp.stack([x] * 3)
+        x = np.stack([x] * 3)
         ours, theirs = (
             jax.vmap(step, in_axes=(axis, 0), out_axes=(axis, 0))
             for step, axis in zip((ours, theirs), axes, strict=True)
@@ -356,14 +358,14 @@ def test_a_loop_copies_no_cache(overflow, build) -> None:
     def run(cache, xs):
         return jax.lax.scan(by_layer(attention), cache, xs)
 
-    cache, xs = attention.init_cache(SLOTS, overflow=overflow), jnp.ones((3, 32))
+    cache, xs = attention.init_cache(SLOTS, overflow=overflow), np.ones((3, 32))
     memory = compiled(run, cache, xs).memory_analysis()
     assert memory.temp_size_in_bytes < cache.key.nbytes / 2
     text = str(jax.make_jaxpr(run)(cache, xs))
     assert f"f32[{SLOTS + 1}" not in text
 
 
-@pytest.mark.parametrize("chunks", [[1, 1, 2, 1], [3, 2]])
+@pytest.mark.parametrize("chunks", [[1, 1, 2, 1], [2, 2, 1]])
 @pytest.mark.parametrize("overflow", ["error", "ring"])
 @pytest.mark.parametrize("per_head", [False, True])
 def test_mask_bias_and_weights_of_a_cached_call_have_the_slots_first(
@@ -425,7 +427,7 @@ def test_dropout_of_a_cached_token_acts_on_its_weights(build, draw, key) -> None
     np.testing.assert_allclose(weights, np.where(dropped, 0, 2 * kept), atol=1e-6)
     assert np.isfinite(out).all()
     with pytest.raises(RuntimeError, match="Dropout needs a `key`"):
-        attention(*[x[3:]] * 3, cache=cache)
+        call(attention, *[x[3:]] * 3, cache=cache)
 
 
 def test_overflow_is_an_error_whichever_output_is_used(build) -> None:
@@ -443,21 +445,21 @@ def test_overflow_is_an_error_whichever_output_is_used(build) -> None:
 @pytest.mark.parametrize("jit", [lambda f: f, eqx.filter_jit])
 @pytest.mark.parametrize("overflow", ["error", "ring"])
 def test_truncated_padding_is_not_attended_to(jit, overflow, build, draw) -> None:
-    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(5, 8)
+    attention, tokens = build(nn.MultiheadAttention, 2, 8), draw(3, 8)
     tokens = np.asarray(tokens)
-    padded = jnp.asarray(np.concatenate([tokens[:3], 100 * np.ones((2, 8))]))
+    padded = jnp.asarray(np.concatenate([tokens[:1], 100 * np.ones((2, 8))]))
 
     @jit
     def run(padded, rest, n):
-        cache = attention.init_cache(6, overflow=overflow)
+        cache = attention.init_cache(4, overflow=overflow)
         _, cache = attention(*[padded] * 3, is_causal=True, cache=cache)
         cache = cache.truncate(n)
         return attention(*[rest] * 3, is_causal=True, cache=cache)
 
-    out, cache = run(padded, jnp.asarray(tokens[3:]), jnp.array(3))
+    out, cache = run(padded, jnp.asarray(tokens[1:]), jnp.array(1))
     whole = call(attention, *[tokens] * 3, is_causal=True)
-    np.testing.assert_allclose(out, whole[3:], atol=1e-5)
-    assert cache.length == 5 and cache.position.tolist() == [0, 1, 2, 3, 4, -1]
+    np.testing.assert_allclose(out, whole[1:], atol=1e-5)
+    assert cache.length == 3 and cache.position.tolist() == [0, 1, 2, -1]
 
 
 def test_rows_and_layers_are_truncated_with_their_own_lengths(build) -> None:
@@ -473,9 +475,11 @@ def test_rows_and_layers_are_truncated_with_their_own_lengths(build) -> None:
     cut = caches.truncate(n)
     assert cut.length.tolist() == [1, 3]
     assert cut.position.tolist() == [[0, -1, -1, -1], [0, 1, 2, -1]]
-    assert eqx.tree_equal(jax.jit(jax.vmap(lambda c, n: c.truncate(n)))(caches, n), cut)
+    truncate = lambda caches, n: caches.truncate(n)  # noqa: E731
+    each = jax.jit(jax.vmap(truncate))(caches, n)
+    assert eqx.tree_equal(*jax.device_get((each, cut)))
     layers = jax.tree.map(lambda x: jnp.asarray(np.stack([x] * 3)), caches)
-    assert layers.truncate(n).length.tolist() == [[1, 3]] * 3
+    assert jax.jit(truncate)(layers, n).length.tolist() == [[1, 3]] * 3
     with pytest.raises(eqx.ShapeError, match=r"broadcast to shape \(2,\).*\(3,\)"):
         caches.truncate(jnp.array([1, 2, 3]))
 
