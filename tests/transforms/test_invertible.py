@@ -73,9 +73,20 @@ def assert_close(a, b, tolerance):
 
 
 @functools.cache
-def of_the_plain_chain():
-    gradient = eqx.filter_jit(eqx.filter_value_and_grad(loss(plain)))
-    return gradient((blocks_of(3, stacked=False), X))
+def of_the_plain_chain(count, around):
+    gradient = eqx.filter_jit(eqx.filter_value_and_grad(loss(around(plain))))
+    return gradient((blocks_of(count, stacked=False), X))
+
+
+def assert_those_of_the_plain_chain(found, count, stacked, around=lambda f: f):
+    value, (grads, grad_x) = found
+    expected, (plain_grads, plain_grad_x) = of_the_plain_chain(count, around)
+    assert abs(float(value) - float(expected)) < 1e-5 * float(expected)
+    if stacked:
+        arrays = [eqx.filter(g, eqx.is_array) for g in plain_grads]
+        plain_grads = jtu.tree_map(lambda *gs: np.stack(gs), *arrays)
+    assert_close(grads, plain_grads, 1e-5)
+    assert_close(grad_x, plain_grad_x, 1e-5)
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["list", "stacked"])
@@ -83,16 +94,8 @@ def of_the_plain_chain():
 def test_value_and_gradient_are_those_of_the_plain_chain(stacked, jit):
     blocks = blocks_of(3, stacked)
     function = eqx.filter_value_and_grad(loss(chain))
-    value, (grads, grad_x) = (eqx.filter_jit(function) if jit else function)(
-        (blocks, X)
-    )
-    expected, (plain_grads, plain_grad_x) = of_the_plain_chain()
-    assert abs(float(value) - float(expected)) < 1e-5 * float(expected)
-    if stacked:
-        arrays = [eqx.filter(g, eqx.is_array) for g in plain_grads]
-        plain_grads = jtu.tree_map(lambda *gs: np.stack(gs), *arrays)
-    assert_close(grads, plain_grads, 1e-5)
-    assert_close(grad_x, plain_grad_x, 1e-5)
+    found = (eqx.filter_jit(function) if jit else function)((blocks, X))
+    assert_those_of_the_plain_chain(found, 3, stacked)
 
 
 def test_rounding_is_all_that_differs():
@@ -209,26 +212,18 @@ each_way = pytest.mark.parametrize("around", AROUND)
 
 @each_way
 def test_gradient_is_the_same_wherever_the_batch_is(around):
-    assert_same_gradients(AROUND[around], blocks_of(2, stacked=False), plain)
+    assert_same_gradients(AROUND[around], stacked=False)
 
 
 @each_way
 def test_so_is_that_of_stacked_blocks(around):
-    assert_same_gradients(AROUND[around], blocks_of(2, stacked=True), plain_stacked)
+    assert_same_gradients(AROUND[around], stacked=True)
 
 
-def assert_same_gradients(around, blocks, plain):
-    def of(f):
-        return eqx.filter_jit(eqx.filter_value_and_grad(loss(around(f))))((blocks, X))
-
-    value, grads = of(chain)
-    expected, plain_grads = of(plain)
-    assert abs(float(value) - float(expected)) < 1e-5 * float(expected)
-    assert_close(grads, plain_grads, 1e-5)
-
-
-def plain_stacked(blocks, x):
-    return eqx.filter_scan(lambda x, block: (rev(block, x), None), x, blocks)[0]
+def assert_same_gradients(around, stacked):
+    gradient = eqx.filter_jit(eqx.filter_value_and_grad(loss(around(chain))))
+    found = gradient((blocks_of(2, stacked), X))
+    assert_those_of_the_plain_chain(found, 2, stacked, around)
 
 
 def test_step_may_use_the_name_of_the_axis():
@@ -519,9 +514,9 @@ def test_chain_within_a_shard_map(stacked, jit):
         specs = {"in_specs": (P(), P("d")), "out_specs": P("d")}
         return jit(jax.shard_map(f, mesh=mesh, **specs))(blocks, x)
 
-    assert_close(mapped(coupled), coupled(blocks, x), 1e-5)
+    assert_close(mapped(coupled), jax.jit(coupled)(blocks, x), 1e-5)
     gradient = jax.grad(lambda blocks, x: coupled(blocks, x)[1].sum(), 1)
-    assert_close(mapped(gradient), gradient(blocks, x), 1e-5)
+    assert_close(mapped(gradient), jax.jit(gradient)(blocks, x), 1e-5)
 
 
 def test_list_of_blocks_on_explicit_axes():
@@ -561,6 +556,8 @@ def test_typed_key_goes_through_the_chain(stacked):
             x = block(b, x)
         return x
 
-    found, expected = run(eqx.filter_invertible(block)), jax.jit(lambda: run(plain))()
+    found, expected = (
+        jax.jit(lambda f=f: run(f))() for f in (eqx.filter_invertible(block), plain)
+    )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
