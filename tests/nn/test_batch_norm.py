@@ -55,10 +55,10 @@ def test_results_of_mode_batch_are_those_of_the_contract() -> None:
     np.testing.assert_allclose(out[:, 0], expected, atol=1e-5)
     hidden = state.get(norm.batch_state_index)
     np.testing.assert_allclose(np.ravel(hidden), [0.0598, 1.2129666], atol=1e-5)
-    out, _ = norm(jnp.ones(1), state, inference=True)
+    out, _ = run(norm, jnp.ones(1), state, inference=True)
     np.testing.assert_allclose(out, -0.58613, atol=2e-4)
     peer, _ = make(1, "b", debias="peer")
-    out, _ = peer(jnp.ones(1), state, inference=True)
+    out, _ = run(peer, jnp.ones(1), state, inference=True)
     np.testing.assert_allclose(out, -0.25682, atol=1e-4)
 
 
@@ -70,7 +70,7 @@ def test_results_of_mode_ema_are_those_of_the_contract() -> None:
     np.testing.assert_allclose(out[:, 0], expected, atol=1e-5)
     running = state.get(norm.ema_state_index)
     np.testing.assert_allclose(np.ravel(running), [2.02, 4.8066664], atol=1e-5)
-    out, _ = norm(jnp.ones(1), state, inference=True)
+    out, _ = run(norm, jnp.ones(1), state, inference=True)
     np.testing.assert_allclose(out, -0.4652407, atol=1e-5)
 
 
@@ -83,13 +83,13 @@ def test_mode_batch_is_that_of_the_formula(shape, form, x64, draw) -> None:
     norm = eqx.tree_at(lambda n: (n.weight, n.bias), norm, (weight, bias))
     apply = eqx.filter_jit(mapped(norm) if form == "vmapped" else norm)
     spread = (1, -1) + (1,) * (len(shape) - 2)
+    weight, bias = (np.asarray(a).reshape(spread) for a in (weight, bias))
     mean, variance = np.zeros(3), np.zeros(3)
     for step in range(1, 4):
-        x = draw(*shape) * step + 1
+        x = np.asarray(draw(*shape)) * step + 1
         out, state = apply(x, state)
         m, v = moments(x)
-        expected = np.reshape(weight, spread) * normalised(x, m, v)
-        expected = expected + np.reshape(bias, spread)
+        expected = weight * normalised(x, m, v) + bias
         np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
         mean = momentum * mean + (1 - momentum) * m
         variance = momentum * variance + (1 - momentum) * v
@@ -99,10 +99,9 @@ def test_mode_batch_is_that_of_the_formula(shape, form, x64, draw) -> None:
     np.testing.assert_allclose(stored[1], variance + momentum**3, rtol=1e-12)
     out, same = apply_inference(norm, x, state, form)
     debiased = mean / (1 - momentum**3), variance / (1 - momentum**3)
-    expected = np.reshape(weight, spread) * normalised(x, *debiased)
-    expected = expected + np.reshape(bias, spread)
+    expected = weight * normalised(x, *debiased) + bias
     np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
-    assert eqx.tree_equal(same, state)
+    assert eqx.tree_equal(*jax.device_get((same, state)))
 
 
 def apply_inference(norm, x, state, form):
@@ -136,7 +135,7 @@ def test_state_can_be_donated_from_the_first_step(mode) -> None:
 @pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_inference_before_training(mode) -> None:
     norm, state = make(2, mode=mode)
-    x = jnp.array([[1.0, -3.0]])
+    x = np.array([[1.0, -3.0]], np.float32)
     out, _ = norm(x, state, inference=True)
     start = 1.0 if mode == "batch" else 0.0
     np.testing.assert_allclose(out, x / np.sqrt(start + EPS), rtol=1e-5)
@@ -152,7 +151,7 @@ def test_momentum_near_one_does_not_change_the_mean(steps) -> None:
     def train(state):
         return jax.lax.fori_loop(0, steps, lambda _, s: norm(x, s)[1], state)
 
-    out, _ = norm(x, train(state), inference=True)
+    out, _ = run(norm, x, train(state), inference=True)
     np.testing.assert_allclose(out, [[-1], [1]], atol=5e-5)
 
 
@@ -165,8 +164,8 @@ def test_momentum_of_one_keeps_the_start(draw) -> None:
 
 
 def test_debiased_variance_of_equal_batches_is_that_of_the_batch(draw) -> None:
-    norm, state = make(2)
-    x = draw(8, 2)
+    norm, state = make(3)
+    x = draw(6, 3)
     for _ in range(3):
         trained, state = run(norm, x, state)
     out, _ = run(norm, x, state, inference=True)
@@ -179,7 +178,8 @@ def test_batch_axis(batch_axis, draw) -> None:
     expected = run(*make(3)[:1], x, make(3)[1])
     norm, state = make(3, batch_axis=batch_axis)
     out, state = run(norm, np.moveaxis(np.asarray(x), 0, batch_axis), state)
-    np.testing.assert_allclose(np.moveaxis(out, batch_axis, 0), expected[0], atol=1e-5)
+    out = np.moveaxis(np.asarray(out), batch_axis, 0)
+    np.testing.assert_allclose(out, expected[0], atol=1e-5)
     for one, other in zip(
         jax.tree.leaves(state), jax.tree.leaves(expected[1]), strict=True
     ):
@@ -201,7 +201,7 @@ def test_both_axes_are_one_batch(mode, draw) -> None:
 
 
 def test_several_names_are_one_batch(draw) -> None:
-    x = draw(2, 3, 5)
+    x = np.asarray(draw(2, 3, 5))
     norm, state = make(5, ["a", "b"])
     assert [leaf for leaf in jax.tree.leaves(norm) if isinstance(leaf, str)] == [
         "a",
@@ -209,9 +209,9 @@ def test_several_names_are_one_batch(draw) -> None:
     ]
     inner = jax.vmap(norm, axis_name="a", in_axes=(0, None), out_axes=(0, None))
     both = jax.vmap(inner, axis_name="b", in_axes=(0, None), out_axes=(0, None))
-    out, _ = both(x, state)
-    expected, _ = make(5)[0](x.reshape(6, 5), make(5)[1])
-    np.testing.assert_allclose(out.reshape(6, 5), expected, atol=1e-5)
+    out, _ = eqx.filter_jit(both)(x, state)
+    expected, _ = run(make(5)[0], np.reshape(x, (6, 5)), make(5)[1])
+    np.testing.assert_allclose(np.reshape(out, (6, 5)), expected, atol=1e-5)
 
 
 def test_other_vmaps_have_states_of_their_own(draw) -> None:
@@ -265,9 +265,8 @@ def test_masked_examples_do_not_count(mode, form, draw) -> None:
     pairs = zip(jax.tree.leaves(state), jax.tree.leaves(plain_state), strict=True)
     for one, other in pairs:
         np.testing.assert_allclose(one, other, atol=1e-6)
-    before = jax.tree.map(jnp.copy, state)
     out, after = apply(x, jnp.zeros(6, bool), state)
-    assert eqx.tree_equal(before, after)
+    assert eqx.tree_equal(*jax.device_get((state, after)))
     expected, _ = apply_inference(norm, x, after, form)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
@@ -282,7 +281,7 @@ def test_unbiased_variance_is_stored(x64, draw) -> None:
     np.testing.assert_allclose(stored, 0.99 + 0.01 * v * 8 / 7, rtol=1e-12)
     norm, state = make(3, unbiased=True)
     _, state = run(norm, x[:1, :, 0], state)
-    assert jnp.isfinite(state.get(norm.batch_state_index)[1]).all()
+    assert np.isfinite(state.get(norm.batch_state_index)[1]).all()
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
@@ -313,7 +312,7 @@ def test_channel_without_variance_is_finite_at_inference(momentum, dtype) -> Non
         return state, out
 
     _, outs = jax.lax.scan(step, state, length=100)
-    assert jnp.isfinite(outs).all()
+    assert np.isfinite(outs).all()
 
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
@@ -375,7 +374,7 @@ def test_complex_input_needs_complex_averages_in_training(mode) -> None:
 
 def test_half_precision_is_computed_in_float32() -> None:
     norm, state = make(1, dtype="float16")
-    x = jnp.array([[1000.0], [1001.0], [3000.0]], jnp.float16)
+    x = np.array([[1000.0], [1001.0], [3000.0]], np.float16)
     out, _ = norm(x, state)
     expected = normalised(np.asarray(x), *moments(x))
     np.testing.assert_allclose(out, expected, atol=2e-3)
@@ -386,7 +385,7 @@ def test_half_precision_is_computed_in_float32() -> None:
 def test_gradients_flow_through_the_statistics(mode, trained, x64, draw) -> None:
     norm, state = make(2, mode=mode, momentum=0.9)
     if trained:
-        _, state = norm(draw(5, 2, 3), state)
+        _, state = run(norm, draw(5, 2, 3), state)
     leaves, treedef = jax.tree.flatten(state)
     weight = draw(5, 2, 3)
 
@@ -410,7 +409,7 @@ def test_state_is_no_parameter(draw) -> None:
     def loss(norm):
         return norm(draw(4, 3), state)[0].sum()
 
-    assert eqx.filter_grad(loss)(norm).weight.shape == (3,)
+    assert eqx.filter_jit(eqx.filter_grad(loss))(norm).weight.shape == (3,)
 
 
 def test_call_and_field_switch_to_inference(draw) -> None:
@@ -418,8 +417,9 @@ def test_call_and_field_switch_to_inference(draw) -> None:
     x = draw(4, 3)
     at_rest = eqx.nn.inference_mode(norm)
     assert at_rest.inference is True
-    assert eqx.tree_equal(at_rest(x, state)[1], state)
-    _, new = at_rest(x, state, inference=False)
+    _, same = run(at_rest, x, state)
+    assert eqx.tree_equal(*jax.device_get((same, state)))
+    _, new = run(at_rest, x, state, inference=False)
     assert new.get(norm.batch_counter) == 1
 
 
@@ -466,7 +466,7 @@ def test_wrong_shape_is_an_error(args, shape, message) -> None:
 
 def test_single_example_is_taken_at_inference(draw) -> None:
     norm, state = make(3)
-    x = draw(5, 3, 4)
+    x = np.asarray(draw(6, 3, 4))
     _, state = run(norm, x, state)
     whole, _ = run(norm, x, state, inference=True)
     one, _ = run(norm, x[0], state, inference=True)
@@ -486,7 +486,7 @@ def test_what_may_be_a_batch_or_one_example_is_an_error(form, draw) -> None:
 
 def test_number_of_spatial_axes_tells_a_batch_from_one_example(draw) -> None:
     norm, state = make(4, num_spatial_dims=2)
-    x = draw(6, 4, 4, 4) * jnp.arange(1.0, 5)[:, None, None]
+    x = np.asarray(draw(6, 4, 4, 4)) * np.arange(1, 5)[:, None, None]
     _, state = run(norm, x, state)
     whole, _ = run(norm, x, state, inference=True)
     one, _ = run(norm, x[0], state, inference=True)
@@ -506,17 +506,17 @@ def test_number_of_spatial_axes_tells_a_batch_from_one_example(draw) -> None:
 
 def test_mask_tells_a_batch_from_one_example(draw) -> None:
     norm, state = make(4)
-    x = draw(4, 4, 4) * jnp.arange(1.0, 5)[:, None]
+    x = np.asarray(draw(4, 4, 4)) * np.arange(1, 5)[:, None]
     _, state = run(norm, x, state)
     expected = jax.vmap(lambda x: run(norm, x, state, inference=True)[0])(x[..., :3])
     mask = jnp.ones(4, bool)
     out, _ = run(norm, x, state, inference=True, mask=mask)
-    np.testing.assert_allclose(out[..., :3], expected, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(out)[..., :3], expected, atol=1e-6)
 
 
 def test_one_channel_is_read_alike_in_both_ways(draw) -> None:
     norm, state = make(1)
-    x = draw(6, 1, 3)
+    x = np.asarray(draw(6, 1, 3))
     _, state = run(norm, x, state)
     whole, _ = run(norm, x, state, inference=True)
     one, _ = run(norm, x[:1], state, inference=True)
@@ -542,8 +542,8 @@ def test_it_runs_in_a_scan_of_training_steps(draw) -> None:
         return state, out
 
     final, _ = jax.lax.scan(step, state, xs)
-    for x in xs:
-        _, state = norm(x, state)
+    for x in np.asarray(xs):
+        _, state = run(norm, x, state)
     pairs = zip(jax.tree.leaves(final), jax.tree.leaves(state), strict=True)
     for one, other in pairs:
         np.testing.assert_allclose(one, other, rtol=1e-5)
@@ -553,19 +553,19 @@ def test_sharded_batch_has_statistics_of_the_whole(draw) -> None:
     mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
     spec = jax.sharding.NamedSharding(mesh, jax.P("data"))
     norm, state = make(3)
-    x = draw(8, 3)
-    expected, _ = norm(x, jax.tree.map(jnp.copy, state))
-    out, _ = eqx.filter_jit(norm)(jax.device_put(x, spec), state)
+    x = np.asarray(draw(8, 3))
+    expected, _ = run(norm, x, state)
+    out, _ = run(norm, jax.device_put(x, spec), state)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
     sharded, state = make(3, "data", batch_axis=0)
-    run = jax.shard_map(
+    mapped = jax.shard_map(
         lambda x, s: sharded(x, s),
         mesh=mesh,
         in_specs=(jax.P("data"), jax.P()),
         out_specs=(jax.P("data"), jax.P()),
     )
-    out, state = jax.jit(run)(x, state)
+    out, state = jax.jit(mapped)(x, state)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
@@ -576,12 +576,12 @@ def test_values_that_do_not_count_reach_no_gradient(
     mode, inference, value, draw
 ) -> None:
     mask = jnp.array([True, False, True, True])
-    x = draw(4, 3, 2)
+    x = np.asarray(draw(4, 3, 2))
     norm, state = make(3, mode=mode)
     leaves, treedef = jax.tree.flatten(state)
 
     @eqx.filter_jit
-    def run(norm, x):
+    def value_and_gradient(norm, x):
         def loss(norm_and_x):
             norm, x = norm_and_x
             state = jax.tree.unflatten(treedef, leaves)
@@ -590,14 +590,19 @@ def test_values_that_do_not_count_reach_no_gradient(
 
         return eqx.filter_value_and_grad(loss, has_aux=True)((norm, x))
 
-    found = run(norm, x.at[1, 0].set(value))
-    expected = run(norm, x.at[1, 0].set(0))
+    def holding(number):
+        changed = np.array(x)
+        changed[1, 0] = number
+        return changed
+
+    found = value_and_gradient(norm, holding(value))
+    expected = value_and_gradient(norm, holding(0))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
         jax.tree.leaves(found),
         jax.tree.leaves(expected),
     )
-    assert jnp.isfinite(norm(x.at[1, 0].set(value), state, mask=mask)[0]).all()
+    assert np.isfinite(run(norm, holding(value), state, mask=mask)[0]).all()
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -616,7 +621,9 @@ def test_empty_batch_leaves_the_state_as_it_is(mode, form, masked, draw) -> None
         return jax.vmap(one, in_axes, (0, None), axis_name="b")(x, state, mask)
 
     _, state = (
-        norm(draw(4, 3), state) if form == "batch" else mapped(norm)(draw(4, 3), state)
+        run(norm, draw(4, 3), state)
+        if form == "batch"
+        else mapped(norm)(draw(4, 3), state)
     )
     before = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
     with jax.debug_nans(True):
@@ -630,7 +637,8 @@ def test_empty_batch_leaves_the_state_as_it_is(mode, form, masked, draw) -> None
 @pytest.mark.parametrize("names", [("b", "d"), ("d", "b"), ("b",)])
 @pytest.mark.parametrize("mapping", ["pmap", "shard_map"])
 def test_names_of_a_vmap_and_of_a_mesh(mapping, names, masked, draw) -> None:
-    x, mask = draw(4, 2, 3, 2), np.array([1, 1, 0, 1, 1, 0, 1, 1], bool).reshape(4, 2)
+    x = np.asarray(draw(4, 2, 3, 2))
+    mask = np.array([1, 1, 0, 1, 1, 0, 1, 1], bool).reshape(4, 2)
     norm, state = make(3, names, momentum=0.9)
 
     def per_device(state, x, mask):
@@ -646,7 +654,7 @@ def test_names_of_a_vmap_and_of_a_mesh(mapping, names, masked, draw) -> None:
         run = eqx.filter_pmap(
             per_device, axis_name="d", in_axes=(None, 0, 0), out_axes=(0, None)
         )
-        out, state = run(state, x, jnp.asarray(mask))
+        out, state = run(state, x, mask)
     else:
         mesh = jax.make_mesh((4,), ("d",), (jax.sharding.AxisType.Auto,))
         run = eqx.filter_shard_map(
@@ -655,13 +663,13 @@ def test_names_of_a_vmap_and_of_a_mesh(mapping, names, masked, draw) -> None:
             in_specs=(P(), P("d"), P("d")),
             out_specs=(P("d"), P()),
         )
-        out, state = run(state, x.reshape(8, 3, 2), jnp.asarray(mask.reshape(8)))
+        out, state = run(state, x.reshape(8, 3, 2), mask.reshape(8))
     devices = [slice(0, 4)] if "d" in names else [slice(i, i + 1) for i in range(4)]
     for rows in devices:
         batch = np.reshape(x[rows], (-1, 3, 2))
         counted = batch[mask[rows].ravel()] if masked else batch
         mean, variance = moments(counted)
-        found = np.reshape(out, (4, 2, 3, 2))[rows].reshape(batch.shape)
+        found = np.asarray(out).reshape(4, 2, 3, 2)[rows].reshape(batch.shape)
         np.testing.assert_allclose(found, normalised(batch, mean, variance), atol=1e-4)
     if "d" in names:
         stored = state.get(norm.batch_state_index)
