@@ -9,7 +9,6 @@ specialization.
 import collections
 import itertools
 import threading
-import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,15 +20,16 @@ import jax.tree_util as jtu
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.trace_state import at_top_level, trace_context
-from .._compat.tracer import Tracer, known_array
-from .._core.base import jit_is_disabled
+from .._compat.tracer import known_array
+from .._core.base import jit_is_disabled, name_of
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
 from .._tree.arrays import is_concrete, is_weak
-from .._tree.match import leaf_name
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
+from .._warn import warn
 from .checks import explained, holds_check, there_are_checks, wait_for
+from .hidden import Assignments, refuse_hidden_tracers
 from .layout import DONATE, MAX_KEPT, Layout, chained, groups_of, keep
 from .retrace import Trace, announce, trace_of
 
@@ -50,7 +50,7 @@ class Outputs:
         """The arrays of the output of a trace, and its number."""
         arrays, build = registry.describe_output(out)
         _, rest = take_apart(out)
-        _refuse_hidden_tracers(out, rest)
+        refuse_hidden_tracers(out, rest)
         with self._lock:
             number = len(self._rests)
             self._rests.append(rest)
@@ -69,35 +69,6 @@ class Outputs:
         return rest.fill(chained(data) if self._are_grouped else data, static)
 
 
-def _refuse_hidden_tracers(out: Any, rest: Rest) -> None:
-    """Raises for an object with arrays of the trace that JAX does not see in it.
-
-    It would be returned by every call, with the tracers of the first one.
-    """
-    for i, leaf in enumerate(rest.leaves):
-        attributes = getattr(leaf, "__dict__", None)
-        if type(attributes) is not dict or isinstance(leaf, types.FunctionType | type):
-            continue
-        for name, value in attributes.items():
-            if _holds_tracer(value):
-                kind = type(leaf).__name__
-                raise TypeError(
-                    f"The function returned an instance of `{kind}` at "
-                    f"`{leaf_name(out, i, 'out')}`, with an array in its attribute "
-                    f"`{name}`. But {kind} is not a pytree, so JAX does not see the "
-                    "array: derive the class from `Module`, or register it with "
-                    "`jax.tree_util.register_dataclass`."
-                )
-
-
-def _holds_tracer(value: Any) -> bool:
-    try:
-        leaves = jtu.tree_leaves(value)
-    except Exception:  # for example, a dictionary whose keys cannot be sorted
-        return False
-    return any(isinstance(x, Tracer) for x in leaves)
-
-
 def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda groups: build(chained(groups))
 
@@ -112,6 +83,7 @@ class Specialization:
         shardings = program.shardings
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
+        self._warnings: list[str] = []
         # Whether each call must wait for a runtime check; `None` if that depends on the
         # trace, or after a new trace. Below: which traces hold one, by context and avals.
         self.must_wait: bool | None = False
@@ -140,6 +112,9 @@ class Specialization:
 
     def wait_for_check(self, layout: Layout, leaves: list[Any], out: Any) -> None:
         """Waits for the output, after a call, if the program holds a runtime check."""
+        warnings, self._warnings = self._warnings, []  # of new traces
+        for text in warnings:
+            warn(text)
         if jit_is_disabled():
             return
         newest = self._newest_trace()
@@ -226,6 +201,8 @@ class Specialization:
                 parts[label] += group
             tree, args, kwargs = merge(parts, skeleton)
             fun = opaque() if tree is None else tree
+            instance = getattr(fun, "__self__", None) if tree is None else None
+            assignments = Assignments([*skeleton.statics, instance])
             out = fun(*args, **kwargs)
             if is_run:
                 return out, {None: ()}
@@ -238,6 +215,7 @@ class Specialization:
                 with own._lock:
                     own.traces.append(trace)
                     own.must_wait = None
+                    own._warnings += assignments.warnings(name_of(fun))
             return result
 
         def names():

@@ -1,0 +1,69 @@
+"""Traced arrays in attributes of objects that are not pytrees, where JAX does not see them.
+
+JAX traces a function once. An array of that trace that such an object keeps is a tracer
+for ever: later calls of the function run its program, and not its Python code.
+"""
+
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._compat.tracer import Tracer
+from .._core.parts import Rest
+from .._tree.match import leaf_name
+
+
+def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
+    """Raises for an object with arrays of the trace in the output of a function.
+
+    It would be returned by every call, with the tracers of the first one.
+    """
+    for i, leaf in enumerate(rest.leaves):
+        for name, value in _attributes(leaf).items():
+            if _holds_tracer(value):
+                kind = type(leaf).__name__
+                raise TypeError(
+                    f"The function returned an instance of `{kind}` at "
+                    f"`{leaf_name(out, i, 'out')}`, with an array in its attribute "
+                    f"`{name}`. But {kind} is not a pytree, so JAX does not see the "
+                    "array: derive the class from `Module`, or register it with "
+                    "`jax.tree_util.register_dataclass`."
+                )
+
+
+class Assignments:
+    """The traced arrays that a function assigns to attributes of its static arguments."""
+
+    def __init__(self, statics: Iterable[Any]):
+        """To be made before the function is traced."""
+        self._before = [(x, _attributes(x).copy()) for x in statics]
+
+    def warnings(self, function: str) -> list[str]:
+        """A warning for each of them."""
+        return [
+            f"`{function}` assigned an array to the attribute `{name}` of a "
+            f"`{type(x).__name__}`, which is not a pytree. That runs only when the "
+            "function is traced: later calls skip it, and use the values that were read "
+            f"then. Pass `{name}` as an argument, return the new one, and assign it "
+            "after the call."
+            for x, before in self._before
+            for name, value in _attributes(x).items()
+            if value is not before.get(name) and _holds_tracer(value)
+        ]
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    attributes = getattr(x, "__dict__", None)
+    if type(attributes) is not dict or isinstance(x, types.FunctionType | type):
+        return {}
+    return attributes
+
+
+def _holds_tracer(value: Any) -> bool:
+    try:
+        leaves = jtu.tree_leaves(value)
+    except Exception:  # for example, a dictionary whose keys cannot be sorted
+        return False
+    return any(isinstance(x, Tracer) for x in leaves)

@@ -1,0 +1,70 @@
+"""Assignments in compiled methods to attributes that JAX does not see."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import equinox_like as eqx
+
+X = jnp.ones(3)
+
+
+class Trainer:
+    def __init__(self):
+        self.weight = jnp.ones(3)
+        self.calls = 0
+
+    def plain(self, x):
+        self.calls += 1
+        self.weight = {"new": [self.weight * x]}
+        return x.sum()
+
+    method = eqx.filter_jit(plain)
+    donating = eqx.filter_jit(plain, donate="arrays")
+
+
+def bound(trainer):
+    return eqx.filter_jit(trainer.plain)
+
+
+@pytest.mark.parametrize(
+    "get", [lambda trainer: trainer.method, lambda trainer: trainer.donating, bound]
+)
+def test_assigned_array_is_named_once(get):
+    trainer = Trainer()
+    call = get(trainer)
+    message = "`plain` assigned an array to the attribute `weight` of a `Trainer`"
+    with pytest.warns(UserWarning, match=message) as found:
+        call(X)
+    assert [w.filename for w in found if "weight" in str(w.message)] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(X)
+    assert trainer.calls == 1
+
+
+def test_warning_is_given_after_a_stage_too():
+    trainer = Trainer()
+    Trainer.method.lower(trainer, X)
+    with pytest.warns(UserWarning, match="`weight` of a `Trainer`"):
+        trainer.method(X)
+
+
+def test_what_is_assigned_before_or_is_no_array_of_the_trace_is_not_named():
+    class Counter:
+        array = None
+
+        @eqx.filter_jit
+        def inner(self, x):
+            self.count = 3
+            return x
+
+    @jax.jit
+    def outer(x):
+        counter = Counter()
+        counter.array = x
+        return counter.inner(x)
+
+    outer(X)
