@@ -38,7 +38,7 @@ class Assignments:
 
     def __init__(self, statics: Iterable[Any]):
         """To be made before the function is traced."""
-        self._before = [(x, _attributes(x).copy()) for x in statics]
+        self._before = [(x, _attributes(x)) for x in statics]
 
     def warnings(self, function: str) -> list[str]:
         """A warning for each of them."""
@@ -58,7 +58,7 @@ def _attributes(x: Any) -> dict[str, Any]:
     attributes = getattr(x, "__dict__", None)
     if type(attributes) is not dict or isinstance(x, types.FunctionType | type):
         return {}
-    return attributes
+    return attributes.copy()  # another thread may change them
 
 
 def _holds_tracer(value: Any) -> bool:
