@@ -35,7 +35,7 @@ class Check:
     is_removable: bool = False
 
     def fail(self, pred: np.ndarray, index: np.ndarray) -> None:
-        """Raises or prints a failure; called by a compiled program."""
+        """Raises or prints a failure."""
         text = self._describe(pred, index)
         if self.goes_on:
             print(text, file=sys.stderr)
@@ -53,10 +53,6 @@ class Check:
         if pred.any() and not self.goes_on:
             raise _report(self._describe(pred, np.asarray(index)))
         return np.asarray(pred.any())
-
-    def print_eagerly(self, pred: Any, index: Any) -> np.ndarray:
-        print(self._describe(np.asarray(pred), np.asarray(index)), file=sys.stderr)
-        return np.asarray(True)
 
     def _describe(self, pred: np.ndarray, index: np.ndarray) -> str:
         lines = traceback.format_list(
@@ -109,6 +105,11 @@ def _call(pred: jax.Array, index: jax.Array, check: Check) -> jax.Array:
     )
 
 
+def _call_eagerly(pred: Any, index: Any, check: Check) -> np.ndarray:
+    check.fail(np.asarray(pred), np.asarray(index))
+    return np.asarray(True)
+
+
 # Whether any element fails. If that is known, as in code that is not compiled, it raises.
 error_if_p = for_whole_batch(
     "error_if",
@@ -121,7 +122,7 @@ report_failure_p = for_whole_batch(
     "report_failure",
     _call,
     like=_any,
-    eager=lambda pred, index, check: check.print_eagerly(pred, index),
+    eager=_call_eagerly,
 )
 
 

@@ -174,21 +174,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         """
         refuse_key(self, state)
         stateful = is_stateful(self.layers)
-        if not (stateful or isinstance(state, State)) and any(
-            map(is_array, jtu.tree_leaves(state))
-        ):
-            raise TypeError(
-                "Stacked takes a state as its second argument, and has no stateful "
-                f"layers; got {describe_node(state)}. Pass by name what the layers take: "
-                "`layers(x, mask=mask)`, or as `xs` what has a row for each layer."
-            )
-        if stateful and state is ABSENT:
-            raise TypeError(
-                "The layers of this Stacked are stateful. Pass the state, as in "
-                "`out, state = model(x, state)`."
-            )
-        if stateful:
-            check_state(self, state)
+        _check_state(self, state, stateful)
         arrays, rest = partition(self.layers, is_array)
         keys = None if key is None else split_key(key, self.depth, self)
         inputs = {
@@ -267,6 +253,22 @@ class Stacked(StatefulLayer, Generic[_L]):
 
     def __len__(self) -> int:
         return self.depth
+
+
+def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
+    if stateful and state is ABSENT:
+        raise TypeError(
+            "The layers of this Stacked are stateful. Pass the state, as in "
+            "`out, state = model(x, state)`."
+        )
+    if stateful:
+        check_state(stacked, state)
+    elif not isinstance(state, State) and any(map(is_array, jtu.tree_leaves(state))):
+        raise TypeError(
+            "Stacked takes a state as its second argument, and has no stateful layers; "
+            f"got {describe_node(state)}. Pass by name what the layers take: "
+            "`layers(x, mask=mask)`, or as `xs` what has a row for each layer."
+        )
 
 
 def _checked_policy(checkpoint: Any) -> Any:
