@@ -209,8 +209,8 @@ def _is_path(path_or_file: Any, method: str) -> bool:
         return True
     if not hasattr(path_or_file, method):
         raise TypeError(
-            "`path_or_file` must be a path, or a binary file with a method "
-            f"`{method}`; got {path_or_file!r} of type {type(path_or_file).__name__}."
+            "`path_or_file`, the first argument, must be a path, or a binary file with "
+            f"a method `{method}`; got {describe_node(path_or_file)}."
         )
     return False
 

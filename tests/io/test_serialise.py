@@ -924,7 +924,9 @@ def test_result_of_an_own_function_must_be_like_like():
 
 
 def test_what_is_neither_path_nor_file_is_refused():
-    with pytest.raises(TypeError, match=r"must be a path, or.*`write`; got 5"):
+    with pytest.raises(TypeError, match=r"must be a path, or.*`write`; got an int\."):
         eqx.tree_serialise_leaves(5, jnp.ones(2))
-    with pytest.raises(TypeError, match=r"must be a path, or.*`read`; got 5"):
+    with pytest.raises(TypeError, match=r"must be a path, or.*`read`; got an int\."):
         eqx.tree_deserialise_leaves(5, jnp.ones(2))
+    with pytest.raises(TypeError, match=r"the first argument, .*; got an Identity\."):
+        eqx.tree_serialise_leaves(eqx.nn.Identity(), "path.eqx")
