@@ -196,6 +196,22 @@ def test_an_array_type_with_omega():
     assert out == "3\n"
 
 
+def test_the_loop_that_astronomix_imports():
+    out = run("""
+        import equinox_like.as_equinox
+        import jax
+        from equinox.internal._loop.checkpointed import checkpointed_while_loop
+
+        def power(x):
+            init = 0, x
+            step = lambda c: (c[0] + 1, c[1] * x)
+            return checkpointed_while_loop(lambda c: c[0] < 3, step, init, checkpoints=2)[1]
+
+        print(power(2.0), jax.grad(power)(2.0))
+    """)
+    assert out == "16.0 32.0\n"
+
+
 def test_unknown_private_name_is_an_attribute_error():
     out = run("""
         import equinox_like.as_equinox

@@ -1,0 +1,1 @@
+"""Private names of Equinox that published libraries use."""
