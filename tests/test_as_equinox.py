@@ -35,6 +35,7 @@ def test_every_public_name_is_the_one_of_this_library():
         from equinox.internal import noinline
         from equinox.nn import Linear
 
+        changed = "nn", "debug", "internal", "tree_serialise_leaves"
         for theirs, ours in (
             (eqx, equinox_like),
             (nn, equinox_like.nn),
@@ -42,12 +43,42 @@ def test_every_public_name_is_the_one_of_this_library():
             (equinox.debug, equinox_like.debug),
         ):
             for name in dir(ours):
-                if not name.startswith("_") and name not in ("nn", "debug", "internal"):
+                if not name.startswith("_") and name not in changed:
                     assert getattr(theirs, name) is getattr(ours, name), name
         assert Module is equinox_like.Module and Linear is equinox_like.nn.Linear
         print("passed")
     """)
     assert out == "passed\n", out
+
+
+def test_files_have_the_records_of_the_leaves_alone(tmp_path):
+    out = run(f"""
+        import io, pathlib
+        import equinox_like
+        import equinox_like.as_equinox
+        import equinox as eqx
+        import jax.numpy as jnp
+
+        folder = pathlib.Path({str(tmp_path)!r})
+        tree = {{"w": jnp.arange(3.0), "n": 2, "f": jnp.sin}}
+        expected = io.BytesIO()
+        equinox_like.tree_serialise_leaves(expected, tree)
+        file = io.BytesIO()
+        eqx.tree_serialise_leaves(file, tree)
+        eqx.tree_serialise_leaves(path_or_file=folder / "tree", pytree=tree)
+        written = folder / "tree.eqx"
+        assert file.getvalue() == expected.getvalue() == written.read_bytes()
+        print(eqx.tree_deserialise_leaves(written, tree)["w"])
+
+        # The old file stays if a leaf cannot be written.
+        spec = [eqx.default_serialise_filter_spec, lambda file, leaf: 1 / 0]
+        try:
+            eqx.tree_serialise_leaves(written, [jnp.ones(2), jnp.ones(2)], spec)
+        except RuntimeError as error:
+            print(error)
+        assert written.read_bytes() == expected.getvalue()
+    """)
+    assert out == "[0. 1. 2.]\nError at leaf with path [1]: division by zero\n", out
 
 
 def test_metadata_report_the_version_of_equinox():
