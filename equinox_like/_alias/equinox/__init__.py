@@ -4,7 +4,10 @@
 import equinox_like as _library
 
 from . import _module as _module, debug as debug, internal as internal, nn as nn
-from ._files import tree_serialise_leaves as tree_serialise_leaves
+from ._files import (
+    tree_deserialise_leaves as tree_deserialise_leaves,
+    tree_serialise_leaves as tree_serialise_leaves,
+)
 from ._forward import names_of
 
 # The version of Equinox that the library is compatible with.
