@@ -29,6 +29,7 @@ _SYBIL = ["sybil", "optional_dependencies", "hypothesis", "pytest-arraydiff"]
 SUITES: Mapping[str, tuple[list[str], list[str]]] = {
     "coordinax": ([*_SYBIL, "pytest-mpl", "pytest-env"], []),
     "diffraxtra": (["sybil", "optional_dependencies"], []),
+    "dynestyx": (["typeguard<3", "arviz"], []),
     "enzax": (
         ["requests", "python-libsbml"],
         # This one replaces a part of a private file of Equinox.
