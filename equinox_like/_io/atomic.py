@@ -26,6 +26,10 @@ _CAN_MAP: Final = sys.platform != "win32"
 _MAPPING: Final[Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
+def is_path(x: Any) -> bool:
+    return isinstance(x, str | bytes | os.PathLike)
+
+
 def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
     """`path`, of any path type, as a string, with `suffix` if it has none.
 
@@ -35,7 +39,7 @@ def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
 
     `TypeError` or `ValueError`, naming the `argument`, if it does not name a file.
     """
-    if not isinstance(path, str | bytes | os.PathLike):
+    if not is_path(path):
         is_file = hasattr(path, "read") or hasattr(path, "write")
         raise TypeError(
             f"`{argument}`, the first argument, must be a string or another path; got "

@@ -1,4 +1,4 @@
-"""Saving and loading the leaves of a tree, with the files of Equinox, byte for byte.
+"""Saving and loading the leaves of a tree as Equinox does: a file has their records alone.
 
 The library appends a record of names and checksums to a file that it opens itself, and
 refuses one with more records than the template has leaves. But equimo reads the records on
@@ -7,26 +7,25 @@ libraries share files with their users who have Equinox.
 """
 
 import functools
-import os
+from collections.abc import Callable
 from typing import Any
 
 import equinox_like
-from equinox_like._io.atomic import opened, replacing, with_suffix
+from equinox_like._io.atomic import is_path, opened, replacing, with_suffix
 
 
-@functools.wraps(equinox_like.tree_serialise_leaves)
-def tree_serialise_leaves(path_or_file: Any, *args: Any, **kwargs: Any) -> None:
-    save = equinox_like.tree_serialise_leaves
-    if not isinstance(path_or_file, str | bytes | os.PathLike):
-        return save(path_or_file, *args, **kwargs)
-    with replacing(with_suffix(path_or_file, ".eqx", "path_or_file")) as file:
-        save(file, *args, **kwargs)
+def _opening(function: Callable[..., Any], context: Any) -> Callable[..., Any]:
+    """`function`, which gets the file that `context` opens in place of a path."""
+
+    @functools.wraps(function)
+    def on_file(path_or_file: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_path(path_or_file):
+            return function(path_or_file, *args, **kwargs)
+        with context(with_suffix(path_or_file, ".eqx", "path_or_file")) as file:
+            return function(file, *args, **kwargs)
+
+    return on_file
 
 
-@functools.wraps(equinox_like.tree_deserialise_leaves)
-def tree_deserialise_leaves(path_or_file: Any, *args: Any, **kwargs: Any) -> Any:
-    load = equinox_like.tree_deserialise_leaves
-    if not isinstance(path_or_file, str | bytes | os.PathLike):
-        return load(path_or_file, *args, **kwargs)
-    with opened(with_suffix(path_or_file, ".eqx", "path_or_file")) as file:
-        return load(file, *args, **kwargs)
+tree_serialise_leaves = _opening(equinox_like.tree_serialise_leaves, replacing)
+tree_deserialise_leaves = _opening(equinox_like.tree_deserialise_leaves, opened)
