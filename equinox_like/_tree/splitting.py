@@ -73,7 +73,13 @@ class Skeleton:
         return f"Skeleton({self.treedef}, labels={self.labels}, statics={self.statics})"
 
     def __reduce__(self):
-        return make_skeleton, (self.treedef, self.labels, self.statics)
+        # A tree, since what pickles a node need not pickle its aux data: that of a
+        # compiled function holds its programs.
+        try:
+            tree = self.treedef.unflatten([STATIC] * len(self.labels))
+        except Exception:  # a user's node type does not take placeholders
+            return make_skeleton, (self.treedef, self.labels, self.statics)
+        return _of_tree, (tree, self.labels, self.statics)
 
     def __deepcopy__(self, memo: Any) -> "Skeleton":
         return self
@@ -195,6 +201,10 @@ def make_skeleton(
     ):
         object.__setattr__(made, name, value)
     return made
+
+
+def _of_tree(tree: Any, *rest: Any) -> Skeleton:
+    return make_skeleton(jtu.tree_structure(tree), *rest)
 
 
 def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:

@@ -143,6 +143,38 @@ def test_unpickled_skeleton_is_equal():
     assert again == skeleton and hash(again) == hash(skeleton)
 
 
+def double(x):
+    return 2 * x
+
+
+def test_skeleton_of_a_tree_with_a_compiled_function_is_unpickled():
+    _, skeleton = eqx.split([eqx.filter_jit(double), 3], label)
+    again = pickle.loads(pickle.dumps(skeleton))
+    assert again == skeleton and hash(again) == hash(skeleton)
+    assert eqx.merge({}, again)[0](2) == 4
+
+
+@jtu.register_pytree_node_class
+@dataclasses.dataclass
+class Checked:
+    """A node that takes numbers only."""
+
+    x: Any
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(float(children[0]))
+
+
+def test_skeleton_of_a_node_that_takes_no_placeholders_is_unpickled():
+    _, skeleton = eqx.split(Checked(1.0), label)
+    again = pickle.loads(pickle.dumps(skeleton))
+    assert again == skeleton and eqx.merge({}, again) == Checked(1.0)
+
+
 def test_unpickled_label_for_static_is_the_same_object():
     assert pickle.loads(pickle.dumps(eqx.STATIC)) is eqx.STATIC
 
