@@ -65,6 +65,18 @@ def _names(
     return [names[i] for i in range(len(args))]
 
 
+def check_arguments(
+    where: str, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises `TypeError` if the arguments do not fit the function's signature."""
+    try:
+        _names(fun, args, kwargs)
+    except TypeError as error:
+        raise TypeError(f"`{where}` of `{name_of(fun)}`: {error}.") from None
+    except ValueError:  # it has no signature
+        pass
+
+
 def data_names(
     fun: Any,
     tree: Any,

@@ -31,7 +31,7 @@ from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
 from .._tree.require import refuse_unknown_options, require_integer
 from .._typing import VmapOptions
-from .arguments import argument_name, by_name
+from .arguments import argument_name, by_name, check_arguments
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -240,7 +240,11 @@ def axes_of_call(
             f"({', '.join(kwargs)}) unless `in_axes` is a dictionary from names to axes, "
             "which may be empty: pass them by position."
         )
-    return resolve_axes(in_axes, args, "in_axes", "args")
+    try:
+        return resolve_axes(in_axes, args, "in_axes", "args")
+    except ValueError:
+        check_arguments(where, fun, args, kwargs)
+        raise
 
 
 class Unmapped:
@@ -353,6 +357,7 @@ def check_sizes(
             return
     except (AttributeError, IndexError):
         pass  # reported with the path
+    check_arguments(where, fun, args, kwargs)
     named = []
     paths = jtu.tree_flatten_with_path((args, kwargs))[0]
     for (path, x), axis in zip(paths, axes, strict=True):

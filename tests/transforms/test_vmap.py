@@ -206,6 +206,20 @@ def test_axis_size_is_an_integer(transform, without_type_checks):
         transform(lambda: 1.0, axis_size=-1)
 
 
+@pytest.mark.parametrize("transform", [eqx.filter_vmap, eqx.filter_pmap])
+@pytest.mark.parametrize("options", [{}, {"in_axes": (None, 0)}, {"in_axes": {}}])
+def test_missing_argument_is_named_before_sizes_and_prefixes(transform, options, key):
+    model = eqx.nn.MLP(2, 3, 4, 1, key=key)
+    mapped = transform(lambda model, x: model(x), **options)
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        mapped(model)
+
+
+def test_axes_of_a_builtin_function_are_compared_without_a_signature():
+    with pytest.raises(ValueError, match=r"`args\[1\]` has size 3 along axis 0"):
+        eqx.filter_vmap(max)(jnp.ones(2), jnp.ones(3))
+
+
 def test_nothing_mapped_runs_once_if_nothing_asks_for_a_batch():
     f = eqx.filter_vmap(lambda x: x, in_axes=None, out_axes=None)
     assert f(jnp.ones(2)).shape == (2,)
