@@ -225,6 +225,13 @@ def _reshaped(e: _Equation, y: Any, n: int, other: Any) -> Any:
     return jnp.reshape(y, shape) if math.prod(shape) == y.size else None
 
 
+def _of_no_integers(rule: _Rule) -> _Rule:
+    """`rule`, but `None` for integers, of which division drops the remainder."""
+    return lambda e, y, n, other: (
+        rule(e, y, n, other) if jnp.issubdtype(y.dtype, jnp.inexact) else None
+    )
+
+
 def _integer_pow(e: _Equation, y: Any, n: int, other: Any) -> Any:
     power = e.params["y"]
     if power % 2 == 0 or not jnp.issubdtype(y.dtype, jnp.floating):
@@ -236,8 +243,8 @@ _OF_ONE: Final[dict[str, _Rule]] = {
     "add": lambda e, y, n, other: y - other,
     "add_any": lambda e, y, n, other: y - other,
     "sub": lambda e, y, n, other: other + y if n == 0 else other - y,
-    "mul": lambda e, y, n, other: y / other,
-    "div": lambda e, y, n, other: y * other if n == 0 else other / y,
+    "mul": _of_no_integers(lambda e, y, n, other: y / other),
+    "div": _of_no_integers(lambda e, y, n, other: y * other if n == 0 else other / y),
     "neg": _undone_by(jnp.negative),
     "exp": _undone_by(jnp.log),
     "log": _undone_by(jnp.exp),

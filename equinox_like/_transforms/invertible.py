@@ -75,8 +75,8 @@ def filter_invertible(
         until they are added up.
     - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`,
         if that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums,
-        products, many functions of one number, reshaping, splitting and joining can be
-        undone.
+        products of floats, many functions of one number, reshaping, splitting and joining
+        can be undone.
     - `check`: whether to compare `inverse(block, fun(block, x))` with `x` in each
         block, in every call; for tests.
 

@@ -363,6 +363,13 @@ def test_step_that_cannot_be_undone_is_named(fun, primitive):
     assert "inverse=" in str(info.value) and isinstance(info.value, ValueError)
 
 
+@pytest.mark.parametrize("step", [jax.lax.mul, jax.lax.div])
+def test_products_and_quotients_of_integers_cannot_be_undone(step):
+    g = eqx.filter_invertible(lambda b, x: (step(x[0], 2), x[1] + b * x[0]))
+    with pytest.raises(eqx.NotInvertibleError, match=f"primitive `{step.__name__}`"):
+        jax.grad(lambda b: g([b, b], (jnp.array(7), jnp.array(0.5)))[1])(1.0)
+
+
 def test_step_is_named_without_the_colours_that_jax_prints_in_a_terminal(monkeypatch):
     monkeypatch.setattr("jax._src.pretty_printer.CAN_USE_COLOR", True)
     with pytest.raises(eqx.NotInvertibleError, match=r"as in `a:f32\[4\] = cumsum"):
