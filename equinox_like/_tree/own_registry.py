@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
 from typing import Any, Final
 
 import jax.tree_util as jtu
@@ -273,16 +272,18 @@ class OwnRegistry:
         kind, aux = node
         if kind is type(None):
             return self._none
-        # `map` adds no frame of its own: trees may be deep.
-        below = treedef.children(), repeat(leaves)
-        if kind in cached_types:
-            parts = list(map(self._describe_output, *below))
+        is_cached = kind in cached_types
+        if is_cached or kind in _BUILT_IN or self._is_namedtuple_of_jax(kind):
+            parts = []
+            # Trees may be deep: a comprehension may add a frame for each level, and in
+            # Python 3.12 fewer recursions are possible by `map`.
+            for child in treedef.children():
+                parts.append(self._describe_output(child, leaves))
+            if not is_cached:
+                return self._node(node, parts)
             structure = self._structure_of_output(kind, aux, parts)
             count = structure.inner.num_leaves
             return self._node((kind, structure), [self._leaf] * count)
-        if kind in _BUILT_IN or self._is_namedtuple_of_jax(kind):
-            parts = list(map(self._describe_output, *below))
-            return self._node(node, parts)
         flat = [next(leaves) for _ in range(treedef.num_leaves)]
         marked = [x if is_array(x) else Fixed(x) for x in flat]
         count = sum(map(is_array, flat))

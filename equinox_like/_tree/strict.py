@@ -12,7 +12,6 @@ arrays, are wrapped.
 import contextlib
 import dataclasses
 import enum
-import itertools
 import sys
 import threading
 import types
@@ -78,8 +77,9 @@ def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
         return treedef
     kind, data = node
     children = treedef.children()
-    # `map` adds no frame of its own: trees may be deep.
-    strict = list(map(strict_treedef, children, itertools.repeat(nodes)))
+    strict = []
+    for child in children:  # a loop, as trees may be deep: see `own_registry.py`
+        strict.append(strict_treedef(child, nodes))
     marked = data
     if kind is dict:
         if not _OF_STRINGS.issuperset(map(type, data)):
