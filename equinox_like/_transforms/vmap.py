@@ -6,6 +6,7 @@ moved afterwards. Outputs that are not arrays bypass JAX (`Unmapped`).
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
@@ -358,7 +359,7 @@ def check_sizes(
     except (AttributeError, IndexError):
         pass  # reported with the path
     check_arguments(where, fun, args, kwargs)
-    named = []
+    alike: dict[Any, list[Any]] = {}
     paths = jtu.tree_flatten_with_path((args, kwargs))[0]
     for (path, x), axis in zip(paths, axes, strict=True):
         if axis is None:
@@ -379,17 +380,25 @@ def check_sizes(
                 "as its axis in `in_axes` to pass it unmapped."
             )
         sizes.add(x.shape[axis])
-        named.append((path, axis, x.shape[axis]))
+        alike.setdefault((path[:2], axis, x.shape[axis]), []).append(path)
     if len(sizes) > 1:
+        name = functools.partial(argument_name, fun, args, kwargs)
         listing = ", ".join(
-            f"`{argument_name(fun, args, kwargs, path)}` has size {size} along axis {axis}"
-            for path, axis, size in named
+            f"`{name(same[0])}` {_and_more(len(same) - 1, name(argument))} size {size} "
+            f"along axis {axis}"
+            for (argument, axis, size), same in alike.items()
         )
         wanted = "" if axis_size is None else f"; axis_size is {axis_size}"
         raise ValueError(
             f"`{where}` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
-            f"{listing}{wanted}."
+            f"{listing}{wanted}. In `in_axes`, write `None` for what is not mapped."
         )
+
+
+def _and_more(number: int, argument: str) -> str:
+    if not number:
+        return "has"
+    return f"and {number} more array{'s' * (number > 1)} of `{argument}` have"
 
 
 def _check_splits(

@@ -276,6 +276,21 @@ class TestErrors:
         with pytest.raises(ValueError, match="axis_size is 4"):
             eqx.filter_vmap(f, axis_size=4)(Scale(jnp.ones(2)), None)
 
+    def test_sizes_that_differ_are_named_once_for_each_argument(self):
+        def f(model, state, x, *more):
+            return x
+
+        model = [Scale(jnp.ones(2)), Scale(jnp.ones(2)), Scale(jnp.ones((2, 3)))]
+        with pytest.raises(ValueError) as info:
+            eqx.filter_vmap(f)(model, model[:2], jnp.ones(3), jnp.ones(3))
+        assert str(info.value) == (
+            "`filter_vmap` of `f`: the sizes of the mapped axes differ: "
+            "`model[0].factor` and 2 more arrays of `model` have size 2 along axis 0, "
+            "`state[0].factor` and 1 more array of `state` have size 2 along axis 0, "
+            "`x` has size 3 along axis 0, `more[0]` has size 3 along axis 0. In "
+            "`in_axes`, write `None` for what is not mapped."
+        )
+
     def test_axis_out_of_range_is_named_with_its_argument(self):
         with pytest.raises(
             ValueError, match=r"`x` has shape \(\), so it has no axis 0"
