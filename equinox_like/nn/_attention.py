@@ -269,7 +269,8 @@ class MultiheadAttention(Module):
             `mask`, `is_causal` and `window` must allow a key.
         - `cache`: keys and values of earlier tokens, made by `init_cache`. The queries
             attend to these and then to the new tokens; `mask` and `bias` must be in
-            this order.
+            this order. The positions of all of these keys are
+            `jnp.concatenate([cache.position, cache.length + jnp.arange(kv)])`.
         - `implementation`: overrides the layer's own, unless it is `None`.
         - `return_weights`: return the weights of the heads, too.
         - `out_sharding`: how the output of one example is to be split over the explicit
@@ -301,9 +302,10 @@ class MultiheadAttention(Module):
             check_cache(_NAME, cache)
             q, k, v = projected(self, query, key_, value, cache, process_heads)
             new = k.shape[0]
-            in_all = q.shape[0], new if cache is None else cache.key.shape[0] + new
-            mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all)
-            bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all)
+            slots = None if cache is None else cache.key.shape[0]
+            in_all = q.shape[0], new + (slots or 0)
+            mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all, slots)
+            bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all, slots)
             positions = seen = None
             if cache is not None:
                 seen = extended(cache, k, v)

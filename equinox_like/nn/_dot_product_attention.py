@@ -167,9 +167,17 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
 
 
 def checked_mask(
-    layer: str, name: str, mask: Any, heads: int, lengths: tuple[int, int]
+    layer: str,
+    name: str,
+    mask: Any,
+    heads: int,
+    lengths: tuple[int, int],
+    slots: int | None = None,
 ) -> Array | None:
-    """A mask or a bias as a JAX array, after validating its type and shape."""
+    """A mask or a bias as a JAX array, after validating its type and shape.
+
+    With a cache, the first `slots` keys are in it.
+    """
     if mask is None:
         return None
     if not is_array(mask):
@@ -186,9 +194,16 @@ def checked_mask(
         return jnp.asarray(mask)
     if name == "bias" and any(_broadcasts(mask.shape, shape) for shape in wanted):
         return jnp.asarray(mask)
+    cached = ""
+    if slots is not None:
+        cached = (
+            f" With a cache the keys are its {slots} slots, whose positions are "
+            f"`cache.position`, and then the {lengths[1] - slots} new tokens."
+        )
     raise ShapeError(
         f"{layer} takes a `{name}` of shape {wanted[0]}, in (queries, keys), or "
         f"{wanted[1]}, with the heads in front, but was given shape {mask.shape}."
+        f"{cached}"
     )
 
 

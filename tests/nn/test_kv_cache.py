@@ -113,6 +113,19 @@ def test_mask_with_a_cache_has_the_slots_first(build, draw) -> None:
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_error_of_a_mask_without_the_new_tokens_says_what_the_keys_are(
+    name, build
+) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
+    message = (
+        r"shape \(3, 7\).*given shape \(3, 4\)\. With a cache the keys are its 4 slots, "
+        r"whose positions are `cache\.position`, and then the 3 new tokens\."
+    )
+    with pytest.raises(eqx.ShapeError, match=message):
+        attention(x, x, x, cache=attention.init_cache(4), **{name: jnp.ones((3, 4))})
+
+
 def test_overflow_is_an_error(build) -> None:
     attention, x = build(nn.MultiheadAttention, 2, 8), jnp.ones((3, 8))
     _, cache = attention(x, x, x, cache=attention.init_cache(4))
