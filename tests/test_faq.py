@@ -101,6 +101,11 @@ class Unset(eqx.Module):
         pass
 
 
+def array_as_default():
+    class Scaled(eqx.Module):
+        scale: jax.Array = jnp.ones(2)
+
+
 def use_old_state():
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2)
     norm(jnp.ones((4, 2)), state)
@@ -164,6 +169,7 @@ CALLS = {
     "`model.weight + 1`, after donating the model": [read_donated],
     "`model.depth = 3`": [lambda: setattr(model, "depth", 3)],
     "A field that is not set": [Unset],
+    "`scale: jax.Array = jnp.ones(2)`": [array_as_default],
     "`norm(x, state)`, with a state that was used": [use_old_state],
 }
 
