@@ -207,6 +207,11 @@ def test_errors_that_are_said_to_be_the_same_are():
         with pytest.raises(TypeError) as caught:
             call()
         assert re.match(pattern, f"TypeError: {caught.value}", re.DOTALL)
+    adam = optax.adam(1e-3)
+    old = adam.init(eqx.filter(model, eqx.trainable))
+    new = eqx.tree_at("layers[1]", model, eqx.nn.Linear(2, 3, key=jax.random.key(0)))
+    with pytest.raises(ValueError, match="different pytree metadata at key path"):
+        adam.update(eqx.filter(new, eqx.trainable), old)
     with pytest.raises(TypeError, match="stack requires ndarray or scalar arguments"):
         jnp.stack([model, model])
     with pytest.raises(ValueError, match=r"leaf `layers\[0\]\.weight`.*`filter_jit`"):
