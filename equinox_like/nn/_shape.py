@@ -30,8 +30,7 @@ def check_input(
     """
     shape = _shape_of(x)
     if shape is None and not (hasattr(x, "__jax_array__") or hasattr(x, "__array__")):
-        hint = " Convert it with `jnp.asarray`." if isinstance(x, list | tuple) else ""
-        raise _not_an_array(layer, name, x, hint)
+        raise _not_an_array(layer, name, x, _hint_for(x))
     if shape is None or _matches(shape, wanted):
         if _holds_no_numbers(x):
             raise _not_an_array(layer, name, x, " It must hold numbers.")
@@ -54,6 +53,12 @@ def check_input(
         if _matches(shape, (*wanted[1:], wanted[0])):
             message += f" The channels come first: `jnp.moveaxis({name}, -1, 0)`."
     raise ShapeError(message)
+
+
+def _hint_for(x: Any) -> str:
+    if isinstance(x, tuple) and not all(map(is_number, x)):
+        return " If a layer returned it, unpack it, as in `x, state = layer(x, state)`."
+    return " Convert it with `jnp.asarray`." if isinstance(x, list | tuple) else ""
 
 
 def jax_array(x: Any) -> jax.Array:

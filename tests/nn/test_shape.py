@@ -113,6 +113,22 @@ def test_what_is_not_an_array_is_named(layer, x, without_type_checks) -> None:
         layer(x)
 
 
+def test_tuple_that_a_layer_returned_is_to_be_unpacked(
+    build, without_type_checks
+) -> None:
+    lstm, linear = build(nn.LSTMCell, 3, 2), build(nn.Linear, 2, 2)
+    pair = lstm(jnp.ones(3), lstm.init_state())
+    message = (
+        r"Linear takes an array as `x`; got a tuple of length 2\. If a layer returned "
+        r"it, unpack it, as in `x, state = layer\(x, state\)`\.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        linear(pair)
+    for numbers in ((1.0, 2.0), [jnp.ones(2)]):
+        with pytest.raises(TypeError, match="Convert it with"):
+            linear(numbers)
+
+
 def test_error_of_a_missing_return_names_the_next_layer(without_type_checks) -> None:
     linear = nn.Linear(3, 3, key=KEY)
     model = nn.Sequential([linear, lambda x: None, linear])
