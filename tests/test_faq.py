@@ -128,6 +128,14 @@ CALLS = {
     "`jax.tree.map(lambda p: 0.9 * p, model)`": [
         lambda: jax.tree.map(lambda p: 0.9 * p, model)
     ],
+    "`jax.tree.map(lambda p, g: p - 0.1 * g, model, grads)`": [
+        lambda: jax.tree.map(
+            lambda p, g: p - 0.1 * g, model, eqx.filter_grad(loss)(model, x)
+        )
+    ],
+    "`eqx.filter(model, eqx.trainable)(x)`": [
+        lambda: eqx.filter(model, eqx.trainable)(x)
+    ],
     "`[p.size for p in jax.tree.leaves(model)]`": [
         lambda: [p.size for p in jax.tree.leaves(model)]
     ],
