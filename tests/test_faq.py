@@ -46,6 +46,13 @@ def update_after_freezing():
     optimiser.update(grads, optimiser.init(params), params)
 
 
+def tree_of_labels():
+    params = eqx.filter(model, eqx.trainable)
+    labels = jax.tree.map(lambda _: "body", params)
+    optax.multi_transform({"body": optax.sgd(0.1)}, lambda _: labels).init(params)
+    optax.multi_transform({"body": optax.sgd(0.1)}, labels).init(params)
+
+
 def promote():
     with jax.numpy_dtype_promotion("strict"):
         jnp.ones(2, jnp.bfloat16) * jnp.ones(2)
@@ -146,6 +153,9 @@ CALLS = {
     "`optax.apply_updates(model, updates)`": [apply_updates],
     "`optimiser.update(grads, state)`": [update_without_parameters],
     "`optimiser.update` after freezing": [update_after_freezing],
+    "`optax.multi_transform(optimisers, labels)` with a tree of labels": [
+        tree_of_labels
+    ],
     "`eqx.filter_grad(lambda x: x**2)(3)`": [
         lambda: eqx.filter_grad(lambda x: x**2)(3)
     ],
