@@ -186,6 +186,9 @@ CALLS = {
     "`step(model)`, called twice": [donate_twice],
     "`model.weight + 1`, after donating the model": [read_donated],
     "`model.depth = 3`": [lambda: setattr(model, "depth", 3)],
+    "`eqx.nn.Sequential(layer, layer)`": [
+        lambda: eqx.nn.Sequential(model, model)  # pyright: ignore[reportCallIssue] -- that is the mistake
+    ],
     "A field that is not set": [Unset],
     "`scale: jax.Array = jnp.ones(2)`": [array_as_default],
     "`norm(x, state)`, with a state that was used": [use_old_state],

@@ -223,10 +223,10 @@ def refuse_to_run_again(error: Exception) -> None:
         raise FloatingPointError(
             "The output contains a NaN or an infinity. To find where it comes from, "
             "JAX would run the function again, step by step, but its arguments were "
-            "donated and deleted. Set `jax_debug_nans`, call `.clear_cache()` on the "
-            "function that `filter_jit` returned, and call it again: a function "
-            "compiled while `jax_debug_nans` is set donates nothing, until its cache "
-            "is cleared once more."
+            "donated and deleted. Call `.clear_cache()` on the function that "
+            "`filter_jit` returned, and call it again within `jax.debug_nans(True)`: a "
+            "function that is compiled there donates nothing, until its cache is cleared "
+            "once more."
         ) from error
 
 

@@ -116,7 +116,7 @@ class Retrace:
             if difference.fix and difference.fix not in fixes_to_come:
                 sentences.append(difference.fix)
         if (more := len(self.differences) - _SHOWN) > 0:
-            sentences.append(f"And {more} more differences.")
+            sentences.append(f"And {more} more difference{'s' * (more > 1)}.")
         return " ".join(sentences)
 
     __repr__ = __str__

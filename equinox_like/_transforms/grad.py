@@ -321,11 +321,19 @@ def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
             for x in leaves
         }
     )
+    fix = (
+        "convert what you want the gradient of with `jnp.asarray`, as in "
+        "`jnp.asarray(2.0)`."
+    )
+    if leaves and all(map(callable, leaves)):
+        fix = (
+            "JAX does not look inside functions. Pass the model itself, or use "
+            "`equinox_like.Partial` in place of `functools.partial`."
+        )
     return TypeError(
         f"The first argument of `{name_of(fun)}` has nothing to differentiate: its leaves "
         f"are {', '.join(seen)}. Only floating-point and complex arrays are "
-        "differentiated: convert what you want the gradient of with `jnp.asarray`, as in "
-        "`jnp.asarray(2.0)`."
+        f"differentiated: {fix}"
     )
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from .._errors import ShapeError
 from .._module import Module, field
 from .._tree import is_array
+from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function, check_layer
 from ._dropout import Dropout
@@ -232,9 +233,19 @@ class RNN(Module):
         **Returns:**
 
         The `RNN`.
+
+        **Raises:**
+
+        `TypeError` if `cell` is a cell itself, or cannot be called.
         """
         num_layers = as_size(RNN, "num_layers", num_layers, 1)
         check_function("RNN.build", "cell", cell)
+        if not isinstance(cell, type) and hasattr(cell, "init_state"):
+            raise TypeError(
+                "RNN.build takes a class of cells as `cell`, or a function that makes "
+                f"one; got {describe_node(cell)}. Pass the class, or give `RNN` a list "
+                "of cells."
+            )
         layers: list[Any] = []
         for layer_key in split_key(key, num_layers, RNN):
             if bidirectional:

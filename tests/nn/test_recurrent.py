@@ -100,6 +100,14 @@ def test_batch_of_lengths_is_the_loop_of_torch(cell, bidirectional, x64, build, 
         assert_close((outputs[i], jax.tree.map(lambda x, i=i: x[i], last)), wanted)
 
 
+def test_cell_in_place_of_its_class_is_refused(build):
+    cell = build(nn.LSTMCell, 2, 4)
+    with pytest.raises(TypeError, match=r"RNN\.build takes a class.*got an LSTMCell"):
+        nn.RNN.build(cell, 2, 4, key=jax.random.key(0))
+    make = eqx.Partial(nn.LSTMCell, use_bias=False)
+    assert nn.RNN.build(make, 2, 4, key=jax.random.key(0)).layers[0].bias is None
+
+
 def test_states_are_zero_by_default_and_go_on_where_they_ended(x64, build, draw):
     rnn = build(lambda key: nn.RNN.build(nn.LSTMCell, 3, 4, 2, key=key))
     xs = draw(7, 3)

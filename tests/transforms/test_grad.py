@@ -63,6 +63,16 @@ def test_gradient_has_the_structure_of_the_inexact_arrays(tree):
     assert jtu.tree_structure(updated) == jtu.tree_structure(tree)
 
 
+@pytest.mark.parametrize("wrap", [functools.partial, lambda f: lambda x: f(x)])
+def test_gradient_of_a_function_around_a_model_is_refused_with_the_fix(wrap, key):
+    model = eqx.nn.Linear(2, 2, key=key)
+    message = (
+        "nothing to differentiate.*not look inside functions.*`equinox_like.Partial`"
+    )
+    with pytest.raises(TypeError, match=message):
+        eqx.filter_grad(lambda f: f(jnp.ones(2)).sum())(wrap(model))
+
+
 @settings(max_examples=20)
 @given(st.integers(1, 3), st.booleans())
 def test_agrees_with_jax_on_plain_arrays(size, jit):
