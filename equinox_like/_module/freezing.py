@@ -5,7 +5,6 @@ optimiser may still change the array by weight decay or momentum. A frozen part 
 `Frozen`, a Module whose only field is a `field(trainable=False)`.
 """
 
-import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -99,9 +98,14 @@ def trainable_leaves(
     return flags
 
 
-@dataclasses.dataclass(frozen=True)
-class _Nothing:
-    """The key from a frozen part to its content. Its text is empty."""
+class _ToContent(jtu.GetAttrKey):
+    """The key from a frozen part to its content. Its text is empty.
+
+    Other libraries, such as Orbax, refuse keys that are not of JAX's own classes.
+    """
+
+    def __init__(self):
+        super().__init__("value")
 
     def __str__(self) -> str:
         return ""
@@ -283,7 +287,7 @@ def _has_buffers(node: Any) -> bool:
 
 
 def _name_of(path: Sequence[Any]) -> str:
-    return "value" if path[0] == _Nothing() else path[0].name
+    return path[0].name
 
 
 def leaves_under(tree: Any, selector: Any) -> list[bool]:
@@ -317,7 +321,7 @@ def _flatten(node: Frozen):
 
 
 def _flatten_with_keys(node: Frozen):
-    return ((_Nothing(), node.value),), None
+    return ((_ToContent(), node.value),), None
 
 
 def _unflatten(_: None, children: Iterable[Any]) -> Frozen:

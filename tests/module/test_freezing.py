@@ -368,6 +368,13 @@ def test_it_prints_its_content_and_names_its_place(mlp) -> None:
     assert jax.tree_util.keystr(path) == ".layers[0].weight"
 
 
+def test_keys_are_of_classes_that_other_libraries_know(mlp) -> None:
+    jtu = jax.tree_util
+    known = (jtu.SequenceKey, jtu.DictKey, jtu.GetAttrKey, jtu.FlattenedIndexKey)
+    paths = [path for path, _ in jtu.tree_leaves_with_path(freeze(mlp, 0))]
+    assert all(isinstance(key, known) for path in paths for key in path)
+
+
 def test_jit_and_vmap_treat_frozen_leaves_as_ordinary(mlp, key) -> None:
     traces = []
 
