@@ -306,7 +306,10 @@ def _key_by_class(value: Any) -> Any:
         return _reduced(value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
-            return _key_of_dict(value), _Guarded(value)
+            items = _key_of_dict(value)
+            # A table may make its columns anew in each access, which never are equal.
+            if items == _key_of_dict(value):
+                return items, _Guarded(value)
     return _Guarded(value)
 
 

@@ -1,6 +1,7 @@
 """No two static values that differ share a program, and none changes with its container."""
 
 import collections
+import collections.abc
 import dataclasses
 import types
 import warnings
@@ -326,7 +327,25 @@ class CopyThatDiffers:
         return self is other
 
 
-@pytest.mark.parametrize("make", [lambda: ByElement([1, 2]), CopyThatDiffers])
+class Columns(collections.abc.Mapping):
+    """As `xarray.Dataset`, it makes each column when that is read."""
+
+    def __getitem__(self, key):
+        return ByElement([1, 2])
+
+    def __iter__(self):
+        return iter("ab")
+
+    def __len__(self):
+        return 2
+
+    def __eq__(self, other):
+        return self["a"] == other["a"]
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("make", [lambda: ByElement([1, 2]), CopyThatDiffers, Columns])
 def test_object_that_equals_no_copy_of_it_is_kept_itself(make):
     tag, traces = make(), []
 
