@@ -306,10 +306,7 @@ def _key_by_class(value: Any) -> Any:
         return _reduced(value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
-            items = _key_of_dict(value)
-            # A table may make its columns anew in each access, which never are equal.
-            if items == _key_of_dict(value):
-                return items, _Guarded(value)
+            return _key_of_mapping(value), _Guarded(value)
     return _Guarded(value)
 
 
@@ -373,6 +370,12 @@ def _key_of_dict(value: Any) -> Any:
     return frozenset(map(strict_key, value.items()))
 
 
+def _key_of_mapping(value: Any) -> Any:
+    # A table may make its items anew in each access, and these are equal to no others.
+    items = _key_of_dict(value)
+    return items if items == _key_of_dict(value) else _Guarded(value)
+
+
 def _key_of_set(value: Any) -> Any:
     return frozenset(strict_key((x,)) for x in value)
 
@@ -404,7 +407,7 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     defaultdict: lambda x: (strict_key((x.default_factory,)), _key_of_dict(x)),
     types.MappingProxyType: _key_of_proxy,
     ChainMap: lambda x: strict_key(x.maps),
-    Mapping: _key_of_dict,
+    Mapping: _key_of_mapping,
     DICT_KEYS: _key_of_set,
     DICT_ITEMS: _key_of_set,
 }

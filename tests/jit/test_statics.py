@@ -327,8 +327,8 @@ class CopyThatDiffers:
         return self is other
 
 
-class Columns(collections.abc.Mapping):
-    """As `xarray.Dataset`, it makes each column when that is read."""
+class Views(collections.abc.Mapping):
+    """As the coordinates of xarray, it makes each item when that is read."""
 
     def __getitem__(self, key):
         return ByElement([1, 2])
@@ -339,13 +339,25 @@ class Columns(collections.abc.Mapping):
     def __len__(self):
         return 2
 
+
+class Columns(Views):
+    """As `xarray.Dataset`."""
+
     def __eq__(self, other):
         return self["a"] == other["a"]
 
     __hash__ = None
 
 
-@pytest.mark.parametrize("make", [lambda: ByElement([1, 2]), CopyThatDiffers, Columns])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ByElement([1, 2]),
+        CopyThatDiffers,
+        Views,
+        Columns,
+    ],
+)
 def test_object_that_equals_no_copy_of_it_is_kept_itself(make):
     tag, traces = make(), []
 
@@ -355,7 +367,9 @@ def test_object_that_equals_no_copy_of_it_is_kept_itself(make):
         return m
 
     for _ in range(2):
-        assert f(Node(jnp.ones(2), tag=tag)).tag is tag
+        m = f(Node(jnp.ones(2), tag=tag))
+        assert m.tag is tag
+        assert jax.lax.scan(lambda m, _: (m, None), m, length=2)[0].tag is tag
     assert len(traces) == 1 and traces[0] is tag
 
 
