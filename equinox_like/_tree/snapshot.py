@@ -24,6 +24,7 @@ from .strict import (
     is_compared_as_tree,
     is_compared_by_identity,
     strict_key,
+    strictly_same,
 )
 
 # Immutable types without content, for a fast path: most static values have one of
@@ -43,6 +44,8 @@ UNCHANGING: Final = frozenset(
         types.MethodType,
     }
 )
+
+_BUILTIN: Final = frozenset({list, dict, deque, set, bytearray})
 
 
 class Kept:
@@ -170,9 +173,10 @@ def _of_container(value: Any) -> Any:
         elif isinstance(value, list | deque):
             for i, item in enumerate(value):
                 made[i] = snapshot(item)
-        return made
     except Exception:  # a derived class may forbid it, such as `frozendict`
         return value
+    # An object may hold methods of its own parts, and equal no copy: a `SortedDict`.
+    return made if type(value) in _BUILTIN or strictly_same(made, value) else value
 
 
 def _of_attributes(value: Any, names: list[str]) -> Any:
@@ -188,9 +192,11 @@ def _of_attributes(value: Any, names: list[str]) -> Any:
         made = copy.copy(value)
         for name, item in zip(names, after, strict=True):
             object.__setattr__(made, name, item)
-        return made
     except Exception:  # it cannot be copied
         return value
+    # Its `==` may compare elements, and so never say that two are equal.
+    is_same = has_generated_equality(type(value)) or strictly_same(made, value)
+    return made if is_same else value
 
 
 def _of_object(value: Any) -> Any:

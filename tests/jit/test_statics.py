@@ -327,6 +327,17 @@ class CopyThatDiffers:
         return self is other
 
 
+@dataclasses.dataclass
+class Labelled:
+    """As a named array of penzai."""
+
+    values: np.ndarray
+    labels: list
+
+    def __eq__(self, other):
+        return self.values == other.values
+
+
 class Views(collections.abc.Mapping):
     """As the coordinates of xarray, it makes each item when that is read."""
 
@@ -349,13 +360,27 @@ class Columns(Views):
     __hash__ = None
 
 
+class Indexed(dict):
+    """As `sortedcontainers.SortedDict`, it holds methods of what only it holds."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.order = list(items)
+        self.index = self.order.index
+
+    def __copy__(self):
+        return Indexed(self)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: ByElement([1, 2]),
         CopyThatDiffers,
+        lambda: Labelled(np.ones(2), ["a"]),
         Views,
         Columns,
+        lambda: Indexed({"a": 1}),
     ],
 )
 def test_object_that_equals_no_copy_of_it_is_kept_itself(make):
