@@ -1,6 +1,7 @@
 """A tree as a flat dictionary with dotted names, as in other frameworks."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -104,10 +105,16 @@ def load_state_dict(
         ```
     """
     refuse_class(tree, "tree")
-    if not (hasattr(mapping, "__contains__") and hasattr(mapping, "__getitem__")):
+    is_mapping = hasattr(mapping, "__contains__") and hasattr(mapping, "__getitem__")
+    if not is_mapping or isinstance(mapping, Sequence):
+        fix = (
+            "Read a file first, for example by `safetensors.numpy.load_file`."
+            if isinstance(mapping, str | bytes | os.PathLike)
+            else "`tree` comes first, and `mapping` second."
+        )
         raise TypeError(
             "`mapping` must be a dictionary from names to arrays; got "
-            f"{describe_node(mapping)}. `tree` comes first, and `mapping` second."
+            f"{describe_node(mapping)}. {fix}"
         )
     there = renamer(rename, tree, "tree", _dotted)
     faults = Faults("the state dict", "the mapping", "tree")
