@@ -13,7 +13,14 @@ from .._typing import PRNGKeyArray
 from ._callables import as_layers, check_function
 from ._keys import split_key
 from ._shape import within
-from ._stateful import ABSENT, StatefulLayer, is_stateful, key_for, refuse_key
+from ._stateful import (
+    ABSENT,
+    StatefulLayer,
+    is_stateful,
+    key_for,
+    refuse_key,
+    refuse_plain_class,
+)
 
 
 class Sequential(StatefulLayer):
@@ -86,7 +93,11 @@ class Sequential(StatefulLayer):
             kwargs = key_for(layer, layer_key)
             with within(f"layers[{i}]"):
                 if not is_stateful(layer):
-                    x = layer(x, **kwargs)
+                    try:
+                        x = layer(x, **kwargs)
+                    except TypeError:
+                        refuse_plain_class(f"`layers[{i}]` of this Sequential", layer)
+                        raise
                 elif state is ABSENT:
                     raise TypeError(
                         f"`layers[{i}]` of this Sequential is stateful: it is "

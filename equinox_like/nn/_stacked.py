@@ -27,7 +27,14 @@ from ._shape import IF_AN_ENSEMBLE, as_size, described, within
 from ._sharding import parts, split_by, varying_as
 from ._stack import build_stacked
 from ._state import Marker, RowMarker, State, check_state, is_index, with_marker
-from ._stateful import ABSENT, StatefulLayer, is_stateful, key_for, refuse_key
+from ._stateful import (
+    ABSENT,
+    StatefulLayer,
+    is_stateful,
+    key_for,
+    refuse_key,
+    refuse_plain_class,
+)
 
 _L = TypeVar("_L")
 _M = TypeVar("_M")
@@ -198,7 +205,11 @@ class Stacked(StatefulLayer, Generic[_L]):
                         jax.tree.leaves(new_state)  # raises if it is out of date
                         new_state = None
                 else:
-                    out = layer(*args, **kwargs)
+                    try:
+                        out = layer(*args, **kwargs)
+                    except TypeError:
+                        refuse_plain_class("A layer of this Stacked", layer)
+                        raise
             y = None
             if xs is not ABSENT:
                 out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")

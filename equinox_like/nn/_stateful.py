@@ -18,6 +18,7 @@ from .._module import Frozen, Module
 from .._transforms.vmap import Vmapped
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
+from .._tree.nodes import describe_node
 
 
 class StatefulLayer(Module):
@@ -93,6 +94,24 @@ def is_stateful(layer: Any) -> bool:
     if isinstance(layer, Frozen):
         return is_stateful(layer.value)
     return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+def refuse_plain_class(what: str, layer: Any) -> None:
+    """Raises `TypeError` if a layer needs a state, which its class does not say."""
+    while isinstance(layer, Frozen):
+        layer = layer.value
+    if isinstance(layer, StatefulLayer):
+        return
+    try:
+        state = signature_of(layer).parameters.get("state")
+    except (TypeError, ValueError):  # a function in C may have no signature
+        return
+    if state is not None and state.default is state.empty:
+        raise TypeError(
+            f"{what} is {describe_node(layer)}, which needs a `state`, but is not a "
+            "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer` in "
+            "place of `Module`, so that the state is passed to it."
+        ) from None
 
 
 def takes_key(layer: Any) -> bool:

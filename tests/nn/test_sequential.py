@@ -119,6 +119,27 @@ def test_missing_state_is_an_error_that_names_the_member() -> None:
         nn.Sequential([jnp.tanh, Counter()])(jnp.ones(3))
 
 
+class Block(eqx.Module):
+    def __call__(self, x, state):
+        return x + state, state
+
+
+@pytest.mark.parametrize("member", [Block(), eqx.frozen(Block())])
+def test_member_that_needs_a_state_must_be_a_stateful_layer(member) -> None:
+    model = nn.Sequential([jnp.tanh, member])
+    for args in ((jnp.ones(3), 1), (jnp.ones(3),)):
+        with pytest.raises(TypeError, match=r"`layers\[1\]` .* Block.*StatefulLayer"):
+            model(*args)
+
+
+def test_type_error_of_a_member_is_passed_on() -> None:
+    def member(x, state=None):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match=r"^mine$"):
+        nn.Sequential([member])(1)
+
+
 @pytest.mark.parametrize("member", [[], None, "relu"])
 def test_member_that_cannot_be_called_is_named(member, without_type_checks) -> None:
     model = nn.Sequential([nn.Identity(), member])

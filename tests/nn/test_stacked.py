@@ -219,6 +219,21 @@ def test_state_has_a_row_for_each_layer(from_layers, checkpoint, key) -> None:
     assert resting(xs[0], state)[0].shape == (3,)
 
 
+def test_layers_that_need_a_state_must_be_stateful_layers(key) -> None:
+    class Block(eqx.Module):
+        norm: nn.BatchNorm
+
+        def __init__(self, key):
+            self.norm = nn.BatchNorm(3)
+
+        def __call__(self, x, state):
+            return self.norm(x, state)
+
+    model, state = nn.make_with_state(lambda: nn.Stacked(Block, 2, key=key))()
+    with pytest.raises(TypeError, match=r"Stacked is a Block.*StatefulLayer"):
+        model(jnp.ones((4, 3)), state)
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_state_stays_valid_at_inference(depth, key) -> None:
     model, state = nn.make_with_state(lambda: nn.Stacked(stateful, depth, key=key))()
