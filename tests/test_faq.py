@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -182,6 +183,9 @@ CALLS = {
     "The same key used twice": [reuse_key],
     "`UnexpectedTracerError`": [leak],
     "`if x > 0:`": [lambda: eqx.filter_jit(lambda x: 1 if x > 0 else 0)(x[0])],
+    "`loss.item()` in a compiled function": [
+        lambda: eqx.filter_jit(lambda loss: loss.item())(x[0])
+    ],
     "`range(n)`": [lambda: eqx.filter_jit(lambda n: len(range(n)))(jnp.asarray(3))],
     "`step(model)`, called twice": [donate_twice],
     "`model.weight + 1`, after donating the model": [read_donated],
@@ -233,6 +237,13 @@ def test_errors_that_are_said_to_be_the_same_are():
     new = eqx.tree_at("layers[1]", model, eqx.nn.Linear(2, 3, key=jax.random.key(0)))
     with pytest.raises(ValueError, match="different pytree metadata at key path"):
         adam.update(eqx.filter(new, eqx.trainable), old)
+    for convert in (float, int):
+        pattern = re.escape(quoted["`loss.item()` in a compiled function"][0])
+        with pytest.raises(jax.errors.ConcretizationTypeError) as concrete:
+            eqx.filter_jit(lambda loss, to: to(loss))(x[0], convert)
+        assert re.match(pattern, f"ConcretizationTypeError: {concrete.value}")
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        eqx.filter_jit(lambda loss: np.asarray(loss))(x[0])
     with pytest.raises(TypeError, match="stack requires ndarray or scalar arguments"):
         jnp.stack([model, model])
     with pytest.raises(ValueError, match=r"leaf `layers\[0\]\.weight`.*`filter_jit`"):
