@@ -190,6 +190,9 @@ CALLS = {
     "`step(model)`, called twice": [donate_twice],
     "`model.weight + 1`, after donating the model": [read_donated],
     "`model.depth = 3`": [lambda: setattr(model, "depth", 3)],
+    "`model.parameters()`, `model.eval()`": [
+        lambda: model.parameters()  # pyright: ignore[reportAttributeAccessIssue] -- that is the mistake
+    ],
     "`eqx.nn.Sequential(layer, layer)`": [
         lambda: eqx.nn.Sequential(model, model)  # pyright: ignore[reportCallIssue] -- that is the mistake
     ],
