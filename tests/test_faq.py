@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import equinox_like as eqx
 
@@ -52,6 +53,13 @@ def tree_of_labels():
     labels = jax.tree.map(lambda _: "body", params)
     optax.multi_transform({"body": optax.sgd(0.1)}, lambda _: labels).init(params)
     optax.multi_transform({"body": optax.sgd(0.1)}, labels).init(params)
+
+
+def split_batch():
+    rows = jax.NamedSharding(jax.make_mesh((1,), ("data",)), P("data"))
+    xs = jax.device_put(jnp.ones((4, 2)), rows)
+    keys = jax.random.split(jax.random.key(0), 4)
+    jax.vmap(lambda x, key: model(x))(xs, keys)
 
 
 def promote():
@@ -170,6 +178,7 @@ CALLS = {
     "`jax.vmap(model)(xs, key)` with one key": [
         lambda: jax.vmap(lambda x, key: model(x))(x[None], jax.random.key(0))
     ],
+    "`jax.vmap(model)(xs, keys)`, where `xs` is split over devices": [split_batch],
     "`jax.vmap(f)(a, b)` with different sizes": [
         lambda: jax.vmap(lambda a, b: a + b)(jnp.ones(2), jnp.ones(3))
     ],
