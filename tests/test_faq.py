@@ -1,6 +1,7 @@
 """docs/faq.md quotes what JAX, Optax and this library say today."""
 
 import re
+import tempfile
 from pathlib import Path
 
 import jax
@@ -128,6 +129,13 @@ def use_old_state():
     norm(jnp.ones((4, 2)), state)
 
 
+def load_another_dtype():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        eqx.save(path, model)
+        eqx.load(path, eqx.nn.mixed(model, "params=bf16").layer)
+
+
 # What fails under each heading, in the order of the quotations.
 CALLS = {
     "`jax.jit(model)(x)`": [
@@ -208,6 +216,9 @@ CALLS = {
     "A field that is not set": [Unset],
     "`scale: jax.Array = jnp.ones(2)`": [array_as_default],
     "`norm(x, state)`, with a state that was used": [use_old_state],
+    "`eqx.load(path, model)`, where the dtype or the structure differs": [
+        load_another_dtype
+    ],
 }
 
 
