@@ -373,11 +373,20 @@ def check_sizes(
                 "an argument, and passes everything else unmapped."
             )
         if not -len(x.shape) <= axis < len(x.shape):
+            fix = "Use `None` as its axis in `in_axes` to pass it unmapped"
+            if (
+                len(path) > 2
+            ):  # a part of an argument, such as the count of an optimiser
+                whole = argument_name(fun, args, kwargs, path[:2])
+                fix += (
+                    f", or make `{whole}` by `filter_vmap`, too, if it is to have a value "
+                    "for each element, as the state of an optimiser has for each member "
+                    "of an ensemble"
+                )
             raise ValueError(
                 f"`{where}` of `{name_of(fun)}`: "
                 f"`{argument_name(fun, args, kwargs, path)}` has shape "
-                f"{tuple(x.shape)}, so it has no axis {axis} to map over. Use `None` "
-                "as its axis in `in_axes` to pass it unmapped."
+                f"{tuple(x.shape)}, so it has no axis {axis} to map over. {fix}."
             )
         sizes.add(x.shape[axis])
         alike.setdefault((path[:2], axis, x.shape[axis]), []).append(path)

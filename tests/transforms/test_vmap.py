@@ -296,6 +296,10 @@ class TestErrors:
             ValueError, match=r"`x` has shape \(\), so it has no axis 0"
         ):
             eqx.filter_vmap(lambda x: x)(jnp.ones(()))
+        # As if the state of an optimiser was made from a whole ensemble.
+        state = {"count": jnp.asarray(0), "mu": jnp.ones((3, 2))}
+        with pytest.raises(ValueError, match=r"or make `s` by `filter_vmap`, too"):
+            eqx.filter_vmap(lambda m, s: (m, s))(jnp.ones((3, 2)), state)
         with pytest.raises(ValueError, match=r"`args\[1\]`.*no axis 2"):
             eqx.filter_vmap(lambda *args: args, in_axes=(0, 2))(
                 jnp.ones(2), jnp.ones((2, 2))
