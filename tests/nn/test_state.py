@@ -203,6 +203,22 @@ def test_one_index_at_two_places_is_one_state_only_before_it_is_named() -> None:
     assert len(jax.tree.leaves(state)) == 2
 
 
+def test_model_in_place_of_its_class_is_refused() -> None:
+    norm = nn.BatchNorm(3, "batch", mode="batch")
+    for model in (norm, nn.Sequential([nn.Identity(), norm])):
+        name = type(model).__name__
+        with pytest.raises(TypeError, match=rf"got an? {name}\. .*{name}\)\(\.\.\.\)"):
+            nn.make_with_state(model)
+
+    # A Module may be a factory.
+    @eqx.filter_jit
+    def make(state=None):
+        return norm
+
+    for factory in (make, eqx.Partial(nn.BatchNorm, 3, "batch", mode="batch")):
+        assert isinstance(nn.make_with_state(factory)()[1], nn.State)
+
+
 def test_deep_copy_of_a_layer_has_a_state_of_its_own() -> None:
     @nn.make_with_state
     def make():
