@@ -267,6 +267,8 @@ def test_errors_that_are_said_to_be_the_same_are():
         assert re.match(pattern, f"ConcretizationTypeError: {concrete.value}")
     with pytest.raises(jax.errors.TracerArrayConversionError):
         eqx.filter_jit(lambda loss: np.asarray(loss))(x[0])
+    with pytest.raises(TypeError, match="__format__"):
+        eqx.filter_jit(lambda loss: f"{loss:.3f}")(x[0])
     with pytest.raises(TypeError, match="stack requires ndarray or scalar arguments"):
         jnp.stack([model, model])
     with pytest.raises(ValueError, match=r"leaf `layers\[0\]\.weight`.*`filter_jit`"):
