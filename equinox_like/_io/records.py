@@ -23,7 +23,7 @@ from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_number
 from .._tree.nodes import with_article
 from .narrow import narrowed, narrows_to
-from .tensors import NUMBERS, is_loadable, is_savable, number_type
+from .tensors import NUMBERS, in_numpy, is_loadable, is_savable, number_type
 
 MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
@@ -153,13 +153,13 @@ class Header:
 def encode(leaf: Any) -> np.ndarray:
     """`leaf` as an array of a dtype that `.npy` supports."""
     if is_typed_key(leaf):
-        data = np.ascontiguousarray(jax.random.key_data(leaf))
+        data = np.ascontiguousarray(in_numpy(jax.random.key_data(leaf)))
         name = f"{_KEY_PREFIX}{jax.random.key_impl(leaf)}>"
         dtype = np.dtype([(name, data.dtype, data.shape[leaf.ndim :])])
         return data.reshape(-1).view(dtype).reshape(leaf.shape)
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask")
-    array = np.asarray(leaf)
+    array = in_numpy(leaf)
     if array.dtype.hasobject:
         raise TypeError(
             f"{with_article(type(leaf).__name__)} that NumPy can hold only as Python "

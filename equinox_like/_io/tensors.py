@@ -111,6 +111,22 @@ def number_type(number: Any) -> Any:
     return next(t for t in NUMBERS if isinstance(number, t))
 
 
+def in_numpy(leaf: Any) -> np.ndarray:
+    """The values of an array. **Raises:** `TypeError` if they are not here."""
+    try:
+        return np.asarray(leaf)
+    except Exception:
+        if isinstance(leaf, Tracer):
+            raise TypeError(
+                "a traced array has no values to save: save outside of `jit`"
+            ) from None
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise TypeError(
+                "a part of the array is on other hosts: gather it first"
+            ) from None
+        raise
+
+
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
     """The description of `leaf`, and its bytes as a 1D array of `uint8`.
 
@@ -134,18 +150,7 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
             leaf = np.asarray(leaf, python)
         except OverflowError:
             raise TypeError(f"the integer {leaf} needs more than 64 bits") from None
-    try:
-        array = np.asarray(leaf)
-    except Exception:
-        if isinstance(leaf, Tracer):
-            raise TypeError(
-                "a traced array has no values to save: save outside of `jit`"
-            ) from None
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise TypeError(
-                "a part of the array is on other hosts: gather it first"
-            ) from None
-        raise
+    array = in_numpy(leaf)
     tensor, little = _as_stored(array.dtype, array.shape)
     if not array.flags.c_contiguous or array.dtype != little:
         array = np.asarray(array, little, order="C")

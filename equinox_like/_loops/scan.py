@@ -212,7 +212,10 @@ def _filter_map(functions: Sequence[Any], xs: Any, batch_size: int | None) -> An
     data, rest = take_apart(xs)
     where = f"`filter_map` of `{name_of(f)}`"
     if not data:
-        raise ValueError(f"{where}: there is no array in `xs` to iterate over.")
+        raise ValueError(
+            f"{where}: there is no array in `xs` to iterate over. Make an array of a "
+            "list or `range` with `jnp.asarray`."
+        )
     check_lengths(where, xs, None)
     return unpack(
         jax.lax.map(lambda x: pack(f(rest.fill(x))), data, batch_size=batch_size)
@@ -228,7 +231,8 @@ def check_lengths(where: str, xs: Any, length: int | None) -> int:
     ]
     if not named and length is None:
         raise ValueError(
-            f"{where}: there is no array in `xs` to iterate over, and no `length`."
+            f"{where}: there is no array in `xs` to iterate over, and no `length`. Make "
+            "an array of a list or `range` with `jnp.asarray`."
         )
     for name, x in named:
         if x.ndim == 0:

@@ -6,6 +6,7 @@ from typing import Any
 from .._annotations import annotations_of
 from .._tree.cached import MISSING, Attribute
 from .._tree.structure import FLAT
+from .._warn import warn
 from .abstract import own_declarations
 from .flatten import AUX, OPEN
 
@@ -20,6 +21,12 @@ def make_dataclass(cls: Any) -> None:
             f"Field '{reserved[0]}' of {cls.__qualname__} has a reserved name, under "
             "which a Module remembers how it is flattened: rename the field."
         )
+    for name, annotation in annotations.items():
+        if isinstance(annotation, dataclasses.Field):
+            warn(
+                f"Field '{name}' of {cls.__qualname__} has its settings in place of its "
+                f"type, so they have no effect. Write `{name}: SomeType = field(...)`."
+            )
     # Otherwise `dataclasses` writes a docstring, with a signature that is not ours.
     cls.__doc__ = cls.__doc__ or " "
     make = dataclasses.dataclass(init=False, repr=False, eq=False)

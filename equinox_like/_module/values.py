@@ -78,10 +78,17 @@ def check_statics(self: Any, fields: Fields) -> None:
 
 
 def check_callables(self: Any, fields: Fields) -> None:
-    """Warns of JAX-transformed callables with arrays, which JAX does not see."""
+    """Warns of JAX-transformed callables with arrays, which JAX does not see, and refuses
+    what `field` returns."""
     if self._wraps_callables_:
         return
     for name, value in fields:
+        if isinstance(value, dataclasses.Field):
+            raise TypeError(
+                f"Field '{name}' of {type_name(self)} is set to the result of `field`, "
+                f"which belongs into the body of the class: `{name}: SomeType = "
+                f"field(...)`. Set `self.{name}` to the value itself."
+            )
         for _ in _that_hide_arrays(value, self):
             warn(
                 f"A JAX-transformed callable is being set as field '{name}' of "

@@ -374,9 +374,7 @@ def check_sizes(
             )
         if not -len(x.shape) <= axis < len(x.shape):
             fix = "Use `None` as its axis in `in_axes` to pass it unmapped"
-            if (
-                len(path) > 2
-            ):  # a part of an argument, such as the count of an optimiser
+            if len(path) > 2:  # a part of an argument, as the count of an optimiser
                 whole = argument_name(fun, args, kwargs, path[:2])
                 fix += (
                     f", or make `{whole}` by `filter_vmap`, too, if it is to have a value "

@@ -3,8 +3,9 @@
 from typing import Any, TypeVar
 
 import jax.tree_util as jtu
+import numpy as np
 
-from .filters import is_none
+from .filters import is_array, is_none
 from .match import flatten_up_to
 from .nodes import describe_node
 from .paths import path_str
@@ -29,7 +30,8 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
     **Raises:**
 
     `ValueError` if the structures differ. `TypeError`, naming the path, if the two cannot
-    be added, for example because `model` has `None` where `updates` has an array.
+    be added, for example because `model` has `None` where `updates` has an array, or if
+    the sum is of another shape than an array of `model`.
 
     !!! example
 
@@ -56,7 +58,10 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
     try:
         if isinstance(node, list | tuple):  # a NumPy array would be added to each item
             raise TypeError("an update of a container is a container like it.")
-        return node + update
+        new = node + update
+        if is_array(node) and np.shape(new) != node.shape:
+            raise TypeError(f"the sum has shape {np.shape(new)}.")
+        return new
     except (TypeError, ValueError) as error:  # of JAX, of NumPy
         raise TypeError(
             f"Cannot add `{path_str(path, 'updates')}`, {describe_node(update)}, to "

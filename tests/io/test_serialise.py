@@ -930,3 +930,13 @@ def test_what_is_neither_path_nor_file_is_refused():
         eqx.tree_deserialise_leaves(5, jnp.ones(2))
     with pytest.raises(TypeError, match=r"the first argument, .*; got an Identity\."):
         eqx.tree_serialise_leaves(eqx.nn.Identity(), "path.eqx")
+
+
+@pytest.mark.parametrize("x", [jnp.ones(2), jax.random.key(0)])
+def test_traced_arrays_have_nothing_to_write(x):
+    @eqx.filter_jit
+    def write(tree):
+        eqx.tree_serialise_leaves(io.BytesIO(), tree)
+
+    with pytest.raises(eqx.LeafError, match=r"\['a'\].*save outside of `jit`"):
+        write({"a": x})

@@ -359,3 +359,21 @@ class TestStaticConstants:
         assert jtu.tree_structure(one) == jtu.tree_structure(two)
         other = Generated(1, tag | {1: "c"})
         assert jtu.tree_structure(one) != jtu.tree_structure(other)
+
+
+class TestSettingsOfFields:
+    """What `field` returns, at another place than in the body of the class."""
+
+    @pytest.mark.parametrize("cls", CLASSES)
+    def test_as_a_value_they_are_refused(self, cls):
+        message = f"Field 'f' of {__name__}.{cls.__qualname__} is set to the result of"
+        with pytest.raises(TypeError, match=message):
+            cls(eqx.field(static=True))
+
+    def test_as_an_annotation_they_are_warned_of(self):
+        with pytest.warns(UserWarning, match="'f' of .*Settings has its settings in"):
+
+            class Settings(eqx.Module):
+                f: eqx.field(trainable=False)  # pyright: ignore
+
+        assert Settings(1.0).f == 1.0

@@ -85,3 +85,11 @@ def test_shapes_that_do_not_add_are_refused_by_their_path():
         eqx.apply_updates([1, jnp.ones(2)], [1, jnp.ones(3)])
     with pytest.raises(TypeError, match=r"model\[1\].*\(2,\).*\(3,\)"):
         eqx.apply_updates([1, np.ones(2)], [1, np.ones(3)])
+
+
+@pytest.mark.parametrize("ones", [jnp.ones, np.ones])
+def test_update_that_changes_the_shape_is_refused_by_its_path(ones):
+    # As from the state of an optimiser that was made for a whole ensemble.
+    with pytest.raises(TypeError, match=r"model\['w'\].*sum has shape \(3, 4, 2\)"):
+        eqx.apply_updates({"w": ones((4, 2))}, {"w": ones((3, 4, 2))})
+    assert eqx.apply_updates(ones((4, 2)), ones(2)).shape == (4, 2)
