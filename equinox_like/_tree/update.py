@@ -3,7 +3,6 @@
 from typing import Any, TypeVar
 
 import jax.tree_util as jtu
-import numpy as np
 
 from .filters import is_array, is_none
 from .match import flatten_up_to
@@ -59,8 +58,8 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
         if isinstance(node, list | tuple):  # a NumPy array would be added to each item
             raise TypeError("an update of a container is a container like it.")
         new = node + update
-        if is_array(node) and np.shape(new) != node.shape:
-            raise TypeError(f"the sum has shape {np.shape(new)}.")
+        if is_array(node) and new.shape != node.shape:
+            raise TypeError(f"the sum has shape {new.shape}.")
         return new
     except (TypeError, ValueError) as error:  # of JAX, of NumPy
         raise TypeError(
