@@ -94,8 +94,40 @@ LAYERS = {
         (4,),
     ),
 }
+# These take or return something other than one array, or call a layer that they are given.
+NOT_IN_LAYERS = {
+    nn.BatchNorm,
+    nn.Bidirectional,
+    nn.LoRA,
+    nn.Mixed,
+    nn.RNN,
+    nn.Shared,
+    nn.SpectralNorm,
+    nn.Stacked,
+    nn.StatefulLayer,
+    nn.WeightNorm,
+}
 every_layer = pytest.mark.parametrize("name", LAYERS)
 KEY = jax.random.key(0)
+
+
+def test_each_layer_or_a_sibling_is_in_the_list_above() -> None:
+    layers = {
+        value
+        for value in vars(nn).values()
+        if isinstance(value, type)
+        and issubclass(value, eqx.Module)
+        and "__call__" in dir(value)
+    }
+    built = [
+        eqx.filter_eval_shape(build, jnp.dtype("float32"), KEY)
+        for build, _ in LAYERS.values()
+    ]
+    # `Conv3d` is tested by `Conv2d`, as both are a `Conv`.
+    tested = {base for layer in built for base in type(layer).__mro__}
+    tested -= {*nn.StatefulLayer.__mro__}
+    missing = {layer for layer in layers if tested.isdisjoint(layer.__mro__)}
+    assert missing == NOT_IN_LAYERS
 
 
 @functools.cache
@@ -148,6 +180,15 @@ def test_dtype_is_kept_under_strict_promotion(name, dtype) -> None:
     with promotion, jax.numpy_rank_promotion("raise"):
         dtypes = {x.dtype for x in eval_static(run, shape, dtype)}
     assert dtypes == {jnp.dtype(dtype)}
+
+
+@every_layer
+def test_parameters_are_cast_to_the_precision_of_the_context(name) -> None:
+    layer, x = make(name)
+    x = jax.ShapeDtypeStruct(x.shape, jnp.bfloat16)
+    with nn.precision("compute=bf16"):
+        out = jax.eval_shape(lambda x: call(layer, x), x)
+    assert out.dtype == jnp.bfloat16
 
 
 def eval_static(run, shape, dtype):
