@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import equinox_like
+from equinox_like._jit.donation import MODES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -135,6 +136,12 @@ def test_every_public_name_has_its_place_on_an_api_page() -> None:
         if ".internal." in name and any(value is other for other in elsewhere)
     }
     assert sorted(placed) == sorted(names.keys() - again)
+
+
+def test_each_mode_of_donation_is_described() -> None:
+    page = (ROOT / "docs" / "donation.md").read_text()
+    for text in (page, inspect.getdoc(equinox_like.filter_jit) or ""):
+        assert [mode for mode in MODES if f'`"{mode}"`' not in text] == []
 
 
 def test_table_of_donation_is_what_is_measured():
