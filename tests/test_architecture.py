@@ -1,10 +1,11 @@
-"""The rules of the house that import-linter cannot see, read off the source.
+"""The rules on imports that import-linter cannot see, read off the source.
 
 import-linter checks which layer imports which (`pyproject.toml`). It sees other packages
 whole, and no assignments; this file reads the syntax trees for the rest.
 """
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 import equinox_like
 
+ROOT = Path(__file__).parents[1]
 PACKAGE = Path(equinox_like.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 UNSTABLE = ("jax._src", "jax.core", "jax.extend", "jax.interpreters", "jaxlib")
@@ -151,9 +153,23 @@ def test_nothing_imported_is_patched(source: Path) -> None:
 
 
 def test_each_file_of_compat_is_on_the_page_on_the_architecture():
-    page = (Path(__file__).parents[1] / "docs/architecture.md").read_text()
+    page = (ROOT / "docs/architecture.md").read_text()
     names = {file.name for file in (PACKAGE / "_compat").glob("[!_]*.py")}
     assert {name for name in names if f"| `{name}` |" not in page} == {"private.py"}
+
+
+def test_package_layout_on_the_page_has_the_order_of_the_layers():
+    page = (ROOT / "docs/architecture.md").read_text()
+    block = page.partition("```text\nequinox_like/\n")[2].partition("```")[0]
+    listed = [line.split()[0].rstrip("/") for line in block.splitlines()]
+    parts = {source.relative_to(PACKAGE).parts[0] for source in SOURCES}
+    assert set(listed) == parts - {"_alias"}
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        (contract,) = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layers = [layer.split(" | ") for layer in reversed(contract["layers"])]
+    height = {name: number for number, layer in enumerate(layers) for name in layer}
+    heights = [height[name.removesuffix(".py")] for name in listed[:-1]]
+    assert heights == sorted(heights)
 
 
 def test_no_file_is_named_like_a_function_of_its_folder():
