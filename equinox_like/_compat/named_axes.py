@@ -3,7 +3,8 @@
 There, if `check_vma` is on, JAX's collectives raise an `AssertionError` for a name that is
 not an axis of the mesh. Serves jax 0.10 to 0.12: a primitive of ours sums over the names
 of `vmap`. Its batching rule is in `fancy_primitive_batchers` of `jax.interpreters`, whose
-rules get the name of the axis. Without that table, JAX raises its error.
+rules get the name of the axis. Without that table, JAX raises its error. There is no
+fallback for `ad.deflinear2`.
 """
 
 from collections.abc import Sequence

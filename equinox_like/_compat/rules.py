@@ -3,8 +3,9 @@
 JAX has no public way to define a primitive. Serves jax 0.10 to 0.12: the tables in
 `jax.interpreters`, and the class `ShapedArray` of `jax.core`. Without
 `fancy_primitive_batchers`, whose rules get the name of the axis of a `jax.vmap`, gradients
-of checkpointed loops, and `noinline`, cannot use that name. Without the other tables the
-library cannot be imported.
+of checkpointed loops, and `noinline`, cannot use that name. There is no fallback for the
+others: without them this file cannot be imported, nor what uses it: `nn`, `debug`,
+`internal` and the names in `_late.py`.
 """
 
 import functools
