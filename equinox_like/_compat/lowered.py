@@ -28,7 +28,7 @@ class Buffer(enum.Enum):
 
     PRUNED = "the program does not use the argument"
     DONOR = "XLA may reuse it for anything"
-    KEPT = "it is donated, but the program cannot reuse it"
+    UNUSABLE = "it is donated, but the program cannot reuse it"
     NOT_DONATED = "JAX was not asked to donate it, or does not under `jax_debug_nans`"
 
 
@@ -36,33 +36,33 @@ def buffers_of(lowered: Any, compiled: Any) -> list[int | Buffer] | None:
     """For each flat argument, the index of the output that reuses its buffer, or a
     `Buffer`. `None` if this is not known."""
     arguments = jtu.tree_leaves(lowered.args_info)
-    kept = _kept_arguments(lowered, len(arguments))
+    used = _used_arguments(lowered, len(arguments))
     parameters = _parameters(lowered)
-    if parameters is None or len(parameters) != len(kept):
+    if parameters is None or len(parameters) != len(used):
         return None
     header = compiled.as_text().partition("\n")[0]
     is_offered = any(offer in str(x) for x in parameters for offer in _OFFERS)
     if is_offered and not (_ALIASED.search(header) or _DONORS.search(header)):
         return None
     outcomes: list[int | Buffer] = [Buffer.PRUNED] * len(arguments)
-    for index in kept:
+    for index in used:
         is_donated = arguments[index].donated
-        outcomes[index] = Buffer.KEPT if is_donated else Buffer.NOT_DONATED
+        outcomes[index] = Buffer.UNUSABLE if is_donated else Buffer.NOT_DONATED
     for donors in _DONORS.findall(header):
         for parameter in _DONOR.findall(donors):
-            outcomes[kept[int(parameter)]] = Buffer.DONOR
+            outcomes[used[int(parameter)]] = Buffer.DONOR
     for output, parameter in _ALIASED.findall(header):
-        outcomes[kept[int(parameter)]] = int(output or 0)
+        outcomes[used[int(parameter)]] = int(output or 0)
     return outcomes
 
 
 def unused_arguments(lowered: Any) -> list[int]:
     """Indices of the flat arguments that the program does not use, as far as known."""
     count = len(jtu.tree_leaves(lowered.args_info))
-    return sorted(set(range(count)) - set(_kept_arguments(lowered, count)))
+    return sorted(set(range(count)) - set(_used_arguments(lowered, count)))
 
 
-def _kept_arguments(lowered: Any, count: int) -> list[int]:
+def _used_arguments(lowered: Any, count: int) -> list[int]:
     try:
         return sorted(lowered._lowering.compile_args["kept_var_idx"])
     except (AttributeError, KeyError, TypeError):

@@ -333,7 +333,7 @@ def unusable(
     Leaves that the program does not use are reported only if donated by name, because
     only then are they deleted.
     """
-    kinds = {Buffer.DONOR, Buffer.KEPT}
+    kinds = {Buffer.DONOR, Buffer.UNUSABLE}
     if donation.names is not None:
         kinds.add(Buffer.PRUNED)
     return [

@@ -208,7 +208,7 @@ def _row(
         return row._replace(outcome="aliased", output=outputs[buffer].path)
     if buffer is Buffer.NOT_DONATED:
         return row._replace(reason="JAX donates nothing while `jax_debug_nans` is set")
-    if buffer is Buffer.KEPT:
+    if buffer is Buffer.UNUSABLE:
         return row._replace(outcome="unusable", reason=_why_unusable(row, outputs))
     outcomes: dict[Any, Outcome] = {Buffer.PRUNED: "unused", Buffer.DONOR: "donor"}
     return row._replace(outcome=outcomes.get(buffer, "unknown"))

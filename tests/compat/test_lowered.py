@@ -46,12 +46,12 @@ def test_each_argument_is_told_apart():
 
     x, y = jnp.ones(3), jnp.ones(5)
     lowered = lower(f, x, y, x, jnp.ones(7), x, donate=(0, 1, 2, 3))
-    assert ask(lowered) == [0, 1, Buffer.PRUNED, Buffer.KEPT, Buffer.NOT_DONATED]
+    assert ask(lowered) == [0, 1, Buffer.PRUNED, Buffer.UNUSABLE, Buffer.NOT_DONATED]
 
 
 def test_without_the_private_name_full_programs_are_still_told_right():
     lowered = lower(lambda a, b: a + b.sum(), jnp.ones(3), jnp.ones(5), donate=(0, 1))
-    assert ask(lowered, without_private_names=True) == [0, Buffer.KEPT]
+    assert ask(lowered, without_private_names=True) == [0, Buffer.UNUSABLE]
 
 
 def test_without_the_private_name_unused_arguments_leave_it_open():
