@@ -16,6 +16,7 @@ from ._shape import check_dtype
 # An initialiser as in `jax.nn.initializers`, the name of one there, or the values.
 Init = Callable[..., Any] | str | ArrayLike
 # Calls an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
+# A new layout of other than two axes has their number as `ndim`: see `leading_axes`.
 Layout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
 # The field names of layers' weights.
 WEIGHTS = ("weight", "weight_ih", "weight_hh")
