@@ -158,6 +158,12 @@ def test_each_file_of_compat_is_on_the_page_on_the_architecture():
     assert {name for name in names if f"| `{name}` |" not in page} == {"private.py"}
 
 
+def test_each_file_of_compat_says_which_versions_it_serves():
+    files = (PACKAGE / "_compat").glob("[!_]*.py")
+    silent = {file.name for file in files if "Serves jax 0." not in file.read_text()}
+    assert silent == {"private.py"}
+
+
 def test_package_layout_on_the_page_has_the_order_of_the_layers():
     page = (ROOT / "docs/architecture.md").read_text()
     block = page.partition("```text\nequinox_like/\n")[2].partition("```")[0]
