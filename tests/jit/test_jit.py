@@ -357,6 +357,15 @@ class TestCallables:
         f = eqx.filter_jit(lambda **kwargs: sorted(kwargs))
         assert f(self=1, fun=2, args=3) == ["args", "fun", "self"]
 
+    @pytest.mark.parametrize("donate", ["none", "arrays", ("b",)])
+    def test_keyword_only_parameters_need_no_alphabetical_order(self, donate):
+        @eqx.filter_jit(donate=donate)
+        def f(*, b, a, power):
+            return b - 2 * a**power
+
+        assert f(b=jnp.ones(()), a=jnp.zeros(()), power=2) == 1
+        assert f(power=2, a=jnp.zeros(()), b=jnp.ones(())) == 1
+
     def test_equal_wraps_are_equal_and_hash_alike(self):
         assert eqx.filter_jit(module_level) == eqx.filter_jit(module_level)
         assert hash(eqx.filter_jit(module_level)) == hash(eqx.filter_jit(module_level))
