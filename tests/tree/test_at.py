@@ -239,6 +239,14 @@ def test_is_leaf_makes_the_inside_of_a_node_unreachable():
         eqx.tree_at(lambda t: t["a"][0], tree, 0, is_leaf=is_pair)
 
 
+def test_tuple_that_is_a_leaf_can_be_one_of_several_nodes():
+    tree = {"a": (1, 2), "b": 3}
+    new = eqx.tree_at(
+        lambda t: (t["a"], t["b"]), tree, (7, 8), is_leaf=lambda x: x == (1, 2)
+    )
+    assert new == {"a": 7, "b": 8}
+
+
 @pytest.mark.parametrize("new", ["ab", ["a", "b"], np.array(["a", "b"])], ids=repr)
 def test_anything_with_a_length_can_replace_several_nodes(new):
     assert eqx.tree_at(lambda t: (t[0], t[1]), [1, 2], new) == ["a", "b"]
