@@ -129,6 +129,16 @@ def test_nearest_trace_is_compared_with(f):
     assert retrace.differences[0].before == "the static value 2"
 
 
+def test_only_the_latest_traces_are_compared_with(f, monkeypatch):
+    monkeypatch.setattr("equinox_like._jit.retrace._SEARCHED", 2)
+    f, _ = f
+    for size in (3, 4, 5):
+        f(model(size=size), jnp.ones(2))
+    retrace = f.explain(model(size=3), jnp.ones(7))
+    assert kinds(retrace) == {"model.size": "static value", "x": "shape"}
+    assert retrace.differences[0].before == "the static value 5"
+
+
 @pytest.mark.parametrize("options", [{}, {"donate": "all"}])
 def test_trace_that_failed_is_not_one_to_reuse(options):
     @eqx.filter_jit(**options)
