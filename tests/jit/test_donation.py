@@ -328,6 +328,19 @@ class TestStrict:
             f(a, b)
         assert not a.is_deleted() and not b.is_deleted()
 
+    @pytest.mark.parametrize("mode", ["strict", "warn"])
+    def test_refused_call_does_not_run_when_it_is_repeated(self, mode):
+        @eqx.filter_jit(donate=mode)
+        def f(x, y):
+            return (x + 1 if x.ndim == 1 else x.sum()), y + 1
+
+        f(jnp.ones(3), jnp.ones(2))
+        for _ in range(2):
+            y = jnp.ones(2)
+            with pytest.raises((eqx.DonationError, eqx.DonationWarning)):
+                f(jnp.ones((3, 3)), y)
+            assert not y.is_deleted()
+
     @pytest.mark.parametrize("times", [1, 2])
     def test_refuses_before_anything_runs(self, times):
         ran = []
