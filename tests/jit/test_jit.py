@@ -366,6 +366,14 @@ class TestCallables:
         assert f(b=jnp.ones(()), a=jnp.zeros(()), power=2) == 1
         assert f(power=2, a=jnp.zeros(()), b=jnp.ones(())) == 1
 
+    def test_function_that_is_wrapped_again_has_its_new_defaults(self):
+        def f(x, y):
+            return x, y
+
+        assert eqx.filter_jit(f)(1, 2) == (1, 2)
+        f.__defaults__ = (3,)
+        assert eqx.filter_jit(f)(1) == (1, 3)
+
     def test_equal_wraps_are_equal_and_hash_alike(self):
         assert eqx.filter_jit(module_level) == eqx.filter_jit(module_level)
         assert hash(eqx.filter_jit(module_level)) == hash(eqx.filter_jit(module_level))
