@@ -61,7 +61,6 @@ def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
             if (cached := cached_types.get(type(value))) is not None
             and cached.is_immutable
             and FLAT not in raw_dict(value)
-            and not value._is_open_
         ]
     return found
 
