@@ -172,6 +172,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
         donation; for a batch of items the printed array of messages.
     - `len(Results)`: the number of items.
     - `item.is_traced()`: whether it is only known at run time which item this is.
+    - `item.error_if(x, pred)`: [`equinox_like.error_if`][] with the message of the item.
 
     A subclass of an enumeration has the items of its parents, in their order, and then
     its own. Its items are not those of the parents: `promote` converts an item of a

@@ -264,9 +264,10 @@ def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> Non
 def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     """Both as arrays of one shape, which is `()` if the index is a scalar."""
     if not isinstance(index, list | tuple) and not is_array_like(index):
+        fix = " Call `item.error_if(x, pred)`." if hasattr(index, "error_if") else ""
         raise TypeError(
             "The index of `branched_error_if` must be an integer; got "
-            f"{describe_node(index)}."
+            f"{describe_node(index)}.{fix}"
         )
     pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
     if not jnp.issubdtype(index.dtype, np.integer):
