@@ -80,8 +80,9 @@ class Carry:
             difference = min(found, key=lambda d: d.path in numbers, default=None)
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
-                f"step. {difference or 'Its structure changed.'} A number that changes "
-                "must be an array from the start: convert it with `jnp.asarray`."
+                f"step. {difference or 'Its structure changed.'} Each step must return "
+                "the structure of the initial carry, and what it computes must be an "
+                "array from the start."
             )
         self._changed = self._change(before, data)
         return data

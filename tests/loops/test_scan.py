@@ -226,6 +226,13 @@ class TestScanErrors:
         with pytest.raises(TypeError, match=r"`carry\[1\]` was .* of length 2"):
             eqx.filter_scan(step, (0, [jnp.ones(2)] * 2), length=2)
 
+    def test_fix_for_a_structure_that_changes_is_not_about_numbers(self):
+        # A number that changes becomes an array by itself.
+        for start, end in ((None, jnp.ones(2)), (0.0, None), ((0.0,), [0.0])):
+            step = lambda c, _, end=end: (end, None)  # noqa: E731
+            with pytest.raises(TypeError, match="return the structure of the initial"):
+                eqx.filter_scan(step, start, length=2)
+
     def test_number_that_changes_its_type_only_becomes_an_array(self):
         for start, end in ((1, 1.0), (0.0, -0.0), (1, 2), (1, jnp.ones(()))):
             step = lambda c, _, end=end: ((end,), None)  # noqa: E731
