@@ -203,6 +203,9 @@ CALLS = {
     "`loss.item()` in a compiled function": [
         lambda: eqx.filter_jit(lambda loss: loss.item())(x[0])
     ],
+    "`np.sin(x)` in a compiled function": [
+        lambda: eqx.filter_jit(lambda x: np.sin(x))(x[0])
+    ],
     "`range(n)`": [lambda: eqx.filter_jit(lambda n: len(range(n)))(jnp.asarray(3))],
     "`step(model)`, called twice": [donate_twice],
     "`model.weight + 1`, after donating the model": [read_donated],
