@@ -111,6 +111,14 @@ def read_donated():
     return linear.weight + 1
 
 
+class OnGrid(eqx.Module):
+    grid: np.ndarray = eqx.field(static=True)
+
+
+def write_into_a_grid():
+    OnGrid(np.zeros(2)).grid[0] = 1.0
+
+
 class Unset(eqx.Module):
     a: jax.Array
 
@@ -210,6 +218,7 @@ CALLS = {
     "`step(model)`, called twice": [donate_twice],
     "`model.weight + 1`, after donating the model": [read_donated],
     "`model.depth = 3`": [lambda: setattr(model, "depth", 3)],
+    "`model.grid[0] = 1.0`": [write_into_a_grid],
     "`model.parameters()`, `model.eval()`": [
         lambda: model.parameters()  # pyright: ignore[reportAttributeAccessIssue] -- that is the mistake
     ],
