@@ -224,18 +224,25 @@ def _is_of(inner: Any, self: Any) -> bool:
 
 
 def why_unhashable(self: Any, error: TypeError) -> TypeError:
-    """The error if a leaf is unhashable. JAX's own error does not name the leaf."""
+    """The error if a leaf or a static array is unhashable. JAX's own names neither."""
     for path, leaf in jtu.tree_leaves_with_path(self):
         if is_array(leaf):
-            name = type(self).__name__
-            return TypeError(
-                f"unhashable type: {name!r}. Its leaf `{plain_path(path)}` is "
-                f"{describe_array(leaf)}, and arrays have no hash. If this came from "
-                "a transformation of JAX, such as `jax.jit`, which hashes the function "
-                "and the static arguments: use that of this library (`filter_jit`), or "
-                f"pass the {name} as an ordinary argument."
-            )
+            return _unhashable_array(self, f"leaf `{plain_path(path)}`", leaf)
+    for name in self._module_spec_.static:
+        value = getattr(self, name)
+        if isinstance(value, np.ndarray | jax.Array):
+            return _unhashable_array(self, f"static field `{name}`", value)
     return error
+
+
+def _unhashable_array(self: Any, where: str, array: Any) -> TypeError:
+    name = type(self).__name__
+    return TypeError(
+        f"unhashable type: {name!r}. Its {where} is {describe_array(array)}, and arrays "
+        "have no hash. If this came from a transformation of JAX, such as `jax.jit`, "
+        "which hashes the function and the static arguments: use that of this library "
+        f"(`filter_jit`), or pass the {name} as an ordinary argument."
+    )
 
 
 def type_name(self: Any) -> str:

@@ -760,6 +760,13 @@ class TestComparison:
             hash(Affine([1.0]))
         assert info.value.__cause__ is None
 
+    def test_hash_names_a_static_array(self):
+        static = Affine(1.0, name=np.ones(2))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(
+            TypeError, match=r"'Affine'. Its static field `name` is .*2"
+        ):
+            hash(static)
+
     def test_own_equality_is_used(self):
         class Always(eqx.Module):
             x: int
