@@ -74,7 +74,8 @@ def _match(primal: Any, tangent: Any, name: str) -> Any:
     if not is_array_like(tangent):
         raise TypeError(
             f"`{name}` is {describe_node(tangent)}, which is not a tangent: pass an "
-            "array, or `None` for a leaf that is not differentiated."
+            "array, or `None` for a leaf that is not differentiated, which "
+            "`filter(tree, is_inexact_array)` puts there."
         )
     shape, dtype = shape_and_dtype(primal)
     given_shape, given_dtype = shape_and_dtype(tangent)
@@ -83,8 +84,8 @@ def _match(primal: Any, tangent: Any, name: str) -> Any:
             return None
         what = "" if dtype is None else f" of dtype {dtype}"
         raise TypeError(
-            f"`{name}` belongs to a leaf{what} that is not differentiated: it must be "
-            "`None`."
+            f"`{name}` belongs to a leaf{what} that is not differentiated, as it is not a "
+            "floating-point or complex array: it must be `None`."
         )
     if shape != given_shape:
         raise ValueError(

@@ -110,9 +110,17 @@ BAD = [
         r"\['w'\].*int32",
         id="dtype",
     ),
-    pytest.param({"w": "text", "n": None}, TypeError, r"\['w'\].*str", id="foreign"),
     pytest.param(
-        {"w": None, "n": 1.0}, TypeError, r"\['n'\].*int32.*None", id="integer"
+        {"w": "text", "n": None},
+        TypeError,
+        r"\['w'\].*str.*`filter\(tree, is_inexact_array\)`",
+        id="foreign",
+    ),
+    pytest.param(
+        {"w": None, "n": 1.0},
+        TypeError,
+        r"\['n'\].*int32.*not a floating-point or complex array.*None",
+        id="integer",
     ),
 ]
 
@@ -123,7 +131,7 @@ def test_bad_tangents_are_named(tangent, error, message):
     with pytest.raises(error, match=message):
         eqx.filter_jvp(lambda p: p, (primal,), (tangent,))
     _, f_jvp = eqx.filter_linearize(lambda p: p, primal)
-    with pytest.raises(error, match=message.replace("int32.*None", "None")):
+    with pytest.raises(error, match=message.replace("int32.*not", "not")):
         f_jvp(tangent)
 
 
