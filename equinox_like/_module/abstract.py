@@ -113,6 +113,8 @@ _OWN: Final = "_module_abstract_"
 class StrictConfig:
     """Accepted as `strict=` of a Module class, for code that was written for Equinox.
 
+    `strict=True` is accepted as well, and checks nothing: a subclass may override methods.
+
     **Arguments:**
 
     - `force_abstract` (or `force_abstact`, the spelling in Equinox): the class cannot be
