@@ -181,6 +181,16 @@ def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
             )
 
 
+def note_property(self: Any, name: str, error: AttributeError) -> None:
+    """Adds to the error of an assignment that a property has the name of the field."""
+    if isinstance(getattr(type(self), name, None), property):
+        error.add_note(
+            f"'{name}' of {type_name(self)} is both a field and a property: rename one of "
+            "them. A base class that leaves the choice to its subclasses declares "
+            f"`{name}: AbstractVar[...]` in place of a field."
+        )
+
+
 def refuse_assignment(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
     if self._is_open_:

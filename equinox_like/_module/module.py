@@ -23,7 +23,7 @@ from .._tree.format import tree_pformat
 from .._tree.render import render
 from .._tree.strict import compared_as_trees
 from .by_value import is_empty, register_empty, restore
-from .construct import construct, refuse_assignment
+from .construct import construct, note_property, refuse_assignment
 from .dataclass import is_dunder, make_dataclass, put_attributes
 from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES, Node, register
@@ -63,7 +63,11 @@ class _Immutable(Shown, Node):
     def __setattr__(self, name: str, value: Any) -> None:
         # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
         if name in self._is_open_ or name == "__orig_class__":
-            _set(self, name, value)
+            try:
+                _set(self, name, value)
+            except AttributeError as error:
+                note_property(self, name, error)
+                raise
         else:
             refuse_assignment(self, name)
 

@@ -55,7 +55,7 @@ class ModuleSpec:
     needs_conversion: bool
     # Whether the fields must be checked for values of any type.
     has_checks: bool
-    # Whether assignment goes to our own `__setattr__`.
+    # Whether assignment goes to our own `__setattr__`, which may be bypassed.
     plain_setattr: bool
     # Whether instances never change.
     is_immutable: bool
@@ -101,6 +101,8 @@ def make_spec(
     )
     sets_all = init is not None and not no_init
     names_on_class = hasattr(cls, "__getattr__") or any(_has(cls, n) for n in names)
+    # Our `__setattr__` tells of a field that is also a property.
+    plain_setattr &= not any(isinstance(getattr(cls, n, None), property) for n in names)
     needs_conversion = bool(converters or abstract_variables)
     has_post_init = hasattr(cls, "__post_init__")
     return ModuleSpec(
