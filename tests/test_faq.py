@@ -279,6 +279,10 @@ def test_errors_that_are_said_to_be_the_same_are():
         assert re.match(pattern, f"ConcretizationTypeError: {concrete.value}")
     with pytest.raises(jax.errors.TracerArrayConversionError):
         eqx.filter_jit(lambda loss: np.asarray(loss))(x[0])
+    with pytest.raises(jax.errors.TracerIntegerConversionError):
+        eqx.filter_jit(lambda n: len(range(n)))(np.int64(3))
+    with pytest.raises(TypeError, match="Shapes must be 1D sequences of concrete"):
+        eqx.filter_jit(lambda n: jnp.zeros(n))(np.int64(3))
     with pytest.raises(TypeError, match="__format__"):
         eqx.filter_jit(lambda loss: f"{loss:.3f}")(x[0])
     with pytest.raises(TypeError, match="stack requires ndarray or scalar arguments"):
