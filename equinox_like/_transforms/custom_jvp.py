@@ -26,6 +26,7 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     """A function with a custom rule for forward-mode derivatives.
 
     Attach the rule by `.def_jvp(rule)` before the first call. Reverse mode transposes it.
+    `def_jvp` returns `None`, so that is what a decorated name stands for afterwards.
 
     **Arguments:**
 

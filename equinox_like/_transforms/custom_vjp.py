@@ -50,7 +50,8 @@ def filter_custom_vjp(
 def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> Any:
     """A function with custom rules for its reverse-mode derivative.
 
-    Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Only the first
+    Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Both return
+    `None`, so that is what a decorated name stands for afterwards. Only the first
     argument can be differentiated, which must be passed by position; it may be a tuple of
     several things.
 
