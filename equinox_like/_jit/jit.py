@@ -32,7 +32,7 @@ from .checks import explained, holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
 from .layout import Layout
-from .program import Program
+from .program import Program, Settings
 from .programs import owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
@@ -158,15 +158,15 @@ class Jitted(Transformed[_P, _T]):
 
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         super().__init__(fun)
+        name = name_of(fun)
         signature = signature_of(fun)  # raises if `fun` has no signature
-        Donation(donate).check_names(signature, name_of(fun))
+        Donation(donate).check_names(signature, name)
         shardings = None
         if any(option in jitkwargs for option in OPTIONS):
-            shardings = Shardings(jitkwargs, name_of(fun), signature)
+            shardings = Shardings(jitkwargs, name, signature)
+        settings = Settings(name, signature, donate, jitkwargs, shardings)
         self._owner = owner_of_programs(self._tree)
-        self._program = program_of(
-            fun, self._tree, signature, donate, jitkwargs, shardings
-        )
+        self._program = program_of(fun, self._tree, settings)
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:

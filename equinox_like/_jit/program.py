@@ -9,7 +9,7 @@ function.
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._compat.trace_state import at_top_level
 from .._tree.registry import registry
@@ -25,6 +25,16 @@ from .specialization import Specialization
 flatten = registry.flatten
 
 
+class Settings(NamedTuple):
+    """What `filter_jit` was given for a callable."""
+
+    name: str  # of the callable, for messages
+    signature: inspect.Signature
+    donate: Donate
+    jitkwargs: dict[str, Any]
+    shardings: Shardings | None
+
+
 class Program:
     """The layouts and specializations of a callable.
 
@@ -35,24 +45,18 @@ class Program:
 
     def __init__(
         self,
-        name: str,
         opaque: Callable[[], Any],
-        signature: inspect.Signature,
-        donate: Donate,
-        jitkwargs: dict[str, Any],
-        shardings: Shardings | None,
+        settings: Settings,
         without_donation: Callable[[], "Program"],
     ):
         """`without_donation()` is the same program with `donate="none"`."""
-        self.name = name
         self.opaque = opaque
+        self.name, signature, donate, self.jitkwargs, self.shardings = settings
         self.donate: Donate = donate
-        self.jitkwargs = jitkwargs
-        self.shardings = shardings
-        self.options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
+        self.options = {k: v for k, v in self.jitkwargs.items() if k not in OPTIONS}
         self.donation = Donation(donate)
-        self.record = Record(name)
-        self.layouts = LayoutTable(signature, name, self.donation.donates)
+        self.record = Record(self.name)
+        self.layouts = LayoutTable(signature, self.name, self.donation.donates)
         self._forms = self.layouts.forms
         self._specializations: dict[Skeleton, Specialization] = {}
         self._lock = threading.RLock()

@@ -6,7 +6,6 @@ the key, and the garbage collector cannot free such a cycle through a global tab
 """
 
 import dataclasses
-import inspect
 import threading
 import types
 import weakref
@@ -15,16 +14,14 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .._core.base import name_of
 from .._core.caches import on_clear
 from .._module.module import BoundMethod
 from .._tree.registry import registry
 from .._tree.strict import Itself, strict_key, strict_treedef
 from .._tree.structure import cached_types
-from .donation import Donate
 from .layout import keep
-from .program import Program
-from .shardings import OPTIONS, Shardings
+from .program import Program, Settings
+from .shardings import OPTIONS
 
 
 class Programs:
@@ -41,26 +38,16 @@ class Programs:
         with _lock:
             _all_programs.add(self)
 
-    def get(
-        self,
-        key: Any,
-        opaque: Callable[[], Any],
-        name: str,
-        signature: inspect.Signature,
-        donate: Donate,
-        jitkwargs: dict[str, Any],
-        shardings: Shardings | None,
-    ) -> Program:
-        """The program with these options; the same one for equal options and keys."""
+    def get(self, key: Any, opaque: Callable[[], Any], settings: Settings) -> Program:
+        """The program with these settings; the same one for equal settings and keys."""
 
         def without_donation():
-            return self.get(key, opaque, name, signature, "none", jitkwargs, shardings)
+            return self.get(key, opaque, settings._replace(donate="none"))
 
         def make():
-            return Program(
-                name, opaque, signature, donate, jitkwargs, shardings, without_donation
-            )
+            return Program(opaque, settings, without_donation)
 
+        _, signature, donate, jitkwargs, shardings = settings
         parameters = tuple(
             (p.name, p.kind, p.default is p.empty)
             for p in signature.parameters.values()
@@ -109,34 +96,30 @@ def _forget_programs() -> None:
     _by_key.clear()
 
 
-def program_of(fun: Any, tree: Any, *options: Any) -> Program:
-    """The program of a callable. `tree` is `fun` if that is a pytree, else `None`.
-
-    `options` are the signature, `donate`, the other arguments of `jax.jit`, and shardings.
-    """
-    options = name_of(fun), *options
+def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
+    """The program of a callable. `tree` is `fun` if that is a pytree, else `None`."""
     if tree is not None:
         owner, key = tree, None
         if type(tree) is BoundMethod:
             owner, key = tree.__self__, tree.__func__
-        return _of_tree(owner).get(key, _nothing, *options)
+        return _of_tree(owner).get(key, _nothing, settings)
     if isinstance(fun, types.MethodType):
         try:
             opaque = weakref.WeakMethod(fun)
         except TypeError:
             programs = _shared(Itself(fun.__self__))
-            return programs.get(fun.__func__, lambda: fun, *options)
-        return _of_identity(fun.__self__).get(fun.__func__, opaque, *options)
+            return programs.get(fun.__func__, lambda: fun, settings)
+        return _of_identity(fun.__self__).get(fun.__func__, opaque, settings)
     if type(fun) is types.FunctionType:
-        return of_function(fun).get(None, weakref.ref(fun), *options)
+        return of_function(fun).get(None, weakref.ref(fun), settings)
     programs = _of_value(fun)
     if programs is not None:
-        return programs.get(None, lambda: fun, *options)
+        return programs.get(None, lambda: fun, settings)
     try:
         opaque = weakref.ref(fun)
     except TypeError:
-        return _shared(Itself(fun)).get(None, lambda: fun, *options)
-    return _of_identity(fun).get(None, opaque, *options)
+        return _shared(Itself(fun)).get(None, lambda: fun, settings)
+    return _of_identity(fun).get(None, opaque, settings)
 
 
 _NAME: Final = "__equinox_like_programs__"
