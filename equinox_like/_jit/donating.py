@@ -74,7 +74,7 @@ class DonatingSpecialization(Specialization):
                 place is not self._place and place != self._place
             )
             if inspects:
-                self._before(layout, leaves, groups)
+                self._inspect(layout, leaves, groups)
             self._place = place
             if self._unused:
                 refuse_unused(layout, leaves, self._unused)
@@ -104,12 +104,14 @@ class DonatingSpecialization(Specialization):
         self._deletion.finish(layout, leaves, number, self._outcomes)
         return self.outputs.build[number](data)
 
-    def _before(self, layout: Layout, leaves: list[Any], groups: Sequence[Any]) -> None:
+    def _inspect(
+        self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
+    ) -> None:
         """Inspects the arrays of a call, unless their traits equal the last call's."""
         refuse_fatal(layout, leaves)
         traits = traits_of(groups)
         if traits != self._traits:
-            self._before_lowering(layout, leaves, groups)
+            self._inspect_for_lowering(layout, leaves, groups)
         # Replaced even if equal: the next call is likely to have the same objects,
         # which compare faster.
         self._traits = traits
@@ -118,11 +120,11 @@ class DonatingSpecialization(Specialization):
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
     ) -> Any:
         """Runs a call that JAX has not traced or not lowered yet."""
-        self._before_lowering(layout, leaves, groups)
+        self._inspect_for_lowering(layout, leaves, groups)
         with expected.trace_of(self):
             return lowering_warnings.lower(lambda: self.function(*groups))
 
-    def _before_lowering(
+    def _inspect_for_lowering(
         self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
     ) -> None:
         """Inspects a call that may make JAX lower, for example for a new sharding."""
