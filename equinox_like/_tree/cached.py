@@ -48,7 +48,8 @@ def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
     """The instance and the cached nodes below it that have no `_flat_` yet, from top to
     bottom, each with its children and aux data.
 
-    Otherwise `describe` would call itself for each level of a deep tree.
+    Otherwise `describe` would call itself for each level of a deep tree. A node that is
+    being constructed is left out: it may contain itself.
     """
     found: list[tuple[Any, Sequence[Any], Any]] = []
     pending = [instance]
@@ -61,6 +62,7 @@ def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
             if (cached := cached_types.get(type(value))) is not None
             and cached.is_immutable
             and FLAT not in raw_dict(value)
+            and not value._is_open_
         ]
     return found
 

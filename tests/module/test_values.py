@@ -377,3 +377,16 @@ class TestSettingsOfFields:
                 f: eqx.field(trainable=False)  # pyright: ignore
 
         assert Settings(1.0).f == 1.0
+
+
+def test_instance_that_contains_itself_while_it_is_constructed_is_no_endless_tree():
+    class Looped(eqx.Module):
+        below: Any
+
+        def __init__(self):
+            self.below = Layer(self)
+            with pytest.raises(RecursionError):
+                eqx.filter_jit(lambda tree: tree)(self.below)
+            self.below = None
+
+    assert Looped().below is None
