@@ -1,6 +1,5 @@
 """A tree as a flat dictionary with dotted names, as in other frameworks."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from .._tree.arrays import (
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.require import refuse_class
+from .atomic import is_path
 from .faults import Faults
 from .names import renamer
 from .placement import put_like, shardings_for
@@ -109,7 +109,7 @@ def load_state_dict(
     if not is_mapping or isinstance(mapping, Sequence):
         fix = (
             "Read a file first, for example by `safetensors.numpy.load_file`."
-            if isinstance(mapping, str | bytes | os.PathLike)
+            if is_path(mapping)
             else "`tree` comes first, and `mapping` second."
         )
         raise TypeError(

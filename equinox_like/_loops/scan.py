@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, SupportsIndex, TypeVar
+from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -23,6 +23,8 @@ from .schedule import check_checkpoints
 _C = TypeVar("_C")
 _X = TypeVar("_X")
 _Y = TypeVar("_Y")
+
+_CONVERT: Final = "Convert a list or a `range` with `jnp.asarray`."
 
 
 @frames_hidden
@@ -213,8 +215,7 @@ def _filter_map(functions: Sequence[Any], xs: Any, batch_size: int | None) -> An
     where = f"`filter_map` of `{name_of(f)}`"
     if not data:
         raise ValueError(
-            f"{where}: there is no array in `xs` to iterate over. Make an array of a "
-            "list or `range` with `jnp.asarray`."
+            f"{where}: there is no array in `xs` to iterate over. {_CONVERT}"
         )
     check_lengths(where, xs, None)
     return unpack(
@@ -231,8 +232,8 @@ def check_lengths(where: str, xs: Any, length: int | None) -> int:
     ]
     if not named and length is None:
         raise ValueError(
-            f"{where}: there is no array in `xs` to iterate over, and no `length`. Make "
-            "an array of a list or `range` with `jnp.asarray`."
+            f"{where}: there is no array in `xs` to iterate over, and no `length`. "
+            f"{_CONVERT}"
         )
     for name, x in named:
         if x.ndim == 0:

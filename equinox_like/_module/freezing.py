@@ -6,7 +6,7 @@ optimiser may still change the array by weight decay or momentum. A frozen part 
 """
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -91,7 +91,7 @@ def trainable_leaves(
             node, is_leaf=lambda x, node=node: x is not node
         )
         for path, child in children:
-            if _name_of(path) in buffers:
+            if path[0].name in buffers:
                 flags += [False] * len(jtu.tree_leaves(child))
             else:
                 flags += trainable_leaves(child, is_parameter)
@@ -284,10 +284,6 @@ def _is_frozen(node: Any) -> bool:
 def _has_buffers(node: Any) -> bool:
     # `isinstance` is slow for `Module`, because of its metaclass, so `Node` is tested.
     return isinstance(node, Node) and bool(node._module_spec_.buffers)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _name_of(path: Sequence[Any]) -> str:
-    return path[0].name
 
 
 def leaves_under(tree: Any, selector: Any) -> list[bool]:

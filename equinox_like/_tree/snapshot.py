@@ -45,7 +45,7 @@ UNCHANGING: Final = frozenset(
     }
 )
 
-_BUILTIN: Final = frozenset({list, dict, deque, set, bytearray})
+_CONTAINERS: Final = (list, dict, deque, set, bytearray)
 
 
 class Kept:
@@ -97,7 +97,7 @@ def snapshot(value: Any) -> Any:
         return value
     if isinstance(value, tuple):
         return _of_tuple(value)
-    if isinstance(value, list | dict | deque | set | bytearray):
+    if isinstance(value, _CONTAINERS):
         return _of_container(value)
     if isinstance(value, DICT_KEYS | DICT_ITEMS):
         made = snapshot(value.mapping.copy())
@@ -176,7 +176,7 @@ def _of_container(value: Any) -> Any:
     except Exception:  # a derived class may forbid it, such as `frozendict`
         return value
     # An object may hold methods of its own parts, and equal no copy: a `SortedDict`.
-    return made if type(value) in _BUILTIN or strictly_same(made, value) else value
+    return made if type(value) in _CONTAINERS or strictly_same(made, value) else value
 
 
 def _of_attributes(value: Any, names: list[str]) -> Any:

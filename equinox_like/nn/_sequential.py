@@ -16,10 +16,10 @@ from ._shape import within
 from ._stateful import (
     ABSENT,
     StatefulLayer,
+    call_stateless,
     is_stateful,
     key_for,
     refuse_key,
-    refuse_plain_class,
 )
 
 
@@ -93,11 +93,8 @@ class Sequential(StatefulLayer):
             kwargs = key_for(layer, layer_key)
             with within(f"layers[{i}]"):
                 if not is_stateful(layer):
-                    try:
-                        x = layer(x, **kwargs)
-                    except TypeError:
-                        refuse_plain_class(f"`layers[{i}]` of this Sequential", layer)
-                        raise
+                    what = f"`layers[{i}]` of this Sequential"
+                    x = call_stateless(what, layer, x, **kwargs)
                 elif state is ABSENT:
                     raise TypeError(
                         f"`layers[{i}]` of this Sequential is stateful: it is "

@@ -30,10 +30,10 @@ from ._state import Marker, RowMarker, State, check_state, is_index, with_marker
 from ._stateful import (
     ABSENT,
     StatefulLayer,
+    call_stateless,
     is_stateful,
     key_for,
     refuse_key,
-    refuse_plain_class,
 )
 
 _L = TypeVar("_L")
@@ -205,11 +205,8 @@ class Stacked(StatefulLayer, Generic[_L]):
                         jax.tree.leaves(new_state)  # raises if it is out of date
                         new_state = None
                 else:
-                    try:
-                        out = layer(*args, **kwargs)
-                    except TypeError:
-                        refuse_plain_class("A layer of this Stacked", layer)
-                        raise
+                    what = "A layer of this Stacked"
+                    out = call_stateless(what, layer, *args, **kwargs)
             y = None
             if xs is not ABSENT:
                 out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")

@@ -96,7 +96,16 @@ def is_stateful(layer: Any) -> bool:
     return isinstance(layer, StatefulLayer) and layer.is_stateful()
 
 
-def refuse_plain_class(what: str, layer: Any) -> None:
+def call_stateless(what: str, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer without a state. `what` is its name in the error if it needs one."""
+    try:
+        return layer(*args, **kwargs)
+    except TypeError:
+        _refuse_plain_class(what, layer)
+        raise
+
+
+def _refuse_plain_class(what: str, layer: Any) -> None:
     """Raises `TypeError` if a layer needs a state, which its class does not say."""
     while isinstance(layer, Frozen):
         layer = layer.value
