@@ -101,21 +101,23 @@ def call_stateless(what: str, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         return layer(*args, **kwargs)
     except TypeError:
-        _refuse_plain_class(what, layer)
+        _refuse_plain_class(what, layer, args, kwargs)
         raise
 
 
-def _refuse_plain_class(what: str, layer: Any) -> None:
-    """Raises `TypeError` if a layer needs a state, which its class does not say."""
+def _refuse_plain_class(what: str, layer: Any, args: Any, kwargs: Any) -> None:
+    """Raises `TypeError` if a layer lacks a state that its class does not ask for."""
     while isinstance(layer, Frozen):
         layer = layer.value
     if isinstance(layer, StatefulLayer):
         return
     try:
-        state = signature_of(layer).parameters.get("state")
+        signature = signature_of(layer)
+        passed = signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # a function in C may have no signature
         return
-    if state is not None and state.default is state.empty:
+    state = signature.parameters.get("state")
+    if state is not None and state.default is state.empty and "state" not in passed:
         raise TypeError(
             f"{what} is {describe_node(layer)}, which needs a `state`, but is not a "
             "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer` in "

@@ -234,6 +234,21 @@ def test_layers_that_need_a_state_must_be_stateful_layers(key) -> None:
         model(jnp.ones((4, 3)), state)
 
 
+def test_error_of_a_layer_whose_xs_are_called_state_is_its_own(key) -> None:
+    class Block(eqx.Module):
+        linear: nn.Linear
+
+        def __init__(self, key):
+            self.linear = nn.Linear(3, 3, key=key)
+
+        def __call__(self, x, state):
+            return self.linear(jnp.ones(4)), state
+
+    model = nn.Stacked(Block, 2, key=key)
+    with pytest.raises(eqx.ShapeError, match=r"Linear takes `x` of shape \(3,\)"):
+        model(jnp.ones(3), xs=jnp.ones((2, 3)))
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_state_stays_valid_at_inference(depth, key) -> None:
     model, state = nn.make_with_state(lambda: nn.Stacked(stateful, depth, key=key))()
