@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from .._annotations import signature_of
 from .._module import Module
 from .._tree.nodes import describe_node
 
@@ -16,6 +17,21 @@ def refuse_layer_class(taker: str, name: str, layer: Any) -> None:
         raise TypeError(
             f"{taker} takes a layer as `{name}`; got the class {layer.__name__}. Write "
             f"`{layer.__name__}(...)`."
+        )
+
+
+def refuse_model(make_model: Any) -> None:
+    """Raises `TypeError` for a model in place of its class: its call takes a state."""
+    if not isinstance(make_model, Module):
+        return
+    # The call of the class: a wrapper of a factory has the signature of the factory.
+    if "state" in signature_of(type(make_model).__call__).parameters:
+        name = type(make_model).__name__
+        raise TypeError(
+            "`make_with_state` takes a class, or a function that returns a model, as "
+            f"`make_model`; got {describe_node(make_model)}. Write "
+            f"`make_with_state({name})(...)`, with the arguments of `{name}` in the second "
+            "call."
         )
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array
 
-from .._annotations import signature_of
 from .._module import Module, field
 from .._module.construct import filled
 from .._tree import is_array_like, tree_pformat
@@ -24,7 +23,7 @@ from .._tree.cached import Attribute, Cached, forget
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._tree.registry import register_cached
-from ._callables import check_function, refuse_layer_class
+from ._callables import check_function, refuse_layer_class, refuse_model
 from ._shape import described
 
 _P = ParamSpec("_P")
@@ -296,7 +295,7 @@ def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, Stat
     """
 
     check_function("`make_with_state`", "make_model", make_model)
-    _refuse_model(make_model)
+    refuse_model(make_model)
 
     @functools.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:
@@ -313,21 +312,6 @@ def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, Stat
         return delete_init_state(model), state
 
     return make
-
-
-def _refuse_model(make_model: Any) -> None:
-    """Raises `TypeError` for a model in place of its class: its call takes a state."""
-    if not isinstance(make_model, Module):
-        return
-    # The call of the class: a wrapper of a factory has the signature of the factory.
-    if "state" in signature_of(type(make_model).__call__).parameters:
-        name = type(make_model).__name__
-        raise TypeError(
-            "`make_with_state` takes a class, or a function that returns a model, as "
-            f"`make_model`; got {describe_node(make_model)}. Write "
-            f"`make_with_state({name})(...)`, with the arguments of `{name}` in the second "
-            "call."
-        )
 
 
 def delete_init_state(model: _Tree) -> _Tree:
