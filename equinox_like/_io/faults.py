@@ -1,6 +1,6 @@
 """`Faults`: one error that lists everything that prevents loading a tree."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 from .._errors import LeafError
@@ -22,6 +22,8 @@ class Faults:
         self.lines: list[str] = []
         self.absent: list[str] = []
         self.extra: list[str] = []
+        # Ends the message, if there is an error.
+        self.hint = ""
 
     def missing(self, path: _Path, name: str, own: str | None = None) -> None:
         """`own`: the name in the target, if it may differ."""
@@ -39,7 +41,7 @@ class Faults:
         self._note(path)
         self.lines.append(f"`{name}` is damaged: its data do not match its checksum")
 
-    def left_over(self, names: Iterator[str]) -> None:
+    def left_over(self, names: Iterable[str]) -> None:
         self.extra = sorted(names)
 
     def require_common(self, wanted: Iterable[str], found: Iterable[str]) -> None:
@@ -59,7 +61,8 @@ class Faults:
         if lines:
             raise LeafError(
                 f"Cannot load {self.source} into `{self.target}`:\n  "
-                + "\n  ".join(lines),
+                + "\n  ".join(lines)
+                + (self.hint and f"\n{self.hint}"),
                 self.first or (),
             )
 

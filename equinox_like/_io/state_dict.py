@@ -27,6 +27,12 @@ from .tensors import NUMBERS, is_loadable, number_type
 _Tree = TypeVar("_Tree")
 _Path = tuple[Any, ...]
 
+_STATISTICS = (
+    "The running statistics of a BatchNorm belong to its state: leave them out of the "
+    '`mapping`, and set them by `state.set`. "Coming from PyTorch" in the documentation '
+    "shows how. Without them, predictions would be wrong."
+)
+
 
 def state_dict(tree: Any) -> dict[str, Any]:
     """The arrays and numbers of a tree by dotted names, `layers.0.weight`.
@@ -133,7 +139,10 @@ def load_state_dict(
         except _Unfit as unfit:
             faults.mismatch(path, name, *unfit.args)
     if strict:
-        faults.left_over(name for name in mapping if name not in used)
+        left = [name for name in mapping if name not in used]
+        faults.left_over(left)
+        if any(str(name).endswith("running_mean") for name in left):
+            faults.hint = _STATISTICS
     else:
         faults.require_common(used, mapping)
     faults.raise_any()

@@ -156,6 +156,23 @@ def test_all_differences_are_listed_together():
     assert jtu.keystr(caught.value.path) == "['a']"
 
 
+def test_error_says_where_running_statistics_belong():
+    make = eqx.nn.make_with_state(eqx.nn.BatchNorm)
+    norm, _ = make(2, "batch", mode="batch")
+    theirs = {
+        "weight": np.ones(2, "float32"),
+        "bias": np.zeros(2, "float32"),
+        "running_mean": np.zeros(2, "float32"),
+        "running_var": np.ones(2, "float32"),
+        "num_batches_tracked": np.array(7),
+    }
+    with pytest.raises(eqx.LeafError, match=r"belong to its state.*`state.set`"):
+        eqx.load_state_dict(norm, theirs)
+    with pytest.raises(eqx.LeafError) as caught:
+        eqx.load_state_dict(norm, {"weight": theirs["weight"], "other": 1})
+    assert "state.set" not in str(caught.value)
+
+
 def test_without_strict_the_rest_stays():
     tree = {"a": jnp.zeros(2), "b": 3}
     loaded = eqx.load_state_dict(
