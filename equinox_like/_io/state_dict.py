@@ -194,8 +194,9 @@ def _as_array(value: Any) -> Any:
         array = np.asarray(value)
     except Exception:
         try:
-            # PyTorch cannot convert a bfloat16 tensor to NumPy.
-            return jnp.from_dlpack(value)
+            # PyTorch cannot convert a bfloat16 tensor to NumPy, and JAX takes no slice.
+            compact = getattr(value, "contiguous", lambda: value)
+            return jnp.from_dlpack(compact())
         except Exception as error:
             what = f"of type {type(value).__name__}, which gives no array ({error})"
             raise _Unfit(what, "an array") from error

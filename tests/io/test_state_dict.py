@@ -38,6 +38,16 @@ class Exported:
         return self.array.__dlpack_device__()
 
 
+class Sliced(Exported):
+    """A slice, whose rows are apart in memory, which JAX does not take by DLPack."""
+
+    def __dlpack__(self, **kwargs):
+        raise BufferError("not compact")
+
+    def contiguous(self):
+        return Exported(self.array)
+
+
 def test_names_are_dotted_paths_in_the_order_of_the_leaves():
     model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
     names = list(eqx.state_dict({"model": model, "steps": (3, "text")}))
@@ -86,6 +96,12 @@ def test_values_of_any_array_library_are_taken_and_copied():
     assert type(loaded["b"]) is np.ndarray and loaded["b"].tolist() == [1.0, 1.0]
     assert loaded["c"].dtype == ml_dtypes.bfloat16 and loaded["c"].sum() == 2
     assert type(loaded["d"]) is float and loaded["d"] == 1.5
+
+
+def test_slice_of_a_tensor_that_has_no_numpy_dtype_is_taken():
+    wanted = jnp.arange(3, dtype=jnp.bfloat16)
+    loaded = eqx.load_state_dict([jnp.zeros_like(wanted)], {"0": Sliced(wanted)})
+    assert same(loaded[0], wanted)
 
 
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
