@@ -180,8 +180,12 @@ def _require_sound(path: str, file: Any) -> None:
         with safetensors.safe_open(file.name, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
-        is_npy = file.read(len(MAGIC)) == MAGIC
+        start = file.read(len(MAGIC))
         raise RuntimeError(
             f"{path} is not a safetensors file, or is damaged: {error}."
-            + " `tree_deserialise_leaves` loads files of `.npy` records." * is_npy
+            + " `tree_deserialise_leaves` loads files of `.npy` records."
+            * (start == MAGIC)
+            # A zip archive.
+            + " If PyTorch saved it, give what `torch.load` returns to `load_state_dict`."
+            * start.startswith(b"PK")
         ) from error

@@ -7,6 +7,7 @@ import stat
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -575,3 +576,10 @@ def test_transfer_guard_allows_loading(tmp_path):
             eqx.load_state_dict(like, eqx.state_dict(tree)),
         ]
     assert all(eqx.tree_equal(x, tree) for x in loaded)
+
+
+def test_file_of_pytorch_is_refused_with_what_reads_it(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as file:
+        file.writestr("model/data.pkl", b"")
+    with pytest.raises(RuntimeError, match=r"`torch\.load`"):
+        eqx.load(tmp_path / "model.pt", jnp.zeros(2))
