@@ -17,7 +17,7 @@ from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
 from ._precision import cast_to_precision, summed_in_float32
-from ._rope import cos_and_sin, row_positions
+from ._rope import cos_and_sin, powers, row_positions
 from ._shape import (
     as_even_size,
     as_size,
@@ -237,7 +237,8 @@ class SinusoidalPositionalEmbedding(Module):
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(jnp.result_type(float))
         places = row_positions(self, x.shape[0], offset, positions)
-        cos, sin = cos_and_sin(self.embedding_size, places, self.theta, x.dtype)
+        frequencies = powers(self.embedding_size, self.theta)
+        cos, sin = cos_and_sin(frequencies, places, x.dtype)
         both = jnp.stack([sin, cos], axis=-1).reshape(x.shape)
         return x + like(both, x)
 

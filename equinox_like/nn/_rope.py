@@ -1,5 +1,6 @@
 """`RotaryPositionalEmbedding`: rotates features by angles that encode positions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +26,9 @@ class RotaryPositionalEmbedding(Module):
 
     The product of a rotated query and a rotated key then depends on the difference of
     their positions. From [RoFormer](https://arxiv.org/abs/2104.09864) (Su et al. 2021),
-    which pairs the features $2j$ and $2j + 1$: that is `interleaved=True`.
+    which pairs the features $2j$ and $2j + 1$: that is `interleaved=True`. Models that were
+    extended to longer sequences, such as Llama 3.1, have other `frequencies` in place of
+    $\theta^{-2 j / d}$; see [YaRN](https://arxiv.org/abs/2309.00071) (Peng et al. 2023).
 
     Within [`equinox_like.nn.MultiheadAttention`][], rotate in `process_heads`.
 
@@ -50,6 +53,7 @@ class RotaryPositionalEmbedding(Module):
     theta: float = field(static=True)
     dtype: Any = field(static=True)
     interleaved: bool = field(static=True, default=False)
+    frequencies: tuple[float, ...] | None = field(static=True, default=None)
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class RotaryPositionalEmbedding(Module):
         dtype: DTypeLike | None = None,
         *,
         interleaved: bool = False,
+        frequencies: Sequence[float | int] | np.ndarray | Array | None = None,
     ):
         r"""**Arguments:**
 
@@ -66,16 +71,20 @@ class RotaryPositionalEmbedding(Module):
         - `dtype`: of the cosines and sines; by default float32, or float64 if
             `jax_enable_x64` is on.
         - `interleaved`: rotate neighbouring features together.
+        - `frequencies`: the angle of each pair at position 1, in place of
+            $\theta^{-2 j / d}$: `embedding_size // 2` numbers, which are static.
 
         **Raises:**
 
         `ValueError` if `embedding_size` is negative or odd, `theta` is not a number
-        above 0, or `dtype` is not floating or complex.
+        above 0, `dtype` is not floating or complex, or there are not so many
+        `frequencies`.
         """
         self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
         self.theta = as_theta(self, theta)
         self.dtype = np.dtype(parameter_dtype(self, dtype))
         self.interleaved = interleaved
+        self.frequencies = _as_frequencies(frequencies, self.embedding_size // 2)
 
     @jax.named_scope("eqx.nn.RotaryPositionalEmbedding")
     def __call__(
@@ -130,7 +139,10 @@ class RotaryPositionalEmbedding(Module):
         return out.astype(x.dtype)
 
     def _angles(self, positions: Array) -> tuple[Array, Array]:
-        cos, sin = cos_and_sin(self.embedding_size, positions, self.theta, self.dtype)
+        frequencies = self.frequencies
+        if frequencies is None:
+            frequencies = powers(self.embedding_size, self.theta)
+        cos, sin = cos_and_sin(frequencies, positions, self.dtype)
         return _unfused(cos), _unfused(sin)
 
     @staticmethod
@@ -148,16 +160,31 @@ class RotaryPositionalEmbedding(Module):
         Each has shape `(end, embedding_size // 2)`.
         """
         positions = jnp.arange(end, dtype=float)
-        return cos_and_sin(embedding_size, positions, theta, dtype)
+        return cos_and_sin(powers(embedding_size, theta), positions, dtype)
+
+
+def _as_frequencies(value: Any, number: int) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    frequencies = np.asarray(value, float)
+    if frequencies.shape != (number,) or not np.isfinite(frequencies).all():
+        raise ValueError(
+            f"RotaryPositionalEmbedding takes {number} finite numbers as `frequencies`, "
+            f"one for each pair of features; got {value!r}."
+        )
+    return tuple(frequencies.tolist())
+
+
+def powers(size: int, theta: float) -> Array:
+    return 1.0 / theta ** (jnp.arange(0, size, 2, dtype=float) / max(size, 1))
 
 
 def cos_and_sin(
-    size: int, positions: Array, theta: float, dtype: DTypeLike
+    frequencies: Array | tuple[float, ...], positions: Array, dtype: DTypeLike
 ) -> tuple[Array, Array]:
     # In half precision, the angles of large positions would have no correct digits.
     positions = positions.astype(jnp.result_type(float))
-    frequencies = 1.0 / theta ** (jnp.arange(0, size, 2, dtype=float) / max(size, 1))
-    angles = positions[:, None] * frequencies[None, :]
+    angles = positions[:, None] * jnp.asarray(frequencies, float)[None, :]
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 

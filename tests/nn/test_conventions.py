@@ -358,7 +358,11 @@ def test_layer_is_frozen(name) -> None:
         (nn.EMA, "average steps weight", "decay debias _skeleton"),
         (nn.PReLU, "negative_slope", ""),
         (nn.Embedding, "weight", "num_embeddings embedding_size check_bounds"),
-        (nn.RotaryPositionalEmbedding, "", "embedding_size theta dtype interleaved"),
+        (
+            nn.RotaryPositionalEmbedding,
+            "",
+            "embedding_size theta dtype interleaved frequencies",
+        ),
         (
             nn.MultiheadAttention,
             "query_proj key_proj value_proj output_proj dropout",

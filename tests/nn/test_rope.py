@@ -118,6 +118,29 @@ def test_theta_is_a_number(without_type_checks) -> None:
             layer(4, theta="a")
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_frequencies_take_the_place_of_the_powers_of_theta(
+    interleaved, x64, draw
+) -> None:
+    x = draw(5, 6)
+    powers = 100.0 ** (-np.arange(3) / 3)
+    for frequencies in powers / 8, jnp.asarray(powers / 8), (powers / 8).tolist():
+        rope = nn.RotaryPositionalEmbedding(
+            6, interleaved=interleaved, frequencies=frequencies
+        )
+        expected = reference(x, 100.0, interleaved, np.arange(5) / 8)
+        np.testing.assert_allclose(rope(x), expected, rtol=1e-11)
+        assert hash(rope) == hash(rope) and not jax.tree.leaves(rope)
+
+
+@pytest.mark.parametrize("frequencies", [[1.0], [1.0, 2.0, 3.0], [1.0, np.nan], 1.0])
+def test_frequencies_are_one_number_for_each_pair(
+    frequencies, without_type_checks
+) -> None:
+    with pytest.raises(ValueError, match="2 finite numbers as `frequencies`, one for"):
+        nn.RotaryPositionalEmbedding(4, frequencies=frequencies)
+
+
 def test_theta_of_numpy_does_not_change_the_dtype(
     x64, strict, without_type_checks
 ) -> None:
