@@ -7,7 +7,7 @@ is truncated.
 """
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,7 +67,7 @@ def generate(
     top_k: int | None = None,
     top_p: ArrayLike | None = None,
     repetition_penalty: ArrayLike | None = None,
-    end_token: int | None = None,
+    end_token: int | Sequence[int] | None = None,
     pad_token: int = 0,
 ) -> Generation:
     """Continues a prompt, or a batch of prompts, with tokens sampled from a model.
@@ -100,7 +100,8 @@ def generate(
         [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
         the new ones. Of these, only another `top_k`, or another choice of which are
         `None` and whether `temperature` is 0, compiles another program.
-    - `end_token`: after this token, a row is filled with `pad_token`.
+    - `end_token`: after this token, or one of these, a row is filled with `pad_token`.
+        Another number of them compiles another program.
     - `pad_token`: any token that the model takes.
 
     **Returns:**
@@ -180,13 +181,13 @@ def generate(
     sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
     sampling |= {"top_k": top_k, "top_p": _float(top_p)}
     sampling["repetition_penalty"] = _float(repetition_penalty)
-    ids = [
-        None
-        if token is None
-        else jax.device_put(np.int32(checked_int("generate", name, token, 0)))
-        for name, token in (("end_token", end_token), ("pad_token", pad_token))
-    ]
-    options = _Options(steps, sampling, *ids)
+    ends = None
+    if end_token is not None:
+        many = end_token if isinstance(end_token, Sequence) else [end_token]
+        ends = [checked_int("generate", "end_token", x, 0) for x in many]
+        ends = jax.device_put(np.array(ends, np.int32))
+    pad = jax.device_put(np.int32(checked_int("generate", "pad_token", pad_token, 0)))
+    options = _Options(steps, sampling, ends, pad)
     length = _checked_length(prompt_length, prompt.shape)
     rest = prompt, length, cache, key, options
     if type(model) is types.FunctionType:
@@ -198,7 +199,7 @@ def generate(
 class _Options(NamedTuple):
     steps: int
     sampling: dict[str, Any]
-    end_token: Array | None
+    end_tokens: Array | None
     pad_token: Any
 
 
@@ -245,12 +246,12 @@ def _row(
         step_key = None if key is None else jax.random.fold_in(key, i)
         token = sample_logits(logits, step_key, seen=seen, **options.sampling)
         is_new = ~ended
-        if options.end_token is not None:
+        if options.end_tokens is not None:
             # A token fed after the end is cut off, so that a ring loses no token.
             fed = ended.astype(jnp.int32)
             cache = _each_cache(lambda c: cut(c, c.length - fed), cache)
             token = jnp.where(ended, options.pad_token, token)
-            ended = ended | (token == options.end_token)
+            ended = ended | (token == options.end_tokens).any()
         if seen is not None:
             seen = seen.at[token].set(True)
         return (token, cache, seen, ended), (token, is_new)

@@ -183,6 +183,23 @@ def test_nothing_follows_the_end_token(model, strict) -> None:
     assert set(position[number + 3 :]) == {-1}
 
 
+def test_a_sequence_may_end_with_any_of_several_tokens(model) -> None:
+    prompt = jnp.array([3, 1, 4, 1])
+
+    def generated(end_token):
+        cache = model.init_cache()
+        return nn.generate(model, prompt, cache, 6, temperature=0, end_token=end_token)
+
+    free = generated(None).tokens.tolist()
+    later, first = free[4], free[1]
+    for ends in [later, first], (first, VOCABULARY):
+        out, expected = generated(ends), generated(first)
+        assert out.tokens.tolist() == expected.tokens.tolist()
+        assert out.length == expected.length == free.index(first) + 1
+    with pytest.raises(ValueError, match=">= 0 as `end_token`; got -1"):
+        generated([1, -1])
+
+
 @pytest.mark.parametrize("overflow", ["error", "ring"])
 def test_the_returned_cache_continues_the_sequence(overflow, model) -> None:
     prompt = jnp.array([3, 1, 4, 1])
