@@ -34,10 +34,10 @@ def resize(
     """Resizes the spatial axes of an array, by `jax.image.resize`.
 
     Point `i` of `n` stands at the centre of its interval, at `(i + 1/2) / n` of the
-    axis, before and after. This is what other libraries call `align_corners=False`;
-    there is no `align_corners=True`. `"cubic"` is the kernel of Keys (1981) with the
-    parameter -0.5 (torch: -0.75). At the edges the weights of the existing points sum
-    to 1.
+    axis, before and after. This is what other libraries call `align_corners=False`; for
+    `align_corners=True` use `jax.image.scale_and_translate`. `"cubic"` is the kernel of
+    Keys (1981) with the parameter -0.5 (torch: -0.75). At the edges the weights of the
+    existing points sum to 1.
 
     **Arguments:**
 
