@@ -144,6 +144,18 @@ def load_another_dtype():
         eqx.load(path, eqx.nn.mixed(model, "params=bf16").layer)
 
 
+def load_from_pytorch():
+    make = eqx.nn.make_with_state(eqx.nn.BatchNorm)
+    norm, _ = make(8, "batch", mode="batch")
+    net = {"conv": eqx.nn.Conv2d(1, 8, 3, key=jax.random.key(0)), "norm": norm}
+    theirs = eqx.state_dict(net) | {
+        "conv.bias": np.ones(8, "f4"),
+        "norm.running_mean": np.zeros(8, "f4"),
+        "norm.running_var": np.ones(8, "f4"),
+    }
+    eqx.load_state_dict(net, theirs)
+
+
 # What fails under each heading, in the order of the quotations.
 CALLS = {
     "`jax.jit(model)(x)`": [
@@ -230,6 +242,9 @@ CALLS = {
     "`norm(x, state)`, with a state that was used": [use_old_state],
     "`eqx.load(path, model)`, where the dtype or the structure differs": [
         load_another_dtype
+    ],
+    "`eqx.load_state_dict(model, weights)`, with the weights of a PyTorch model": [
+        load_from_pytorch
     ],
 }
 
