@@ -126,6 +126,19 @@ class Unset(eqx.Module):
         pass
 
 
+def default_in_the_base_class():
+    class Layer(eqx.Module):
+        size: int = 2
+
+    class KeywordOnly(Layer, kw_only=True):
+        rate: float
+
+    KeywordOnly(3, rate=0.1)
+
+    class Positional(Layer):
+        rate: float
+
+
 def array_as_default():
     class Scaled(eqx.Module):
         scale: jax.Array = jnp.ones(2)
@@ -238,6 +251,7 @@ CALLS = {
         lambda: eqx.nn.Sequential(model, model)  # pyright: ignore[reportCallIssue] -- that is the mistake
     ],
     "A field that is not set": [Unset],
+    "A field without a default, after one with a default": [default_in_the_base_class],
     "`scale: jax.Array = jnp.ones(2)`": [array_as_default],
     "`norm(x, state)`, with a state that was used": [use_old_state],
     "`eqx.load(path, model)`, where the dtype or the structure differs": [

@@ -13,7 +13,7 @@ from .flatten import AUX, OPEN
 _RESERVED = frozenset({FLAT, AUX, OPEN})
 
 
-def make_dataclass(cls: Any) -> None:
+def make_dataclass(cls: Any, kw_only: bool) -> None:
     annotations = annotations_of(cls)
     reserved = sorted(_RESERVED.intersection(annotations))
     if reserved:
@@ -29,7 +29,7 @@ def make_dataclass(cls: Any) -> None:
             )
     # Otherwise `dataclasses` writes a docstring, with a signature that is not ours.
     cls.__doc__ = cls.__doc__ or " "
-    make = dataclasses.dataclass(init=False, repr=False, eq=False)
+    make = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)
     abstract = own_declarations(cls, annotations)
     if abstract:
         # Hide them from `dataclasses`, which would make them fields.

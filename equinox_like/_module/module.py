@@ -207,6 +207,7 @@ class ModuleMeta(abc.ABCMeta):
         /,
         is_abstract: bool = False,
         strict: Any = False,
+        kw_only: bool = False,
         **kwargs: Any,
     ):
         body_is_empty = is_empty(namespace)
@@ -216,7 +217,7 @@ class ModuleMeta(abc.ABCMeta):
         # An earlier base class that is not a Module would bring a plain `__dict__`.
         namespace.setdefault("__dict__", vars(Cached)["__dict__"])
         cls: Any = super().__new__(mcs, name, bases, namespace, **kwargs)
-        make_dataclass(cls)
+        make_dataclass(cls, kw_only)
         put_attributes(cls)
         _forward_methods(cls)
         plain_setattr = cls.__setattr__ is _Immutable.__setattr__
@@ -313,6 +314,7 @@ class Module(_Immutable, Hashable, metaclass=ModuleMeta):
     `__check_init__(self)`, it runs after each construction, and so do those of all base
     classes. A class made by `class Base(Module, is_abstract=True)` cannot be instantiated,
     and neither can one that has an [`equinox_like.AbstractVar`][] or an abstract method.
+    `class Derived(Base, kw_only=True)` makes the fields that it declares keyword-only.
 
     A method read from an instance is a pytree whose leaves are those of the instance, so
     it can be passed to `jax.jit` and the like, too. Special methods, such as `__call__`,

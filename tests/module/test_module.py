@@ -846,6 +846,23 @@ def test_init_subclass_takes_class_keywords():
     assert Derived.tag == "x"
 
 
+def test_class_keyword_makes_the_fields_of_that_class_keyword_only():
+    class Base(eqx.Module):
+        a: int = 1
+
+    class Derived(Base, kw_only=True):
+        b: int
+
+    class More(Derived):
+        c: int = 3
+
+    assert (Derived(2, b=3).a, Derived(b=3).b) == (2, 3)
+    assert vars(More(1, 2, b=3)) == {"a": 1, "b": 3, "c": 2}
+    assert Derived.__doc__ == "Derived(a: int = 1, *, b: int)"
+    with pytest.raises(TypeError, match="positional"):
+        Derived(2, 3)
+
+
 def test_no_warning_for_ordinary_values():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -341,6 +341,14 @@ Converted("1.0")  # pyright: ignore[reportArgumentType]
 Converted(1.0, 4)  # pyright: ignore[reportCallIssue]
 
 
+class KeywordOnly(Converted, kw_only=True):
+    rate: float
+
+
+KeywordOnly(1.0, rate=2.0)
+KeywordOnly(1.0, 2.0)  # pyright: ignore[reportCallIssue]
+
+
 # Generics, abstract variables, abstract methods.
 T = TypeVar("T")
 
