@@ -80,8 +80,9 @@ def filter_device_put(
     **Arguments:**
 
     - `tree`: any pytree. NumPy arrays become JAX arrays; everything else is passed on.
-    - `device`: a device, a sharding, a `PartitionSpec` for the mesh in use, a prefix tree
-        of these, or `None` to leave an array where it is.
+    - `device`: a device, a sharding, a `PartitionSpec` for the mesh in use, a
+        `jax.memory.Space`, which keeps the sharding, a prefix tree of these, or `None` to
+        leave an array where it is.
     - `donate`: whether the JAX arrays of `tree` are deleted.
     - `may_alias`: whether the result may share memory with `tree`. By default it may if
         nothing is donated.
@@ -126,7 +127,7 @@ def filter_device_put(
         _refuse_deleted("filter_device_put", name, x)
         if not shares and not isinstance(x, jax.Array):
             x = np.array(x)
-        if spec is not None:
+        if spec is not None and not isinstance(spec, jax.memory.Space):
             spec = _fitting("device", name, x, spec)
         out = jax.device_put(x, spec)
         if shares or not is_concrete(x) or not is_concrete(out):

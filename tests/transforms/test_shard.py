@@ -146,6 +146,27 @@ def test_devices_and_prefix_trees():
     assert on_second(jnp.ones(2)).devices() == {second}
 
 
+def test_memory_of_the_host_and_back_under_jit_keeps_shardings():
+    mesh = mesh_of((AUTO, AUTO))
+    x = eqx.filter_shard(jnp.arange(8.0), NamedSharding(mesh, P("x")))
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
+    kept = eqx.filter_device_put(Model(x), host)
+
+    @eqx.filter_jit(donate="all")
+    def step(model):
+        model = eqx.filter_device_put(model, device)
+        doubled = Model(2 * model.weight)
+        return eqx.filter_device_put(doubled, host)
+
+    out = step(kept)
+    for model in (kept, out):
+        assert model.weight.sharding.memory_kind == "pinned_host"
+        assert model.weight.sharding.shard_shape((8,)) == (4,)
+    back = eqx.filter_device_put(out, device)
+    assert back.weight.sharding.memory_kind == "device"
+    assert back.weight.tolist() == [2.0 * i for i in range(8)]
+
+
 class TestErrors:
     @pytest.mark.parametrize("move", [eqx.filter_shard, eqx.filter_device_put])
     def test_sharding_that_does_not_fit_is_refused_by_the_path(self, move):
@@ -200,6 +221,7 @@ PLACES = {
     "copies": lambda: NamedSharding(mesh_of((AUTO, AUTO)), P()),
     "split": lambda: split("x"),
     "finer": lambda: split("x", "y"),
+    "host": lambda: jax.memory.Space.Host,
 }
 
 
@@ -242,7 +264,8 @@ class TestMemory:
         assert out[2] == "text"
         for y in out[:2]:
             assert np.array_equal(content(y), before)
-            assert where is None or y.sharding.device_set == _devices(where)
+            if isinstance(where, jax.Device | jax.sharding.Sharding):
+                assert y.sharding.device_set == _devices(where)
 
     def test_nothing_is_copied_without_need(self):
         x = jnp.ones(3)
