@@ -233,6 +233,7 @@ def test_all_differences_are_told_at_once(manager):
         "`['k']` is 'x' in the checkpoint, but 'y' in `like`",
         "missing in the checkpoint: `['c']`",
         "only in the checkpoint: `['b']`",
+        "Pass `at` to restore a part.",
     ):
         assert line in str(caught.value)
 

@@ -191,7 +191,7 @@ def load(
         faults.left_over(name for name in file.tensors if name not in wanted)
     else:
         faults.require_common(filter(None, names), file.tensors)
-    faults.raise_any()
+    faults.raise_any(faults.fix_by_options(strict))
     leaves = [
         _read(file, name, *item) if name in file.tensors else item[1]
         for name, item in zip(names, items, strict=True)

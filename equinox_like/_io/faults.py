@@ -50,7 +50,18 @@ class Faults:
         if wanted and found and not set(wanted) & set(found):
             self.absent, self.extra = wanted, sorted(found)
 
-    def raise_any(self) -> None:
+    def fix_by_options(self, strict: bool) -> str:
+        """What `rename` and `strict` do about names that differ."""
+        rename = f"Pass `rename` if they have other names in {self.holder}."
+        if not strict:
+            return rename
+        return (
+            f"{rename} With `strict=False`, what is missing is taken from "
+            f"`{self.target}`, and what is only in {self.holder} is ignored."
+        )
+
+    def raise_any(self, fix: str = "") -> None:
+        """`fix`: what to do about names that differ."""
         lines = self.lines[:_SHOWN]
         if len(self.lines) > _SHOWN:
             lines.append(f"and {len(self.lines) - _SHOWN} more like these")
@@ -58,6 +69,8 @@ class Faults:
             lines.append(f"missing in {self.holder}: {listed(self.absent, _SHOWN)}")
         if self.extra:
             lines.append(f"only in {self.holder}: {listed(self.extra, _SHOWN)}")
+        if fix and (self.absent or self.extra):
+            lines.append(fix)
         if lines:
             raise LeafError(
                 f"Cannot load {self.source} into `{self.target}`:\n  "

@@ -219,7 +219,7 @@ def _refuse_differences(
     if is_whole:
         known = set(names)
         faults.left_over(name for name in saved if name not in known)
-    faults.raise_any()
+    faults.raise_any("Pass `at` to restore a part." if is_whole else "")
 
 
 def _is_narrowed(saved: dict[str, Any], like: Any) -> bool:

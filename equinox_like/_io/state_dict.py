@@ -145,7 +145,7 @@ def load_state_dict(
             faults.hint = _STATISTICS
     else:
         faults.require_common(used, mapping)
-    faults.raise_any()
+    faults.raise_any(faults.fix_by_options(strict))
     items, treedef = jtu.tree_flatten_with_path(tree)
     leaves = [new.get(path, leaf) for path, leaf in items]
     where = shardings_for(tree, None)

@@ -361,6 +361,19 @@ class TestErrors:
             assert line in message
         assert jtu.keystr(caught.value.path) == ".layers[0]"
 
+    def test_options_that_help_are_named_if_names_differ(self, tmp_path):
+        eqx.save(tmp_path / "m", {"a": 1, "b": 2})
+        strict = r"Pass `rename` if .* in the file. With `strict=False`, .* ignored\.$"
+        for like in {"a": 1}, {"a": 1, "b": 2, "c": 3}:
+            with pytest.raises(eqx.LeafError, match=strict):
+                eqx.load(tmp_path / "m", like)
+        with pytest.raises(eqx.LeafError, match=r"other names in the file\.$"):
+            eqx.load(tmp_path / "m", {"c": 1}, strict=False)
+        with pytest.raises(eqx.LeafError, match=r"in `like`$"):
+            eqx.load(tmp_path / "m", {"a": 1, "b": 2.0})
+        with pytest.raises(eqx.LeafError, match=r"missing is taken from `tree`"):
+            eqx.load_state_dict({"a": jnp.ones(2)}, {})
+
     def test_many_differences_are_cut_short(self, tmp_path):
         eqx.save(tmp_path / "m", [jnp.ones(1)] * 50)
         with pytest.raises(eqx.LeafError, match="30 more like these") as caught:
