@@ -179,6 +179,10 @@ class _Choosing(threading.local):
 
 choosing = _Choosing()
 
+_BY_VALUES: Final = (
+    "To choose nodes by values or shapes, use `equinox_like.select(tree).where(...)`."
+)
+
 
 def _asked(where: Any, pytree: Any) -> Any:
     before, choosing.is_on = choosing.is_on, True
@@ -210,7 +214,8 @@ def _ask(where: Any, copy: Any, pytree: Any) -> Any:
         raise type(error)(
             "`where` must choose nodes by structure alone. It is called with a copy "
             "of `pytree` whose leaves have no value, but used the value of one: "
-            f"{what}. To compute the new value from the old one, pass `replace_fn`."
+            f"{what}. To compute the new value from the old one, pass `replace_fn`. "
+            + _BY_VALUES
         ) from error
 
 
@@ -381,7 +386,7 @@ def _depends_on_leaves() -> ValueError:
     return ValueError(
         "`where` must depend only on the structure of `pytree`. It chose one node in "
         "a copy of the tree without leaves, and another in a copy with them: it must "
-        "not use values, types or shapes of leaves."
+        f"not use values, types or shapes of leaves. {_BY_VALUES}"
     )
 
 

@@ -422,6 +422,21 @@ def test_where_that_looks_at_leaves_is_refused():
             eqx.tree_at(where, [0, 2, (3,), (4,)], replace_fn=lambda x: x)
 
 
+def test_error_of_a_where_that_looks_at_shapes_names_what_may():
+    def is_matrix(x):
+        return eqx.is_array(x) and x.ndim == 2
+
+    tree = [jnp.ones((2, 2)), jnp.ones(2)]
+    for where in [
+        lambda t: [x for x in t if is_matrix(x)],
+        lambda t: t[0] if t[0].ndim == 2 else t[1],
+    ]:
+        with pytest.raises(Exception, match=r"equinox_like\.select\(tree\)\.where\("):
+            eqx.tree_at(where, tree, replace_fn=jnp.zeros_like)
+    zeroed = eqx.select(tree).where(is_matrix).apply(jnp.zeros_like)
+    assert [float(x.sum()) for x in zeroed] == [0, 2]
+
+
 def test_replacements_must_be_as_many_as_the_nodes():
     with pytest.raises(ValueError, match="2 nodes, but `replace` has 3"):
         eqx.tree_at(lambda t: (t[0], t[1]), [1, 2], (1, 2, 3))
