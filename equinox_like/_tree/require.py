@@ -21,9 +21,13 @@ def require_callable(fun: Any, function: str, argument: str | None = None) -> No
         raise TypeError(
             f"`{function}` takes a function as `{argument}`; got {describe_node(fun)}."
         )
+    kind = type(fun).__name__
+    fix = ""
+    if isinstance(fun, classmethod | property):
+        fix = f" Write `@{kind}` above `@{function}`, which wraps the function."
     raise TypeError(
-        f"`{function}` wraps a function or another callable; got "
-        f"{fun!r} of type {type(fun).__name__}."
+        f"`{function}` wraps a function or another callable; got {fun!r} of type "
+        f"{kind}.{fix}"
     )
 
 

@@ -157,3 +157,17 @@ def test_keywords_removed_long_ago_are_refused(name):
 def test_errors_name_the_transformation_as_the_user_does(name):
     with pytest.raises(TypeError, match=f"`{name}` wraps a function"):
         getattr(eqx, name)(3)
+
+
+@pytest.mark.parametrize("outer", [classmethod, property])
+def test_decorators_in_the_wrong_order_are_named(outer):
+    fix = f"Write `@{outer.__name__}` above `@filter_jit`, which wraps the function."
+    with pytest.raises(TypeError, match=fix):
+        eqx.filter_jit(outer(lambda x: 1))
+
+    class Counter(eqx.Module):
+        size: int
+
+        count = outer(eqx.filter_jit(lambda x: 1))
+
+    assert (Counter(2).count if outer is property else Counter.count()) == 1
