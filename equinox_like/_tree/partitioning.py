@@ -198,7 +198,15 @@ def _flags(
     """One bool for each of these leaves, which begin at the one with number `start`."""
     flags: list[bool] = []
     for leaf in leaves:
-        answer = spec(leaf)
+        try:
+            answer = spec(leaf)
+        except Exception as error:
+            name = leaf_name(pytree, start + len(flags), "pytree", is_leaf)
+            error.add_note(
+                "This is from a function of `filter_spec`, which is called with each "
+                f"leaf and not with the tree, for `{name}`."
+            )
+            raise
         try:
             flags.append(bool(answer))
         except ValueError:

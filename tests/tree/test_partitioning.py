@@ -119,6 +119,26 @@ def test_traced_spec_is_refused():
     jax.jit(run)(True)
 
 
+def test_the_advice_for_layers_of_a_class_works():
+    keys = jax.random.split(jax.random.key(0))
+    model = [eqx.nn.Linear(2, 2, key=keys[0]), eqx.nn.LayerNorm(2)]
+    spec = eqx.select(jax.tree.map(lambda _: False, model)).of(eqx.nn.Linear).set(True)
+    kept, rest = eqx.partition(model, spec)
+    assert jtu.tree_leaves(kept) == jtu.tree_leaves(model[0])
+    assert eqx.tree_equal(eqx.combine(kept, rest), model)
+    grads = eqx.filter_grad(lambda model: model[0](jnp.ones(2)).sum(), wrt=spec)(model)
+    assert len(jtu.tree_leaves(grads)) == 2
+
+
+def test_error_of_a_function_says_that_it_is_called_with_leaves():
+    tree = {"a": [1.0, jnp.ones(2)]}
+    for spec in (lambda t: t["a"]), {"a": lambda t: t[0][0]}:
+        with pytest.raises(Exception) as caught:
+            eqx.partition(tree, spec)
+        (note,) = caught.value.__notes__
+        assert "called with each leaf" in note and "`pytree['a'][0]`" in note
+
+
 def test_class_is_a_callable_and_a_callable_module_is_a_subtree():
     assert eqx.filter([0.5, 0, 2], int) == [None, None, 2]
 
