@@ -63,6 +63,13 @@ def split_batch():
     jax.vmap(lambda x, key: model(x))(xs, keys)
 
 
+def different_devices():
+    first, second = jax.devices()[:2]
+    on_second = eqx.filter_device_put(model, second)
+    eqx.filter_jit(on_second)(x)  # not committed
+    eqx.filter_jit(on_second)(jax.device_put(x, first))
+
+
 def promote():
     with jax.numpy_dtype_promotion("strict"):
         jnp.ones(2, jnp.bfloat16) * jnp.ones(2)
@@ -227,6 +234,7 @@ CALLS = {
         lambda: eqx.filter_vmap(lambda m, x: m(x))(model, jnp.ones((4, 2)))
     ],
     "`eqx.filter_scan` with a carry that changes": [changing_carry],
+    "A model and data on different devices": [different_devices],
     "bfloat16 times float32": [promote],
     "`eqx.nn.Linear(2, 2, key=0)`": [lambda: eqx.nn.Linear(2, 2, key=0)],  # pyright: ignore[reportArgumentType] -- that is the mistake
     "`dropout(x)` without a key": [lambda: eqx.nn.Dropout()(x)],
@@ -310,6 +318,11 @@ def test_errors_that_are_said_to_be_the_same_are():
         eqx.filter_jit(lambda loss: np.asarray(loss))(x[0])
     with pytest.raises(jax.errors.TracerIntegerConversionError):
         eqx.filter_jit(lambda n: len(range(n)))(np.int64(3))
+    layers = [model, model]
+    with pytest.raises(jax.errors.TracerIntegerConversionError):
+        eqx.filter_jit(lambda i: layers[i](x))(jnp.asarray(1))
+    chosen = eqx.filter_jit(lambda i: eqx.filter_switch(i, layers, x))(jnp.asarray(1))
+    assert chosen == model(x)
     with pytest.raises(TypeError, match="Shapes must be 1D sequences of concrete"):
         eqx.filter_jit(lambda n: jnp.zeros(n))(np.int64(3))
     with pytest.raises(TypeError, match="__format__"):
