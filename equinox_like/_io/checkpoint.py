@@ -128,7 +128,7 @@ def load(
         then data that are not used are not read at all. If an array is sharded over
         several processes, each process reads and checks only the pieces of 1 MiB that
         contain its own shards, or without `verify` only the shards.
-    - `shardings`: a sharding for each array, or a prefix tree of shardings, such as
+    - `shardings`: a device, a sharding, or a prefix tree of these, such as
         [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
         arrays of `like` are. Where it is `None`, `like` decides.
     - `rename`: from a path in `like`, such as `"layers[0].weight"`, to the path in the

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from .._compat.put import putter
 from .._compat.tracer import Tracer
@@ -22,8 +22,8 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
 
     **Raises:**
 
-    `LeafError` if a leaf of `shardings` is not a sharding, or does not fit, or is on an
-    abstract mesh that is not in use.
+    `LeafError` if a leaf of `shardings` is neither a sharding nor a device, or does not
+    fit, or is on an abstract mesh that is not in use.
     """
     specs = (spec for _, spec in spread(shardings, like, "shardings", "like"))
     return [
@@ -44,9 +44,11 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
             isinstance(leaf, Tracer) or not leaf.committed
         )
         return None if is_free else _on_devices(path, name, leaf.sharding)
+    if isinstance(spec, jax.Device):
+        spec = SingleDeviceSharding(spec)
     if not isinstance(spec, Sharding):
         raise LeafError(
-            f"`shardings` gives {spec!r} for {name}: it must be a "
+            f"`shardings` gives {spec!r} for {name}: it must be a device, or a "
             "`jax.sharding.Sharding`, such as `equinox_like.shardings` makes from "
             "rules.",
             path,
