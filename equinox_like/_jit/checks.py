@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 
 from .._compat.jaxpr import name_and_params, opened, programs_in
 from .._compat.tokens import forget_failed, runtime_tokens
@@ -77,8 +78,20 @@ def explained(
         forget_failed(runtime_tokens)
         error = failed
     explain_failure(error, name_leaves, leaves)
+    if isinstance(error, TypeError):
+        _note_foreign_arrays(error, name_leaves(leaves))
     hide_frames(error)
     return error
+
+
+def _note_foreign_arrays(error: Exception, named: Sequence[tuple[str, Any, bool]]):
+    # JAX's message says that it is not an array, and advises `static_argnums`.
+    for name, leaf, _ in named:
+        if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm":
+            error.add_note(
+                f"`{name}` is a NumPy array of dtype {leaf.dtype}, which JAX does not "
+                "have. Leave it out, or pass a tuple of its elements, which is static."
+            )
 
 
 def _failed_check(error: Exception) -> Exception | None:

@@ -598,6 +598,18 @@ class TestErrors:
             f(jnp.ones(2))
         assert caught.value.__cause__ is None and caught.value.__context__ is None
 
+    @pytest.mark.parametrize("donate", ["none", "all"])
+    @pytest.mark.parametrize("dtype", ["U1", "O", "M8[D]"])
+    def test_array_of_text_or_objects_is_named(self, dtype, donate):
+        f = eqx.filter_jit(lambda batch: batch["x"] + 1, donate=donate)
+        batch = {"x": jnp.ones(1), "id": np.zeros(1, dtype)}
+        for call in f, f.lower:
+            with pytest.raises(TypeError) as caught:
+                call(batch)
+            (note,) = (n for n in caught.value.__notes__ if "batch" in n)
+            assert "`batch['id']` is a NumPy array of dtype" in note
+        assert f({"x": jnp.ones(1), "id": tuple(batch["id"].tolist())}) == 2
+
     def test_errors_of_jax_name_function_file_and_path(self):
         @eqx.filter_jit
         def decide(flags, x):
