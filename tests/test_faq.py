@@ -1,5 +1,6 @@
 """docs/faq.md quotes what JAX, Optax and this library say today."""
 
+import dataclasses
 import re
 import tempfile
 from pathlib import Path
@@ -21,6 +22,11 @@ x = jnp.ones(2)
 
 def loss(model, x):
     return model(x).sum()
+
+
+@dataclasses.dataclass
+class Config:
+    n: int = 2
 
 
 def scan():
@@ -183,6 +189,9 @@ CALLS = {
         lambda: jax.jit(loss, static_argnums=0)(model, x),
     ],
     "`jax.jit(loss)(model, x)`": [lambda: jax.jit(loss)(model, x)],
+    "`eqx.filter_jit(f)(config, x)` with a configuration": [
+        lambda: eqx.filter_jit(lambda config, x: x * config.n)(Config(), x)
+    ],
     "`jax.jit(lambda: model)()`": [lambda: jax.jit(lambda: model)()],
     "`jax.grad(loss)(model, x)`": [lambda: jax.grad(loss)(model, x)],
     "`jax.vmap(loss)(model, x)`": [lambda: jax.vmap(loss)(model, x)],

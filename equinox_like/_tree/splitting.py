@@ -234,7 +234,8 @@ def refuse_unhashable(statics: Iterable[Any], names: Iterable[str]) -> None:
             raise ValueError(
                 f"The static leaf `{name}` is {describe_node(value)}, which cannot be "
                 "hashed. Whatever is not an array must be hashable: make it an array, "
-                "or put it into a `field(static=True)` of a Module. If it holds arrays, "
-                "its class must be a pytree: derive it from `Module`, or register it with "
+                "or put it into a `field(static=True)` of a Module. A configuration may "
+                "be a dataclass with `frozen=True`. If it holds arrays, its class must be "
+                "a pytree: derive it from `Module`, or register it with "
                 "`jax.tree_util.register_dataclass`."
             )

@@ -1,5 +1,6 @@
 """The laws of taking trees apart: that it loses nothing, and that skeletons are strict."""
 
+import argparse
 import dataclasses
 import pickle
 from typing import Any
@@ -77,6 +78,21 @@ def test_skeletons_tell_numbers_apart_in_leaves_and_static_fields(a, b):
     ):
         (_, one), (_, two) = eqx.split(wrap(a), label), eqx.split(wrap(b), label)
         assert (one == two) == same
+
+
+def test_error_for_a_configuration_says_how_it_gets_a_hash():
+    @dataclasses.dataclass
+    class Config:
+        size: int
+
+    for config in Config(2), argparse.Namespace(size=2):
+        match = (
+            rf"`\['c'\]` is a {type(config).__name__}.* dataclass with `frozen=True`"
+        )
+        with pytest.raises(ValueError, match=match):
+            eqx.split({"c": config}, lambda x: eqx.STATIC)
+    for config in dataclasses.make_dataclass("C", "a", frozen=True)(2), {"size": 2}:
+        eqx.split({"c": config}, lambda x: eqx.STATIC)
 
 
 @pytest.mark.parametrize("where", ["leaf", "label"])
