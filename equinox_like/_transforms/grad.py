@@ -325,7 +325,14 @@ def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
         "convert what you want the gradient of with `jnp.asarray`, as in "
         "`jnp.asarray(2.0)`."
     )
-    if leaves and all(map(callable, leaves)):
+    holder = next((x for x in leaves if _holds_array(x)), None)
+    if holder is not None:
+        fix = (
+            f"{type(holder).__name__} is not a pytree, so JAX does not see its arrays: "
+            "derive the class from `Module`, or register it with "
+            "`jax.tree_util.register_dataclass`."
+        )
+    elif leaves and all(map(callable, leaves)):
         fix = (
             "JAX does not look inside functions. Pass the model itself, or use "
             "`equinox_like.Partial` in place of `functools.partial`."
@@ -335,6 +342,11 @@ def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
         f"are {', '.join(seen)}. Only floating-point and complex arrays are "
         f"differentiated: {fix}"
     )
+
+
+def _holds_array(x: Any) -> bool:
+    """Whether an object has an array to differentiate in one of its attributes."""
+    return any(map(is_inexact_array, getattr(x, "__dict__", {}).values()))
 
 
 def _check(name: str, gradkwargs: dict[str, Any]) -> None:

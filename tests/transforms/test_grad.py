@@ -1,5 +1,6 @@
 """filter_grad and filter_value_and_grad: the inexact arrays of the first argument."""
 
+import dataclasses
 import functools
 import inspect
 from typing import Any
@@ -71,6 +72,18 @@ def test_gradient_of_a_function_around_a_model_is_refused_with_the_fix(wrap, key
     )
     with pytest.raises(TypeError, match=message):
         eqx.filter_grad(lambda f: f(jnp.ones(2)).sum())(wrap(model))
+
+
+def test_gradient_of_an_object_that_is_no_pytree_is_refused_with_the_fix():
+    @dataclasses.dataclass
+    class Params:
+        weight: Any
+
+    message = "are Params.*Params is not a pytree.*: derive the class from `Module`"
+    with pytest.raises(TypeError, match=message):
+        eqx.filter_grad(lambda p: p["a"].weight.sum())({"a": Params(jnp.ones(2))})
+    with pytest.raises(TypeError, match=r"as in `jnp\.asarray"):
+        eqx.filter_grad(lambda p: p["a"].weight)({"a": Params(2.0)})
 
 
 @settings(max_examples=20)
