@@ -15,7 +15,8 @@ values of `jax.config`.
 
 The third (`current_trace`) tells whether two operations belong to one trace. It is in
 `jax._src.core.trace_ctx`. Without it the buffers of loops assume that they do not, and
-the derivative of reading a buffer is slower.
+the derivative of reading a buffer is slower. A Ref that a compiled function makes and
+returns is then a tracer in place of an error.
 """
 
 import importlib
@@ -87,3 +88,8 @@ def find_trace(core: Any) -> Callable[[], Any]:
 
 current_trace: Callable[[], Any] = find_trace(private("core"))
 """The trace that processes operations now (or evaluates them); compare it by `is`."""
+
+
+def is_of_current_trace(x: Any) -> bool:
+    """Whether `x` is a tracer of the current trace, not an array or an outer tracer."""
+    return isinstance(x, Tracer) and getattr(x, "_trace", None) is current_trace()

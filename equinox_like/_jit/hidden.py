@@ -1,4 +1,5 @@
-"""Traced arrays in attributes of objects that are not pytrees, where JAX does not see them.
+"""Traced arrays that JAX does not see: in attributes of objects that are not pytrees, and
+a `jax.Ref` in the output, which is not an array.
 
 JAX traces a function once. An array of that trace that such an object keeps is a tracer
 for ever: later calls of the function run its program, and not its Python code.
@@ -10,17 +11,25 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._compat.trace_state import is_of_current_trace
 from .._compat.tracer import Tracer
 from .._core.parts import Rest
 from .._tree.match import leaf_name
 
 
 def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
-    """Raises for an object with arrays of the trace in the output of a function.
+    """Raises for an object with arrays of the trace in the output of a function, and for
+    a `jax.Ref` of the trace.
 
     It would be returned by every call, with the tracers of the first one.
     """
     for i, leaf in enumerate(rest.leaves):
+        if is_of_current_trace(leaf):
+            raise TypeError(
+                "The function returned a `jax.Ref` that exists only in its trace, at "
+                f"`{leaf_name(out, i, 'out')}`, which JAX cannot do. Make it outside of "
+                "compiled functions, or return what it holds, `ref[...]`."
+            )
         for name, value in _attributes(leaf).items():
             if _holds_tracer(value):
                 kind = type(leaf).__name__

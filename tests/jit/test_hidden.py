@@ -1,4 +1,4 @@
-"""Assignments in compiled methods to attributes that JAX does not see."""
+"""Arrays in compiled functions that JAX does not see: in attributes, and new Refs."""
 
 import warnings
 
@@ -68,3 +68,39 @@ def test_what_is_assigned_before_or_is_no_array_of_the_trace_is_not_named():
         return counter.inner(x)
 
     outer(X)
+
+
+def test_ref_of_the_trace_in_the_output_is_refused_by_its_path():
+    class Counting(eqx.Module):
+        calls: jax.Ref
+
+        def __init__(self):
+            self.calls = jax.new_ref(jnp.zeros(()))
+
+    message = r"returned a `jax.Ref` that exists only in its trace, at `out\[0\].calls`"
+    make = eqx.filter_jit(lambda: [Counting()])
+    for f in (
+        make,
+        eqx.filter_jit(lambda: make()),
+        jax.jit(lambda: make()[0].calls[...]),
+    ):
+        with pytest.raises(TypeError, match=message):
+            f()
+    # Under `jax.jit` a Ref of the caller is a tracer, too.
+    f = jax.jit(lambda ref: eqx.filter_jit(lambda refs: refs)([ref])[0][...])
+    with pytest.raises(TypeError, match=r"`jax.Ref` .* at `out\[0\]`"):
+        f(jax.new_ref(jnp.zeros(())))
+
+
+def test_ref_of_the_caller_may_be_returned():
+    ref = jax.new_ref(jnp.zeros(()))
+
+    @eqx.filter_jit
+    def f(refs):
+        refs[0][...] += 1
+        return refs, jax.new_ref(refs[0][...])[...]
+
+    for wrap in lambda f: f, eqx.filter_jit:
+        (same,), count = wrap(f)([ref])
+        assert same is ref and count == ref[...]
+    assert ref[...] == 2
