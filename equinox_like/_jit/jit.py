@@ -4,7 +4,7 @@ This file holds the public interface. How a call works is in `program.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
@@ -128,8 +128,28 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
     return Jitted(fun, donate, jitkwargs)
 
 
+def _of_the_function(name: str) -> property:
+    """What the function has, and a method of an instance does not: a compiled stage would
+    take the instance again."""
+
+    def refuse(self: Any) -> NoReturn:
+        method = f"{type(self.args[0]).__name__}.{name_of(self.func)}"
+        raise AttributeError(
+            f"A compiled method of an instance has no `{name}`: write "
+            f"`{method}.{name}(instance, ...)`."
+        )
+
+    return property(refuse)
+
+
 class JittedMethod(Partial[Any]):
     """A compiled method of an instance. Calls skip `Partial.__call__`, for speed."""
+
+    trace = _of_the_function("trace")
+    lower = _of_the_function("lower")
+    eval_shape = _of_the_function("eval_shape")
+    explain = _of_the_function("explain")
+    donation_report = _of_the_function("donation_report")
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted: Any = self.func

@@ -610,6 +610,22 @@ class TestErrors:
             assert "`batch['id']` is a NumPy array of dtype" in note
         assert f({"x": jnp.ones(1), "id": tuple(batch["id"].tolist())}) == 2
 
+    @pytest.mark.parametrize("name", ["explain", "lower", "trace", "eval_shape"])
+    def test_stage_of_a_bound_method_is_refused_with_the_fix(self, name):
+        class Scaled(eqx.Module):
+            factor: jax.Array
+
+            @eqx.filter_jit
+            def scale(self, x):
+                return self.factor * x
+
+        model = Scaled(jnp.ones(()))
+        with pytest.raises(AttributeError) as caught:
+            getattr(model.scale, name)
+        code = str(caught.value).split("`")[-2]
+        assert code == f"Scaled.scale.{name}(instance, ...)"
+        eval(code.replace("instance, ...", "model, 1"), locals())
+
     def test_errors_of_jax_name_function_file_and_path(self):
         @eqx.filter_jit
         def decide(flags, x):
