@@ -22,8 +22,6 @@ class Faults:
         self.lines: list[str] = []
         self.absent: list[str] = []
         self.extra: list[str] = []
-        # Ends the message, if there is an error.
-        self.hint = ""
 
     def missing(self, path: _Path, name: str, own: str | None = None) -> None:
         """`own`: the name in the target, if it may differ."""
@@ -74,8 +72,7 @@ class Faults:
         if lines:
             raise LeafError(
                 f"Cannot load {self.source} into `{self.target}`:\n  "
-                + "\n  ".join(lines)
-                + (self.hint and f"\n{self.hint}"),
+                + "\n  ".join(lines),
                 self.first or (),
             )
 

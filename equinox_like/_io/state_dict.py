@@ -28,7 +28,7 @@ _Tree = TypeVar("_Tree")
 _Path = tuple[Any, ...]
 
 _STATISTICS = (
-    "The running statistics of a BatchNorm belong to its state: leave them out of the "
+    " The running statistics of a BatchNorm belong to its state: leave them out of the "
     '`mapping`, and set them by `state.set`. "Coming from PyTorch" in the documentation '
     "shows how. Without them, predictions would be wrong."
 )
@@ -139,13 +139,13 @@ def load_state_dict(
         except _Unfit as unfit:
             faults.mismatch(path, name, *unfit.args)
     if strict:
-        left = [name for name in mapping if name not in used]
-        faults.left_over(left)
-        if any(str(name).endswith("running_mean") for name in left):
-            faults.hint = _STATISTICS
+        faults.left_over(name for name in mapping if name not in used)
     else:
         faults.require_common(used, mapping)
-    faults.raise_any(faults.fix_by_options(strict))
+    fix = faults.fix_by_options(strict)
+    if any(str(name).endswith("running_mean") for name in faults.extra):
+        fix += _STATISTICS
+    faults.raise_any(fix)
     items, treedef = jtu.tree_flatten_with_path(tree)
     leaves = [new.get(path, leaf) for path, leaf in items]
     where = shardings_for(tree, None)
