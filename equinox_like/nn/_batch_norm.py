@@ -230,7 +230,7 @@ class BatchNorm(StatefulLayer):
         # Under a `Policy` the parameters are cast, but the state is not. So a layer without
         # parameters has only a kind of number, which JAX promotes as a Python scalar.
         kind = complex if jnp.iscomplexobj(running.mean) else float
-        own = kind if self.weight is None else self.weight.dtype
+        own = kind if self.weight is None else jax_array(self.weight).dtype
         with jax.numpy_dtype_promotion("standard"):
             work = jnp.result_type(x.dtype, stored, jnp.float32)
             out_dtype = jnp.result_type(x.dtype, own)

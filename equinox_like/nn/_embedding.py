@@ -112,9 +112,11 @@ class Embedding(Module):
         _check_index(self, x)
         if self.check_bounds:
             x = _within_bounds(self, jax_array(x))
-        # A NumPy array cannot be indexed by a tracer. An object in place of an array,
-        # such as that of `LoRA`, only needs to support indexing.
-        table = jax_array(self.weight) if is_array(self.weight) else self.weight
+        # A NumPy array cannot be indexed by a tracer. An object in place of an array
+        # only needs to support indexing, as that of `LoRA`, or to convert to an array.
+        table = self.weight
+        if is_array(table) or not hasattr(table, "__getitem__"):
+            table = jax_array(table)
         # The row of a known number is a static slice, which takes an eager call a third
         # of the time.
         x = x if isinstance(x, jax.Array) else operator.index(x)  # pyright: ignore[reportArgumentType]

@@ -250,5 +250,5 @@ def squared(x: Array) -> Array:
 
 def cast(x: Any, dtype: DTypeLike) -> Any:
     # A cast that changes nothing is skipped, because it takes time to trace. An object
-    # in place of an array, such as `Frozen`, is always cast, which makes it an array.
-    return x if is_array(x) and x.dtype == dtype else x.astype(dtype)
+    # in place of an array, such as `Frozen`, becomes an array.
+    return x if is_array(x) and x.dtype == dtype else jax_array(x).astype(dtype)

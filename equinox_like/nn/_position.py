@@ -130,6 +130,8 @@ class LearnedPositionalEmbedding(Module):
         )
         check_input(self, x, (None, shape[1]))
         x = cast_to_precision(jax_array(x))
+        # A NumPy array cannot be indexed by a tracer.
+        weight = jax_array(self.weight)
         length = x.shape[0]
         if positions is None and length > shape[0]:
             raise ShapeError(
@@ -139,7 +141,7 @@ class LearnedPositionalEmbedding(Module):
         if isinstance(offset, int) and positions is None:
             if offset < 0 or offset > shape[0] - length:
                 _check_range(self, np.arange(offset, offset + length), shape[0])
-            rows = cast_to_precision(_slice(self.weight, offset, length))
+            rows = cast_to_precision(_slice(weight, offset, length))
             return x + like(rows, x)
         places = row_positions(self, length, offset, positions)
         if not jnp.issubdtype(places.dtype, jnp.integer):
@@ -159,8 +161,7 @@ class LearnedPositionalEmbedding(Module):
                 f"{type(self).__name__} has {shape[0]} positions, but was given one "
                 "out of range.",
             )
-        # A NumPy array cannot be indexed by a tracer.
-        rows = cast_to_precision(_rows(jax_array(self.weight), places))
+        rows = cast_to_precision(_rows(weight, places))
         return x + like(rows, x)
 
 

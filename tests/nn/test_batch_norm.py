@@ -45,6 +45,21 @@ def normalised(x, mean, variance):
     return (x - mean.reshape(spread)) / np.sqrt(variance.reshape(spread) + EPS)
 
 
+def test_object_that_converts_to_an_array_may_stand_for_a_parameter() -> None:
+    class Doubled(eqx.Module):
+        half: jax.Array
+
+        def __jax_array__(self):
+            return 2 * self.half
+
+    norm, state = make(2)
+    norm = eqx.tree_at("weight", norm, jnp.array([1.0, 3.0]))
+    double = lambda x: Doubled(x / 2) if eqx.is_inexact_array(x) else x  # noqa: E731
+    x = jnp.arange(6.0).reshape(3, 2)
+    out, _ = run(jax.tree.map(double, norm), x, state)
+    np.testing.assert_allclose(out, run(norm, x, state)[0], rtol=1e-6)
+
+
 def test_results_of_mode_batch_are_those_of_the_contract() -> None:
     norm, state = make(1, "b")
     out, state = mapped(norm)(jnp.array([[0.0], [1], [5]]), state)

@@ -206,6 +206,23 @@ def test_jit_and_vmap_agree_with_the_plain_call(name) -> None:
     np.testing.assert_allclose(stacked, np.stack([plain, plain]), rtol=1e-5)
 
 
+class Doubled(eqx.Module):
+    """Stands for the array with twice these values."""
+
+    half: jax.Array
+
+    def __jax_array__(self):
+        return 2 * self.half
+
+
+@every_layer
+def test_object_that_converts_to_an_array_may_stand_for_a_parameter(name) -> None:
+    layer, x = make(name)
+    double = lambda x: Doubled(x / 2) if eqx.is_inexact_array(x) else x  # noqa: E731
+    out = compiled(jax.tree.map(double, layer), x)
+    np.testing.assert_allclose(out, compiled(layer, x), rtol=1e-6)
+
+
 @every_layer
 def test_gradient_has_an_entry_for_each_parameter(name) -> None:
     layer, x = make(name)
