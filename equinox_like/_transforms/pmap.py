@@ -9,7 +9,6 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from .._compat.varying import varying_axes
 from .._core.base import DEPRECATED, NOT_GIVEN, Transformed, name_of, refuse_deprecated
 from .._core.parts import take_apart
 from .._jit.donation import Donate
@@ -17,7 +16,6 @@ from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
-from .._tree.paths import path_str
 from .arguments import argument_name, show_as_call
 from .compiled import Compiled
 from .vmap import (
@@ -80,7 +78,7 @@ def filter_pmap(
     - `fun`: the function to map. The arrays of a callable pytree are the same on all
         devices.
     - `in_axes`, `out_axes`, `axis_name`, `axis_size`: as for
-        [`equinox_like.filter_vmap`][].
+        [`equinox_like.filter_vmap`][]. If `out_axes` has a `None`, `fun` is traced twice.
     - `donate`: as for [`equinox_like.filter_jit`][].
     - `devices`, `backend`: where to run; by default on as many of `jax.devices()` as there
         are rows.
@@ -181,19 +179,34 @@ class Pmapped(Transformed[..., Any]):
         of_data = [axes[i] for i in rest.places]
         outputs, out_axes = Unmapped(), self._out_axes
 
+        def of_row(held, row):
+            tree, (args, kwargs) = held_rest.fill(held), rest.fill(row)
+            out = (opaque if tree is None else tree)(*args, **kwargs)
+            return outputs.split(out, output_axes(out_axes, out))
+
         def flat(held, data):
             row = [
                 x if axis is None else jax.lax.index_in_dim(x, 0, axis, keepdims=False)
                 for x, axis in zip(data, of_data, strict=True)
             ]
-            tree, (args, kwargs) = held_rest.fill(held), rest.fill(row)
-            out = (opaque if tree is None else tree)(*args, **kwargs)
-            chosen = output_axes(out_axes, out)
-            _check_outputs(out, chosen)
-            with_rows, without = outputs.split(out, chosen)
+            with_rows, without = of_row(held, row)
             return [jnp.asarray(x)[None] for x in with_rows], without
 
         show_as_call(flat, fun, self._tree, args, kwargs)
+        if _may_return_once(out_axes):
+
+            def checked(held, row):
+                with_rows, without = of_row(held, row)
+                return with_rows, _alike(without, outputs)
+
+            rows = jax.vmap(
+                checked,
+                in_axes=(None, of_data),
+                out_axes=(0, None),
+                axis_name=axis_name,
+                axis_size=mesh.devices.size,
+            )
+            jax.eval_shape(rows, held, data)
         with_rows, without = jax.shard_map(
             flat,
             mesh=mesh,
@@ -205,9 +218,10 @@ class Pmapped(Transformed[..., Any]):
                 ],
             ),
             out_specs=(PartitionSpec(axis_name), PartitionSpec()),
-            # Under this check, some functions need a `jax.lax.pcast` that they do not
-            # need under `jax.pmap`. So it is on only if an output may be unmapped.
-            check_vma=_may_return_once(out_axes),
+            # With it, the gradient for an array that all devices share would be a sum
+            # over the devices, which it is not under `jax.pmap`. And some functions
+            # would need a `jax.lax.pcast`. So `jax.vmap` checks the outputs, above.
+            check_vma=False,
         )(held, data)
         return outputs.join(with_rows, without)
 
@@ -286,12 +300,21 @@ def _may_return_once(out_axes: Any) -> bool:
     )
 
 
-def _check_outputs(out: Any, axes: Sequence[int | None]) -> None:
-    for (path, x), axis in zip(jtu.tree_leaves_with_path(out), axes, strict=True):
-        if axis is None and is_array(x) and varying_axes(jax.typeof(x)):
-            raise ValueError(
-                f"`{path_str(path, 'out')}` ({describe_array(x)}) may differ between "
-                "devices, so it cannot be returned once, as its output axis `None` "
-                "says. Make it equal on all devices with `jax.lax.psum` or "
-                "`jax.lax.pmean`, or give it an axis."
-            )
+def _alike(without: list[Any], outputs: Unmapped) -> list[Any]:
+    """`without`; under `jax.vmap`, raises for an array that differs between rows."""
+
+    @jax.custom_batching.custom_vmap
+    def unchanged(without):
+        return without
+
+    @unchanged.def_vmap
+    def refuse(_, is_mapped, without):
+        number = is_mapped[0].index(True)
+        raise ValueError(
+            f"`{outputs.path(number)}` ({describe_array(without[number][0])}) may differ "
+            "between devices, so it cannot be returned once, as its output axis `None` "
+            "says. Make it equal on all devices with `jax.lax.psum` or "
+            "`jax.lax.pmean`, or give it an axis."
+        )
+
+    return unchanged(without)

@@ -281,9 +281,13 @@ class Unmapped:
         found = batched_output(error)
         if found is None or self._rest is None:
             return None
-        number = self._without[found]
-        placeholders = [0] * len(self._rest.places)
-        return leaf_name(self._rest.fill(placeholders), number, "out")
+        return self.path(found)
+
+    def path(self, number: int) -> str:
+        """The path of an unmapped array, by its number among them."""
+        assert self._rest is not None
+        tree = self._rest.fill([0] * len(self._rest.places))
+        return leaf_name(tree, self._without[number], "out")
 
 
 def _check_output_axis(x: Any, axis: Any, out: Any, number: int) -> None:

@@ -90,6 +90,31 @@ def test_gradients_go_through():
     assert gradient.factor == 6
 
 
+@pytest.mark.parametrize("out_axes", [0, None])
+def test_gradients_for_what_is_not_mapped_are_those_of_each_row(out_axes):
+    def gradient(m, x):
+        return lax.pmean(jax.grad(lambda f: f * x)(m.factor), "i")
+
+    options = {"axis_name": "i", "out_axes": out_axes}
+    model, x = Scale(jnp.asarray(2.0)), jnp.arange(4.0)
+    of_argument = eqx.filter_pmap(gradient, in_axes=(None, 0), **options)(model, x)
+    of_closure = eqx.filter_pmap(lambda x: gradient(model, x), **options)(x)
+    of_callable = eqx.filter_pmap(eqx.Partial(gradient, model), **options)(x)
+    for found in (of_argument, of_closure, of_callable):
+        assert jnp.all(found == x.mean())
+
+
+def test_model_that_is_not_mapped_is_trained():
+    @eqx.filter_pmap(axis_name="i", in_axes=(None, 0), out_axes=None)
+    def step(model, x):
+        gradient = eqx.filter_grad(lambda m: m(x))(model)
+        updates = jax.tree.map(lambda g: -lax.pmean(g, "i"), gradient)
+        return model, eqx.apply_updates(model, updates)
+
+    old, new = step(Scale(jnp.asarray(2.0)), jnp.arange(4.0))
+    assert old.factor == 2 and new.factor == 2 - 1.5
+
+
 def test_sizes_and_devices():
     assert eqx.filter_pmap(lambda: jnp.ones(2), axis_size=3)().shape == (3, 2)
     devices = jax.devices()[2:]
@@ -138,6 +163,22 @@ class TestErrors:
             eqx.filter_pmap(lambda x: (x, Scale(x)), out_axes=(0, None))(
                 jnp.arange(4.0)
             )
+
+    def test_gradient_of_one_row_is_not_returned_once(self):
+        step = eqx.filter_pmap(eqx.filter_grad(Scale.__call__), in_axes=(None, 0))
+        assert step(Scale(jnp.ones(())), jnp.arange(4.0)).factor.tolist() == [
+            0,
+            1,
+            2,
+            3,
+        ]
+        step = eqx.filter_pmap(
+            eqx.filter_grad(Scale.__call__), in_axes=(None, 0), out_axes=None
+        )
+        with pytest.raises(
+            ValueError, match=r"`out.factor` \(float32\[\]\) may differ"
+        ):
+            step(Scale(jnp.ones(())), jnp.arange(4.0))
 
     def test_nothing_mapped_is_refused(self):
         with pytest.raises(ValueError, match="no argument is mapped"):
