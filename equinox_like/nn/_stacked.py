@@ -304,10 +304,18 @@ def policy_of(checkpoint: Any) -> Any:
 def _check_depth(stacked: Stacked[Any]) -> None:
     for path, leaf in jtu.tree_leaves_with_path(stacked.layers):
         if is_array(leaf) and leaf.shape[:1] != (stacked.depth,):
+            in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
             raise ShapeError(
                 f"Stacked has arrays with a leading axis of its depth, {stacked.depth}; "
-                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. {IF_AN_ENSEMBLE}"
+                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. "
+                f"{_IF_A_PART if in_shard_map else IF_AN_ENSEMBLE}"
             )
+
+
+_IF_A_PART = (
+    "If this device has some of the layers only, scan them: "
+    "`filter_scan(lambda x, layer: (layer(x), None), x, stacked.layers)`."
+)
 
 
 def _check_rows(stacked: Stacked[Any], xs: Any) -> None:

@@ -325,6 +325,29 @@ def test_ensemble_called_without_vmap_is_an_error_with_the_fix(members, key) -> 
     assert call(ensemble, jnp.ones(4)).shape == (members, 4)
 
 
+def test_layers_of_one_device_are_scanned(key) -> None:
+    stacked = nn.Stacked(lambda key: nn.Linear(4, 4, key=key), 4, key=key)
+    mesh = jax.make_mesh((2,), ("stage",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.P("stage")
+
+    @eqx.filter_shard_map(mesh=mesh, in_specs=(spec, jax.P()), out_specs=spec)
+    def call(stacked, x):
+        return stacked(x)[None]
+
+    with pytest.raises(eqx.ShapeError, match="filter_scan"):
+        call(stacked, jnp.ones(4))
+
+    @eqx.filter_shard_map(mesh=mesh, in_specs=(spec, jax.P()), out_specs=spec)
+    def scan(stacked, x):
+        x = jax.lax.pcast(x, "stage", to="varying")
+        return eqx.filter_scan(lambda x, layer: (layer(x), None), x, stacked.layers)[0][
+            None
+        ]
+
+    ends = scan(stacked, jnp.ones(4))
+    assert jnp.allclose(ends[1], stacked[2:](jnp.ones(4)), atol=1e-6)
+
+
 def test_two_of_one_kind_have_states_of_their_own(key) -> None:
     pair = [nn.Stacked(stateful, 2, key=key) for _ in range(2)]
     assert len(jax.tree.leaves(nn.State(pair))) == 2 * len(
