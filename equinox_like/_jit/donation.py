@@ -70,18 +70,26 @@ class Donation:
         if not leaves:
             return
         listing = ", ".join(f"`{name}` ({describe_array(x)})" for name, x in leaves)
+        advice = ""
+        if are_any_sharded([x for _, x in leaves]):
+            advice = (
+                " What counts is the size on each device. If the array is returned with "
+                "another sharding, which JAX may choose, pass that of the argument, as "
+                "in `filter_jit(..., out_shardings=...)`."
+            )
         if self.is_strict:
             raise DonationError(
                 f'`donate="strict"`: some donated buffers are not usable: {listing}. '
                 "No remaining output has their size. This was raised before "
                 "execution, and nothing was deleted. Return an updated array for each "
                 'of them, or donate the others by name, as in `donate=("model",)`.'
+                + advice
             )
         outcome = "stay alive" if self.names is None else "are deleted anyway"
         warn(
             f"Some donated buffers were not usable: {listing}. No remaining output has "
             f"their size, or the function does not use them; these arrays {outcome}. "
-            "Return an updated array for each of them, or do not donate them.",
+            "Return an updated array for each of them, or do not donate them." + advice,
             DonationWarning,
         )
 

@@ -328,6 +328,28 @@ class TestStrict:
             f(a, b)
         assert not a.is_deleted() and not b.is_deleted()
 
+    @pytest.mark.parametrize("mode", ["strict", "warn", ("x",)])
+    def test_output_with_another_sharding_is_explained(self, mode):
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        whole, split = (
+            jax.sharding.NamedSharding(mesh, spec) for spec in (P(), P("d"))
+        )
+
+        def f(x):
+            return jax.lax.with_sharding_constraint(x + 1, split)
+
+        x = jax.device_put(jnp.arange(8.0), whole)
+        step = eqx.filter_jit(f, donate=mode)
+        if mode == "strict":
+            with pytest.raises(eqx.DonationError, match=r"sharding.*out_shardings"):
+                step(x)
+        else:
+            with pytest.warns(eqx.DonationWarning, match=r"sharding.*out_shardings"):
+                step(x)
+        x = jax.device_put(jnp.arange(8.0), whole)
+        out = eqx.filter_jit(f, donate=mode, out_shardings=whole)(x)
+        assert x.is_deleted() and out.sharding == whole
+
     @pytest.mark.parametrize("mode", ["strict", "warn"])
     def test_refused_call_does_not_run_when_it_is_repeated(self, mode):
         @eqx.filter_jit(donate=mode)
