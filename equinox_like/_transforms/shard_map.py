@@ -79,7 +79,9 @@ def filter_shard_map(
     - `out_specs`: a prefix tree of the output, likewise.
     - `axis_names`: the axes that become manual; by default all.
     - `check_vma`: whether JAX keeps track of what differs between devices. Without it,
-        a wrong `out_specs` is not detected.
+        a wrong `out_specs` is not detected. With it, a gradient taken in `fun` for an
+        array that all devices share is the sum over them: take the `jax.lax.pmean` of
+        the loss, not of the gradient.
     - `donate`: as for [`equinox_like.filter_jit`][].
 
     Everything that is not an array is static, in the arguments and in the output.
