@@ -122,7 +122,9 @@ def in_numpy(leaf: Any) -> np.ndarray:
             ) from None
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             raise TypeError(
-                "a part of the array is on other hosts: gather it first"
+                "a part of the array is on other hosts. Save by `orbax.Save`. Or call "
+                "`filter_shard(tree, NamedSharding(mesh, PartitionSpec()))` in all "
+                "processes, which gives each the whole tree, and save that in one"
             ) from None
         raise
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import equinox_like as eqx
 
@@ -51,7 +51,12 @@ def main(address, count, number, folder):
     path = Path(folder) / f"{number}.safetensors"
     like = eqx.filter_eval_shape(make, key)
     where = eqx.shardings(like, mesh, RULES)
-    eqx.save(path, whole)
+    try:
+        eqx.save(path, made)
+        raise AssertionError("saved, although half of it is elsewhere")
+    except eqx.LeafError as error:
+        assert "filter_shard" in str(error), error
+    eqx.save(path, eqx.filter_shard(made, NamedSharding(mesh, P())))
     loaded = eqx.load(path, like, shardings=where)
     check_shards(loaded, whole)
     assert loaded[1].sharding == where[1] and loaded[2] == "static"
