@@ -169,7 +169,8 @@ def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
             "Give it a dtype, as in `jnp.asarray(x, jnp.float32)`.",
         )
     if same_shape and same_dtype and weak[0] == weak[1]:
-        yield Difference(name, SHARDING, f"{was} {_layout(old)}", _layout(new))
+        fix = "Shard it like this before the first call, by `filter_shard`."
+        yield Difference(name, SHARDING, f"{was} {_layout(old)}", _layout(new), fix)
 
 
 def _layout(aval: Any) -> str:

@@ -181,6 +181,19 @@ def test_context_without_a_name_is_told_too(f):
     assert kinds(found[0]) == {"the context": "user context"}
 
 
+def test_model_that_comes_back_on_a_mesh_is_to_be_sharded_first():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = (jax.NamedSharding(mesh, spec) for spec in (jax.P("d"), jax.P()))
+    step = eqx.filter_jit(lambda model, x: jax.tree.map(lambda w: w + x.sum(), model))
+    model, x = {"w": jnp.ones(3)}, jax.device_put(jnp.ones(4), rows)
+    retrace = step.explain(step(model, x), x)
+    assert retrace is not None and kinds(retrace) == {"model['w']": "sharding"}
+    assert "by `filter_shard`" in str(retrace)
+    step.clear_cache()
+    model = step(eqx.filter_shard(model, whole), x)
+    assert step.explain(model, x) is None
+
+
 def test_explicit_sharding_is_a_difference(f):
     f, _ = f
     axis_types = (jax.sharding.AxisType.Explicit,)
@@ -195,6 +208,7 @@ def test_explicit_sharding_is_a_difference(f):
         retrace = f.explain(model(), split)
     assert kinds(retrace) == {"x": "sharding"}
     assert "sharded by P('d',)" in str(retrace).replace("PartitionSpec", "P")
+    assert str(retrace).endswith("by `filter_shard`.")
 
 
 @pytest.mark.parametrize(
