@@ -69,6 +69,15 @@ def split_batch():
     jax.vmap(lambda x, key: model(x))(xs, keys)
 
 
+def split_weights_like_the_batch():
+    with jax.set_mesh(jax.make_mesh((2,), ("data",))):
+        weight = eqx.filter_shard(model.layers[0].weight, P("data"))
+        split = eqx.tree_at("layers[0].weight", eqx.filter_shard(model, P()), weight)
+        xs = eqx.filter_shard(jnp.ones((4, 2)), P("data"))
+        jax.vmap(eqx.filter_shard(split, P()))(xs)
+        jax.vmap(split)(xs)
+
+
 def different_devices():
     first, second = jax.devices()[:2]
     on_second = eqx.filter_device_put(model, second)
@@ -236,6 +245,9 @@ CALLS = {
         lambda: jax.vmap(lambda x, key: model(x))(x[None], jax.random.key(0))
     ],
     "`jax.vmap(model)(xs, keys)`, where `xs` is split over devices": [split_batch],
+    "`jax.vmap(model)(xs)`, where the weights are split over the axis of the batch": [
+        split_weights_like_the_batch
+    ],
     "`jax.vmap(f)(a, b)` with different sizes": [
         lambda: jax.vmap(lambda a, b: a + b)(jnp.ones(2), jnp.ones(3))
     ],
