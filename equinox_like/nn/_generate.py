@@ -143,7 +143,7 @@ def generate(
 
         model = Model(jax.random.key(0))
         prompts = jnp.array([[3, 1, 4], [1, 5, 0]])  # the last token is padding
-        caches = jax.vmap(lambda _: model.attention.init_cache(16))(jnp.arange(2))
+        caches = jax.vmap(lambda _: model.attention.init_cache(16))(prompts)
         out = eqx.nn.generate(
             model,
             prompts,
