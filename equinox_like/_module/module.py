@@ -191,7 +191,7 @@ def _forward_methods(cls: type) -> None:
             setattr(cls, name, _Forwarder(cls, name))
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field, field))
+@dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field, field))
 class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a dataclass and a pytree node."""
 

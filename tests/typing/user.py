@@ -39,6 +39,9 @@ assert_type(model(jnp.ones(2)), jax.Array)
 Affine()  # pyright: ignore[reportCallIssue]
 Affine(jnp.ones(2), nmae="x")  # pyright: ignore[reportCallIssue]
 
+# A Module has a hash, if its leaves do.
+named = {model: "first"}
+
 
 # A transformed function keeps its signature, in each way of writing it.
 @eqx.filter_jit
