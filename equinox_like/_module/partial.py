@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -53,6 +54,17 @@ class Partial(Module, Generic[_T]):
         if self.keywords:
             return self.func(*self.args, *args, **kwargs, **self.keywords)
         return self.func(*self.args, *args, **kwargs)  # faster; the case of a method
+
+    @property
+    def __wrapped__(self) -> types.MethodType:
+        # Of a transformed method: `inspect.getsource`, `typing.get_type_hints` and `??` of
+        # IPython read it.
+        if self.keywords:
+            raise AttributeError("__wrapped__")
+        try:
+            return types.MethodType(inspect.unwrap(self.func), *self.args)
+        except (TypeError, ValueError) as e:  # not one argument, or no function
+            raise AttributeError("__wrapped__") from e
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -109,7 +109,7 @@ def get_num_traces(fn: Any) -> int:
     while not isinstance(inner, Counted):
         seen.add(id(inner))
         # A bound method, or another partial, has `func`.
-        inner = getattr(inner, "__wrapped__", getattr(inner, "func", None))
+        inner = getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)
         if inner is None or id(inner) in seen:
             raise ValueError(
                 f"{fn!r} does not count its traces. Wrap the function in "

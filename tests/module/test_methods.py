@@ -6,6 +6,7 @@ import functools
 import inspect
 import pickle
 import types
+import typing
 from typing import Any, ClassVar
 
 import jax
@@ -167,6 +168,20 @@ def test_help_finds_the_documentation():
     import pydoc
 
     assert "Scales." in pydoc.render_doc(Scale)
+
+
+@pytest.mark.parametrize("transformation", [eqx.filter_jit, eqx.filter_vmap])
+def test_source_and_hints_of_a_transformed_method_are_the_functions(transformation):
+    class Named(eqx.Module):
+        @transformation
+        def f(self, x: "eqx.Module") -> "eqx.Module":
+            return x
+
+    method = Named().f
+    assert inspect.getsource(method) == inspect.getsource(Named.f)
+    assert "def f(self" in inspect.getsource(method)
+    hints = typing.get_type_hints(method)
+    assert hints == {"x": eqx.Module, "return": eqx.Module}
 
 
 class Mixin:
