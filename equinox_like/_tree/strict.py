@@ -302,6 +302,8 @@ def _key_by_class(value: Any) -> Any:
     names = compared_names(kind, base)
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
+    if base.__module__ == "unittest.mock":  # a mock leads to ever more mocks
+        return _Guarded(value)
     if base.__module__.split(".")[0] in sys.stdlib_module_names and base is not object:
         return _reduced(value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`

@@ -5,6 +5,7 @@ import collections.abc
 import dataclasses
 import types
 import warnings
+from unittest import mock
 
 import hypothesis
 import hypothesis.strategies as st
@@ -428,3 +429,15 @@ def test_each_trace_has_its_own_static_outputs_even_if_they_are_equal(place):
         named = out[0] if place == "leaf" else out.child
         named = out.tag if place == "static field" else named
         assert named.size == (size,)
+
+
+def test_mock_in_a_model_causes_no_retrace():
+    function = mock.MagicMock(return_value=1.0)
+
+    @eqx.filter_jit
+    def f(x, function):
+        return x + function()
+
+    for _ in range(3):
+        assert f(jnp.ones(()), function) == 2.0
+    assert function.call_count == 1
