@@ -19,6 +19,7 @@ import jax.tree_util as jtu
 from .._annotations import signature_of
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.equal import tree_equal
+from .._tree.filters import is_array_like
 from .._tree.format import tree_pformat
 from .._tree.render import render
 from .._tree.strict import compared_as_trees
@@ -352,7 +353,11 @@ class Module(_Immutable, Hashable, metaclass=ModuleMeta):
     __code__ = OfCallables(lambda self: code_of(type(self).__call__))
 
     def __eq__(self, other: object) -> Any:
-        return type(self) is type(other) and tree_equal(self, other)
+        if type(self) is type(other):
+            return tree_equal(self, other)
+        # Another object may be equal to anything, as `mock.ANY` and the snapshots of
+        # syrupy are. An array of NumPy would compare its elements.
+        return False if is_array_like(other) else NotImplemented
 
     def __hash__(self) -> int:
         values = tuple(

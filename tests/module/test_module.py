@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -786,6 +787,13 @@ class TestComparison:
         assert Always(1) == Always(2)
         with pytest.raises(TypeError, match="unhashable"):
             hash(Always(1))
+
+    def test_other_object_may_say_that_it_is_equal(self):
+        assert Affine(1.0) == mock.ANY and not Affine(1.0) != mock.ANY
+        others = 1.0, None, eqx.nn.Identity(), jnp.ones(2), np.ones(2), np.float32(1)
+        for other in others:
+            assert (Affine(1.0) == other) is False
+            assert (Affine(1.0) != other) is True
 
     def test_repr_shows_fields_arrays_in_short_and_no_defaults(self):
         shown = repr(Affine(jnp.ones((2, 3)), name="other"))
