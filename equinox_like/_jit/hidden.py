@@ -1,5 +1,5 @@
-"""Traced arrays that JAX does not see: in attributes of objects that are not pytrees, and
-a `jax.Ref` in the output, which is not an array.
+"""Traced arrays that JAX does not see: in attributes of objects that are not pytrees, in
+generators, and a `jax.Ref` in the output, which is not an array.
 
 JAX traces a function once. An array of that trace that such an object keeps is a tracer
 for ever: later calls of the function run its program, and not its Python code.
@@ -24,15 +24,21 @@ def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
     It would be returned by every call, with the tracers of the first one.
     """
     for i, leaf in enumerate(rest.leaves):
+        kind = type(leaf).__name__
         if is_of_current_trace(leaf):
             raise TypeError(
                 "The function returned a `jax.Ref` that exists only in its trace, at "
                 f"`{leaf_name(out, i, 'out')}`, which JAX cannot do. Make it outside of "
                 "compiled functions, or return what it holds, `ref[...]`."
             )
+        if any(map(_holds_tracer, _local_variables(leaf))):
+            raise TypeError(
+                f"The function returned a {kind} at `{leaf_name(out, i, 'out')}`, whose "
+                "code would run after the trace. Return a list in place of `yield`, and "
+                "do not compile an `async` function, but what it calls."
+            )
         for name, value in _attributes(leaf).items():
             if _holds_tracer(value):
-                kind = type(leaf).__name__
                 raise TypeError(
                     f"The function returned an instance of `{kind}` at "
                     f"`{leaf_name(out, i, 'out')}`, with an array in its attribute "
@@ -61,6 +67,19 @@ class Assignments:
             for name, value in _attributes(x).items()
             if value is not before.get(name) and _holds_tracer(value)
         ]
+
+
+def _local_variables(x: Any) -> Iterable[Any]:
+    """The variables in a generator or coroutine."""
+    if isinstance(x, types.GeneratorType):
+        frame = x.gi_frame
+    elif isinstance(x, types.CoroutineType):
+        frame = x.cr_frame
+    elif isinstance(x, types.AsyncGeneratorType):
+        frame = x.ag_frame
+    else:
+        return ()
+    return () if frame is None else frame.f_locals.values()
 
 
 def _attributes(x: Any) -> dict[str, Any]:

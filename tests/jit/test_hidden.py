@@ -104,3 +104,22 @@ def test_ref_of_the_caller_may_be_returned():
         (same,), count = wrap(f)([ref])
         assert same is ref and count == ref[...]
     assert ref[...] == 2
+
+
+def _yields(x):
+    yield x
+
+
+async def _awaited(x):
+    return x
+
+
+# JAX will refuse generators in a pytree.
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("function", [_yields, _awaited, lambda x: (x for _ in "ab")])
+def test_code_that_would_run_after_the_trace_is_refused(function):
+    jitted = eqx.filter_jit(function)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"at `out`, .* after the trace"):
+            jitted(jnp.ones(2))
