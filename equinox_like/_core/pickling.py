@@ -1,7 +1,6 @@
 """Pickling by name, for compiled functions and others that JAX wraps."""
 
 import copyreg
-import functools
 import importlib
 import operator
 import sys
@@ -28,17 +27,30 @@ def is_global(value: Any, same: Callable[..., bool] = operator.is_) -> bool:
 
 
 class _InMain:
-    """A name of the script or notebook that is running."""
+    """A name of the script or notebook that is running.
 
-    def __init__(self, name: str):
+    To cloudpickle it looks like `function`, which it sends in place of this. `pickle` goes
+    by its class, and saves the name.
+    """
+
+    __slots__ = "function", "name"
+
+    def __init__(self, name: str, function: Any = None):
         self.name = name
+        self.function = function
 
     def find(self) -> Any:
         return operator.attrgetter(self.name)(sys.modules["__main__"])
 
+    def __reduce__(self):
+        return _InMain, (self.name,)
 
-def _make(make: Callable[..., Any], args: Any, _: _InMain) -> Any:
-    return make(*args)
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return types.FunctionType
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
 
 
 def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
@@ -49,10 +61,17 @@ def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
     name = value.__qualname__
     if value.__module__ != "__main__":
         return _imported, (value.__module__, name)
-    # `pickle` saves this method as `_InMain(name).find`, and cloudpickle by its function.
-    function: Any = functools.partial(_make, make, args)
+
+    find = _as_find(lambda _=None: make(*args))
+    return types.MethodType(find, _InMain(name, find)), ()
+
+
+def _as_find(function: Any) -> Any:
+    # `pickle` saves a method as the attribute `find` of its instance, cloudpickle and dill
+    # by its function. joblib does what `pickle` does, but sends `function` as the instance.
     function.__name__ = "find"
-    return types.MethodType(function, _InMain(name)), ()
+    function.find = function
+    return function
 
 
 def _imported(module: str, name: str) -> Any:

@@ -1,6 +1,7 @@
 """What a notebook may define, run as `__main__` by `test_by_value.py`.
 
-`payload` is all of it, in the bytes of cloudpickle, with a `check` of what arrives.
+`payloads` are all of it, in the bytes of cloudpickle and of joblib, with a `check` of what
+arrives.
 """
 
 import abc
@@ -10,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import cloudpickle
 import jax
 import jax.numpy as jnp
+from joblib.externals.loky.backend import reduction
 
 import equinox_like as eqx
 
@@ -206,4 +208,8 @@ def check(
     assert raises(AttributeError, "`OK`", lambda: setattr(Results, "OK", item))
 
 
-payload = cloudpickle.dumps((check, sent))
+payloads = {
+    "cloudpickle": cloudpickle.dumps((check, sent)),
+    # Its `Parallel` sends methods in a way of its own.
+    "joblib": bytes(reduction.dumps((check, sent))),
+}

@@ -19,8 +19,13 @@ for _ in range(2):
 
 
 @pytest.fixture(scope="module")
-def payload():
-    return runpy.run_path(str(SCRIPT), run_name="__main__")["payload"]
+def payloads():
+    return runpy.run_path(str(SCRIPT), run_name="__main__")["payloads"]
+
+
+@pytest.fixture(params=["cloudpickle", "joblib"])
+def payload(request, payloads):
+    return payloads[request.param]
 
 
 def test_another_process_loads_modules_that_it_cannot_import(payload):
