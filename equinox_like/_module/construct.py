@@ -203,6 +203,12 @@ def refuse_assignment(self: Any, name: str) -> NoReturn:
             f"Cannot mark {type_name(self)} as abstract: put `@abstractmethod` below the "
             "other decorators, directly above the method."
         )
+    if self._wraps_callables_ and name not in spec.names:
+        raise dataclasses.FrozenInstanceError(
+            f"Cannot set or delete '{name}' on {type_name(self)}, which is immutable. If a "
+            "decorator sets it, put it below the transformation, or decorate a plain "
+            "function that calls this one."
+        )
     if name in spec.dynamic:
         fix = f"`tree_at(lambda m: m.{name}, module, new_value)`"
     else:

@@ -113,6 +113,11 @@ def test_abstract_methods_are_marked_below_the_transformation(transform):
         abc.abstractmethod(transform(lambda self: None))
 
 
+def test_decorator_that_sets_an_attribute_is_told_where_to_go():
+    with pytest.raises(dataclasses.FrozenInstanceError, match="put it below the trans"):
+        eqx.filter_jit(abs).mark = 1
+
+
 def test_pickled_pmap_runs_on_the_devices_that_it_had():
     devices = jax.devices()[2:]
     f = eqx.filter_pmap(total, devices=devices)
