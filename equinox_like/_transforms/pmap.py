@@ -194,19 +194,14 @@ class Pmapped(Transformed[..., Any]):
 
         show_as_call(flat, fun, self._tree, args, kwargs)
         if _may_return_once(out_axes):
-
-            def checked(held, row):
-                with_rows, without = of_row(held, row)
-                return with_rows, _alike(without, outputs)
-
-            rows = jax.vmap(
-                checked,
+            checked = jax.vmap(
+                _checked(of_row, outputs),
                 in_axes=(None, of_data),
                 out_axes=(0, None),
                 axis_name=axis_name,
                 axis_size=mesh.devices.size,
             )
-            jax.eval_shape(rows, held, data)
+            jax.eval_shape(checked, held, data)
         with_rows, without = jax.shard_map(
             flat,
             mesh=mesh,
@@ -300,15 +295,17 @@ def _may_return_once(out_axes: Any) -> bool:
     )
 
 
-def _alike(without: list[Any], outputs: Unmapped) -> list[Any]:
-    """`without`; under `jax.vmap`, raises for an array that differs between rows."""
+def _checked(
+    of_row: Callable[[Any, Any], tuple[list[Any], list[Any]]], outputs: Unmapped
+) -> Callable[[Any, Any], tuple[list[Any], list[Any]]]:
+    """`of_row`; under `jax.vmap`, raises if a row differs in what is returned once."""
 
     @jax.custom_batching.custom_vmap
-    def unchanged(without):
+    def alike(without):
         return without
 
-    @unchanged.def_vmap
-    def refuse(_, is_mapped, without):
+    @alike.def_vmap
+    def _(_, is_mapped, without):
         number = is_mapped[0].index(True)
         raise ValueError(
             f"`{outputs.path(number)}` ({describe_array(without[number][0])}) may differ "
@@ -317,4 +314,8 @@ def _alike(without: list[Any], outputs: Unmapped) -> list[Any]:
             "`jax.lax.pmean`, or give it an axis."
         )
 
-    return unchanged(without)
+    def checked(held, row):
+        with_rows, without = of_row(held, row)
+        return with_rows, alike(without)
+
+    return checked
