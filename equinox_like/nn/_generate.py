@@ -184,8 +184,8 @@ def generate(
     ends = None
     if end_token is not None:
         many = end_token if isinstance(end_token, Sequence) else [end_token]
-        ends = [checked_int("generate", "end_token", x, 0) for x in many]
-        ends = jax.device_put(np.array(ends, np.int32))
+        tokens = [checked_int("generate", "end_token", x, 0) for x in many]
+        ends = jax.device_put(np.array(tokens, np.int32))
     pad = jax.device_put(np.int32(checked_int("generate", "pad_token", pad_token, 0)))
     options = _Options(steps, sampling, ends, pad)
     length = _checked_length(prompt_length, prompt.shape)

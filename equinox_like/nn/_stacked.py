@@ -213,7 +213,9 @@ class Stacked(StatefulLayer, Generic[_L]):
             return as_before("A layer of Stacked", x, out), (y, new_state)
 
         x = varying_as((x, inputs, broadcast), jax.tree.map(strongly_typed, x))
-        ys, new_state = None, None
+        # Annotated, as mypy 2.4 crashes otherwise if it checks a copy of this library.
+        ys: Any = None
+        new_state: Any = None
         if self.depth > 0:
             policy = policy_of(self.checkpoint)
             step = checkpointed_step(step, policy, self.unroll, self.depth)
