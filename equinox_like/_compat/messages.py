@@ -29,7 +29,6 @@ _CALLBACK: Final = (
 )
 _UNSTABLE: Final = "no compatibility guarantees"
 _CUDNN: Final = re.compile(r"custom_call @(__cudnn\$\w+)")
-_BATCHED: Final = re.compile(r"out_axes\[1\]\[(\d+)\], got axis spec None")
 
 
 def tells_of_deleted_array(error: BaseException) -> bool:
@@ -70,12 +69,3 @@ def exported_cudnn_calls(error: BaseException) -> list[str]:
     """The calls of cuDNN for which a program cannot be exported."""
     text = str(error)
     return sorted(set(_CUDNN.findall(text))) if _UNSTABLE in text else []
-
-
-def batched_output(error: BaseException) -> int | None:
-    """The number of the output of a `vmap` that is batched, but has `None` as its axis.
-
-    The outputs must be the second of a pair.
-    """
-    found = _BATCHED.search(str(error))
-    return None if found is None else int(found[1])

@@ -194,14 +194,21 @@ class Pmapped(Transformed[..., Any]):
 
         show_as_call(flat, fun, self._tree, args, kwargs)
         if _may_return_once(out_axes):
-            checked = jax.vmap(
-                _checked(of_row, outputs),
+            found = outputs.batched(
+                of_row,
+                held,
+                data,
                 in_axes=(None, of_data),
-                out_axes=(0, None),
                 axis_name=axis_name,
                 axis_size=mesh.devices.size,
             )
-            jax.eval_shape(checked, held, data)
+            if found is not None:
+                raise ValueError(
+                    f"`filter_pmap` of `{name_of(fun)}`: {found} may differ between "
+                    "devices, so it cannot be returned once, as its output axis `None` "
+                    "says. Make it equal on all devices with `jax.lax.psum` or "
+                    "`jax.lax.pmean`, or give it an axis."
+                )
         with_rows, without = jax.shard_map(
             flat,
             mesh=mesh,
@@ -293,29 +300,3 @@ def _may_return_once(out_axes: Any) -> bool:
         isinstance(x, int) or (isinstance(x, if_array) and x.axis is not None)
         for x in leaves
     )
-
-
-def _checked(
-    of_row: Callable[[Any, Any], tuple[list[Any], list[Any]]], outputs: Unmapped
-) -> Callable[[Any, Any], tuple[list[Any], list[Any]]]:
-    """`of_row`; under `jax.vmap`, raises if a row differs in what is returned once."""
-
-    @jax.custom_batching.custom_vmap
-    def alike(without):
-        return without
-
-    @alike.def_vmap
-    def _(_, is_mapped, without):
-        number = is_mapped[0].index(True)
-        raise ValueError(
-            f"`{outputs.path(number)}` ({describe_array(without[number][0])}) may differ "
-            "between devices, so it cannot be returned once, as its output axis `None` "
-            "says. Make it equal on all devices with `jax.lax.psum` or "
-            "`jax.lax.pmean`, or give it an axis."
-        )
-
-    def checked(held, row):
-        with_rows, without = of_row(held, row)
-        return with_rows, alike(without)
-
-    return checked

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import AxisType
 
-from .._compat.messages import batched_output
 from .._core.base import (
     DEPRECATED,
     NOT_GIVEN,
@@ -27,6 +26,7 @@ from .._core.base import (
 )
 from .._core.parts import Rest
 from .._module.fields import field
+from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
@@ -204,23 +204,24 @@ class Vmapped(Transformed[..., Any]):
         check_sizes("filter_vmap", fun, args, kwargs, axes, axis_size)
         _check_splits(fun, args, kwargs, axes)
         of_mapped = [axes[i] for i in mapped]
-        batched = jax.vmap(
-            flat,
+        options = {
             # A single int if all axes are equal, because JAX handles it faster.
-            in_axes=(of_mapped[0] if len(set(of_mapped)) == 1 else of_mapped,),
-            out_axes=(0, None),
-            axis_name=self._axis_name,
-            axis_size=axis_size,
+            "in_axes": (of_mapped[0] if len(set(of_mapped)) == 1 else of_mapped,),
+            "axis_name": self._axis_name,
+            "axis_size": axis_size,
             **dict(self._vmapkwargs),
-        )
+        }
+        arrays = [leaves[i] for i in mapped]
         try:
-            with_batch, without = batched([leaves[i] for i in mapped])
-        except ValueError as error:
-            path = unmapped_outputs.refused(error)
-            if path is None:
+            with_batch, without = jax.vmap(flat, out_axes=(0, None), **options)(arrays)
+        except ValueError:
+            if not unmapped_outputs.are_known:  # `fun` has raised this
+                raise
+            found = unmapped_outputs.batched(flat, arrays, **options)
+            if found is None:
                 raise
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: `{path}` depends on a mapped "
+                f"`filter_vmap` of `{name_of(fun)}`: {found} depends on a mapped "
                 "argument, so it has a batch axis, but `out_axes` gives it `None`. "
                 "Give it the position of that axis, or return a value that is the "
                 "same for the whole batch."
@@ -256,6 +257,10 @@ class Unmapped:
 
     _rest: Rest | None = None
 
+    @property
+    def are_known(self) -> bool:
+        return self._rest is not None
+
     def split(self, out: Any, axes: list[int | None]) -> tuple[list[Any], list[Any]]:
         leaves, treedef = jtu.tree_flatten(out)
         with_batch = [i for i, axis in enumerate(axes) if axis is not None]
@@ -276,18 +281,38 @@ class Unmapped:
         ]
         return self._rest.fill(moved + without)
 
-    def refused(self, error: ValueError) -> str | None:
-        """The path of the batched output that lacks an axis, if that caused `error`."""
-        found = batched_output(error)
-        if found is None or self._rest is None:
-            return None
-        return self.path(found)
+    def batched(self, function: Any, *args: Any, **options: Any) -> str | None:
+        """The path of an unmapped array that is batched, and what it is.
 
-    def path(self, number: int) -> str:
-        """The path of an unmapped array, by its number among them."""
+        Traces `function`, which ends with `split`, under `jax.vmap` with these options.
+        """
+
+        @jax.custom_batching.custom_vmap
+        def unmapped(without):
+            return without
+
+        @unmapped.def_vmap
+        def _(_, is_batched, without):
+            number = is_batched[0].index(True)
+            raise _Batched(number, describe_array(without[number][0]))
+
+        def checked(*args):
+            with_batch, without = function(*args)
+            return with_batch, unmapped(without)
+
+        try:
+            jax.eval_shape(jax.vmap(checked, out_axes=(0, None), **options), *args)
+        except _Batched as found:
+            number, what = found.args
+        else:
+            return None
         assert self._rest is not None
         tree = self._rest.fill([0] * len(self._rest.places))
-        return leaf_name(tree, self._without[number], "out")
+        return f"`{leaf_name(tree, self._without[number], 'out')}` ({what})"
+
+
+class _Batched(Exception):
+    """The number of an unmapped array that is batched, and its description."""
 
 
 def _check_output_axis(x: Any, axis: Any, out: Any, number: int) -> None:

@@ -101,10 +101,6 @@ def export_cudnn():
     jax.export.export(jax.jit(call))(jnp.ones(3))
 
 
-def leave_out_an_axis():
-    jax.vmap(lambda x: (0.0, [1.0, x]), out_axes=(None, None))(jnp.ones(3))
-
-
 TELLS = {
     messages.tells_of_deleted_array: [
         pass_deleted,
@@ -124,7 +120,6 @@ TELLS = {
     lambda error: messages.exported_cudnn_calls(error) == ["__cudnn$test"]: [
         export_cudnn
     ],
-    lambda error: messages.batched_output(error) == 1: [leave_out_an_axis],
 }
 CASES = [(tells, provoke) for tells, all_ in TELLS.items() for provoke in all_]
 
@@ -141,7 +136,6 @@ def test_message_is_recognised_and_told_from_the_others(tells, provoke):
 def test_other_messages_are_not():
     error = ValueError("donated arrays, a mesh and a callback")
     assert not any(tells(error) for tells in TELLS)
-    assert messages.batched_output(error) is None
 
 
 def test_warning_of_an_unusable_donation_is_recognised():

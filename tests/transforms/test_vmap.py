@@ -145,15 +145,29 @@ def test_output_without_a_batch_may_be_returned_once():
     assert eqx.filter_vmap(lambda x: 1.0, out_axes=0)(jnp.ones(2)).tolist() == [1, 1]
 
 
-def test_batched_output_cannot_be_returned_once():
-    with pytest.raises(
-        ValueError, match="`<lambda>`: `out` depends on a mapped argument"
-    ):
-        eqx.filter_vmap(lambda x: x, out_axes=None)(jnp.ones(2))
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+def test_batched_output_cannot_be_returned_once(axis_name):
+    depends = r"`<lambda>`: `out` \(float32\[\]\) depends on a mapped argument"
+    with pytest.raises(ValueError, match=depends):
+        eqx.filter_vmap(lambda x: x, out_axes=None, axis_name=axis_name)(jnp.ones(2))
     out_axes = (0, {"a": 0, "b": None})
-    f = eqx.filter_vmap(lambda x: (x, {"a": 1, "b": [2, x]}), out_axes=out_axes)
-    with pytest.raises(ValueError, match=r"`out\[1\]\['b'\]\[1\]` depends on"):
+    f = eqx.filter_vmap(
+        lambda x: (x, {"a": 1, "b": [2, x]}), out_axes=out_axes, axis_name=axis_name
+    )
+    with pytest.raises(ValueError, match=r"`out\[1\]\['b'\]\[1\]` .* depends on"):
         f(jnp.ones(2))
+
+
+def test_error_of_the_function_is_raised_once():
+    calls = []
+
+    def fail(x):
+        calls.append(0)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        eqx.filter_vmap(fail)(jnp.ones(2))
+    assert len(calls) == 1
 
 
 def test_error_of_a_vmap_within_is_left_alone():
