@@ -345,7 +345,7 @@ def test_layers_of_one_device_are_scanned(key) -> None:
         ]
 
     ends = scan(stacked, jnp.ones(4))
-    assert jnp.allclose(ends[1], stacked[2:](jnp.ones(4)), atol=1e-6)
+    np.testing.assert_allclose(ends[1], stacked[2:](jnp.ones(4)), atol=1e-6)
 
 
 def test_two_of_one_kind_have_states_of_their_own(key) -> None:
