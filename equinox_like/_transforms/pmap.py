@@ -18,8 +18,8 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .arguments import argument_name, show_as_call
 from .compiled import Compiled
+from .unmapped import Unmapped
 from .vmap import (
-    Unmapped,
     axes_of_call,
     check_sizes,
     checked_size,
