@@ -181,11 +181,12 @@ def _require_sound(path: str, file: Any) -> None:
             pass
     except safetensors.SafetensorError as error:
         start = file.read(len(MAGIC))
+        fix = ""
+        if start == MAGIC:
+            fix = " `tree_deserialise_leaves` loads files of `.npy` records."
+        elif start.startswith(b"PK"):  # a zip archive
+            fix = " If PyTorch saved it, give what `torch.load` returns to "
+            fix += "`load_state_dict`."
         raise RuntimeError(
-            f"{path} is not a safetensors file, or is damaged: {error}."
-            + " `tree_deserialise_leaves` loads files of `.npy` records."
-            * (start == MAGIC)
-            # A zip archive.
-            + " If PyTorch saved it, give what `torch.load` returns to `load_state_dict`."
-            * start.startswith(b"PK")
+            f"{path} is not a safetensors file, or is damaged: {error}.{fix}"
         ) from error
