@@ -15,6 +15,7 @@ from .._compat.trace_state import is_of_current_trace
 from .._compat.tracer import Tracer
 from .._core.parts import Rest
 from .._tree.match import leaf_name
+from .._tree.nodes import MAKE_A_PYTREE
 
 
 def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
@@ -43,8 +44,7 @@ def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
                     f"The function returned an instance of `{kind}` at "
                     f"`{leaf_name(out, i, 'out')}`, with an array in its attribute "
                     f"`{name}`. But {kind} is not a pytree, so JAX does not see the "
-                    "array: derive the class from `Module`, or register it with "
-                    "`jax.tree_util.register_dataclass`."
+                    f"array: {MAKE_A_PYTREE}"
                 )
 
 

@@ -23,7 +23,7 @@ from .._core.parts import Rest, value_and_aux
 from .._module.fields import field
 from .._module.freezing import trainable_leaves
 from .._tree.filters import is_inexact_array
-from .._tree.nodes import describe_node
+from .._tree.nodes import MAKE_A_PYTREE, describe_node
 from .._tree.partitioning import filter
 from .._tree.require import refuse_unknown_options
 from .._tree.splitting import leaf_names
@@ -329,8 +329,7 @@ def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
     if holder is not None:
         fix = (
             f"{type(holder).__name__} is not a pytree, so JAX does not see its arrays: "
-            "derive the class from `Module`, or register it with "
-            "`jax.tree_util.register_dataclass`."
+            + MAKE_A_PYTREE
         )
     elif leaves and all(map(callable, leaves)):
         fix = (

@@ -11,6 +11,11 @@ from .arrays import describe_array
 from .filters import is_array
 from .paths import path_str, path_within
 
+# How messages end about an object with arrays that JAX does not see.
+MAKE_A_PYTREE = (
+    "derive the class from `Module`, or register it with "
+    "`jax.tree_util.register_dataclass`."
+)
 _MAX_KEYS = 10  # that a message lists
 _SIZED = dict, list, tuple
 
