@@ -305,7 +305,7 @@ def _key_by_class(value: Any) -> Any:
     if base.__module__ == "unittest.mock":  # a mock leads to ever more mocks
         return _Guarded(value)
     if base.__module__.split(".")[0] in sys.stdlib_module_names and base is not object:
-        return _reduced(value)
+        return _once(_reduced, value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
             return _key_of_mapping(value), _Guarded(value)
@@ -315,18 +315,24 @@ def _key_by_class(value: Any) -> Any:
 def _key_of_derived(value: Any, key_of: Callable[[Any], Any]) -> Any:
     """The key of a value whose class is derived from one of `_KEYS`: its content by
     `key_of`, and its attributes."""
+    attributes = object.__getstate__
+    return _once(lambda x: (key_of(x), strict_key([attributes(x)])), value)
+
+
+def _once(key_of: Callable[[Any], Any], value: Any) -> Any:
+    """`key_of(value)`. Within it, where an attribute leads back to `value`, its place."""
     places = _opened.places
-    if id(value) in places:  # an attribute leads back to it
+    if id(value) in places:
         return places[id(value)]
     places[id(value)] = len(places)
     try:
-        return key_of(value), strict_key((object.__getstate__(value),))
+        return key_of(value)
     finally:
         del places[id(value)]
 
 
 class _Opened(threading.local):
-    """The values that `_key_of_derived` is in, by id, with their order."""
+    """The values that `_once` is in, by id, with their order."""
 
     def __init__(self) -> None:
         self.places: dict[int, int] = {}

@@ -321,6 +321,17 @@ def _owned(name):
     return owner
 
 
+def _node(name):
+    node = types.SimpleNamespace(name=name)
+    node.children = [types.SimpleNamespace(parent=node, i=i) for i in range(20)]
+    return node
+
+
+def test_namespaces_that_lead_back_to_each_other_are_compared():
+    assert strictly_same(_node(1), _node(1)) and not strictly_same(_node(1), _node(1.0))
+    assert hash(strict_key((_node("a"),))) == hash(strict_key((_node("a"),)))
+
+
 def test_attributes_that_lead_back_to_the_value_are_compared():
     one, other, third = _owned("a"), _owned("a"), _owned("b")
     assert strictly_same(one, other) and not strictly_same(one, third)
