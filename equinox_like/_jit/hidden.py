@@ -1,10 +1,13 @@
 """Traced arrays that JAX does not see: in attributes of objects that are not pytrees, in
-generators, and a `jax.Ref` in the output, which is not an array.
+functions and generators, and a `jax.Ref` in the output, which is not an array.
 
 JAX traces a function once. An array of that trace that such an object keeps is a tracer
 for ever: later calls of the function run its program, and not its Python code.
 """
 
+import contextlib
+import functools
+import inspect
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -38,6 +41,14 @@ def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
                 "code would run after the trace. Return a list in place of `yield`, and "
                 "do not compile an `async` function, but what it calls."
             )
+        for name, value in _captured(leaf).items():
+            if any(map(is_of_current_trace, _leaves(value))):
+                raise TypeError(
+                    f"The function returned a {kind} at `{leaf_name(out, i, 'out')}` that "
+                    f"captures an array of its trace, in `{name}`. Return "
+                    "`equinox_like.Partial(f, array)`, whose arguments are a part of the "
+                    "tree, or a Module with the array in a field."
+                )
         for name, value in _attributes(leaf).items():
             if _holds_tracer(value):
                 raise TypeError(
@@ -82,6 +93,16 @@ def _local_variables(x: Any) -> Iterable[Any]:
     return () if frame is None else frame.f_locals.values()
 
 
+def _captured(x: Any) -> dict[str, Any]:
+    """What a function or partial was made with, by name."""
+    if isinstance(x, functools.partial):
+        return {"args": x.args, "keywords": x.keywords}
+    if isinstance(x, types.FunctionType):
+        with contextlib.suppress(ValueError):  # a variable without a value
+            return inspect.getclosurevars(x).nonlocals
+    return {}
+
+
 def _attributes(x: Any) -> dict[str, Any]:
     attributes = getattr(x, "__dict__", None)
     if type(attributes) is not dict or isinstance(x, types.FunctionType | type):
@@ -90,8 +111,11 @@ def _attributes(x: Any) -> dict[str, Any]:
 
 
 def _holds_tracer(value: Any) -> bool:
+    return any(isinstance(x, Tracer) for x in _leaves(value))
+
+
+def _leaves(value: Any) -> list[Any]:
     try:
-        leaves = jtu.tree_leaves(value)
+        return jtu.tree_leaves(value)
     except Exception:  # for example, a dictionary whose keys cannot be sorted
-        return False
-    return any(isinstance(x, Tracer) for x in leaves)
+        return []

@@ -1,5 +1,6 @@
 """Arrays in compiled functions that JAX does not see: in attributes, and new Refs."""
 
+import functools
 import warnings
 
 import jax
@@ -104,6 +105,43 @@ def test_ref_of_the_caller_may_be_returned():
         (same,), count = wrap(f)([ref])
         assert same is ref and count == ref[...]
     assert ref[...] == 2
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (lambda x: lambda y: x * y, "x"),
+        (lambda x: functools.partial(jnp.multiply, [x]), "args"),
+        (lambda x: functools.partial(jnp.multiply, y=x), "keywords"),
+    ],
+)
+def test_function_that_captures_an_array_of_the_trace_is_refused(wrap, name):
+    message = rf"at `out\['f'\]` that captures an array of its trace, in `{name}`"
+    with pytest.raises(TypeError, match=message):
+        eqx.filter_jit(lambda x: {"f": wrap(x)})(X)
+    kept = wrap(X)
+    assert eqx.filter_jit(lambda: kept)() is kept
+
+    @jax.jit
+    def outer(x):  # an array of an outer trace may be captured: it is still there
+        f = wrap(x)
+        assert eqx.filter_jit(lambda f: f)(f) is f
+        return x
+
+    outer(X)
+
+
+def test_function_that_captures_a_variable_without_a_value_is_returned():
+    @eqx.filter_jit
+    def make():
+        def f():
+            return later
+
+        if f is None:
+            later = 1
+        return f
+
+    assert callable(make())
 
 
 def _yields(x):
