@@ -99,7 +99,7 @@ def _captured(x: Any) -> dict[str, Any]:
         return {"args": x.args, "keywords": x.keywords}
     if isinstance(x, types.FunctionType):
         with contextlib.suppress(ValueError):  # a variable without a value
-            return inspect.getclosurevars(x).nonlocals
+            return dict(inspect.getclosurevars(x).nonlocals)
     return {}
 
 

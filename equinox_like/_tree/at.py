@@ -7,6 +7,7 @@ the key paths of all nodes.
 """
 
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar, overload
@@ -302,8 +303,10 @@ def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
             "several, pass `is_leaf=lambda x: x is None`."
         )
     if type(node) is _OpaqueLeaf or node is None or jtu.all_leaves([node]):
+        is_method = isinstance(node, types.MethodType)  # its `repr` shows the instance
+        shown = f"the method `{node.__qualname__}`" if is_method else repr(node)
         raise TypeError(
-            f"`where` returned {node!r}, which is not in `pytree`. It must return a "
+            f"`where` returned {shown}, which is not in `pytree`. It must return a "
             "node of the tree that it is given, or a list or tuple of nodes; values "
             "of static fields are not nodes, nor are defaults in the class that "
             "`__init__` did not assign."

@@ -377,6 +377,13 @@ def test_foreign_leaf_is_a_type_error(foreign):
         eqx.tree_at(lambda t: (t[0], foreign), [1, 2], (0, 0))
 
 
+def test_method_is_named_without_its_instance():
+    mlp = eqx.nn.MLP(1, 1, 1, 0, key=jax.random.key(0))
+    message = r"`where` returned the method `MLP.__call__`, which is not in `pytree`"
+    with pytest.raises(TypeError, match=message):
+        eqx.tree_at(lambda m: m.__call__, mlp, 0)
+
+
 def test_leaf_of_another_tree_is_a_type_error():
     others = []
     eqx.tree_at(lambda t: others.append(t) or t[0], [1], 0)
