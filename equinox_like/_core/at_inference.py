@@ -12,7 +12,7 @@ _inference: Final[Context[bool]] = Context(False, name="inference")
 
 
 def inference() -> Entering:
-    """A context in which layers are at inference if their flag `inference` is `None`.
+    """A context in which layers with the flag `inference=None` are in inference mode.
 
     Layers are constructed with the flag `False`. To have them follow the context, use
     `nn.inference_mode(model, None)`, or construct them with `inference=None`. A flag
@@ -42,7 +42,7 @@ def inference() -> Entering:
 
 
 def training() -> Entering:
-    """A context in which layers are in training if their flag `inference` is `None`.
+    """A context in which layers with the flag `inference=None` are in training mode.
 
     That is the default, so this is only needed within [`equinox_like.inference`][].
 

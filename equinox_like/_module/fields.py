@@ -28,19 +28,18 @@ def field(
 
     - `converter`: called with the value once construction has set it; its result
         replaces the value. For example `jnp.asarray`.
-    - `static`: the field is part of the tree's structure, not a leaf: a change of it
-        makes `jax.jit` recompile. Do not put JAX arrays into it, and do not change a
-        list or dict in it: `filter_jit` continues with what it was.
-    - `trainable`: whether the arrays in the field are parameters. If not, they are a
-        buffer: data that are traced, but never differentiated, see
-        [`equinox_like.trainable`][].
+    - `static`: whether the field is part of the structure of the tree, and not a leaf.
+        Another value then makes `jax.jit` recompile. Do not put JAX arrays into a static
+        field, and do not change a list or dict in it: `filter_jit` does not notice that.
+    - `trainable`: whether the arrays in the field are parameters. If not, they are never
+        differentiated: see [`equinox_like.trainable`][].
     - `**kwargs`: as for `dataclasses.field` (`default`, `default_factory`, `init`,
         `repr`, `kw_only`, `metadata`, ...).
 
     **Raises:**
 
     `ValueError` if `metadata` already has `"converter"`, `"static"` or `"trainable"`;
-    `TypeError` if the converter cannot be called.
+    `TypeError` if the converter is not callable.
 
     !!! example
 

@@ -227,10 +227,9 @@ def frozen(tree: Any) -> Any:
 
     The marked tree has the same arrays in the same order, so saved files do not change.
     A frozen Module can be called, and its attributes and methods read; a frozen array
-    supports arithmetic and indexing, and every layer takes it as a parameter. Neither
-    receives a gradient. [`equinox_like.filter_grad`][] does not differentiate it, so it
-    stays the identical object through `apply_updates`. `jax.jit`, `jax.vmap` and saving
-    treat it like any other array or Module.
+    supports arithmetic and indexing, and every layer takes it as a parameter.
+    [`equinox_like.filter_grad`][] does not differentiate them, so `apply_updates` does not
+    change them. `jax.jit`, `jax.vmap` and saving treat them like other arrays and Modules.
 
     **Arguments:**
 
@@ -258,7 +257,7 @@ def frozen(tree: Any) -> Any:
 
 
 def unfrozen(tree: Any) -> Any:
-    """The tree with each [`equinox_like.frozen`][] part in it as it was before.
+    """The tree without [`equinox_like.frozen`][]: each frozen part is trainable again.
 
     !!! example
 

@@ -309,15 +309,16 @@ class Module(_Immutable, Hashable, metaclass=ModuleMeta):
     fields, except for fields declared `field(static=True)`, which are part of the
     structure.
 
-    An `__init__` is generated, or yours is used. During construction, declared fields can
-    be assigned; after it the instance is frozen, and a changed copy is made by
-    [`equinox_like.tree_at`][] or `dataclasses.replace`. If there is a method
-    `__check_init__(self)`, it runs after each construction, and so do those of all base
-    classes. A class made by `class Base(Module, is_abstract=True)` cannot be instantiated,
-    and neither can one that has an [`equinox_like.AbstractVar`][] or an abstract method.
-    `class Derived(Base, kw_only=True)` makes the fields that it declares keyword-only.
+    If you do not write an `__init__`, one is generated. During construction, declared
+    fields can be assigned. After it the instance is immutable: to change something, make a
+    changed copy by [`equinox_like.tree_at`][] or `dataclasses.replace`. If there is a
+    method `__check_init__(self)`, it runs after each construction, and so do those of all
+    base classes. `class Derived(Base, kw_only=True)` makes the fields that it declares
+    keyword-only. A class cannot be instantiated if it is made by
+    `class Base(Module, is_abstract=True)`, or has an [`equinox_like.AbstractVar`][] or an
+    abstract method.
 
-    A method read from an instance is a pytree whose leaves are those of the instance, so
+    A method read from an instance is a pytree with the leaves of the instance, so
     it can be passed to `jax.jit` and the like, too. Special methods, such as `__call__`,
     are not: pass the instance itself.
 

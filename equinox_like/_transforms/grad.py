@@ -81,7 +81,9 @@ def filter_value_and_grad(
 def filter_value_and_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
 ) -> Any:
-    """Like [`equinox_like.filter_grad`][], and returns the value of `fun`, too.
+    """The value of a scalar function, and its gradient for its first argument.
+
+    Arguments and errors are those of [`equinox_like.filter_grad`][].
 
     **Returns:**
 
@@ -158,7 +160,7 @@ def filter_grad(
         [`equinox_like.trainable`][]. All other arguments may be anything.
     - `has_aux`: whether `fun` returns `(value, aux)`.
     - `wrt`: a specification as for [`equinox_like.filter`][], on `x`: only what it chooses
-        is differentiated. By default everything that can be.
+        is differentiated. By default all of these arrays.
     - `**gradkwargs`: as for `jax.grad`, for example `holomorphic`; but not `argnums`.
 
     **Returns:**

@@ -38,7 +38,9 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class if_array:
-    """As an axis of [`equinox_like.filter_vmap`][]: `axis` for arrays, else `None`.
+    """Maps [`equinox_like.filter_vmap`][] over `axis` of each array, and nothing else.
+
+    Pass it as a leaf of `in_axes` or `out_axes`.
 
     !!! example
 

@@ -25,17 +25,18 @@ def filter(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """Keeps the leaves that `filter_spec` chooses, and replaces the others.
+    """Keeps the leaves that `filter_spec` chooses, and replaces the others by `None`.
 
     **Arguments:**
 
     - `pytree`: any pytree.
-    - `filter_spec`: a prefix tree of `pytree`, whose leaves are `True`, `False`, or
-        callables `leaf -> bool` that are mapped over the matching subtree. The one
+    - `filter_spec`: usually a function `leaf -> bool`, such as
+        [`equinox_like.is_array`][]. In general a prefix tree of `pytree`, whose leaves
+        are `True`, `False`, or such functions, mapped over the matching subtree. The one
         exception is [`equinox_like.trainable`][], which is called on the whole subtree.
     - `inverse`: whether to keep the other leaves instead.
     - `replace`: the value that replaces a leaf that is not kept.
-    - `is_leaf`: nodes of `pytree` to keep or replace whole.
+    - `is_leaf`: a function `node -> bool`: which nodes to treat as leaves.
 
     **Returns:**
 
@@ -66,11 +67,12 @@ def partition(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[Any, Any]:
-    """Both halves of [`equinox_like.filter`][]: the leaves that are kept, and the
-    others.
+    """Splits a tree in two: the leaves that `filter_spec` chooses, and the others.
 
-    Arguments and errors are those of `filter`; the specification is evaluated once for
-    each leaf. [`equinox_like.combine`][] is the inverse.
+    Both trees have the structure of `pytree`, with `None` in place of the leaves that
+    are in the other one. [`equinox_like.combine`][] puts them together again.
+
+    Arguments and errors are those of [`equinox_like.filter`][].
 
     !!! example
 
@@ -93,13 +95,15 @@ def partition(
 
 
 def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """Fills each `None` of the first tree from the trees after it.
+    """Puts together what [`equinox_like.partition`][] split.
+
+    It fills each `None` of the first tree from the trees after it.
 
     **Arguments:**
 
-    - `*pytrees`: trees of one structure, once `None` counts as a leaf. At each position
-        the first value that is not `None` is taken. A leaf of the first tree may face a
-        whole subtree in a later one, which takes the place of a `None` only.
+    - `*pytrees`: trees of the same structure, where `None` counts as a leaf. At each
+        position the first value that is not `None` is taken. Where the first tree has a
+        leaf, a later one may have a subtree, which is taken only if the leaf is `None`.
     - `is_leaf`: further nodes to treat as leaves.
 
     **Returns:**

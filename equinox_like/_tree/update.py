@@ -18,8 +18,9 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
     **Arguments:**
 
     - `model`: any pytree.
-    - `updates`: a tree like `model`, with `None` for each leaf or whole subtree that is to
-        stay as it is: what [`equinox_like.filter_grad`][] and an optimiser return.
+    - `updates`: a tree like `model`, with `None` for each leaf or subtree that does not
+        change. Optimisers return such a tree for the gradient of
+        [`equinox_like.filter_grad`][].
 
     **Returns:**
 

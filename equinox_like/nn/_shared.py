@@ -23,10 +23,10 @@ class SharedNode:
 
 
 class Shared(Module, Generic[_Tree]):
-    """Shares parameters between places of a model, which a tree alone cannot express.
+    """Shares parameters between places of a model, as in tied weights.
 
-    It holds the model without the shared nodes. Calling it returns the whole model,
-    with the nodes from elsewhere in their places. So a shared array has one gradient,
+    It holds each shared node in one place only. A call returns the whole model, with the
+    node in all its places. So a shared array has one gradient,
     the sum over its uses, and an optimiser updates it once.
 
     !!! example

@@ -57,7 +57,7 @@ class _Deleted(Module):
 
 
 class StateIndex(Module, Generic[_T]):
-    """The place of one value in a [`equinox_like.nn.State`][].
+    """Stands for one value in a [`equinox_like.nn.State`][], and holds its initial value.
 
     !!! example
 
