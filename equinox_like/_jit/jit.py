@@ -57,8 +57,8 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
 
     **Arguments:**
 
-    - `fun`: the function to compile; a Module, a method, a partial, ... The arrays of a
-        callable pytree are traced, too. Without it a decorator is returned, as in
+    - `fun`: the function to compile, or a Module, a method, a partial, ... The arrays of a
+        callable pytree are traced, too. Without `fun` a decorator is returned, as in
         `@filter_jit(donate="arrays")`.
     - `donate`: which arrays are donated, so that outputs may reuse their buffers. The
         call deletes a donated array if its buffer could be reused.
@@ -89,13 +89,13 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
 
     A callable like `fun`. It compiles once for each combination of shapes, dtypes,
     structure and static values, where values of different type differ (`1`, `1.0`,
-    `True`). Its outputs may hold anything; what is not an array is the identical object
+    `True`). The output may hold anything: each value that is not an array is the object
     that `fun` returned when it was traced. Like `jax.jit` it does not wait for the
     result, unless the program contains an [`equinox_like.error_if`][].
 
-    `.trace`, `.lower` and `.eval_shape`, each called with arguments or with
-    `jax.ShapeDtypeStruct`s in place of arrays, work ahead of time, and so do
-    `.donation_report` and `.explain`; `.clear_cache()` drops the compiled programs.
+    Its methods `.trace`, `.lower`, `.eval_shape`, `.donation_report` and `.explain` take
+    the arguments of a call, with `jax.ShapeDtypeStruct`s in place of arrays if you like,
+    and do not run it. `.clear_cache()` drops the compiled programs.
 
     **Raises:**
 

@@ -48,9 +48,9 @@ def filter_scan(
     - `xs`: a tree of arrays, over whose axis 0 the loop runs. Everything else in it is
         the same at every step.
     - `length`, `reverse`, `unroll`: as for `jax.lax.scan`.
-    - `checkpoint`: what is stored for the backward pass, which computes everything else
+    - `checkpoint`: what is stored for the backward pass. Everything else is computed
         again. [Loops](../loops.md) says what it costs.
-        - `None` or `False`: whatever it needs.
+        - `None` or `False`: everything that the backward pass needs.
         - `True`: the carry of each step. One of `jax.checkpoint_policies`: also the
             values that it chooses.
         - An integer: the carries of that many steps; `"all"`: those of all steps. Then

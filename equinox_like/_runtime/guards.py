@@ -45,7 +45,7 @@ class Refusal:
 
 
 def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
-    """The identity, which may be compiled but neither differentiated nor batched.
+    """Returns `x`. It can be compiled, but not differentiated or batched.
 
     **Arguments:**
 
@@ -81,7 +81,7 @@ def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
 
 
 def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None) -> _T:
-    """The identity, which may not be differentiated, in forward or reverse mode.
+    """Returns `x`. It cannot be differentiated, in forward or reverse mode.
 
     **Arguments:**
 
@@ -130,7 +130,7 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
 def nondifferentiable_backward(
     x: _T, name: str | None = None, msg: str | None = None, symbolic: bool = True
 ) -> _T:
-    """The identity, which may be differentiated in forward mode only.
+    """Returns `x`. It can be differentiated in forward mode only.
 
     **Arguments:**
 
@@ -189,7 +189,7 @@ def nonbatchable(
     msg: str | None = None,
     allow_constant_across_batch: bool = False,
 ) -> _T:
-    """The identity, which may not be batched by `jax.vmap`.
+    """Returns `x`. It cannot be batched by `jax.vmap`.
 
     **Arguments:**
 

@@ -27,7 +27,9 @@ _SHOWN = 10
 
 
 def select(tree: _Tree) -> "Selection[_Tree]":
-    """Starts a selection: all nodes and leaves of a tree, to be narrowed.
+    """Chooses nodes and leaves of a tree, to read them or to replace them in a copy.
+
+    It starts with all of them. The methods of the result narrow the choice.
 
     **Arguments:**
 

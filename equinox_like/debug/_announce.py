@@ -18,7 +18,7 @@ def announce_transform(
     intermediates: bool = False,
     announce: Callable[[str], Any] = print,
 ) -> _T:
-    """The identity, which announces each JAX transformation that is applied to it.
+    """Returns `x`, and announces each JAX transformation that is applied to it.
 
     **Arguments:**
 

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
-    """The identity, which prints its cotangent in the backward pass.
+    """Returns `x`, and prints its gradient (the cotangent) in the backward pass.
 
     **Arguments:**
 

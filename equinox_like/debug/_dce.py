@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def store_dce(x: _T, name: Hashable = None) -> _T:
-    """The identity, which records the arrays that dead code elimination keeps.
+    """Returns `x`, and records which of its arrays dead code elimination keeps.
 
     Use it in a compiled function. Once that has run,
     [`equinox_like.debug.inspect_dce`][] prints the record. It holds the leaves of `x` that

@@ -118,8 +118,9 @@ class BatchNorm(StatefulLayer):
         - `eps`: $\varepsilon$ above.
         - `channelwise_affine`: whether there are $w$ and $b$.
         - `momentum`: how much of a running average stays at each step.
-        - `inference`: whether to use the running averages and not update them. `None`: as
-            [`equinox_like.inference`][] and [`equinox_like.training`][] say.
+        - `inference`: if `True`, the layer uses the running averages and does not update
+            them. If `None`, [`equinox_like.inference`][] and [`equinox_like.training`][]
+            decide.
         - `dtype`: of parameters and state; by default float32, or float64 if
             `jax_enable_x64` is on. In half precision the running averages are inaccurate:
             with a `momentum` near 1, one step changes less than they can resolve.
@@ -130,8 +131,8 @@ class BatchNorm(StatefulLayer):
             both are given, the statistics run over both.
         - `debias`: `"exact"`, or `"peer"` for Equinox's numbers, which do not take into
             account that the running variance starts at 1.
-        - `unbiased`: store the variance times $n / (n - 1)$, where $n$ is how many numbers
-            of each channel there are.
+        - `unbiased`: whether to store the variance times $n / (n - 1)$, where $n$ is the
+            number of elements of each channel.
         - `num_spatial_dims`: how many spatial axes an example has. Only needed without an
             `axis_name`, where it tells a batch from one example at inference. Without it
             their shapes must tell: `(4, 4, 4)` may be a batch of 4 examples with 4

@@ -61,11 +61,11 @@ class Dropout(Module):
 
         - `p`: the probability that an element is dropped. A leaf of the tree, as is
             `inference`, so that both can be changed later.
-        - `inference`: whether to drop nothing. `None`: as [`equinox_like.inference`][] and
-            [`equinox_like.training`][] say.
+        - `inference`: if `True`, nothing is dropped. If `None`,
+            [`equinox_like.inference`][] and [`equinox_like.training`][] decide.
         - `deterministic`: the old name of `inference`. Deprecated.
-        - `broadcast_axes`: axes of the input along which the draws are shared, so that
-            elements are kept or dropped together: `(1, 2)` drops whole channels of an
+        - `broadcast_axes`: axes of the input along which elements are kept or dropped
+            together: `(1, 2)` drops whole channels of an
             image of shape `(channels, height, width)`.
 
         **Raises:**
