@@ -204,9 +204,10 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
         yield Difference(
             "the context",
             CONTEXT,
-            "another one",
-            "a new one: the mesh in use, the named axes of a `vmap`, or your own "
-            "context",
+            "that of another mesh, other named axes of a `vmap`, or another context of JAX",
+            "a new one",
+            "Each is compiled separately: call the function within the same "
+            "`jax.set_mesh`, `axis_name` and contexts.",
         )
 
 

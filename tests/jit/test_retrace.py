@@ -179,6 +179,7 @@ def test_context_without_a_name_is_told_too(f):
 
     jax.vmap(inner, axis_name="batch")(jnp.ones(3))
     assert kinds(found[0]) == {"the context": "user context"}
+    assert "call the function within the same `jax.set_mesh`" in str(found[0])
 
 
 def test_model_that_comes_back_on_a_mesh_is_to_be_sharded_first():
