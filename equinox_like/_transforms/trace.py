@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 @frames_hidden
 def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """The shapes and dtypes that a function returns; nothing is computed.
+    """The shapes and dtypes of what a function returns, without computing it.
 
     **Arguments:**
 

@@ -95,8 +95,8 @@ def filter_vmap(
 
     **Arguments:**
 
-    - `fun`: the function to map. The arrays of a callable pytree are not mapped: pass it
-        as an argument for that.
+    - `fun`: the function to map. If it is a Module, its arrays are not mapped: to map over
+        them, pass the Module as an argument.
     - `in_axes`: a prefix tree of the tuple of positional arguments, whose leaves are ints,
         `None`, or callables `leaf -> int | None`. Or a dictionary from parameter names to
         such trees; the other parameters then have the default. By default each array is
@@ -104,7 +104,7 @@ def filter_vmap(
     - `out_axes`: a prefix tree of the output, likewise. By default each array of the output
         has the mapped axis first, and everything else is returned as it is.
     - `axis_name`: a name for collective operations.
-    - `axis_size`: needed only if nothing is mapped.
+    - `axis_size`: the size of the axis. Needed only if no argument is mapped.
     - `**vmapkwargs`: as for `jax.vmap`, for example `spmd_axis_name`.
 
     **Returns:**
@@ -115,8 +115,8 @@ def filter_vmap(
     **Raises:**
 
     `ValueError` if an axis is out of range or sizes differ, naming the arguments; if
-    something mapped has the output axis `None`; if a name in `in_axes` is not a
-    parameter. `TypeError` if what is not an array has an int as its axis.
+    a mapped output has the axis `None`; if a name in `in_axes` is not a
+    parameter. `TypeError` if something other than an array has an int as its axis.
     `RuntimeError` if the function is called with keyword arguments, and `in_axes` is
     not a dictionary.
 

@@ -63,15 +63,15 @@ def tree_at(
 
     - `where`: the nodes to replace, in one of these forms:
         - A function: `where(pytree)` returns a node of the tree, or a list or tuple of
-            nodes. It is called on two copies of the tree, one of them without leaf
-            values, and must choose nodes by structure alone.
+            nodes. It must not use the values of leaves, because it is also called on a
+            copy of the tree without them.
         - A path to a node: a string such as `"layers[0].weight"`, relative to the tree,
             or a tuple of key entries as JAX gives it. The empty string and the empty
             tuple are the whole tree. A list (or a tuple of strings) chooses several
             nodes.
-        - A tree of bools: `pytree` with `True` and `False` in place of nodes or leaves,
-            a Module for example. The nodes at `True` are chosen, in JAX's order: always
-            as a sequence, even if only one is chosen.
+        - A tree of bools: `pytree` with `True` and `False` in place of nodes or leaves.
+            The nodes at `True` are chosen, in JAX's order. `replace` is then a sequence,
+            even if only one node is chosen.
     - `pytree`: any pytree.
     - `replace`: the new node; for several nodes a sequence of the same length, in the
         order in which they were chosen. It may be `None`, or have any structure.

@@ -252,8 +252,8 @@ class MultiheadAttention(Module):
         - `query`: shape `(q, query_size)`.
         - `key_`: shape `(kv, key_size)`. Named so to differ from the PRNG key.
         - `value`: shape `(kv, value_size)`.
-        - `mask`: which query attends to which key: `True` or nonzero where it does. An
-            array of 0 and -inf, which is to be added, is a `bias`.
+        - `mask`: which query attends to which key: `True` or nonzero where it does. Pass
+                an array of 0 and -inf as `bias`, not as `mask`.
             Shape `(q, kv)`, or `(num_heads, q, kv)`. A query that attends to no key
             returns the mean of all values; with a cache, empty slots count as zeros.
         - `key`: for the dropout.

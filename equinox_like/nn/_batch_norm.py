@@ -117,7 +117,8 @@ class BatchNorm(StatefulLayer):
             batch, or a sequence of several. By default there is none.
         - `eps`: $\varepsilon$ above.
         - `channelwise_affine`: whether there are $w$ and $b$.
-        - `momentum`: how much of a running average stays at each step.
+        - `momentum`: the part of a running average that is kept at each step. (PyTorch's
+            `momentum` is 1 minus this.)
         - `inference`: if `True`, the layer uses the running averages and does not update
             them. If `None`, [`equinox_like.inference`][] and [`equinox_like.training`][]
             decide.
@@ -129,14 +130,14 @@ class BatchNorm(StatefulLayer):
         - `batch_axis`: the axis of the input that is the batch; the first of the others is
             that of the channels. By default 0 without an `axis_name`, and none with one. If
             both are given, the statistics run over both.
-        - `debias`: `"exact"`, or `"peer"` for Equinox's numbers, which do not take into
-            account that the running variance starts at 1.
+        - `debias`: `"exact"`, or `"peer"` for the values of Equinox, which ignores
+            that the running variance starts at 1.
         - `unbiased`: whether to store the variance times $n / (n - 1)$, where $n$ is the
             number of elements of each channel.
-        - `num_spatial_dims`: how many spatial axes an example has. Only needed without an
-            `axis_name`, where it tells a batch from one example at inference. Without it
-            their shapes must tell: `(4, 4, 4)` may be a batch of 4 examples with 4
-            channels, or one example, and is refused.
+        - `num_spatial_dims`: the number of spatial axes of an example. Only used without an
+            `axis_name`, to distinguish a batch from one example at inference. Without it
+            the shape must tell: `(4, 4, 4)` is an error, because it may be a batch of 4
+            examples with 4 channels, or one example.
 
         **Raises:**
 
@@ -203,10 +204,10 @@ class BatchNorm(StatefulLayer):
         - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
         - `key`: ignored.
         - `inference`: overrides the layer's own, unless it is `None`.
-        - `mask`: which examples count: shape `(batch,)`, or `()` for one example. The
-            others are normalised, too, with 0 in place of their infinities and NaN. If no
-            example counts, the state does not change, and the running averages are used.
-            The same holds for an empty batch.
+        - `mask`: which examples count for the statistics: shape `(batch,)`, or `()` for one
+            example. The others are normalised, too, with 0 in place of their infinities and
+            NaN. If no example counts, or the batch is empty, the state does not change, and
+            the running averages are used.
 
         **Returns:**
 

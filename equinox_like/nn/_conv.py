@@ -99,8 +99,8 @@ class Conv(Module):
             stride, rounded up; an odd element goes to the end or to the start).
             Negative padding crops.
         - `groups`: the number of groups into which the input and output channels are
-            divided, each with a convolution of its own. If there are several, and a
-            mesh of several axes, split the batch over all of them: XLA computes a wrong
+            divided. Each group has its own convolution. With several groups on a
+            mesh of several axes, split the batch over all axes: XLA computes a wrong
             gradient of the weight otherwise.
         - `use_bias`: whether to add a bias to each channel.
         - `padding_mode`: what to pad with: `"ZEROS"`, `"REFLECT"` (the elements next to

@@ -57,7 +57,7 @@ class Embedding(Module):
     ):
         """**Arguments:**
 
-        - `num_embeddings`, `embedding_size`: how many vectors there are, and their size.
+        - `num_embeddings`, `embedding_size`: the number of vectors, and their size.
         - `weight`: the table, of shape `(num_embeddings, embedding_size)`, taken as it is.
             Without it, both sizes and `key` must be given.
         - `dtype`: of the weight that is drawn; by default float32, or float64 if

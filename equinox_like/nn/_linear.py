@@ -64,13 +64,12 @@ class Linear(Module):
         - `in_features`: the size of the input vector, 0 or more, or `"scalar"` for an
             input of shape `()`.
         - `out_features`: the size of the output vector, or `"scalar"`.
-        - `use_bias`: whether the layer starts with a `bias`. A call adds the bias if
-            the field is not `None`, also one set later by `tree_at`.
+        - `use_bias`: whether to add a bias. Without one, the field `bias` is `None`.
         - `dtype`: of the parameters, floating or complex; by default float32, or float64
             if `jax_enable_x64` is on.
         - `key`: a PRNG key for parameter initialisation.
-        - `weight_init`, `bias_init`: how to initialise them instead: a function `(key,
-            shape, dtype) -> array` as in `jax.nn.initializers`, the name of a factory
+        - `weight_init`, `bias_init`: other initial values: a function `(key,
+            shape, dtype) -> array` as in `jax.nn.initializers`, the name of an initialiser
             in that module (`"he_normal"`), or the values. The function gets the shape
             of the weight as `(in, out)`, the layout that `jax.nn.initializers` expects.
 
@@ -107,7 +106,7 @@ class Linear(Module):
 
         - `x`: shape `(in_features,)`, or `()` if that is `"scalar"`.
         - `key`: ignored.
-        - `out_sharding`: how the result of one example is to be split over the explicit
+        - `out_sharding`: how to split the result of one example over the explicit
             axes of a mesh; by default as the rows of the weight are.
 
         **Returns:**
