@@ -47,8 +47,8 @@ def trainable(tree: Any, *, exclude: Any = None) -> Any:
     - `exclude`: further nodes to leave out: a function that returns nodes, as in
         [`equinox_like.tree_at`][]; a class, for all its instances; a pattern for paths,
         such as `"layers[0]"` or `"**.bias"`, in which `*` stands for anything within
-        one component and `**` for any components; or a list of these. What matches
-        nothing excludes nothing, so that one list can serve several models.
+        one component and `**` for any number of components; or a list of these. There is
+        no error if one matches nothing, so that one list can serve several models.
 
     **Returns:**
 

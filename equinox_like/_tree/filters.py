@@ -52,8 +52,8 @@ def is_array_like(element: Any) -> bool:
 def is_inexact_array(element: Any) -> bool:
     """Whether `element` is an array of floating or complex dtype.
 
-    The dtype alone decides, alike for JAX and NumPy arrays; `bfloat16` and the 8-bit
-    floats count. `False` for integers, booleans, typed PRNG keys, `float0` and Python
+    `True` for JAX and NumPy arrays of these dtypes, `bfloat16` and the 8-bit floats
+    included. `False` for integers, booleans, typed PRNG keys, `float0` and Python
     numbers.
 
     !!! example
@@ -70,11 +70,11 @@ def is_inexact_array(element: Any) -> bool:
 
 
 def is_inexact_array_like(element: Any) -> bool:
-    """Whether `element` is inexact once converted to an array.
+    """Whether `element` becomes an array of floating or complex dtype.
 
     As [`equinox_like.is_inexact_array`][], and `True` for Python `float` and `complex`.
-    An object whose `__jax_array__` can be called is judged by its result; what that call
-    raises propagates.
+    For an object with a method `__jax_array__`, the result of this method decides; an
+    error in it is raised.
 
     !!! example
 

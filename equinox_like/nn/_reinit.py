@@ -37,7 +37,8 @@ def reinit(
         - a class of layers, or a tuple of classes, for their weights;
         - a pair of a class and the name of a field: `(eqx.nn.Linear, "bias")`;
         - a pattern for the path: `"layers[*].weight"`, `"**.query_proj.weight"`, in which
-            `*` stands for anything within one component and `**` for any components;
+            `*` stands for anything within one component and `**` for any number of
+            components;
         - a function `(path, layer, name, array) -> bool`.
 
         An initialiser is one as for [`equinox_like.nn.Linear`][]: it is given the shape in
