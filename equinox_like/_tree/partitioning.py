@@ -210,6 +210,8 @@ def _flags(
                 "This is from a function of `filter_spec`, which is called with each "
                 f"leaf and not with the tree, for `{name}`."
             )
+            if isinstance(spec, type):
+                error.add_note(_tree_of_bools("class", f"of({spec.__name__})"))
             raise
         try:
             flags.append(bool(answer))
@@ -221,15 +223,19 @@ def _flags(
     return flags
 
 
+def _tree_of_bools(criterion: str, chosen: str) -> str:
+    return (
+        f"To choose by {criterion}, make a tree of bools: "
+        f"`eqx.select(jax.tree.map(lambda _: False, tree)).{chosen}.set(True)`."
+    )
+
+
 def _refuse_other_than_filter(spec: Any, filter_spec: Any, number: int) -> None:
     is_callable = callable(spec) and not isinstance(spec, jax.Array)
     if not is_callable and not isinstance(spec, bool):
         fix = ""
         if isinstance(spec, str):
-            fix = (
-                " To choose by path, make a tree of bools: "
-                "`eqx.select(jax.tree.map(lambda _: False, tree)).at(path).set(True)`."
-            )
+            fix = " " + _tree_of_bools("path", "at(path)")
         raise ValueError(
             "The leaves of `filter_spec` must be `True`, `False` or callables; at "
             f"`{leaf_name(filter_spec, number, 'filter_spec')}` there is "

@@ -253,7 +253,7 @@ class MultiheadAttention(Module):
         - `key_`: shape `(kv, key_size)`. Named so to differ from the PRNG key.
         - `value`: shape `(kv, value_size)`.
         - `mask`: which query attends to which key: `True` or nonzero where it does. Pass
-                an array of 0 and -inf as `bias`, not as `mask`.
+            an array of 0 and -inf as `bias`, not as `mask`.
             Shape `(q, kv)`, or `(num_heads, q, kv)`. A query that attends to no key
             returns the mean of all values; with a cache, empty slots count as zeros.
         - `key`: for the dropout.

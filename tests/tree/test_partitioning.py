@@ -137,6 +137,10 @@ def test_error_of_a_function_says_that_it_is_called_with_leaves():
             eqx.partition(tree, spec)
         (note,) = caught.value.__notes__
         assert "called with each leaf" in note and "`pytree['a'][0]`" in note
+    with pytest.raises(TypeError, match="out_features") as caught:
+        eqx.partition(tree, eqx.nn.Linear)
+    assert "choose by class" in caught.value.__notes__[1]
+    assert ".of(Linear).set(True)`" in caught.value.__notes__[1]
 
 
 def test_class_is_a_callable_and_a_callable_module_is_a_subtree():
