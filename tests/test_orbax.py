@@ -104,6 +104,13 @@ def test_integer_that_would_change_is_refused_by_its_path(manager):
         round_trip(manager, {"a": np.array([2**31])}, like)
 
 
+@pytest.mark.parametrize("shape", [(1,), (0,)])
+def test_struct_of_a_dtype_that_jax_lacks_is_refused(manager, shape):
+    like = {"a": jax.ShapeDtypeStruct(shape, "int64")}
+    with pytest.raises(eqx.LeafError, match=r"`\['a'\]` has the dtype int64"):
+        round_trip(manager, {"a": np.full(shape, 2**40)}, like)
+
+
 def test_a_tree_without_arrays_comes_back(manager):
     assert round_trip(manager, {"rate": 0.5}, {"rate": 0.0}) == {"rate": 0.5}
 

@@ -196,7 +196,7 @@ def load(
         _read(file, name, *item) if name in file.tensors else item[1]
         for name, item in zip(names, items, strict=True)
     ]
-    leaves = put_like([leaf for _, leaf in items], leaves, where)
+    leaves = put_like(items, leaves, where)
     for i, name in enumerate(names):
         if name in file.tensors and file.tensors[name].is_weak:
             if isinstance(leaves[i], jax.Array):

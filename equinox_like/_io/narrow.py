@@ -19,6 +19,16 @@ def narrows_to(name: str, dtype: Any) -> bool:
     return name in _WIDE and name != dtype.name == canonicalize_dtype(name).name
 
 
+def not_in_jax(dtype: Any) -> str | None:
+    """A description of a dtype of 64 bits that JAX would convert now, else `None`."""
+    if dtype.name not in _WIDE or canonicalize_dtype(dtype) == dtype:
+        return None
+    return (
+        f"the dtype {dtype}, which JAX has only if `jax_enable_x64` is set: set it, or "
+        "use a template that holds an array of NumPy"
+    )
+
+
 def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:
     """The array in a narrower dtype, or in the native byte order.
 

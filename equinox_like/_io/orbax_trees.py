@@ -28,7 +28,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
 from .._tree.paths import listed, plain_path
 from .faults import Faults
-from .narrow import narrowed, narrows_to
+from .narrow import narrowed, narrows_to, not_in_jax
 from .placement import shardings_for
 from .tensors import is_savable, number_type
 
@@ -273,6 +273,8 @@ def _leaf(wanted: _Wanted, read: dict[str, Any]) -> Any:
         if like.size:
             array = np.asarray(read[wanted.name], like.dtype)
         return array if isinstance(like, np.ndarray) else like.dtype.type(array[()])
+    if problem := not_in_jax(like.dtype):
+        raise LeafError(f"`{wanted.name}` has {problem}.", wanted.path)
     if not like.size:
         return jax.device_put(jnp.empty(like.shape, like.dtype), wanted.sharding)
     array = read[wanted.name]

@@ -14,6 +14,7 @@ from .._errors import LeafError
 from .._tree.arrays import describe_array
 from .._tree.match import spread
 from .._tree.paths import plain_path
+from .narrow import not_in_jax
 
 
 def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
@@ -99,18 +100,25 @@ def local_ranges(
 
 
 def put_like(
-    like: list[Any], leaves: list[Any], shardings: list[Sharding | None]
+    items: list[Any], leaves: list[Any], shardings: list[Sharding | None]
 ) -> list[Any]:
     """Converts the arrays that were read to JAX arrays, if `like` has a JAX array.
 
-    On the CPU, aligned data are not copied.
+    `items` are the paths and leaves of `like`. On the CPU, aligned data are not copied.
+
+    **Raises:**
+
+    `LeafError` for a dtype of 64 bits that JAX does not have now.
     """
     put = putter(copy=False)
     placed = []
-    for i, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
-        is_wanted = isinstance(like[i], jax.Array | jax.ShapeDtypeStruct)
-        if not is_wanted or leaf is like[i]:
+    for i, ((path, like), sharding) in enumerate(zip(items, shardings, strict=True)):
+        leaf = leaves[i]
+        is_wanted = isinstance(like, jax.Array | jax.ShapeDtypeStruct)
+        if not is_wanted or leaf is like:
             continue
+        if isinstance(leaf, np.ndarray) and (problem := not_in_jax(leaf.dtype)):
+            raise LeafError(f"`{plain_path(path)}` has {problem}.", path)
         if sharding is None:
             leaves[i] = put(leaf) if isinstance(leaf, np.ndarray) else leaf
         elif not sharding.is_fully_addressable:

@@ -22,7 +22,7 @@ from .._compat.put import Put, putter
 from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_number
 from .._tree.nodes import with_article
-from .narrow import narrowed, narrows_to
+from .narrow import narrowed, narrows_to, not_in_jax
 from .tensors import NUMBERS, in_numpy, is_loadable, is_savable, number_type
 
 MAGIC: Final = b"\x93NUMPY"
@@ -123,6 +123,8 @@ def read_leaf(f: Any, x: Any, put: Put) -> Any:
     if is_typed_key(x):
         return _read_key(f, x)
     if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
+        if problem := not_in_jax(x.dtype):
+            raise RecordMismatch(f"has {problem}")
         return put(_read_array(f, x.shape, x.dtype, narrow=True))
     if isinstance(x, np.ndarray):
         return _read_array(f, x.shape, x.dtype)

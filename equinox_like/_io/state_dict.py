@@ -149,7 +149,7 @@ def load_state_dict(
     items, treedef = jtu.tree_flatten_with_path(tree)
     leaves = [new.get(path, leaf) for path, leaf in items]
     where = shardings_for(tree, None)
-    return treedef.unflatten(put_like([leaf for _, leaf in items], leaves, where))
+    return treedef.unflatten(put_like(items, leaves, where))
 
 
 class _Unfit(Exception):

@@ -114,6 +114,18 @@ class TestRoundTrip:
         ):
             round_trip({"a": saved}, tmp_path, like)
 
+    @pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "c16"])
+    def test_struct_of_a_dtype_that_jax_lacks_is_refused(self, tmp_path, dtype):
+        like = {"a": jax.ShapeDtypeStruct((1,), dtype)}
+        saved = {"a": np.array([2**40 + 1], dtype)}
+        with pytest.raises(
+            eqx.LeafError, match=r"`\['a'\]` has the dtype .*`jax_enable_x64`"
+        ):
+            round_trip(saved, tmp_path, like)
+        with jax.enable_x64(True):
+            again = round_trip(saved, tmp_path, like)
+        assert same(np.asarray(again["a"]), saved["a"])
+
     def test_struct_of_another_dtype_is_refused(self, tmp_path):
         like = [jax.ShapeDtypeStruct((2,), jnp.float32)]
         with pytest.raises(eqx.LeafError, match=r"`\[0\]` is int64\[2\] in the file"):

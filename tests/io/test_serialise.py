@@ -274,6 +274,12 @@ def test_64_bit_data_are_narrowed_to_a_jax_array_of_32_bits():
         through_file(np.array([2**31]), jnp.zeros(1, int))
 
 
+def test_struct_of_a_dtype_that_jax_lacks_is_refused():
+    like = jax.ShapeDtypeStruct((1,), "float64")
+    with pytest.raises(eqx.LeafError, match=r"has the dtype float64.*`jax_enable_x64`"):
+        through_file(np.ones(1), like)
+
+
 def test_loaded_array_can_be_donated():
     loaded = through_file(jnp.ones(1000), jnp.zeros(1000))
     pointer = loaded.unsafe_buffer_pointer()

@@ -189,6 +189,12 @@ def test_error_says_where_running_statistics_belong():
     assert "state.set" not in str(caught.value)
 
 
+def test_struct_of_a_dtype_that_jax_lacks_is_refused():
+    like = {"a": jax.ShapeDtypeStruct((1,), "int64")}
+    with pytest.raises(eqx.LeafError, match=r"has the dtype int64.*`jax_enable_x64`"):
+        eqx.load_state_dict(like, {"a": np.array([2**40])})
+
+
 def test_without_strict_the_rest_stays():
     tree = {"a": jnp.zeros(2), "b": 3}
     loaded = eqx.load_state_dict(
