@@ -104,6 +104,17 @@ def test_integer_that_would_change_is_refused_by_its_path(manager):
         round_trip(manager, {"a": np.array([2**31])}, like)
 
 
+def test_jax_array_of_64_bits_is_not_narrowed(manager):
+    with jax.enable_x64(True):
+        saved = [jnp.ones(2, float)]
+        assert same(
+            round_trip(manager, saved, eqx.filter_eval_shape(lambda: saved)), saved
+        )
+    like = [jax.ShapeDtypeStruct((2,), jnp.float32)]
+    with pytest.raises(eqx.LeafError, match=r"is float64\[2\] in the checkpoint, but"):
+        manager.restore(1, args=orbax.Restore(like))
+
+
 @pytest.mark.parametrize("shape", [(1,), (0,)])
 def test_struct_of_a_dtype_that_jax_lacks_is_refused(manager, shape):
     like = {"a": jax.ShapeDtypeStruct(shape, "int64")}

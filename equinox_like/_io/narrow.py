@@ -2,7 +2,7 @@
 
 Without `jax_enable_x64` JAX has no arrays of 64 bits, and converts those of NumPy. So a
 template from `filter_eval_shape` has 32 bits where the saved model has an array of NumPy
-with 64.
+with 64. A JAX array of 64 bits is not narrowed: the template lacks `jax_enable_x64`.
 """
 
 from typing import Any, Final
@@ -11,17 +11,17 @@ import numpy as np
 from jax.dtypes import canonicalize_dtype
 
 # The dtypes that JAX has with `jax_enable_x64` only; `complex128` has parts of 64 bits.
-_WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
+WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 def narrows_to(name: str, dtype: Any) -> bool:
     """Whether JAX converts NumPy's arrays of the dtype `name` to the narrower `dtype`."""
-    return name in _WIDE and name != dtype.name == canonicalize_dtype(name).name
+    return name in WIDE and name != dtype.name == canonicalize_dtype(name).name
 
 
 def not_in_jax(dtype: Any) -> str | None:
     """A description of a dtype of 64 bits that JAX would convert now, else `None`."""
-    if dtype.name not in _WIDE or canonicalize_dtype(dtype) == dtype:
+    if dtype.name not in WIDE or canonicalize_dtype(dtype) == dtype:
         return None
     return (
         f"the dtype {dtype}, which JAX has only if `jax_enable_x64` is set: set it, or "

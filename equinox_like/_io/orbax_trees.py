@@ -28,7 +28,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
 from .._tree.paths import listed, plain_path
 from .faults import Faults
-from .narrow import narrowed, narrows_to, not_in_jax
+from .narrow import WIDE, narrowed, narrows_to, not_in_jax
 from .placement import shardings_for
 from .tensors import is_savable, number_type
 
@@ -108,8 +108,10 @@ def _description(leaf: Any) -> dict[str, Any]:
     if is_typed_key(leaf) and isinstance(leaf, jax.Array):
         return {"array": describe_array(leaf), "key": str(jax.random.key_impl(leaf))}
     if is_array_or_struct(leaf):
-        weak = {"weak_type": True} if is_weak(leaf) else {}
-        return {"array": describe_array(leaf), **weak}
+        more = {"weak_type": True} if is_weak(leaf) else {}
+        if isinstance(leaf, jax.Array) and leaf.dtype.name in WIDE:
+            more["jax"] = True
+        return {"array": describe_array(leaf), **more}
     if is_savable(leaf):
         kind = number_type(leaf)
         parts = [leaf.real, leaf.imag] if kind is complex else kind(leaf)
@@ -225,7 +227,7 @@ def _refuse_differences(
 def _is_narrowed(saved: dict[str, Any], like: Any) -> bool:
     """Whether `like` is the struct of 32 bits that JAX makes of a NumPy array of 64."""
     name, _, shape = saved.get("array", "").partition("[")
-    if not isinstance(like, jax.ShapeDtypeStruct):
+    if not isinstance(like, jax.ShapeDtypeStruct) or "jax" in saved:
         return False
     return narrows_to(name, like.dtype) and describe_array(like).endswith(f"[{shape}")
 

@@ -17,7 +17,7 @@ import numpy as np
 from .._compat.tracer import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key, with_key
 from .._tree.filters import is_array, is_array_or_struct, is_number
-from .narrow import narrowed, narrows_to
+from .narrow import WIDE, narrowed, narrows_to
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {
@@ -52,8 +52,9 @@ class Tensor(NamedTuple):
     """The description of one tensor in a file.
 
     `kind` has what safetensors cannot describe: `{"dtype": ...}`, `{"python": ...}`,
-    `{"dtype": ..., "key": ...}` with the implementation of a PRNG, or
-    `{"weak_type": "true"}` for a weak dtype.
+    `{"dtype": ..., "key": ...}` with the implementation of a PRNG,
+    `{"weak_type": "true"}` for a weak dtype, or `{"jax": "true"}` for a JAX array of 64
+    bits.
     """
 
     dtype: str
@@ -141,8 +142,11 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
         if is_typed_key(leaf):
             kind = {"dtype": leaf.dtype.name, "key": str(jax.random.key_impl(leaf))}
             leaf = jax.random.key_data(leaf)
-        elif leaf.weak_type:
-            kind = {"weak_type": "true"}
+        else:
+            if leaf.weak_type:
+                kind["weak_type"] = "true"
+            if leaf.dtype.name in WIDE:
+                kind["jax"] = "true"
     elif isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask")
     elif not isinstance(leaf, (np.ndarray, np.generic)):
@@ -235,7 +239,7 @@ def _is_struct_of(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
     return (
         isinstance(like, jax.ShapeDtypeStruct)
         and tensor.leaf_shape == like.shape
-        and not tensor.kind.keys() & {"key", "python"}
+        and not tensor.kind.keys() & {"jax", "key", "python"}
         and narrows_to(dtype.name, like.dtype)
     )
 

@@ -126,6 +126,18 @@ class TestRoundTrip:
             again = round_trip(saved, tmp_path, like)
         assert same(np.asarray(again["a"]), saved["a"])
 
+    @pytest.mark.parametrize("dtype", [float, int, complex])
+    @pytest.mark.parametrize("is_weak", [False, True])
+    def test_jax_array_of_64_bits_is_not_narrowed(self, tmp_path, dtype, is_weak):
+        def make():
+            return jnp.asarray(dtype(2)) if is_weak else jnp.ones(2, dtype)
+
+        with jax.enable_x64(True):
+            saved = make()
+            assert same(round_trip(saved, tmp_path, eqx.filter_eval_shape(make)), saved)
+        with pytest.raises(eqx.LeafError, match=r"in the file, but .* in `like`"):
+            eqx.load(tmp_path / "saved", eqx.filter_eval_shape(make))
+
     def test_struct_of_another_dtype_is_refused(self, tmp_path):
         like = [jax.ShapeDtypeStruct((2,), jnp.float32)]
         with pytest.raises(eqx.LeafError, match=r"`\[0\]` is int64\[2\] in the file"):
