@@ -87,11 +87,12 @@ def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
     """The name of an equation's primitive, and its parameters.
 
     Checkpoints and functions with custom rules have the same names, and parameters for
-    their jaxprs, under the flags of JAX as without them.
+    their jaxprs, under the flags of JAX as without them. So has a `closed_call`, which
+    is called `eval_jaxpr` since jax 0.11.
     """
     name, params = equation.primitive.name, equation.params
     if not _holds_primitive(equation):
-        return name, params
+        return "closed_call" if name == "eval_jaxpr" else name, params
     inner = params["_prim"]
     kind = type(inner).__name__
     name, params = _NAMES.get(kind, kind), dict(inner.params)
