@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import PartitionSpec
 
 from .._compat.identity import Tangents, identity
 from .._compat.jaxpr import (
@@ -167,8 +167,8 @@ class _Harvest:
         run.__name__ = params["name"]
         jitted = jax.jit(
             run,
-            in_shardings=tuple(_given(params["in_shardings"])),
-            out_shardings=(_given(params["out_shardings"]), None),
+            in_shardings=params["in_shardings"],
+            out_shardings=([*params["out_shardings"]], None),
         )
         out, arrays = jitted(*inputs)
         return out, _filled(found, arrays)
@@ -253,11 +253,6 @@ _WITH_RULES: Final = {
 
 def _filled(found: list[Found], arrays: Sequence[list[Any]]) -> list[Found]:
     return [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
-
-
-def _given(shardings: Sequence[Any]) -> list[Any]:
-    """The shardings that the user gave to `jax.jit`, and `None` for others."""
-    return [s if isinstance(s, Sharding) else None for s in shardings]
 
 
 def _marks(jaxpr: Any) -> Iterator[Mark]:
