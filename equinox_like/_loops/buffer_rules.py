@@ -52,8 +52,6 @@ def _read_types(x, *arrays, place):
 
 def _read_jvp(primals, tangents, *, place):
     out = read_p.bind(*primals, place=place)
-    if type(tangents[0]) is Zero:
-        return out, list(map(zero_like, out))
     return out, read_p.bind(tangents[0], *primals[1:], place=place)
 
 
@@ -78,8 +76,6 @@ def _set_jvp(primals, tangents, *, place):
     pred, _, _, *arrays = primals
     _, dx, dvalue, *_ = tangents
     out = maybe_set_p.bind(*primals, place=place)
-    if type(dx) is Zero and type(dvalue) is Zero:
-        return out, [zero_like(out[0])]
     dx, dvalue = instantiate(dx), instantiate(dvalue)
     return out, maybe_set_p.bind(pred, dx, dvalue, *arrays, place=place)
 

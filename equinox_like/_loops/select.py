@@ -48,8 +48,6 @@ def _type_of_results(pred, x, y):
 def _push_forward(primals, tangents):
     pred, x, y = primals
     _, dx, dy = tangents
-    if type(dx) is Zero and type(dy) is Zero:
-        return [select_if_vmap(pred, x, y)], [zero_like(x)]
     tangent = select_if_vmap(pred, instantiate(dx), instantiate(dy))
     return [select_if_vmap(pred, x, y)], [tangent]
 
