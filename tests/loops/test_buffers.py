@@ -196,6 +196,25 @@ def test_gradient_of_what_was_there_before_is_zero_where_it_was_overwritten():
     assert jax.grad(lambda x: run(x).sum())(jnp.zeros(4)).tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("kind", REVERSIBLE)
+def test_what_a_custom_rule_drops_has_no_gradient(kind):
+    drop = jax.custom_vjp(lambda x: x)
+    drop.defvjp(lambda x: (x, None), lambda _, cotangent: (None,))
+
+    def run(x):
+        def body(carry):
+            i, xs, total = carry
+            return i + 1, xs.at[i].set(total * x), total * x + xs[i]
+
+        init = (0, jnp.zeros(1), x)
+        _, xs, total = with_buffer(kind, max_steps=1)(lambda c: True, body, init)
+        return 3 * x + drop(xs).sum() + drop(total)
+
+    # Only here do the primitives of the loop get symbolic zeros as cotangents.
+    with jax.disable_jit():
+        assert jax.grad(run)(2.0) == 3
+
+
 @pytest.mark.parametrize(
     "kind, named",
     [("checkpointed", "both"), ("checkpointed", "none"), ("bounded", "one")],
