@@ -1,5 +1,6 @@
 """Whatever is in a file, loading it ends soon: in a clear error, or in what was saved."""
 
+import io
 import json
 import os
 import pickle
@@ -245,6 +246,31 @@ def test_keys_that_are_not_what_the_file_says_are_an_error(tmp_path, impl, words
     path.write_bytes(head + data.tobytes())
     with pytest.raises(eqx.LeafError, match=r"\['key'\]: it has keys .* not key<fry>"):
         eqx.load(path, {"key": TREE["key"]})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "match"),
+    [
+        ("float3", r"`\['x'\]` is float3\[2\] in the file, but float32\[2\]"),
+        ("complex64", r"data of `\['x'\]` do not fit the dtype and shape"),
+        (3, "description of the tensors is inconsistent"),
+    ],
+)
+def test_dtype_that_is_unknown_or_not_that_of_the_data_is_an_error(
+    tmp_path, dtype, match
+):
+    data = np.zeros(8, np.uint8)
+    head = header_of({}, [("['x']", Tensor("U8", (2, 4), {"dtype": dtype}), data)])
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(head + data.tobytes())
+    with pytest.raises(RuntimeError, match=match):
+        eqx.load(path, {"x": jnp.zeros(2)})
+
+
+def test_record_of_an_unknown_version_is_an_error():
+    file = io.BytesIO(b"\x93NUMPY\x04" + npy_file("")[7:])
+    with pytest.raises(eqx.LeafError, match=r"the unknown `\.npy` version 4$"):
+        eqx.tree_deserialise_leaves(file, jnp.zeros(2))
 
 
 BOUNDED = """
