@@ -1,3 +1,4 @@
+import collections
 import concurrent.futures
 import copy
 import enum
@@ -391,6 +392,15 @@ def test_another_structure_is_refused_with_what_both_have(tmp_path, saved, like,
         eqx.tree_deserialise_leaves(tmp_path / "tree", like)
     found, wanted = str(info.value).split("; only ")
     assert parts[0] in found and parts[1] in wanted
+
+
+def test_another_order_is_refused_with_both(tmp_path):
+    leaves = [("a", 1.0), ("b", 2.0)]
+    eqx.tree_serialise_leaves(tmp_path / "tree", collections.OrderedDict(leaves))
+    both = r"in the file is `\['a'\]`, `\['b'\]`; in `like` it is `\['b'\]`, `\['a'\]`"
+    with pytest.raises(eqx.LeafError, match=both):
+        like = collections.OrderedDict(reversed(leaves))
+        eqx.tree_deserialise_leaves(tmp_path / "tree", like)
 
 
 def test_path_in_an_error_begins_without_a_dot():
