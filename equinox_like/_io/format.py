@@ -31,8 +31,8 @@ _ALIGNMENT: Final = 64
 
 
 def alignment(size: int) -> int:
-    """The greatest power of two, up to 64, that divides `size`."""
-    return min(size & -size, _ALIGNMENT) if size else _ALIGNMENT
+    """The greatest power of two, up to 64, that divides `size`; 0 if that is 0."""
+    return min(size & -size, _ALIGNMENT)
 
 
 def header(
