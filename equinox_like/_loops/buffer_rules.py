@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._compat.rules import Zero, instantiate, is_undefined_primal, zero_like
+from .._compat.rules import Zero, instantiate, is_undefined_primal
 from .._compat.varying import varying_alike
 from .._runtime.finalise import register_impl_finalisation
 from .._runtime.vprim import create_vprim
@@ -84,14 +84,7 @@ def _set_transpose(cotangents, pred, x, value, *arrays, place):
     (ct,) = cotangents
     none = [None] * len(arrays)
     if type(ct) is Zero:
-        return [
-            None,
-            *(
-                zero_like(z.aval) if is_undefined_primal(z) else None
-                for z in (x, value)
-            ),
-            *none,
-        ]
+        return [None, None, None, *none]
     here, ct = _then(place.written(ct, *arrays), ct)
     zeros = jnp.zeros_like(here)
     ct_value = select_if_vmap(pred, here, zeros) if is_undefined_primal(value) else None

@@ -215,9 +215,7 @@ def filter_primitive_transpose(
         found = rule(inputs, result.alone(given))
         places = [i for i, x in enumerate(static) if x is _DATA]
         return [
-            (zero_like(x.aval) if ct is None else ct)
-            if is_undefined_primal(x)
-            else None
+            ct if is_undefined_primal(x) else None
             for x, ct in zip(operands, _take(found, treedef, places), strict=True)
         ]
 

@@ -222,14 +222,8 @@ def _map_transpose(
     args = [*(cotangents[i] for i in nonzero), *(inputs[i] for i in known)]
     remaining = iter(_mapped(one, narrow)(*args))
     return [
-        _unbatched_like(next(remaining), i, batches)
-        if is_found
-        else zero_like(x.aval)
-        if is_wanted
-        else None
-        for i, (x, is_found, is_wanted) in enumerate(
-            zip(inputs, found, wanted, strict=True)
-        )
+        _unbatched_like(next(remaining), i, batches) if is_found else None
+        for i, is_found in enumerate(found)
     ]
 
 
