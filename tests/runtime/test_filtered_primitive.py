@@ -98,6 +98,30 @@ def test_it_is_differentiated_with_none_for_symbolic_zeros():
     np.testing.assert_allclose(*pushed, rtol=1e-6)
 
 
+@pytest.mark.parametrize("materialise_zeros", [False, True])
+def test_transposition_gets_none_or_zeros_for_symbolic_zeros(materialise_zeros):
+    prim, seen = Primitive("twice"), []
+    prim.multiple_results = True
+
+    @eqxi.filter_primitive_def
+    def impl(x):
+        return x, 2 * x
+
+    @eqxi.filter_primitive_transpose(materialise_zeros=materialise_zeros)
+    def transpose(inputs, cotangents):
+        seen.append(cotangents)
+        return (2 * cotangents[1],)
+
+    prim.def_impl(impl)
+    prim.def_abstract_eval(eqxi.filter_primitive_def(lambda x: (x, x)))
+    ad.primitive_transposes[prim] = transpose
+    f = jax.linear_transpose(lambda x: eqxi.filter_primitive_bind(prim, x)[1], X)
+    assert f(X)[0].tolist() == [2, -4]
+    ((first, second),) = seen
+    assert second is X
+    assert first.tolist() == [0, 0] if materialise_zeros else first is None
+
+
 def test_it_is_batched():
     xs = jnp.stack([X, 2 * X, 3 * X], axis=1)
     out = jax.vmap(lambda x: apply(MODEL, x)["y"], 1)(xs)

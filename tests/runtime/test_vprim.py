@@ -143,6 +143,23 @@ def test_nested_batches_are_differentiated():
     close(*pushed)
 
 
+def test_rule_may_give_no_cotangent():
+    def impl(x, y):
+        return [y]
+
+    def jvp(primals, tangents):
+        return prim.bind(*primals), [tangents[1]]
+
+    def transpose(cotangents, x, y):
+        return [None, cotangents[0]]
+
+    prim = eqxi.create_vprim("second", impl, lambda x, y: [y], jvp, transpose)
+    f = jax.vmap(lambda x, y: prim.bind(x, y)[0])
+    x = jnp.arange(3.0)
+    found = jax.linear_transpose(f, x, x)(x)
+    assert [ct.tolist() for ct in found] == [[0, 0, 0], [0, 1, 2]]
+
+
 def test_gradient_can_be_batched():
     w, x, v = sample((3,), (4, 3, 2), (2,))
 
