@@ -716,6 +716,7 @@ def test_check_within_shard_map(check_vma):
     spec = PartitionSpec("d")
 
     def f(x, y):
+        y = eqx.error_if(y, y < 0, "the same on all devices")
         return twice(x) + eqx.error_if(y, x > 90, "too large")
 
     f = eqx.filter_shard_map(
@@ -731,6 +732,8 @@ def test_check_within_shard_map(check_vma):
         f(jnp.arange(8.0) - 1, GOOD)
     with raises("too large"):
         f(jnp.arange(8.0) + 99, GOOD)
+    with raises("the same on all devices"):
+        f(jnp.arange(8.0), BAD)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
