@@ -275,6 +275,16 @@ def test_model_that_takes_a_gradient_gives_each_value_once(scanned) -> None:
         np.testing.assert_allclose(values["layer"].ravel(), LINEAR(X), rtol=1e-6)
 
 
+def test_model_may_transpose_what_has_a_tag() -> None:
+    def f(x):
+        (y,) = jax.linear_transpose(lambda x: eqx.tag(2 * x, "double"), x)(x)
+        return eqx.tag(y, "result")
+
+    out, values = eqx.capture(f, "result")(X)
+    same(out, 2 * X)
+    same(values, {"result": 2 * X})
+
+
 def test_maps_within_the_model_put_their_axes_first() -> None:
     xs = jnp.arange(24.0).reshape(2, 4, 3)
     model = wrap(lambda layer, x: jax.vmap(jax.vmap(layer), in_axes=1, out_axes=1)(x))

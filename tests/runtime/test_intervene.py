@@ -105,6 +105,13 @@ def test_numpy_result_is_taken_in_the_dtype_that_jax_gives_it(dtype) -> None:
     assert (eqx.intervene(constant, {"layers[0]": halve})(X) == 0.5).all()
 
 
+def test_what_is_not_an_array_may_become_anything() -> None:
+    model = nn.Sequential([nn.Lambda(lambda x: (x, "label")), nn.Lambda(lambda xy: xy)])
+    f = eqx.intervene(model, {"layers[0]": lambda xy: (-xy[0], 3)})
+    x, label = f(X)
+    assert (x == -X).all() and label == 3
+
+
 def test_pattern_that_chooses_nothing_names_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"'nope' chooses no Module.*`layers\[0\]`"):
         eqx.intervene(MLP, {"nope": halve})(X)
