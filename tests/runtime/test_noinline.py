@@ -151,6 +151,13 @@ class TestAbstractFunction:
         assert apply(triple, X).tolist() == [3, 3, 3]
         assert len(traces) == 1 and double(X).tolist() == (2 * X).tolist()
 
+    def test_one_function_wrapped_twice_is_equal_to_itself(self):
+        like = lambda arrays, x: x  # noqa: E731
+        sine, again, cosine = (
+            eqxi.noinline(f, like) for f in (jnp.sin, jnp.sin, jnp.cos)
+        )
+        assert eqx.tree_equal(sine, again) and not eqx.tree_equal(sine, cosine)
+
     def test_it_gets_the_arrays_of_the_function(self):
         seen = []
         model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
