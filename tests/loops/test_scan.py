@@ -180,6 +180,13 @@ def test_carry_may_hold_anything_that_stays_what_it_is():
     assert jnp.allclose(out[0].factor, jnp.tanh(jnp.tanh(1.0)))
 
 
+@pytest.mark.parametrize("checkpoint", [False, True, 2])
+def test_scan_without_steps_returns_the_first_carry(checkpoint):
+    f = lambda c, _: (c + 1, c)  # noqa: E731
+    out, ys = eqx.filter_scan(f, jnp.ones(3), length=0, checkpoint=checkpoint)
+    assert out.tolist() == [1, 1, 1] and ys.shape == (0, 3)
+
+
 def test_number_becomes_an_array_where_there_was_one():
     out, _ = eqx.filter_scan(lambda c, _: (2, None), jnp.asarray(1), length=3)
     assert isinstance(out, jax.Array) and out == 2
