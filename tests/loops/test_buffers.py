@@ -352,6 +352,11 @@ class TestBufferObjects:
                 lambda c: True, lambda c: (c[0], jnp.zeros(3)), (0, jnp.zeros(3))
             )
 
+    def test_error_is_about_what_changes_beside_them(self):
+        body = lambda c: (jnp.ones(2), c[1].at[0].set(1.0))  # noqa: E731
+        with pytest.raises(ValueError, match=r"arrays:\n- `carry\[0\]` was [^`]*$"):
+            with_buffer("lax")(lambda c: True, body, (0, jnp.zeros(3)))
+
     @pytest.mark.parametrize("pred", [jnp.asarray([True]), 1], ids=["vector", "int"])
     def test_predicate_of_a_write_must_be_a_boolean_scalar(self, pred):
         def body(carry):
