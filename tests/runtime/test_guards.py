@@ -79,7 +79,7 @@ def test_it_survives_a_jaxpr(guard):
 
 @guards
 def test_message_names_the_array_where_there_are_several(guard):
-    tree = {"weight": X, "bias": jnp.arange(3)}
+    tree = {"weight": X, "bias": jnp.arange(3.0), "count": jnp.arange(3)}
 
     def f(weight):
         return guard(tree | {"weight": weight})["weight"].sum()
