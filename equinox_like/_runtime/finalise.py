@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 
 from .._compat.jaxpr import (
     definition,
@@ -85,7 +84,7 @@ def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
         def flat(*data):
             nonlocal out_rest
             out, out_rest = take_apart(fn(*rest.fill(data)))
-            return [jnp.asarray(x) for x in out]
+            return out
 
         jaxpr, consts = opened(jax.make_jaxpr(flat)(*data))
         return out_rest.fill(finalise_eval_jaxpr(jaxpr, consts, *data))
