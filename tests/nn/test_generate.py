@@ -143,9 +143,9 @@ def test_a_prompt_of_one_token_will_do(model) -> None:
 @pytest.mark.parametrize("overflow", ["error", "ring"])
 def test_rows_of_padded_prompts_are_what_they_are_alone(overflow, shallow, key) -> None:
     model = shallow
-    prompts = np.array([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0], [6, 7, 7, 7, 7]])
+    prompts = np.array([[3, 1, 4, 1, 5], [9, 2, 0, 8, 6], [6, 7, 4, 8, 3]])
     lengths = np.array([5, 2, 1])
-    options = {"top_p": 0.9, "repetition_penalty": 1.3, "end_token": 1, "pad_token": 10}
+    options = {"top_p": 0.9, "repetition_penalty": 3.0, "end_token": 1, "pad_token": 10}
     caches = batch_of_caches(model, 3, overflow=overflow)
     out = nn.generate(
         model, prompts, caches, 8, key=key, prompt_length=lengths, **options
