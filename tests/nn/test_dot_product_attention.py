@@ -28,11 +28,12 @@ def heads(draw):
     return draw(3, 4, 6), draw(5, 4, 6), draw(5, 4, 2)
 
 
-def test_result_is_that_of_the_formula(heads, draw, strict) -> None:
+@pytest.mark.parametrize("shape", [(4, 1, 5), (1, 3, 5), (3, 1)])
+def test_result_is_that_of_the_formula(shape, heads, draw, strict) -> None:
     mask = np.random.default_rng(0).random((3, 5)) < 0.6
     mask[:, 0] = True
     mask = jax.device_put(mask)
-    bias = draw(4, 1, 5)
+    bias = draw(*shape)
     out = nn.dot_product_attention(*heads, mask, bias=bias, scale=0.3)
     expected = by_formula(*heads, np.asarray(mask), np.asarray(bias), 0.3)
     np.testing.assert_allclose(out, expected, atol=1e-5)
