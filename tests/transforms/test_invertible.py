@@ -485,6 +485,7 @@ def test_arrays_of_the_function_are_not_differentiated():
 
 def test_no_blocks_are_the_identity():
     assert chain([], X).tolist() == X.tolist()
+    assert eqx.filter_invertible(chain, check=True)([], X).tolist() == X.tolist()
     assert np.asarray(jax.grad(lambda x: chain([], x).sum())(X)).tolist() == [1] * 8
 
 
