@@ -195,6 +195,12 @@ def test_batch_axis(batch_axis, draw) -> None:
     out, state = run(norm, np.moveaxis(np.asarray(x), 0, batch_axis), state)
     out = np.moveaxis(np.asarray(out), batch_axis, 0)
     np.testing.assert_allclose(out, expected[0], atol=1e-5)
+    # As many examples as channels are only ambiguous along axis 0.
+    some = np.asarray(x)[: 6 if batch_axis == 0 else 3]
+    at_rest = run(norm, np.moveaxis(some, 0, batch_axis), state, inference=True)[0]
+    at_rest = np.moveaxis(np.asarray(at_rest), batch_axis, 0)
+    by_rows = run(make(3)[0], x, expected[1], inference=True)[0]
+    np.testing.assert_allclose(at_rest, by_rows[: len(some)], atol=1e-5)
     for one, other in zip(
         jax.tree.leaves(state), jax.tree.leaves(expected[1]), strict=True
     ):
@@ -479,9 +485,10 @@ def test_wrong_shape_is_an_error(args, shape, message) -> None:
         make(3)[0](jnp.ones((4, 3)), make(3)[1], mask=jnp.ones(3, bool))
 
 
-def test_single_example_is_taken_at_inference(draw) -> None:
+@pytest.mark.parametrize("shape", [(6, 3, 4), (6, 3)])
+def test_single_example_is_taken_at_inference(shape, draw) -> None:
     norm, state = make(3)
-    x = np.asarray(draw(6, 3, 4))
+    x = np.asarray(draw(*shape))
     _, state = run(norm, x, state)
     whole, _ = run(norm, x, state, inference=True)
     one, _ = run(norm, x[0], state, inference=True)
