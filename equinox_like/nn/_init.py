@@ -154,8 +154,6 @@ def gates(number: int) -> Layout:
     """The layout of gates, stacked along `out` of `(out, in)`: each is drawn alone."""
 
     def layout(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        if len(shape) == 1:
-            return init(key, shape, dtype)
         each = shape[0] // number, shape[1]
         keys = jax.random.split(key, number)
         return jnp.concatenate([output_first(init, k, each, dtype) for k in keys])
