@@ -67,7 +67,7 @@ def _is_one_example(norm: Any, x: Any, mask: Any, channels: int) -> bool:
         return jnp.shape(mask) == ()
     if len(shape) < 2:
         return True
-    if batch_axis is None or batch_axis % len(shape) != 0:
+    if batch_axis % len(shape) != 0:
         # The channels come first in a batch and in one example, so they cannot decide.
         return False
     if shape[:2] == (channels, channels) and channels > 1:
