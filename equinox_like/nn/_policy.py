@@ -316,6 +316,4 @@ def _with_kept(layer: Any, dtype: Any, keep: tuple[type, ...]) -> Any:
         own = next((x.dtype for x in jax.tree.leaves(node) if is_real(x)), None)
         return _Kept(node, own, dtype)
 
-    if isinstance(layer, keep):
-        return each(layer)
     return jax.tree.map(each, layer, is_leaf=lambda node: isinstance(node, keep))
