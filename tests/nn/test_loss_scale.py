@@ -34,6 +34,13 @@ def test_inverse_of_the_scale_is_not_rounded_to_half_precision(
     )
 
 
+def test_numbers_are_scaled_to_arrays_and_arrays_are_the_only_leaves() -> None:
+    for scale in (nn.DynamicLossScale(4.0), nn.StaticLossScale(4.0)):
+        scaled = scale.scale(0.5)
+        assert isinstance(scaled, jax.Array) and scaled == 2
+        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(scale))
+
+
 def test_unscale_takes_numpy_arrays() -> None:
     assert nn.StaticLossScale(2.0).unscale(np.ones(2)).tolist() == [0.5, 0.5]
     got = nn.StaticLossScale(2.0).unscale(jnp.array([2 + 4j]))
