@@ -26,6 +26,7 @@ from .._loops import filter_scan
 from .._loops.eager import run_cached
 from .._runtime.error_if import error_if
 from .._transforms.trace import filter_eval_shape
+from .._transforms.vmap import filter_vmap
 from .._tree import is_array
 from .._tree.arrays import is_deleted
 from .._tree.nodes import describe_node
@@ -214,8 +215,7 @@ def _generate(
     keys = None if key is None else jax.random.split(key, len(prompt))
     if keys is not None and any(batch := parts(prompt)[:1]):
         keys = jax.sharding.reshard(keys, on_mesh(PartitionSpec(*batch), prompt))
-    axes = (0, None if length is None else 0, 0, None if key is None else 0)
-    return jax.vmap(row, axes)(prompt, length, cache, keys)
+    return filter_vmap(row)(prompt, length, cache, keys)
 
 
 def _generate_by_functions(

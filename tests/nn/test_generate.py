@@ -229,7 +229,7 @@ def test_a_full_ring_of_an_ended_row_loses_no_token(shallow) -> None:
     assert kept == [last - 2, last - 1, last]
 
 
-def test_a_cache_of_stacked_layers_is_one_tree(model) -> None:
+def test_a_cache_of_stacked_layers_may_be_beside_a_static_value(model) -> None:
     blocks = nn.Stacked.from_layers(model.blocks)
 
     class WithStack(eqx.Module):
@@ -237,20 +237,22 @@ def test_a_cache_of_stacked_layers_is_one_tree(model) -> None:
         blocks: nn.Stacked
 
         def __call__(self, tokens, cache):
+            name, cache = cache
             rows = cache.length[0] + jnp.arange(len(tokens))
             x = jax.vmap(self.model.tokens)(tokens) + self.model.positions[rows]
             x, cache = self.blocks(x, xs=cache)
-            return jax.vmap(self.model.tokens.attend)(x), cache
+            return jax.vmap(self.model.tokens.attend)(x), (name, cache)
 
     stacked = WithStack(model, blocks)
     make = jax.vmap(lambda _: blocks.layers.attention.init_cache(16))
     prompts, lengths = jnp.array([[3, 1, 4], [1, 5, 0]]), jnp.array([3, 2])
     cache = jax.vmap(lambda _: make(jnp.arange(DEPTH)))(jnp.arange(2))
     call = {"temperature": 0, "prompt_length": lengths, "end_token": 7}
-    out = nn.generate(stacked, prompts, cache, 5, **call)
+    out = nn.generate(stacked, prompts, ("blocks", cache), 5, **call)
     expected = nn.generate(model, prompts, batch_of_caches(model, 2), 5, **call)
     assert out.tokens.tolist() == expected.tokens.tolist()
-    assert out.cache.length.shape == (2, DEPTH)
+    name, cache = out.cache
+    assert name == "blocks" and cache.length.shape == (2, DEPTH)
 
 
 # One program
