@@ -85,9 +85,9 @@ else:
     class AbstractClassVar(_Abstract):
         """Annotates a class variable that each subclass must provide.
 
-        As [`equinox_like.AbstractVar`][], but for a variable of the class: an annotation
-        `x: ClassVar[T]` in a subclass provides it as well, and instantiating fails before
-        `__init__` runs.
+        Like [`equinox_like.AbstractVar`][], but for a variable of the class: an
+        annotation `x: ClassVar[T]` in a subclass provides it as well, and instantiating
+        fails before `__init__` runs.
 
         !!! example
 

@@ -257,7 +257,7 @@ def frozen(tree: Any) -> Any:
 
 
 def unfrozen(tree: Any) -> Any:
-    """The tree without [`equinox_like.frozen`][]: each frozen part is trainable again.
+    """Undoes [`equinox_like.frozen`][]: each frozen part is trainable again.
 
     !!! example
 

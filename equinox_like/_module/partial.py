@@ -22,7 +22,7 @@ class Partial(Module, Generic[_T]):
     **Arguments:**
 
     - `func`: any callable, a Module for example.
-    - `*args`, `**kwargs`: come before, and beside, those of a call.
+    - `*args`, `**kwargs`: arguments of `func`. Those of a call are added after them.
 
     !!! example
 

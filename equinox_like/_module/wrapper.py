@@ -19,7 +19,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
     **Arguments:**
 
     - `wrapper`: a Module whose class defines `__wrapped__` as a property.
-    - `wrapped`: what it wraps; by default `wrapper.__wrapped__`. It is not stored.
+    - `wrapped`: the function; by default `wrapper.__wrapped__`. It is not stored.
 
     **Returns:**
 

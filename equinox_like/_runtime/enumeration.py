@@ -184,9 +184,9 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
 
     **Raises:**
 
-    `TypeError` for a class body with anything but strings (names such as `__doc__`
-    aside); `ValueError` for an item named `promote` or `where`, and for a base class
-    that is not an enumeration, unless it has no base itself.
+    `TypeError` if a name in the class body is not a string (names such as `__doc__` are
+    allowed); `ValueError` for an item named `promote` or `where`, and for a base class
+    that is not an enumeration and has base classes itself.
 
     !!! example
 
@@ -233,7 +233,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
 
         **Raises:**
 
-        `ValueError` for anything else.
+        `ValueError` if `item` is not such an item.
         """
         parent = item._enumeration if type(item) is EnumerationItem else None
         if parent not in cls.__mro__[1:] or not is_array(item._index):
@@ -264,7 +264,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
 
         **Returns:**
 
-        The item. If `pred` is known at compile time, or both items are the same one, it is
+        The item. If `pred` is known at compile time, or both items are the same, this is
         one of the two objects.
 
         **Raises:**

@@ -15,7 +15,7 @@ from .paths import path_str
 
 
 def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
-    """The children of the top node, and a structure in which each of them is a leaf.
+    """Flattens the top node of a tree only, and not the nodes below it.
 
     **Arguments:**
 
@@ -23,9 +23,9 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
 
     **Returns:**
 
-    The children in JAX's order (a dictionary's by key), `None` among them if it is one,
-    and the `jax.tree_util.PyTreeDef` that puts them together again. A leaf is its own
-    only child.
+    The children in JAX's order (those of a dictionary by key), `None` included, and the
+    `jax.tree_util.PyTreeDef` that puts them together again. For a leaf, the only child is
+    the leaf itself.
 
     **Raises:**
 

@@ -29,21 +29,21 @@ def tree_equal(
 ) -> bool | jax.Array:
     """Whether all trees have the same structure and equal leaves.
 
-    Two arrays are equal if shape, dtype and all values are; weak types do not matter,
-    and neither does whether NumPy or JAX holds them. Other leaves are compared by `==`.
-    An array never equals something that is not an array, and NaN does not equal NaN.
-    Static fields are compared by `==`, too; a JAX array in one equals only itself.
+    Two arrays are equal if their shape, dtype and values are. Weak types are ignored, and
+    a NumPy array can equal a JAX array. Other leaves are compared by `==`. An array never
+    equals something that is not an array, and NaN does not equal NaN. Static fields are
+    compared by `==`, too; a JAX array in a static field equals only itself.
 
     **Arguments:**
 
     - `*pytrees`: one tree or more.
-    - `typematch`: leaves must also have the same type, so that `1` and `1.0`, or a NumPy
-        and a JAX array, differ. Static fields need not.
+    - `typematch`: if `True`, leaves must also have the same type, so `1` and `1.0`
+        differ, and so do a NumPy and a JAX array. Static fields are not affected.
     - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in
         `jax.numpy.allclose`. Everything else is compared exactly.
-    - `check_dtype`: `False` lets arrays of different dtype be equal; their values are
-        compared in the dtype that JAX promotes the two to. Typed PRNG keys equal nothing
-        but keys of the same kind.
+    - `check_dtype`: if `False`, arrays of different dtypes can be equal: their values are
+        compared in the dtype to which JAX promotes the two. Typed PRNG keys equal only
+        keys of the same kind.
     - `check_weak_type`: whether arrays must also agree in weak type. NumPy arrays are
         not weakly typed.
 

@@ -35,11 +35,13 @@ def tree_pformat(
     **Arguments:**
 
     - `pytree`: what to print; any Python object.
-    - `width`: the columns to fill before a container is broken into lines.
-    - `indent`: the columns by which the content of a broken container is moved in.
-    - `short_arrays`: `False` prints the values of arrays, unless they were deleted.
-    - `struct_as_array`: print `jax.ShapeDtypeStruct` as an array of that shape and dtype.
-    - `truncate_leaf`: objects for which it is true are shown as `TypeName(...)`.
+    - `width`: the number of columns. A container that does not fit is broken into lines.
+    - `indent`: the number of columns by which its content is then indented.
+    - `short_arrays`: if `False`, the values of arrays are shown, unless they were
+        deleted.
+    - `struct_as_array`: if `True`, a `jax.ShapeDtypeStruct` is shown like an array.
+    - `truncate_leaf`: a function. Objects for which it returns `True` are shown as
+        `TypeName(...)`.
 
     **Returns:**
 
@@ -81,7 +83,7 @@ def tree_pprint(
     struct_as_array: bool = False,
     truncate_leaf: Callable[[Any], bool] | None = None,
 ) -> None:
-    """Prints the text of [`equinox_like.tree_pformat`][], whose arguments these are.
+    """Prints the text of [`equinox_like.tree_pformat`][], with the same arguments.
 
     !!! example
 

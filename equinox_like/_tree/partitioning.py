@@ -34,7 +34,7 @@ def filter(
         [`equinox_like.is_array`][]. In general a prefix tree of `pytree`, whose leaves
         are `True`, `False`, or such functions, mapped over the matching subtree. The one
         exception is [`equinox_like.trainable`][], which is called on the whole subtree.
-    - `inverse`: whether to keep the other leaves instead.
+    - `inverse`: if `True`, the other leaves are kept instead.
     - `replace`: the value that replaces a leaf that is not kept.
     - `is_leaf`: a function `node -> bool`: which nodes to treat as leaves.
 

@@ -68,11 +68,11 @@ def select(tree: _Tree) -> "Selection[_Tree]":
 
 
 class Selection(Generic[_Tree, _Node]):
-    """Some nodes of a tree, as [`equinox_like.select`][] and the methods here choose them.
+    """The nodes of a tree that [`equinox_like.select`][] and the methods here chose.
 
     It is immutable: each method returns something new. Iterating over it gives pairs of a
-    path, as [`equinox_like.tree_at`][] takes it, and a node, in JAX's order; `len` is the
-    number of nodes, so an empty selection is false.
+    path, in the form that [`equinox_like.tree_at`][] takes, and a node, in JAX's order;
+    `len` is the number of nodes, so an empty selection is false.
 
     A node may lie within another chosen one. A part that is [`equinox_like.frozen`][] and
     its content have one path: where both fulfil the conditions, the frozen part alone is
@@ -128,13 +128,13 @@ class Selection(Generic[_Tree, _Node]):
         **Arguments:**
 
         - `patterns`: paths as [`equinox_like.save`][] writes them, `"layers[0].weight"`, in
-            which `*` stands for anything within one component, and `**` for any
+            which `*` stands for anything within one component, and `**` for any number of
             components: `"blocks[*].attention.**"`, `"**.bias"`. The tree itself has the
             empty path, which `""` and `"**"` match.
 
         **Raises:**
 
-        `TypeError` for anything but a string.
+        `TypeError` if a pattern is not a string.
         """
         check_patterns(patterns, "at")
 
@@ -221,14 +221,14 @@ class Selection(Generic[_Tree, _Node]):
 
         **Arguments:**
 
-        - `n`: how many there should be.
+        - `n`: the expected number.
 
         **Returns:** the selection itself.
 
         **Raises:**
 
-        `ValueError` if there are fewer or more, with their paths and what each condition
-        left.
+        `ValueError` if there are fewer or more. It lists their paths, and how many nodes
+        were left by each condition.
         """
         if len(self) != require_integer(n, "count", "n"):
             raise ValueError(
@@ -247,7 +247,7 @@ class Selection(Generic[_Tree, _Node]):
         **Raises:**
 
         `ValueError` if nothing is chosen, or if a chosen node lies within another one,
-        which would lose it.
+        because the inner one would be lost.
         """
         places = self._chosen()
         paths, ends = self._nodes.plain_paths, self._nodes.ends
@@ -262,7 +262,7 @@ class Selection(Generic[_Tree, _Node]):
         return self._rewritten("set", lambda path, node: value)
 
     def apply(self, fn: Callable[[_Node], Any] | Callable[[str, _Node], Any]) -> _Tree:
-        """A copy of the tree with `fn` of each chosen node in its place.
+        """A copy of the tree in which `fn(node)` replaces each chosen node.
 
         Nodes are rewritten in JAX's order, except that a node within another chosen one
         comes first: `fn` gets the outer one with the inner one rewritten. Leaves that

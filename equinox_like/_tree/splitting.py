@@ -37,9 +37,9 @@ class Skeleton:
     """A tree without its data: its structure, the label of each leaf and the static
     leaves.
 
-    Made by [`equinox_like.split`][]. Two skeletons are equal if structure, labels and
-    static leaves are, where static leaves must also have the same type: `1`, `1.0` and
-    `True` differ at any depth, as do `0.0` and `-0.0`; a NaN equals another NaN.
+    Made by [`equinox_like.split`][]. Two skeletons are equal if their structure, labels
+    and static leaves are equal. Static leaves must also have the same type: `1`, `1.0`
+    and `True` differ at any depth, as do `0.0` and `-0.0`; a NaN equals another NaN.
 
     **Attributes:**
 
@@ -95,8 +95,8 @@ def split(
     **Arguments:**
 
     - `tree`: any pytree.
-    - `label`: called on each leaf; names the group that the leaf belongs to, or returns
-        `STATIC` if it is part of the structure.
+    - `label`: a function of a leaf that returns the name of its group, or `STATIC` if the
+        leaf is part of the structure.
     - `is_leaf`: as for `jax.tree_util.tree_flatten`.
 
     **Returns:**
@@ -139,8 +139,8 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
 
     **Arguments:**
 
-    - `groups`: for each label of the skeleton its leaves, in the same order. Other values
-        may stand in for the leaves.
+    - `groups`: for each label of the skeleton its leaves, in the same order. They may be
+        replaced by other values.
     - `skeleton`: from `split`.
 
     **Raises:**
