@@ -116,7 +116,7 @@ class Context(Generic[_V]):
         **Returns:**
 
         A context manager that sets the value, and a decorator of functions, `async` ones
-        too, that are to run within it. It may be used again, also within itself.
+        too, that are to run within it. It can be entered again, even within itself.
 
         **Raises:**
 

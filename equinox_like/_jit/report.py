@@ -25,7 +25,7 @@ class DonationRow(NamedTuple):
     - `path`, `shape`, `dtype`: of the array; `bytes`: of its part on one device.
     - `outcome`: see [`equinox_like.DonationReport`][].
     - `output`: the path of the output that reuses the buffer, if it is aliased.
-    - `reason`: why the array is unusable, or why it is kept, if that may surprise.
+    - `reason`: why the array is unusable, or why it is kept, if that is not obvious.
     - `is_used`: whether the program uses it. If not, XLA does not count its memory.
     """
 

@@ -91,7 +91,7 @@ def filter_switch(
 
     - `index`: an integer scalar. An array is clamped to the range, as in JAX.
     - `branches`: the functions to choose from. All of them are traced. They may be
-        Modules, also of different structures.
+        Modules, even of different structures.
     - `*args`: the arguments of the functions.
 
     **Returns:**
@@ -102,7 +102,7 @@ def filter_switch(
 
     `TypeError` if `index` is not an integer scalar, or if two outputs differ in
     structure, shape, dtype or static values, naming the path. `ValueError` if there are
-    no branches, or for a Python integer beyond them.
+    no branches, or if a Python integer is out of range.
 
     !!! example
 

@@ -123,7 +123,7 @@ class _AtIndex:
 def buffer_at_set(
     buffer: _T, item: Any, x: Any, *, pred: Any = True, **kwargs: Any
 ) -> _T:
-    """`buffer.at[item].set(x)` for buffers of a loop and for arrays alike.
+    """`buffer.at[item].set(x)`, for buffers of a loop and for arrays.
 
     **Arguments:**
 

@@ -39,16 +39,15 @@ def filter_while_loop(
     - `init`: the initial carry. Its arrays may change from step to step, each keeping
         its shape and dtype; everything else must stay the same. A Python number that a
         step changes is an array from the start, as in JAX.
-    - `max_steps`: how many steps to do at most. Then the loop ends even if `cond` is
-        true.
+    - `max_steps`: the maximum number of steps. The loop then ends even if `cond` is true.
     - `kind`: how the loop is differentiated. [Loops](../loops.md) says what each costs.
         - `"lax"`: as JAX does it, in forward mode only.
-        - `"checkpointed"`: in reverse mode, whose memory is that of `checkpoints` copies of
+        - `"checkpointed"`: in reverse mode, with the memory of `checkpoints` copies of
             the carry. Needs `max_steps` or `checkpoints`.
         - `"bounded"`: in both modes, to any order. Needs `max_steps`; memory and time
             grow with it.
-    - `checkpoints`: for the kind `"checkpointed"`, of how many steps the carry is saved for
-        the backward pass. By default the smallest `c` for which
+    - `checkpoints`: for the kind `"checkpointed"`, the number of steps whose carry is
+        saved for the backward pass. By default the smallest `c` for which
         `(c + 1)(c + 2) > 2 * max_steps`, with which no step is done more than twice.
 
     **Returns:**

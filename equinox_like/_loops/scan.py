@@ -183,7 +183,8 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
     - `f`: a function of one `x`.
     - `xs`: a tree of arrays, over whose axis 0 the loop runs. Everything else in it is
         the same at every step.
-    - `batch_size`: how many steps to do at once, as by [`equinox_like.filter_vmap`][].
+    - `batch_size`: the number of steps to do at once, as by
+        [`equinox_like.filter_vmap`][].
 
     **Returns:**
 

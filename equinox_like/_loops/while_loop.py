@@ -36,11 +36,10 @@ def while_loop(
         arrays.
     - `max_steps`: the maximum number of steps: an `int`, or `None` for no limit.
     - `buffers`: a function from the carry to a node of it, or a sequence of nodes, whose
-        arrays become buffers in `cond_fun` and `body_fun`. A buffer has nothing but
+        arrays become buffers in `cond_fun` and `body_fun`. A buffer has only
         `buf[index]`, `shape`, `dtype`, `size` and
-        `buf.at[index].set(value, *, pred=True, **kwargs)`. Each element may be written
-        once at most, and only be read after it was written; else gradients may be
-        wrong.
+        `buf.at[index].set(value, *, pred=True, **kwargs)`. Each element may be written at
+        most once, and read only after that; otherwise gradients may be wrong.
     - `kind`: one of
         - `"lax"`: as JAX does it: differentiable in forward mode.
         - `"checkpointed"`: differentiable in reverse mode, with a few checkpoints. Needs

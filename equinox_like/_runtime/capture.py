@@ -45,10 +45,10 @@ def capture(
     **Arguments:**
 
     - `model`: a Module that can be called, or another callable.
-    - `where`: which Modules of it: a pattern for paths, as in
-        [`equinox_like.trainable`][], such as `"layers[0]"`, `"**.mlp"` or `"**"`; a class;
-        a function from a Module to a bool; or a sequence of these. A pattern also chooses
-        what [`equinox_like.tag`][] gave a matching name.
+    - `where`: the Modules to capture: a pattern for paths, as in
+        [`equinox_like.trainable`][], such as `"layers[0]"`, `"**.mlp"` or `"**"`; a
+        class; a function from a Module to a bool; or a sequence of these. A pattern also
+        chooses values to which [`equinox_like.tag`][] gave a matching name.
     - `of`: `"outputs"`, or `"inputs"` for what the Modules are called with, as pairs
         `(args, kwargs)`.
 
@@ -144,17 +144,17 @@ def intervene(
     **Arguments:**
 
     - `model`: a Module that can be called, or another callable.
-    - `replacements`: from patterns, as in [`equinox_like.capture`][], to functions. The
-        path of a Module does not stand for a `tag` of that name. Each function is
-        called with an output, and returns what takes its place: a tree of the same
-        structure, with arrays of the same shapes and dtypes. A function may close over
-        arrays, traced ones too. In an [`equinox_like.nn.Stacked`][] it is called once, for
-        all layers.
+    - `replacements`: a dictionary from patterns, as in [`equinox_like.capture`][], to
+        functions. A pattern that is the path of a Module does not match a `tag` of the
+        same name. Each function is called with an output, and returns what takes its
+        place: a tree of the same structure, with arrays of the same shapes and dtypes. A
+        function may close over arrays, traced ones too. In an
+        [`equinox_like.nn.Stacked`][] it is called once, for all layers.
 
     **Returns:**
 
-    A function of the arguments of `model`, which returns what `model` then returns. It can
-    be passed to `capture`, which returns the values that are replaced, with the same paths.
+    A function of the arguments of `model`, which returns what `model` then returns. It
+    can be passed to `capture`, which returns the new values, with the same paths.
 
     **Raises:**
 

@@ -50,18 +50,18 @@ def bucketed(
 
     **Arguments:**
 
-    - `fun`: the function, or what [`equinox_like.filter_jit`][] returned, if options such
+    - `fun`: the function, or the result of [`equinox_like.filter_jit`][] if options such
         as `donate` are needed. It has a parameter `lengths`, which callers do not pass:
         `lengths["x"][0]` is the true length of axis 0 of `x`, an `int32` scalar that is
         traced.
-    - `axes`: for each padded parameter, by its name, which axes are padded to which sizes:
-        `{"x": {0: sizes}}`. The sizes are `"powers-of-two"`, a sequence of ints, or a
-        function from a length to a size that is not smaller. If the argument is a tree, all
-        arrays in it are padded, and must have the same length.
+    - `axes`: a dictionary from names of parameters to the axes that are padded, and their
+        sizes: `{"x": {0: sizes}}`. The sizes are `"powers-of-two"`, a sequence of ints,
+        or a function from a length to a size that is not smaller. If the argument is a
+        tree, all arrays in it are padded, and must have the same length.
     - `fill`: the value of the padded elements.
-    - `crop`: called as `crop(out, lengths)` with the output and the true lengths as ints,
-        outside the compiled program; what it returns is returned. For example
-        `lambda out, lengths: out[: lengths["x"][0]]`.
+    - `crop`: a function `crop(out, lengths)` of the output and the true lengths, which
+        are ints. It runs outside of the compiled program, and its result is returned. For
+        example `lambda out, lengths: out[: lengths["x"][0]]`.
 
     **Returns:**
 
@@ -70,16 +70,17 @@ def bucketed(
     the padded `(args, kwargs)` that the compiled function is called with.
 
     NumPy arrays are padded on the host. To pad a JAX array, or to crop one, JAX compiles a
-    small program of its own for each length, so pass NumPy arrays where there are many.
+    small program of its own for each length, so pass NumPy arrays if there are many
+    lengths.
 
     **Raises:**
 
     When wrapping: `TypeError` if `fun` has no parameter `lengths`, or if `axes` is not
-    nested like this; `ValueError` if it does
-    not have a parameter that is named, or for sizes that are not positive.
-    When called: `ValueError` naming the path of an array that is longer than the largest
-    bucket, that does not have such an axis, that is longer than another array of the
-    same argument, or whose dtype does not hold the `fill`.
+    nested like this; `ValueError` if `axes` names a parameter that `fun` does not have,
+    or if a size is not positive. When called: `ValueError` naming the path of an array
+    that is longer than the largest bucket, that does not have such an axis, that is
+    longer than another array of the same argument, or whose dtype does not hold the
+    `fill`.
 
     !!! example
 

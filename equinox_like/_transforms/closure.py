@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 def filter_closure_convert(
     fn: Callable[_P, _T], *args: Any, **kwargs: Any
 ) -> "ClosureConverted[_P, _T]":
-    """A function whose captured arrays are leaves of a pytree.
+    """Turns a function into a pytree whose leaves are the arrays that it captures.
 
     A function that closes over a traced array cannot, for example, be an argument of a
     function with a custom derivative, as JAX would not see that array. The converted
@@ -36,9 +36,8 @@ def filter_closure_convert(
     **Arguments:**
 
     - `fn`: any callable.
-    - `*args`, `**kwargs`: examples of what it will be called with; a
-        `jax.ShapeDtypeStruct` may stand for an array. Everything that is not an array
-        is static.
+    - `*args`, `**kwargs`: example arguments; a `jax.ShapeDtypeStruct` may stand for an
+        array. Everything that is not an array is static.
 
     **Returns:**
 

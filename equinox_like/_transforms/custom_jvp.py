@@ -25,8 +25,9 @@ _T = TypeVar("_T")
 def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     """A function with a custom rule for forward-mode derivatives.
 
-    Attach the rule by `.def_jvp(rule)` before the first call. Reverse mode transposes it.
-    `def_jvp` returns `None`, so that is what a decorated name stands for afterwards.
+    Attach the rule by `.def_jvp(rule)` before the first call. Reverse mode transposes the
+    rule. `def_jvp` returns `None`, so a rule that is decorated with it cannot be called
+    by its name.
 
     **Arguments:**
 

@@ -51,17 +51,17 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
     """A function with custom rules for its reverse-mode derivative.
 
     Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Both return
-    `None`, so that is what a decorated name stands for afterwards. Only the first
-    argument can be differentiated, which must be passed by position; it may be a tuple of
-    several things.
+    `None`, so a rule that is decorated with them cannot be called by its name. Only the
+    first argument can be differentiated. It must be passed by position, and may be a
+    tuple of several arguments.
 
     **Arguments:**
 
     - `fn`: `fn(vjp_arg, *args, **kwargs)` takes and returns anything.
-    - `optimize_remat`: whether `fwd` should run only once under
-        [`equinox_like.filter_checkpoint`][]. Then it is not known what is perturbed, or
-        has a cotangent: `perturbed` is `True` for all inexact arrays, and cotangents
-        are zeros instead of `None`.
+    - `optimize_remat`: if `True`, `fwd` runs only once under
+        [`equinox_like.filter_checkpoint`][]. Then the rules do not learn what is
+        perturbed, or has a cotangent: `perturbed` is `True` for all inexact arrays, and
+        cotangents are zeros instead of `None`.
 
     The rules:
 
@@ -69,12 +69,12 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
         `vjp_arg`, with `True` for each leaf that is differentiated, else `False`. The
         residuals may be anything.
     - `bwd(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs) -> gradient`. The
-        cotangent is like `out`, with `None` for what has none. The gradient is like
-        `filter(vjp_arg, is_inexact_array)`, where `None` stands for zero.
+        cotangent is like `out`, with `None` for each leaf without one. The gradient is
+        like `filter(vjp_arg, is_inexact_array)`, where `None` stands for zero.
 
     **Returns:**
 
-    A callable like `fn`. Where it is not differentiated `fn` itself runs.
+    A callable like `fn`. If it is not differentiated, `fn` itself runs.
 
     **Raises:**
 

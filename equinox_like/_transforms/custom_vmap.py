@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
     """A function with a custom rule for `vmap`.
 
-    Attach the rule by `.def_vmap(rule)`; without one it is batched as any other function.
+    Attach the rule by `.def_vmap(rule)`; without one the function is batched like any
+    other.
 
     **Arguments:**
 
@@ -46,20 +47,21 @@ def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
 
     The rule is `rule(axis_size, in_batched, *args) -> (out, out_batched)`. Arrays that
     are batched have the batch along axis 0. `in_batched` is like `args`, with `True`
-    for each array that is, and `False` for everything else. `out_batched` says the same
-    of `out`, and may be a prefix tree. Arguments passed by keyword are passed to the
-    rule by position; keyword-only arguments are passed by keyword.
+    for each array that is, and `False` for everything else. `out_batched` is the same for
+    `out`, and may be a prefix tree. Arguments passed by keyword are passed to the rule by
+    position; keyword-only arguments are passed by keyword.
 
     **Returns:**
 
-    A callable like `fun`. Derivatives are those of `fun`, batched by JAX. If the batch
-    comes in by an array that `fun` closes over or holds, or by a keyword-only argument,
-    the rule is not called, and JAX batches `fun`.
+    A callable like `fun`. Derivatives are those of `fun`, batched by JAX. If an array
+    that `fun` closes over or holds is batched, or a keyword-only argument, the rule is
+    not called, and JAX batches `fun`.
 
     **Raises:**
 
-    `ValueError` if the rule returns another tree, shape or dtype than the function, or
-    another axis than it says, naming the path. `TypeError` if it does not return a pair.
+    `ValueError` if the rule returns another tree, shape or dtype than the function, or if
+    an output is not batched as `out_batched` says, naming the path. `TypeError` if it
+    does not return a pair.
 
     !!! example
 

@@ -68,11 +68,11 @@ def filter_invertible(
 
     **Arguments:**
 
-    - `fun`: `fun(block, x) -> y`, which can be solved for `x`, and where `y` has the
-        structure, shapes and dtypes of `x`, any pytree. A batch belongs into it, or
-        directly around the chain, by `vmap`. If there is a `jit` between the two, or the
-        axis has a name, each element of the batch has gradients of the blocks of its own
-        until they are added up.
+    - `fun`: a function `fun(block, x) -> y` that can be solved for `x`. `x` is any
+        pytree, and `y` has its structure, shapes and dtypes. Put the `vmap` over a batch
+        into `fun`, or directly around the chain: if there is a `jit` between the `vmap`
+        and the chain, or the axis has a name, the gradients of the blocks are stored for
+        each element of the batch before they are added up.
     - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`,
         if that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums,
         products of floats, many functions of one number, reshaping, splitting and joining
@@ -82,20 +82,20 @@ def filter_invertible(
 
     **Returns:**
 
-    `g(blocks, x)`, which applies `fun` for each of the blocks. These are a list or tuple,
-    or one Module whose arrays hold all blocks along their first axis, as `filter_vmap`
-    makes it. Gradients flow to `x` and to every floating or complex array of the blocks,
-    but not to arrays of `fun` itself. Rounding makes them differ from those that the stored
-    values would give, in 32 bits by some 1e-6. Forward mode is not supported.
+    `g(blocks, x)`, which applies `fun` for each of the blocks. The blocks are a list or
+    tuple, or one Module whose arrays hold all blocks along their first axis, as
+    `filter_vmap` makes it. Gradients flow to `x` and to every floating or complex array
+    of the blocks, but not to arrays of `fun` itself. Because of rounding they differ from
+    the gradients with stored values, by about 1e-6 in float32. Forward mode is not
+    supported.
 
     **Raises:**
 
     [`equinox_like.NotInvertibleError`][], a `ValueError`: by the gradient if no inverse
     can be derived, naming the step that stops it; or if `check` finds a wrong inverse,
     with the largest error. Within `jax.jit`, unlike `filter_jit`, the latter is an error
-    of JAX with the same text. `TypeError` in forward mode. `ValueError` if `y` is not of
-    the form of `x`, or if the blocks along the first axis are not of the same number
-    everywhere.
+    of JAX with the same text. `TypeError` in forward mode. `ValueError` if `y` is not
+    like `x`, or if the arrays of stacked blocks differ in the size of the first axis.
     `RuntimeError` if an array of `fun` itself is differentiated, and JAX's
     `UnexpectedTracerError` if `fun` closes over it.
 

@@ -48,8 +48,8 @@ def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
 
     **Arguments:**
 
-    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. What is differentiated
-        of `x` is what [`equinox_like.trainable`][] chooses: its floating-point and
+    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. The arrays of `x` that
+        [`equinox_like.trainable`][] chooses are differentiated: floating-point and
         complex arrays that are not frozen. The other arguments may be anything.
     - `has_aux`: whether `fun` returns `(out, aux)`, where `aux` may be anything.
     - `**jackwargs`: as for `jax.jacfwd`, for example `holomorphic`; but not `argnums`.
@@ -58,8 +58,8 @@ def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
 
     A function of the same arguments, which returns the Jacobian, or `(jacobian, aux)`. The
     Jacobian has the structure of the output, with a tree like `x` in place of each array.
-    In that there are arrays of shape `(*output.shape, *input.shape)`, and `None` for each
-    leaf that is not differentiated.
+    The leaves of this tree are arrays of shape `(*output.shape, *input.shape)`, and
+    `None` for each leaf of `x` that is not differentiated.
 
     **Raises:**
 
@@ -97,8 +97,8 @@ def filter_jacrev(
 def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, row by row.
 
-    As [`equinox_like.filter_jacfwd`][], with the same result, for functions with small
-    outputs. Of a scalar function it is the gradient.
+    Arguments and result are those of [`equinox_like.filter_jacfwd`][]. Use this function
+    if the output is small. For a scalar function the result is the gradient.
 
     !!! example
 
@@ -136,8 +136,8 @@ def filter_hessian(
 
     **Returns:**
 
-    A function like that of `filter_jacfwd`; its result is a tree of the structure of
-    the output, whose leaves are trees like `x`, whose leaves are again trees like `x`.
+    A function of the same arguments. Its result is like that of `filter_jacfwd`, with
+    another tree like `x` in place of each array.
 
     !!! example
 

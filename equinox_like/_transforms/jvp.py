@@ -31,21 +31,22 @@ def filter_jvp(
     **Arguments:**
 
     - `fn`: `fn(*primals, **kwargs)` may take and return anything.
-    - `primals`: a tuple or list of the positional arguments, at which to differentiate.
-    - `tangents`: has the structure of `primals`, once `None` counts as a leaf. For each
-        floating or complex array, and for each Python float, its tangent, of the same
-        shape and dtype; or `None` if it is not perturbed. `None` for everything else.
-    - `**kwargs`: are not differentiated.
+    - `primals`: a tuple or list of the positional arguments.
+    - `tangents`: a tree with the structure of `primals`, where `None` counts as a leaf.
+        For each floating or complex array, and for each Python float, it has a tangent of
+        the same shape and dtype, or `None` if the value is not perturbed; for everything
+        else, `None`.
+    - `**kwargs`: keyword arguments of `fn`. They are not differentiated.
 
     **Returns:**
 
-    The output, and its tangent. That has the structure of the output, with `None` for
-    everything that cannot be differentiated, or does not depend on what is perturbed.
+    The output, and its tangent. The tangent has the structure of the output, with `None`
+    for everything that cannot be differentiated or does not depend on a perturbed value.
 
     **Raises:**
 
-    `ValueError` if the structure or a shape differs, `TypeError` if a dtype differs or
-    something is perturbed that cannot be; both name the tangent.
+    `ValueError` if the structure or a shape differs, `TypeError` if a dtype differs or a
+    value that cannot be differentiated has a tangent. Both name the tangent.
 
     !!! example
 
@@ -129,7 +130,7 @@ def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linear
     **Arguments:**
 
     - `fun`: `fun(*primals)` may take and return anything.
-    - `*primals`: where to linearize, with respect to all floating and complex arrays.
+    - `*primals`: the arguments. All their floating and complex arrays are differentiated.
 
     **Returns:**
 

@@ -34,7 +34,7 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
     **Arguments:**
 
     - `fun`: `fun(*primals)` may take and return anything.
-    - `*primals`: where to differentiate, with respect to all floating and complex arrays,
+    - `*primals`: the arguments. All their floating and complex arrays are differentiated,
         frozen ones too.
     - `has_aux`: whether `fun` returns `(out, aux)`.
 

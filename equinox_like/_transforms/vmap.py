@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class if_array:
-    """Maps [`equinox_like.filter_vmap`][] over `axis` of each array, and nothing else.
+    """For [`equinox_like.filter_vmap`][]: maps over `axis` of each array, and nothing
+    else.
 
     Pass it as a leaf of `in_axes` or `out_axes`.
 
