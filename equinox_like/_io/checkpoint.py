@@ -52,7 +52,7 @@ def save(
     - `tree`: any pytree. JAX and NumPy arrays of any dtype of numbers, typed PRNG keys,
         NumPy scalars and Python `bool`, `int`, `float` and `complex` are saved; other
         leaves are not.
-    - `metadata`: strings to keep in the file beside the tree;
+    - `metadata`: a dictionary of strings to keep in the file beside the tree;
         [`equinox_like.load_metadata`][] reads them.
     - `durable`: whether to wait until all data are on the disk, so that the file
         survives a power failure. It may take ten times as long.
@@ -110,22 +110,22 @@ def load(
     On the CPU the file is mapped into memory, and most JAX arrays use the mapped memory
     without a copy: the operating system reads their values from the disk when they are
     first used. So do not write into a file that was loaded, as `cp` onto it does, or take
-    a [`equinox_like.tree_copy`][]. Saving to the same path is safe, as that makes another
-    file of the same name.
+    a [`equinox_like.tree_copy`][]. Saving to the same path is safe, because it makes a
+    new file.
 
     **Arguments:**
 
-    - `path`: as for `save`. Any safetensors file can be read whose names are the paths of
-        `like`.
+    - `path`: as for `save`. Any safetensors file whose names are the paths of `like` can
+        be read.
     - `like`: a tree with the structure, dtypes and shapes of what was saved. Its leaves may
         be `jax.ShapeDtypeStruct`s, for JAX arrays; whatever is not saved is taken from it.
-        An array is put where that of `like` is committed to, or where the struct says: for
-        one on the explicit axes of a mesh, under `jax.set_mesh`.
-    - `strict`: `False` takes leaves from `like` that the file does not have, and
-        ignores what else is in the file. Other shapes and dtypes remain errors, and so
-        does a file that has none of the leaves.
-    - `verify`: whether to compare the data with their checksums. `False` is quicker:
-        then data that are not used are not read at all. If an array is sharded over
+        An array is placed where the array of `like` is committed, or as the struct says;
+        a struct on the explicit axes of a mesh needs `jax.set_mesh`.
+    - `strict`: if `False`, leaves that the file does not have are taken from `like`, and
+        leaves that only the file has are ignored. Other shapes and dtypes remain errors,
+        and so does a file that has none of the leaves.
+    - `verify`: whether to compare the data with their checksums. `False` is faster, and
+        data that are not used are then not read at all. If an array is sharded over
         several processes, each process reads and checks only the pieces of 1 MiB that
         contain its own shards, or without `verify` only the shards.
     - `shardings`: a device, a sharding, or a prefix tree of these, such as
@@ -143,9 +143,9 @@ def load(
     `FileNotFoundError`; `LeafError`, a `RuntimeError` with attribute `path`, which
     lists all differences, or names an array that a sharding does not fit;
     `RuntimeError` if the file is damaged, or of a newer version. `ValueError` if
-    `shardings` is not a prefix of `like`, or a key of `rename` not a path in it.
-    `ImportError` without the package
-    `safetensors`, which comes with `pip install safetensors`.
+    `shardings` is not a prefix of `like`, or a key of `rename` is not a path in `like`.
+    `ImportError` without the package `safetensors`, which comes with
+    `pip install safetensors`.
 
     !!! example
 
@@ -220,7 +220,7 @@ def load_metadata(path: FilePath) -> dict[str, str]:
 
     **Raises:**
 
-    As [`equinox_like.load`][], where it is about the file.
+    The errors of [`equinox_like.load`][] about the file.
 
     !!! example
 

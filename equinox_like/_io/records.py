@@ -34,7 +34,8 @@ _SMALL: Final = 1 << 16
 
 
 def default_serialise_filter_spec(f: Any, x: Any) -> None:
-    """Writes `x` as one `.npy` record if it is an array or a number, else nothing.
+    """Writes `x` as one `.npy` record. If it is not an array or a number, writes
+    nothing.
 
     `numpy.load` reads the record. A Python `int` or `float` is stored with 64 bits, a
     `complex` with 128, and a typed PRNG key as its data together with the name of its
@@ -78,9 +79,9 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
 def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
     """Reads a leaf like `x` that [`equinox_like.default_serialise_filter_spec`][] wrote.
 
-    What counts is the type of `x`, not the one that was saved: a JAX array can be loaded
-    from what was a NumPy array, and the other way round. Without 64-bit mode, 64-bit data
-    become a JAX array of 32 bits.
+    The type of `x` decides, not the one that was saved: a saved NumPy array can be loaded
+    as a JAX array, and the other way round. Without 64-bit mode, 64-bit data become a JAX
+    array of 32 bits.
 
     **Arguments:**
 

@@ -67,7 +67,7 @@ def tree_serialise_leaves(
         of such functions; by default [`equinox_like.default_serialise_filter_spec`][]. If
         one writes nothing for an array or a number, the file can be loaded into a tree
         without that leaf, and paths are not compared.
-    - `is_leaf`: nodes of `pytree` that the function is to get whole.
+    - `is_leaf`: further nodes to treat as leaves, which the function gets whole.
 
     **Raises:**
 

@@ -80,10 +80,10 @@ def load_state_dict(
     - `mapping`: from dotted names to arrays: JAX or NumPy arrays, or objects that
         convert to one, such as PyTorch's tensors on the CPU (after `.detach()`). The
         arrays are copied.
-    - `strict`: `False` keeps the leaves that `mapping` does not have, and ignores names
-        that only `mapping` has. Other shapes and dtypes remain errors, and so does a
-        `mapping` with none of the names. Python numbers and flags, such as the rate of a
-        dropout, may be missing in any case: other frameworks do not save them.
+    - `strict`: if `False`, leaves that `mapping` does not have are kept, and names that
+        only `mapping` has are ignored. Other shapes and dtypes remain errors, and so does
+        a `mapping` with none of the names. Python numbers and flags, such as the rate of
+        a dropout, may be missing in any case: other frameworks do not save them.
     - `rename`: from a name in `tree` to its name in `mapping`: a dictionary of those that
         differ, or a function for all.
 
