@@ -55,8 +55,8 @@ def _runtime_error(*args: Any) -> EquinoxRuntimeError:
 class EquinoxTracetimeError(RuntimeError):
     """A check that is known to fail while a program is traced.
 
-    Never raised: such a check may be in a branch that is not taken, so it fails when it
-    runs. The class is here for code that catches it.
+    Never raised: the check may be in a branch that is not taken, so it fails when the
+    program runs. The class exists for code that catches it.
     """
 
 
@@ -95,6 +95,6 @@ class NotInvertibleError(ValueError):
 class ShapeError(ValueError, TypeError, AssertionError):
     """A layer was called with an array whose shape it cannot take.
 
-    It derives from three built-in classes because code written for other libraries
-    catches one or another of them.
+    It derives from three built-in classes, because code for other libraries may catch any
+    of them.
     """

@@ -52,10 +52,10 @@ def filter_export(
 
     **Arguments:**
 
-    - `fun`: any callable, or what `filter_jit` made of one. The arrays that it holds
-        itself, as a Module does, become part of the program.
-    - `platforms`: for which to export, for example `("cpu", "cuda")` or `"tpu"`. By
-        default that of this host.
+    - `fun`: any callable, or the result of `filter_jit`. The arrays that it holds itself,
+        as a Module does, become part of the program.
+    - `platforms`: the platforms to export for, for example `("cpu", "cuda")` or `"tpu"`.
+        By default the platform of this host.
     - `disabled_checks`: as for `jax.export.export`.
 
     **Returns:**
@@ -65,8 +65,8 @@ def filter_export(
     is called like `fun`, by itself or under `jax.jit`, and has
 
     - `.serialize(vjp_order=0)`: its bytes, for [`equinox_like.deserialize_export`][]. This
-        needs the package `flatbuffers`. Up to `vjp_order` derivatives can be taken of what
-        is loaded;
+        needs the package `flatbuffers`. The loaded function can be differentiated up to
+        `vjp_order` times;
     - `.exported`: the `jax.export.Exported` object; `.platforms`, `.in_avals`, `.out_avals`
         and `.mlir_module()` are its own.
 
@@ -75,8 +75,8 @@ def filter_export(
     `ValueError` for a misspelt platform, and for attention that calls cuDNN: it says which
     `disabled_checks` to pass. `NotImplementedError` if `fun` holds a check or a callback,
     which call Python. When the result is called: `TypeError` naming the path of a static
-    argument or a part of the structure that is not what was exported; JAX's errors for
-    other shapes and dtypes, and for a platform that it was not exported for.
+    argument or a part of the structure that differs from what was exported; JAX's errors
+    for other shapes and dtypes, and for a platform that it was not exported for.
     `.serialize` raises `ValueError` naming the path of a static value that cannot be
     described to another process.
 
@@ -117,9 +117,9 @@ def deserialize_export(
 
     - `data`: the bytes.
     - `like`: a tree of the structure of the output, for example from `.eval_shape`, in
-        which any arrays or `jax.ShapeDtypeStruct`s stand for the arrays. Needed only if the
-        output holds other things than arrays and plain Python values in dictionaries, lists
-        and tuples: no class is ever looked up by a name in the file.
+        which any arrays or `jax.ShapeDtypeStruct`s stand for the arrays. Needed only if
+        the output holds anything but arrays and plain Python values in dictionaries,
+        lists and tuples: no class is ever looked up by a name in the file.
 
     **Returns:**
 

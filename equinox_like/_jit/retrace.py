@@ -228,8 +228,9 @@ def explain_retraces() -> Iterator[None]:
     A context manager and a decorator for functions. Within it, each trace of a function
     that has been traced before is logged as a warning of the logger
     `equinox_like.retrace`: how the call differs from the most similar earlier trace,
-    and the fix if one is known. So is the trace of a new function with the same code, such
-    as a `lambda` that is jitted in a loop. Only calls of this thread are logged.
+    and the fix if one is known. A trace of a new function with the same code is logged,
+    too, such as a `lambda` that is jitted in a loop. Only calls of this thread are
+    logged.
 
     !!! example
 

@@ -39,23 +39,22 @@ def error_if(
 
     **Arguments:**
 
-    - `x`: any pytree that holds an array. The check is attached to the returned value:
-        if no array of that is used, JAX removes the check as dead code.
-    - `pred`: whether it is an error: a bool, or an array of any shape, of which one true
-        element suffices. Under `jax.vmap` the error lists the elements of the batch that
-        failed.
-    - `msg`: what the error says.
-    - `on_error`: what happens then; by default the value of the environment variable
-        `EQX_ON_ERROR` at import, or `"raise"` if it is not set.
+    - `x`: any pytree that holds an array. The check is attached to the returned value: if
+        no array of the returned value is used, JAX removes the check as dead code.
+    - `pred`: a bool, or an array of any shape. The check fails if any element is true.
+        Under `jax.vmap` the error lists the elements of the batch that failed.
+    - `msg`: the message of the error.
+    - `on_error`: what happens if the check fails; by default the value of the environment
+        variable `EQX_ON_ERROR` at import, or `"raise"` if it is not set.
         - `"raise"`: an error is raised. On TPU, where a program cannot stop itself, the
             message is printed and the program waits for the enter key.
         - `"nan"`: the program goes on with NaN in all arrays of `x`, under `jax.vmap` in
             those of the whole batch; integer arrays are filled with the greatest integer,
             boolean arrays with `True`. PRNG keys do not change. If `pred` is true as a
             Python or NumPy value, there is a warning.
-        - `"breakpoint"`: prints the message and opens JAX's debugger, with as many
-            frames as the environment variable `EQX_ON_ERROR_BREAKPOINT_FRAMES` says (1
-            by default). Then as `"nan"`.
+        - `"breakpoint"`: prints the message and opens JAX's debugger. The environment
+            variable `EQX_ON_ERROR_BREAKPOINT_FRAMES` sets the number of frames (1 by
+            default). Then as `"nan"`.
         - `"off"`: nothing is checked.
 
     **Returns:**
@@ -107,8 +106,8 @@ def branched_error_if(
     **Arguments:**
 
     - `x`, `pred`, `on_error`: as for `error_if`.
-    - `index`: which message: an integer, or an array of them. If it is not a scalar, it
-        is broadcast against `pred`, and each true element has a message of its own.
+    - `index`: the index of the message: an integer or an array of integers. An array is
+        broadcast against `pred`, and gives each true element its own message.
     - `msgs`: the messages, a list or tuple. If a check fails and its `index` is out of
         range, the error says so.
 

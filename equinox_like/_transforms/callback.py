@@ -39,10 +39,10 @@ def filter_pure_callback(
         differentiated.
     - `*args`, `**kwargs`: arrays reach it as `jax.Array`s, typed PRNG keys as their
         numbers (`jax.random.key_data`), and everything else as it is.
-    - `result_shape_dtypes`: what it returns: a tree with a `jax.ShapeDtypeStruct`, or
-        anything else with a `shape` and a `dtype`, for each array. For a typed key it may
-        return the key, or its numbers. All other leaves are the values that it must return
-        there.
+    - `result_shape_dtypes`: the form of what `callback` returns: a tree with a
+        `jax.ShapeDtypeStruct`, or anything else with a `shape` and a `dtype`, for each
+        array. For a typed key it may return the key, or its numbers. All other leaves are
+        the values that it must return there.
     - `sharding`, `vmap_method`: as for `jax.pure_callback`. Without a `vmap_method` it
         cannot be used under `vmap`.
     - `vectorized`: removed; use `vmap_method`.
@@ -109,7 +109,7 @@ def filter_io_callback(
 ) -> Any:
     """`jax.experimental.io_callback` for functions of any pytrees.
 
-    Like [`equinox_like.filter_pure_callback`][] for callbacks that do something, such as
+    Like [`equinox_like.filter_pure_callback`][] for callbacks with side effects, such as
     writing to a file: each runs exactly as often as the program says. Call
     `jax.effects_barrier()` to wait for all of them.
 

@@ -92,7 +92,7 @@ def filter_pmap(
 
     `ValueError` as by [`equinox_like.filter_vmap`][]; if there are more rows than devices;
     if an output with the axis `None` may differ between devices, or an argument is on
-    a mesh with explicit axes. Each names the path. `ValueError` also under
+    a mesh with explicit axes. Each names the path. Also `ValueError` under
     `jax.set_mesh`.
 
     !!! example

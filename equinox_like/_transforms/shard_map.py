@@ -70,12 +70,13 @@ def filter_shard_map(
 
     - `fun`: what each device computes from its part. The arrays of a callable pytree
         are the same on all of them.
-    - `mesh`: the mesh; by default that in use.
+    - `mesh`: the mesh; by default the mesh in use.
     - `in_specs`: a prefix tree of the tuple of positional arguments, whose leaves are
-        `PartitionSpec`s, or `None` for what all devices get whole. Arguments without
-        arrays, at the end or passed by keyword, need none. Or a dictionary from parameter
-        names to such trees; the others are then `None`. Over explicit axes an array must
-        be split like this already: [`equinox_like.filter_shard`][] does that.
+        `PartitionSpec`s, or `None` for an argument that each device gets whole. Arguments
+        without arrays, at the end or passed by keyword, need none. Or a dictionary from
+        parameter names to such trees; other parameters then have `None`. Over explicit
+        axes an array must be split like this already: [`equinox_like.filter_shard`][]
+        does that.
     - `out_specs`: a prefix tree of the output, likewise.
     - `axis_names`: the axes that become manual; by default all.
     - `check_vma`: whether JAX keeps track of what differs between devices. Without it,

@@ -29,8 +29,8 @@ _T = TypeVar("_T")
 def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]]) -> Any:
     """A sharding for each array of a tree, by rules on paths.
 
-    It is what `filter_shard(tree, ...)`, the `in_shardings` and `out_shardings` of
-    `filter_jit`, and `load(..., shardings=...)` take.
+    Pass the result to `filter_shard(tree, ...)`, as `in_shardings` or `out_shardings` of
+    `filter_jit`, or to `load(..., shardings=...)`.
 
     **Arguments:**
 
@@ -39,8 +39,8 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
     - `rules`: pairs of a pattern and a `PartitionSpec`. The first pair whose pattern
         matches the path of an array, as [`equinox_like.save`][] writes it, applies to
         it. In a pattern `*` stands for anything within one component, and `**` for any
-        components. `("**", PartitionSpec())` as the last one replicates all other
-        arrays on each device.
+        number of components. `("**", PartitionSpec())` as the last one replicates all
+        other arrays on each device.
 
     **Returns:**
 
@@ -52,8 +52,8 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
     `ValueError`, naming the path, if no rule matches an array, or if its spec is
     invalid: it names an axis that the mesh does not have, or one axis twice, it has
     more entries than the array has dimensions, or a dimension is not divisible. Also if a
-    pattern without `*` matches no leaf, or a rule follows `"**"`. `TypeError` if the rules
-    are not such pairs, or `mesh` is not a mesh.
+    pattern without `*` matches no leaf, or a rule follows `"**"`. `TypeError` if a rule
+    is not such a pair, or `mesh` is not a mesh.
 
     !!! example
 
@@ -111,7 +111,7 @@ def make_sharded(
     - `make`: a class or a function that returns any pytree. It is traced twice, as by
         [`equinox_like.filter_jit`][], and must return one structure. So make a State by
         [`equinox_like.nn.make_with_state`][], which names its values.
-    - `*args`, `**kwargs`: what to call it with.
+    - `*args`, `**kwargs`: the arguments of `make`.
     - `mesh`, `rules`: as for [`equinox_like.shardings`][].
 
     **Returns:**

@@ -62,7 +62,7 @@ class MemoryReport:
 
         **Arguments:**
 
-        - `depth`: sum up what is below so many steps of a path; `None` shows every array.
+        - `depth`: the length of the longest path that is shown. `None` shows every array.
         """
         report = self.with_donation
         lines = [
