@@ -48,7 +48,7 @@ class AdaptivePool(Module):
         - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
             each axis.
         - `num_spatial_dims`: the number of spatial axes.
-        - `operation`: takes an array of one axis, and returns a scalar.
+        - `operation`: a function of an array with one axis that returns a scalar.
 
         **Raises:**
 

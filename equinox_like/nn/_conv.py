@@ -148,9 +148,9 @@ class Conv(Module):
 
         - `x`: shape `(in_channels, size_1, ..., size_n)`, of the dtype of the parameters.
         - `key`: ignored.
-        - `out_sharding`: how the result of one example is to be split over the explicit
-            axes of a mesh; by default its channels as those of the weight, and its space
-            as that of `x`.
+        - `out_sharding`: how to split the result of one example over the explicit axes of
+            a mesh; by default the channels as those of the weight, and the space as that
+            of `x`.
 
         **Returns:**
 

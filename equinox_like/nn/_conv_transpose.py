@@ -42,8 +42,8 @@ class ConvTranspose(Module):
     (Dumoulin, Visin 2016).
 
     The weight has the layout of [`equinox_like.nn.Conv`][]. The exact transpose of a
-    `Conv` has that one's weight, flipped along each spatial axis, with its first two axes
-    swapped; if there are groups, within each of them.
+    `Conv` has the weight of the `Conv`, flipped along each spatial axis, with its first
+    two axes swapped; if there are groups, within each group.
 
     !!! example
 
@@ -100,16 +100,16 @@ class ConvTranspose(Module):
         - `in_channels`, `out_channels`: the sizes of the input's and the output's first
             axis. Both must be multiples of `groups`.
         - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
-        - `padding`: that of the convolution, in any form that
-            [`equinox_like.nn.Conv`][] takes. With `"SAME"` and `"SAME_LOWER"` an axis
-            of size `n` becomes one of size `stride * n - output_padding`.
-        - `output_padding`: what to add to the output's end, since convolutions with a
-            stride give inputs of several sizes the same output size: an int, or one for
-            each spatial axis, less than the stride. With `"SAME"` it is taken away.
+        - `padding`: the padding of the convolution, in any form that
+            [`equinox_like.nn.Conv`][] takes. With `"SAME"` and `"SAME_LOWER"` an axis of
+            size `n` becomes one of size `stride * n - output_padding`.
+        - `output_padding`: how much to add to the end of the output: an int, or one for
+            each spatial axis, less than the stride. (With a stride, inputs of several
+            sizes have the same output size.) With `"SAME"` it is removed.
         - `groups`: the number of groups into which the input and output channels are
-            divided, each with a convolution of its own. If there are several, and a
-            mesh of several axes, split the batch over all of them: XLA computes a wrong
-            gradient of the weight otherwise.
+            divided. Each group has its own convolution. With several groups on a mesh of
+            several axes, split the batch over all axes: XLA computes a wrong gradient of
+            the weight otherwise.
         - `use_bias`: whether to add a bias to each channel.
         - `padding_mode`: `"ZEROS"`; or `"CIRCULAR"`, with `"SAME"` or `"SAME_LOWER"` and no
             `output_padding`.

@@ -62,7 +62,8 @@ class Pool(Module):
         """**Arguments:**
 
         - `init`: the initial value of the reduction.
-        - `operation`: takes two numbers and returns one; associative and commutative.
+        - `operation`: an associative and commutative function of two numbers that returns
+            one.
         - `num_spatial_dims`: the number of spatial axes.
         - `kernel_size`, `stride`: each an int, or one for each spatial axis. The stride is
             1 unless given, whatever the kernel.

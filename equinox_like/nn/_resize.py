@@ -57,9 +57,9 @@ def resize(
 
     **Raises:**
 
-    `ValueError` unless there is just one of `size` and `scale`, for values that are not
-    positive, and for another `method`. [`equinox_like.ShapeError`][] if there is not one
-    for each spatial axis, if there are no spatial axes, or if an axis is empty.
+    `ValueError` unless exactly one of `size` and `scale` is given, for values that are
+    not positive, and for another `method`. [`equinox_like.ShapeError`][] if there is not
+    one value for each spatial axis, if there are no spatial axes, or if an axis is empty.
 
     !!! example
 
@@ -125,7 +125,7 @@ class Upsample(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] as there.
+        [`equinox_like.ShapeError`][] as [`equinox_like.nn.resize`][].
         """
         options = self.size, self.scale, self.method, self.antialias
         return _resized("Upsample", as_array(self, "x", x), *options)
