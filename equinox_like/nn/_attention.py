@@ -123,17 +123,17 @@ class MultiheadAttention(Module):
             of the output.
         - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: whether the
             projections have biases.
-        - `dropout_p`: with what probability each weight is dropped in training.
+        - `dropout_p`: the probability that a weight is dropped in training.
         - `inference`: of the dropout, see [`equinox_like.nn.Dropout`][].
         - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
             on.
         - `key`: a PRNG key for parameter initialisation.
-        - `num_kv_heads`: the number of heads of keys and values; it divides `num_heads`,
-            and is as many by default. Head `n` reads head
-            `n // (num_heads // num_kv_heads)` of these.
-        - `implementation`: of the attention itself. `None`: the formula. `"xla"`,
-            `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the first
-            of `"cudnn"`, `"xla"` and `None` that can serve the call; see
+        - `num_kv_heads`: the number of heads of keys and values, a divisor of
+            `num_heads`; by default `num_heads`. Head `n` of the queries reads head
+            `n // (num_heads // num_kv_heads)` of keys and values.
+        - `implementation`: how attention is computed. `None`: by the formula. `"xla"`,
+            `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the
+            first of `"cudnn"`, `"xla"` and `None` that supports the call; see
             [`equinox_like.nn.dot_product_attention`][]. In float16, a compiled function
             with `"xla"` cannot be lowered for CPUs. In bfloat16, JAX cannot lower the
             gradient of `"xla"` under strict dtype promotion.
@@ -256,16 +256,16 @@ class MultiheadAttention(Module):
             an array of 0 and -inf as `bias`, not as `mask`.
             Shape `(q, kv)`, or `(num_heads, q, kv)`. A query that attends to no key
             returns the mean of all values; with a cache, empty slots count as zeros.
-        - `key`: for the dropout.
+        - `key`: a PRNG key for the dropout.
         - `inference`: overrides the dropout's own, unless it is `None`.
         - `deterministic`: the old name of `inference`. Deprecated.
         - `process_heads`: a function of the projected queries, keys and values, of shape
-            `(length, heads, size)` each, that returns three arrays of the same shapes. It
-            is the place for positional encodings.
+            `(length, heads, size)` each, that returns three arrays of the same shapes.
+            Use it for positional encodings.
         - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
             `(num_heads, q, kv)`; axes of size 1 are broadcast.
-        - `is_causal`: query `i` attends to key `j` only if `j <= i`. With a cache, `i`
-            and `j` are positions in the whole sequence.
+        - `is_causal`: if `True`, query `i` attends to key `j` only if `j <= i`. With a
+            cache, `i` and `j` are positions in the whole sequence.
         - `window`: query `i` attends to key `j` only if `j > i - window`. All of
             `mask`, `is_causal` and `window` must allow a key.
         - `cache`: keys and values of earlier tokens, made by `init_cache`. The queries
@@ -273,10 +273,10 @@ class MultiheadAttention(Module):
             this order. The positions of all of these keys are
             `jnp.concatenate([cache.position, cache.length + jnp.arange(kv)])`.
         - `implementation`: overrides the layer's own, unless it is `None`.
-        - `return_weights`: return the weights of the heads, too.
-        - `out_sharding`: how the output of one example is to be split over the explicit
-            axes of a mesh; by default its rows as those of `query`, and its columns as
-            the rows of the weight of `output_proj`.
+        - `return_weights`: whether to return the weights of the heads, too.
+        - `out_sharding`: how to split the output of one example over the explicit axes of
+            a mesh; by default the rows as those of `query`, and the columns as the rows
+            of the weight of `output_proj`.
 
         **Returns:**
 
@@ -291,8 +291,9 @@ class MultiheadAttention(Module):
         KVCache, `mask` or `bias` not an array, or `bias` an array of bools.
         `RuntimeError` if the dropout is active and there is no `key`, or if a cache
         overflows; within a compiled function the latter is raised by
-        [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the implementation
-        cannot serve the call; JAX's own `RuntimeError` for `"cudnn"` on a host without it.
+        [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the
+        implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"`
+        on a host without it.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # The scope starts after the warning above, so that this points at the caller.

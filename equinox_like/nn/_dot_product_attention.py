@@ -56,19 +56,19 @@ def dot_product_attention(
     - `value`: shape `(kv, kv_heads, value_size)`, or `(kv, value_size)`.
     - `mask`: which query attends to which key: `True` or nonzero where it does. Shape
         `(q, kv)` or `(heads, q, kv)`. See [`equinox_like.nn.combine_masks`][].
-    - `dropout`: acts on the weights.
+    - `dropout`: a [`equinox_like.nn.Dropout`][] for the weights.
     - `key`, `inference`: for `dropout`.
     - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
         `(heads, q, kv)`; axes of size 1 are broadcast.
     - `scale`: a scalar factor for the products; by default $1/\sqrt{\mathrm{size}}$.
-    - `is_causal`: query `i` attends to key `j` only if `j <= i`.
+    - `is_causal`: if `True`, query `i` attends to key `j` only if `j <= i`.
     - `window`: query `i` attends to key `j` only if `j > i - window`.
     - `implementation`: `None`: the formula. `"xla"`, `"cudnn"`:
         `jax.nn.dot_product_attention` with that backend. `"auto"`: the first of `"cudnn"`,
-        `"xla"` and `None` that can serve the call. cuDNN needs an NVIDIA GPU of compute
+        `"xla"` and `None` that supports the call. cuDNN needs an NVIDIA GPU of compute
         capability 8.0, float16 or bfloat16, even lengths, and a size that 8 divides and
         that is at most 128; `"auto"` chooses it from jax 0.11.1 on. Within a compiled
-        function it stores no weights. `is_causal`, and alone with it a `window`, cost no
+        function it stores no weights. `is_causal`, with or without a `window`, costs no
         memory; a `mask` or a `bias` has as many elements as the weights, and a `bias` is
         added in the dtype of the queries. A program with `"cudnn"` or `"auto"` that was
         traced on a host with a GPU is exported for one platform at a time, and only with
@@ -78,14 +78,15 @@ def dot_product_attention(
 
     An array of shape `(q, heads, value_size)`, or `(q, value_size)` for one head. The
     result for a query that attends to no key is defined: the mean of all values. (With
-    cuDNN it is not, also if `"auto"` chooses that.)
+    cuDNN it is not, even if `"auto"` chooses it.)
 
     **Raises:**
 
     [`equinox_like.ShapeError`][] if the shapes do not fit together. `TypeError` if `mask`
-    or `bias` is not an array, or `bias` one of bools. `RuntimeError` if `dropout`
-    is active and there is no `key`. `ValueError` if `window < 1`, or if the implementation
-    cannot serve the call; JAX's own `RuntimeError` for `"cudnn"` on a host without it.
+    or `bias` is not an array, or `bias` is an array of bools. `RuntimeError` if `dropout`
+    is active and there is no `key`. `ValueError` if `window < 1`, or if the
+    implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"` on a
+    host without it.
 
     !!! example
 

@@ -95,8 +95,8 @@ class Embedding(Module):
             array out of range is clamped, as in JAX, unless `check_bounds` is set:
             inspecting its value would make the program wait for the device.
         - `key`: ignored.
-        - `out_sharding`: how the result for one index is to be split over the explicit axes
-            of a mesh; by default as the rows of the weight are.
+        - `out_sharding`: how to split the result for one index over the explicit axes of
+            a mesh; by default as the rows of the weight are.
 
         **Returns:**
 

@@ -45,7 +45,7 @@ class Generation(NamedTuple):
 
     - `tokens`: int32, shape `(max_new_tokens,)`. The new tokens, and `pad_token` after the
         end token.
-    - `length`: int32, shape `()`. How many tokens there are, the end token among them.
+    - `length`: int32, shape `()`. The number of tokens, the end token included.
     - `cache`: the cache, which holds the prompt and all new tokens but the last one.
 
     For a batch of prompts, all arrays have a leading axis of the batch.
@@ -89,20 +89,21 @@ def generate(
     - `cache`: a pytree of [`equinox_like.nn.KVCache`][]s, with a leading axis of the batch
         on all arrays if there is one. It need not be empty. It is donated: its arrays are
         deleted, and those that are returned take their place.
-    - `max_new_tokens`: how many tokens to draw, 1 or more. The caches need room for the
-        prompt and all of them but the last.
+    - `max_new_tokens`: the number of tokens to draw, 1 or more. The caches need room for
+        the prompt and all new tokens except the last.
     - `key`: the PRNG key; not needed if `temperature` is the number 0. New token `i` is
         drawn with `jax.random.fold_in(key, i)`, and in a batch each row has its own key of
         `jax.random.split(key, batch)`.
-    - `prompt_length`: how many tokens of each prompt are not padding: integers of shape
-        `()`, or `(batch,)`; by default all. Each length of the padded prompts compiles a
-        program, so pad prompts to a few lengths.
+    - `prompt_length`: the number of tokens of each prompt that are not padding: integers
+        of shape `()`, or `(batch,)`; by default all. Each length of the padded prompts
+        compiles a program, so pad prompts to a few lengths.
     - `temperature`, `top_k`, `top_p`, `repetition_penalty`: as for
         [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
-        the new ones. Of these, only another `top_k`, or another choice of which are
-        `None` and whether `temperature` is 0, compiles another program.
-    - `end_token`: after this token, or one of these, a row is filled with `pad_token`.
-        Another number of them compiles another program.
+        the new ones. Another program is compiled only for another `top_k`, for another
+        choice of which are `None`, and if `temperature` changes between 0 and another
+        number.
+    - `end_token`: a token, or several, after which a row is filled with `pad_token`.
+        Another number of end tokens compiles another program.
     - `pad_token`: any token that the model takes.
 
     **Returns:**

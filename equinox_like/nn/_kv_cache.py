@@ -27,9 +27,10 @@ from ._sharding import explicit_mesh, parts, placed
 class KVCache(Module):
     """Keys and values of earlier tokens, for [`equinox_like.nn.MultiheadAttention`][].
 
-    Made by `attention.init_cache(...)`; passed to a call, which returns the next one.
-    Shapes and dtypes never change, so it is a carry of `jax.lax.scan`. A loop in a compiled
-    function writes each token in place. A single call does so if the cache is donated.
+    `attention.init_cache(...)` makes an empty one. Each call takes a cache and returns
+    the next. Shapes and dtypes never change, so it is a carry of `jax.lax.scan`. A loop
+    in a compiled function writes each token in place. A single call does so if the cache
+    is donated.
 
     **Fields:**
 
@@ -39,8 +40,8 @@ class KVCache(Module):
     - `position`: int32, shape `(max_length,)`. The position in the sequence of the token in
         each slot, from 0; -1 if the slot is empty. The token at position `p` is in slot
         `p % max_length`.
-    - `length`: int32, shape `()`. How many tokens were seen. That is the position of the
-        next one: what a positional encoding takes as its offset.
+    - `length`: int32, shape `()`. The number of tokens seen, which is the position of the
+        next one: the `offset` of a positional encoding.
     - `overflow`: static. `"error"`, or `"ring"`, see `init_cache`.
 
     None of the arrays is trainable. A batch of sequences has a cache with a leading axis on
@@ -87,9 +88,9 @@ class KVCache(Module):
 
         **Arguments:**
 
-        - `n`: how many of all tokens seen so far to keep, an integer from 0 to `length`. It
-            may be traced. If the arrays have leading axes, of a batch or of the layers of
-            an [`equinox_like.nn.Stacked`][], `n` is broadcast to them.
+        - `n`: the number of tokens to keep, of all seen so far: an integer from 0 to
+            `length`. It may be traced. If the arrays have leading axes, of a batch or of
+            the layers of an [`equinox_like.nn.Stacked`][], `n` is broadcast to them.
 
         **Returns:**
 

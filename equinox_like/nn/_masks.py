@@ -82,11 +82,12 @@ def padding_mask(
 
     **Arguments:**
 
-    - `length`: how many keys are not padding: an integer, which may be traced. For a batch,
-        map this function: `jax.vmap(lambda n: eqx.nn.padding_mask(n, 8))(lengths)`.
+    - `length`: the number of keys that are not padding: an integer, which may be traced.
+        For a batch, map this function:
+        `jax.vmap(lambda n: eqx.nn.padding_mask(n, 8))(lengths)`.
     - `key_length`: the number of keys with padding.
-    - `query_length`: the number of queries; by default that of the keys. All have the same
-        row, also those of padding.
+    - `query_length`: the number of queries; by default that of the keys. All rows are
+        equal, even those of padding.
 
     **Returns:**
 
@@ -117,13 +118,13 @@ def padding_mask(
 
 
 def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:
-    """The conjunction of masks: a query attends to the keys that all of them allow.
+    """Combines masks: a query attends to the keys that all masks allow.
 
     **Arguments:**
 
-    - `masks`: boolean arrays, or numbers of which nonzero counts as `True`. Their shapes
-        are broadcast against each other, so a mask of shape `(queries, keys)` combines
-        with one of shape `(heads, queries, keys)`. `None` allows everything.
+    - `masks`: boolean arrays, or arrays of numbers, where nonzero counts as `True`. Their
+        shapes are broadcast against each other, so a mask of shape `(queries, keys)`
+        combines with one of shape `(heads, queries, keys)`. `None` allows everything.
 
     **Returns:**
 

@@ -69,8 +69,8 @@ class LearnedPositionalEmbedding(Module):
     ):
         """**Arguments:**
 
-        - `max_length`: for how many positions there is a vector.
-        - `embedding_size`: the size of each.
+        - `max_length`: the number of positions.
+        - `embedding_size`: the size of the vector of a position.
         - `dtype`: of the weight; by default float32, or float64 if `jax_enable_x64` is on.
         - `key`: a PRNG key for parameter initialisation.
         - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the weight,

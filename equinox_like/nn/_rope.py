@@ -70,15 +70,14 @@ class RotaryPositionalEmbedding(Module):
         - `theta`: $\theta$ above.
         - `dtype`: of the cosines and sines; by default float32, or float64 if
             `jax_enable_x64` is on.
-        - `interleaved`: rotate neighbouring features together.
+        - `interleaved`: if `True`, pair the features $2j$ and $2j + 1$.
         - `frequencies`: the angle of each pair at position 1, in place of
             $\theta^{-2 j / d}$: `embedding_size // 2` numbers, which are static.
 
         **Raises:**
 
         `ValueError` if `embedding_size` is negative or odd, `theta` is not a number
-        above 0, `dtype` is not floating or complex, or there are not so many
-        `frequencies`.
+        above 0, `dtype` is not floating or complex, or `frequencies` has another length.
         """
         self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
         self.theta = as_theta(self, theta)
@@ -147,7 +146,7 @@ class RotaryPositionalEmbedding(Module):
 
     @staticmethod
     def rotate_half(x: Array) -> Array:
-        """The halves of the last axis swapped, and the one that comes first negated."""
+        """Swaps the halves of the last axis, and negates the new first half."""
         half = x.shape[-1] // 2
         return jnp.concatenate([-x[..., half:], x[..., :half]], axis=-1)
 

@@ -41,16 +41,16 @@ def sample_logits(
         and `inf` forces it.
     - `key`: the PRNG key; not needed if `temperature` is the number 0.
     - `temperature`: a finite scalar, 0 or more, that the logits are divided by. 0 is
-        greedy: the most likely token, and of equals the first.
-    - `top_k`: draw only from so many of the most likely tokens: an integer, 1 or more.
-        A number larger than the vocabulary means all of them.
-    - `top_p`: draw only from the fewest of the most likely tokens whose probabilities add
-        up to at least this: a scalar, above 0 and at most 1. Nucleus sampling, from [The
-        Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751)
+        greedy: the most likely token, or the first of several.
+    - `top_k`: the number of most likely tokens to draw from: an integer, 1 or more. A
+        number larger than the vocabulary means all of them.
+    - `top_p`: draw only from the smallest set of most likely tokens whose probabilities
+        add up to at least this: a scalar, above 0 and at most 1. Nucleus sampling, from
+        [The Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751)
         (Holtzman et al. 2019).
     - `repetition_penalty`: makes tokens in `seen` less likely: a finite scalar above
-        0. A logit above 0 is divided by it, one below is multiplied. 1 changes nothing.
-        From [CTRL](https://arxiv.org/abs/1909.05858) (Keskar et al. 2019).
+        0. A positive logit is divided by it, and a negative one multiplied. 1 changes
+        nothing. From [CTRL](https://arxiv.org/abs/1909.05858) (Keskar et al. 2019).
     - `seen`: which tokens the penalty is for, shape `(vocabulary,)`, bool; for example
         `jnp.zeros(vocabulary, bool).at[tokens].set(True)`.
 
