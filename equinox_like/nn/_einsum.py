@@ -81,7 +81,7 @@ class Einsum(Module):
         - `equation`: `"input,weight->output"`, in which each axis is one letter. Input and
             output may both have a `...`.
         - `sizes`: for each letter of the weight its size, 0 or more.
-        - `use_bias`: whether the layer starts with a `bias`.
+        - `use_bias`: whether to add a bias. Without one, the field `bias` is `None`.
         - `dtype`: of the parameters, floating or complex; by default float32, or float64
             if `jax_enable_x64` is on.
         - `key`: a PRNG key for parameter initialisation.
@@ -129,8 +129,8 @@ class Einsum(Module):
 
         - `x`: an array with the axes that the equation names.
         - `key`: ignored.
-        - `out_sharding`: how the result of one example is to be split over the explicit
-            axes of a mesh; by default each axis as in `x`, and a new one as in the weight.
+        - `out_sharding`: how to split the result of one example over the explicit axes of
+            a mesh; by default each axis as in `x`, and a new one as in the weight.
 
         **Returns:**
 
@@ -139,8 +139,8 @@ class Einsum(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another number of axes, or one of another
-        size than in the weight, naming that.
+        [`equinox_like.ShapeError`][] if `x` has another number of axes, or an axis of
+        another size than in the weight, naming the axis.
         """
         axes = _parsed(self.equation)
         _check_axes(self, axes, x)

@@ -37,7 +37,7 @@ class EMA(Module, Generic[_Model]):
 
     with $m_0 = 0$. The divisor corrects for the start at zero: [Adam](
     https://arxiv.org/abs/1412.6980) (Kingma, Ba 2015), section 3. So $\bar\theta_1$ is
-    $\theta_1$, and the average of a constant is that constant. What is kept is
+    $\theta_1$, and the average of a constant is that constant. The `EMA` stores
     $\bar\theta_t$ itself, by the equivalent $\bar\theta_t = \bar\theta_{t - 1} + r_t\,
     (\theta_t - \bar\theta_{t - 1})$ with $r_t = (1 - d_t) / (1 - d_1 \cdots d_t)$.
 

@@ -57,7 +57,7 @@ class GroupNorm(Module):
     ):
         r"""**Arguments:**
 
-        - `groups`: into how many groups the channels are divided.
+        - `groups`: the number of groups into which the channels are divided.
         - `channels`: the size of the input's first axis, a multiple of `groups`. May be
             left out without `channelwise_affine`.
         - `eps`: $\varepsilon$ above.
@@ -96,8 +96,7 @@ class GroupNorm(Module):
         """**Arguments:**
 
         - `x`: shape `(channels, size_1, ..., size_n)`, with any number of spatial axes.
-        - `state`: returned untouched, so that the layer can take the place of one that
-            uses it.
+        - `state`: returned unchanged, so that the layer can replace a stateful one.
         - `key`: ignored.
 
         **Returns:**
@@ -188,8 +187,7 @@ class InstanceNorm(Module):
         """**Arguments:**
 
         - `x`: shape `(channels, size_1, ..., size_n)`, with one spatial axis or more.
-        - `state`: returned untouched, so that the layer can take the place of one that
-            uses it.
+        - `state`: returned unchanged, so that the layer can replace a stateful one.
         - `key`: ignored.
 
         **Returns:**

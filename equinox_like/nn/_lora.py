@@ -102,9 +102,9 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         - `weight_name`: the name of the layer's weight, a floating or complex array with
             two axes at least; or a tuple of names, as `("weight_ih", "weight_hh")` for a
             `GRUCell`. Then `a` and `b` are tuples, too.
-        - `batch_ndim`: how many leading axes of the weight are those of an ensemble or
-            a [`equinox_like.nn.Stacked`][]. By default all leading axes that a layer of
-            this library has beyond its own, and none for layers of your own.
+        - `batch_ndim`: the number of leading axes of the weight that belong to an
+            ensemble or a [`equinox_like.nn.Stacked`][]. By default all leading axes that
+            a layer of this library has beyond its own, and none for layers of your own.
         - `key`: a PRNG key for the initialisation of $A$.
 
         **Raises:**
@@ -255,7 +255,7 @@ def add_lora(
 
     **Raises:**
 
-    `ValueError` if `where` chooses no such weight, or that of a LoRA's layer.
+    `ValueError` if `where` chooses no such weight, or the weight of a layer in a LoRA.
 
     !!! example
 
@@ -303,8 +303,8 @@ def add_lora(
 
 
 def merge_lora(model: _Tree) -> _Tree:
-    """The model with each [`equinox_like.nn.LoRA`][] in it replaced by its layer, with the
-    updated weight; and with nothing frozen.
+    """Replaces each [`equinox_like.nn.LoRA`][] of a model by its layer with the updated
+    weight, and unfreezes the whole model.
 
     It has the structure from before [`equinox_like.nn.add_lora`][], unless a part was
     frozen then. Each weight is rounded to its dtype.

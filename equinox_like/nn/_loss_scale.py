@@ -160,8 +160,8 @@ class DynamicLossScale(_LossScale):
 
         - `scale`: the initial scale of the loss. It may be outside of the bounds, and is
             brought within them when it grows or shrinks.
-        - `period`: after how many finite steps in a row it grows.
-        - `factor`: by what it grows and shrinks.
+        - `period`: the number of finite steps in a row after which the scale grows.
+        - `factor`: the factor by which it grows and shrinks.
         - `min_scale`, `max_scale`: the bounds of a scale that grows or shrinks, above 0.
 
         **Raises:**
@@ -245,7 +245,7 @@ def all_finite(tree: Any) -> Bool[Array, ""]:
 
 
 def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
-    """One of two trees of the same structure, by a condition that may be traced.
+    """Chooses one of two trees of the same structure, by a bool that may be traced.
 
     **Arguments:**
 

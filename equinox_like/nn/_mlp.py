@@ -88,9 +88,10 @@ class MLP(Module):
         - `use_bias`, `use_final_bias`: whether the hidden layers, and the last one, have a
             bias.
         - `dtype`: of the parameters, as for [`equinox_like.nn.Linear`][].
-        - `scan`: run the hidden layers from the second on in one `jax.lax.scan`, so that
-            the time to compile does not grow with the depth. `layers` is then (first, all
-            of the middle stacked into one, last). The results are the same.
+        - `scan`: if `True`, the hidden layers from the second on run in one
+            `jax.lax.scan`, so that the time to compile does not grow with the depth.
+            `layers` is then (first, all of the middle stacked into one, last). The
+            results are the same.
         - `key`: a PRNG key for parameter initialisation.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each layer.
 

@@ -107,8 +107,7 @@ class LayerNorm(Module):
         """**Arguments:**
 
         - `x`: an array of shape `shape`.
-        - `state`: returned untouched, so that the layer can take the place of one that
-            uses it.
+        - `state`: returned unchanged, so that the layer can replace a stateful one.
         - `key`: ignored.
 
         **Returns:**

@@ -220,9 +220,9 @@ def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
     **Returns:**
 
     A layer that casts its own arrays and its arguments to `compute_dtype`, calls `layer`,
-    and casts what that returns to `output_dtype`. So do its methods; static and class
-    methods, which have no arrays, are left alone. The layer without the policy is its
-    attribute `layer`.
+    and casts what that returns to `output_dtype`. Its methods do the same, except for
+    static and class methods, which have no arrays. Its attribute `layer` is the layer
+    without the policy.
 
     !!! example
 

@@ -33,7 +33,7 @@ class PReLU(Module):
     def __init__(self, init_alpha: ArrayLike = 0.25, *, dtype: DTypeLike | None = None):
         """**Arguments:**
 
-        - `init_alpha`: the first value of the slope. If it is a Python number and no
+        - `init_alpha`: the initial value of the slope. If it is a Python number and no
             `dtype` is given, the layer keeps the dtype of its input.
         - `dtype`: of the slope.
         """

@@ -105,10 +105,10 @@ class Bidirectional(Module):
         """**Arguments:**
 
         - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
-        - `init`: the pair of the first states, forward and backward. By default, also in
-            place of one of them, what `init_state()` of the cell returns.
-        - `length`: an integer, of shape `()`: how many elements of the sequence there are.
-            The others are padding: see [`equinox_like.nn.RNN`][].
+        - `init`: the pair of the first states, forward and backward. `None`, also in
+            place of one state, stands for `init_state()` of the cell.
+        - `length`: the number of elements that are not padding, as for
+            [`equinox_like.nn.RNN`][].
         - `key`: ignored.
 
         **Returns:**
@@ -184,7 +184,7 @@ class RNN(Module):
 
         - `layers`: a cell or a [`equinox_like.nn.Bidirectional`][], or a sequence of these.
             Cells are as for [`equinox_like.nn.scan_cell`][].
-        - `dropout`: with what probability each output of a layer is dropped before the next
+        - `dropout`: the probability that an output of a layer is dropped before the next
             layer, in training.
         - `inference`: of the dropout, see [`equinox_like.nn.Dropout`][].
         - `unroll`: as for `jax.lax.scan`. A `Bidirectional` has its own.
@@ -224,7 +224,7 @@ class RNN(Module):
         - `input_size`, `hidden_size`: the sizes of an input and of an output of a cell.
             From the second layer on, the input size is the output size of a layer:
             twice `hidden_size` if `bidirectional`.
-        - `num_layers`: how many layers, 1 or more.
+        - `num_layers`: the number of layers, 1 or more.
         - `bidirectional`: whether each layer is a [`equinox_like.nn.Bidirectional`][].
         - `dropout`, `inference`, `unroll`: as for [`equinox_like.nn.RNN`][].
         - `key`: a PRNG key for parameter initialisation.
@@ -274,12 +274,13 @@ class RNN(Module):
 
         - `xs`: one sequence: an array, or a pytree of arrays, whose first axis is that of
             the sequence.
-        - `init`: the first states, one for each layer; that of a `Bidirectional` is a pair.
-            By default, also in place of one of them, what `init_state()` of the cell
-            returns.
-        - `length`: an integer, of shape `()`: how many elements of the sequence there
-            are. The others are padding, at its end. An array out of range is clamped.
-        - `key`: for the dropout.
+        - `init`: the first states, one for each layer; that of a `Bidirectional` is a
+            pair. `None`, also in place of one state, stands for `init_state()` of the
+            cell.
+        - `length`: the number of elements that are not padding: an integer, of shape
+            `()`. The padding is at the end of the sequence. An array out of range is
+            clamped.
+        - `key`: a PRNG key for the dropout.
         - `inference`: overrides the dropout's own, unless it is `None`.
 
         **Returns:**

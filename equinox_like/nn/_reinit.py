@@ -41,10 +41,10 @@ def reinit(
             components;
         - a function `(path, layer, name, array) -> bool`.
 
-        An initialiser is one as for [`equinox_like.nn.Linear`][]: it is given the shape in
-        JAX's layout, so that fan-in and fan-out are right.
-    - `key`: each parameter is drawn with a key that is made from this one and its path,
-        so it does not depend on other parts of the model.
+        Initialisers are those of [`equinox_like.nn.Linear`][]. A function gets the shape
+        in JAX's layout, so that fan-in and fan-out are right.
+    - `key`: a PRNG key. Each parameter is drawn with a key that is made from it and the
+        path, so it does not depend on other parts of the model.
     - `allow_unused`: whether a selector may choose nothing.
 
     **Returns:**

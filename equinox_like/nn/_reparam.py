@@ -29,7 +29,7 @@ _Y = TypeVar("_Y")
 class SpectralNorm(StatefulLayer, Generic[_Layer]):
     r"""Divides the weight of a layer by its largest singular value.
 
-    It is estimated by a power iteration, which is continued at each call in training:
+    A power iteration estimates this value, and continues at each call in training:
 
     $$u \leftarrow \frac{W v}{\|W v\|}, \qquad v \leftarrow \frac{W^T u}{\|W^T u\|}, \qquad
     \sigma = u^T W v.$$
@@ -85,10 +85,10 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         - `layer`: the layer to wrap. The weight of a [`equinox_like.nn.LoRA`][] is the
             updated one.
         - `weight_name`: the name of its weight, which has two axes at least.
-        - `num_power_iterations`: how many at each call in training.
+        - `num_power_iterations`: the number of iterations at each call in training.
         - `eps`: the lower bound of each norm, against division by zero.
-        - `inference`: whether not to update `u` and `v`. `None`: as
-            [`equinox_like.inference`][] and [`equinox_like.training`][] say.
+        - `inference`: if `True`, `u` and `v` are not updated. If `None`,
+            [`equinox_like.inference`][] and [`equinox_like.training`][] decide.
         - `key`: a PRNG key for the initial `u` and `v`, which 15 iterations then
             improve.
 

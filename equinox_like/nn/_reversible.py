@@ -62,7 +62,7 @@ class ReversibleBlock(Module):
 
         - `f`, `g`: layers, Modules of your own or plain functions. They return an array
             of the shape and dtype of their input, which is one half of the block's.
-        - `split_axis`: along which axis an input is split in halves.
+        - `split_axis`: the axis along which an input is split in halves.
 
         **Raises:**
 
@@ -190,8 +190,8 @@ class ReversibleSequential(Module):
             [`equinox_like.nn.ReversibleBlock`][]: several, or a
             [`equinox_like.nn.Stacked`][] of them. The output of a block has the
             structure, shapes and dtypes of its input.
-        - `memory_efficient`: `False` for plain automatic differentiation, which stores all
-            inputs, and has a forward mode, too.
+        - `memory_efficient`: if `False`, automatic differentiation stores all inputs, and
+            forward mode is possible, too.
 
         **Raises:**
 

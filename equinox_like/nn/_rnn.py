@@ -33,11 +33,11 @@ class GRUCell(Module):
 
     $$n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n)), \qquad h' = n + z \odot (h - n).$$
 
-    `weight_ih` is $W_r$, $W_z$ and $W_n$, one below the other; so is `weight_hh` of the
-    $U$, and `bias` of the $b$; `bias_n` is $b'_n$. All start uniform on
-    $[-1/\sqrt{H}, 1/\sqrt{H})$, with $H$ the size of $h$. From [Learning Phrase
-    Representations using RNN Encoder-Decoder](https://arxiv.org/abs/1406.1078) (Cho et al.
-    2014), in the form that resets after the product.
+    `weight_ih` is $W_r$, $W_z$ and $W_n$, one below the other. In the same way
+    `weight_hh` holds the $U$, and `bias` the $b$; `bias_n` is $b'_n$. All start uniform
+    on $[-1/\sqrt{H}, 1/\sqrt{H})$, with $H$ the size of $h$. From [Learning Phrase
+    Representations using RNN Encoder-Decoder](https://arxiv.org/abs/1406.1078) (Cho et
+    al. 2014), in the form that resets after the product.
 
     !!! example
 
@@ -82,7 +82,7 @@ class GRUCell(Module):
             on.
         - `key`: a PRNG key for parameter initialisation.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. Each gate is
-            drawn for itself, with the shape `(in, out)`.
+            drawn separately, with the shape `(in, out)`.
 
         **Raises:**
 
@@ -157,12 +157,12 @@ class LSTMCell(Module):
 
     $$c' = f \odot c + i \odot g, \qquad h' = o \odot \tanh(c').$$
 
-    `weight_ih` is $W_i$, $W_f$, $W_g$ and $W_o$, one below the other; so is `weight_hh` of
-    the $U$, and `bias` of the $b$. All start uniform on $[-1/\sqrt{H}, 1/\sqrt{H})$, with
-    $H$ the size of $h$. From [Long Short-Term
-    Memory](https://doi.org/10.1162/neco.1997.9.8.1735) (Hochreiter, Schmidhuber 1997), with
-    the forget gate of [Learning to Forget](https://doi.org/10.1162/089976600300015015)
-    (Gers, Schmidhuber, Cummins 2000).
+    `weight_ih` is $W_i$, $W_f$, $W_g$ and $W_o$, one below the other. In the same way
+    `weight_hh` holds the $U$, and `bias` the $b$. All start uniform on
+    $[-1/\sqrt{H}, 1/\sqrt{H})$, with $H$ the size of $h$. From [Long Short-Term
+    Memory](https://doi.org/10.1162/neco.1997.9.8.1735) (Hochreiter, Schmidhuber 1997),
+    with the forget gate of [Learning to
+    Forget](https://doi.org/10.1162/089976600300015015) (Gers, Schmidhuber, Cummins 2000).
 
     !!! example
 

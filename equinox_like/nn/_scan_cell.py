@@ -31,12 +31,12 @@ def scan_cell(
 
     **Arguments:**
 
-    - `cell`: called as `cell(x, state)`, returns the next state. An
+    - `cell`: called as `cell(x, state)`, and returns the next state. An
         [`equinox_like.nn.LSTMCell`][], an [`equinox_like.nn.GRUCell`][] or your own.
     - `xs`: an array, or a pytree of arrays, whose first axis is that of the sequence.
     - `init`: the first state; by default `cell.init_state()`. It is cast to the dtypes in
         which the cell returns it.
-    - `reverse`: start at the end. The outputs are in the order of the inputs.
+    - `reverse`: if `True`, start at the end. The outputs are in the order of the inputs.
     - `mask`: shape `(length,)`; where it is `False` the state does not change, so that
         sequences of several lengths can be padded to one.
 
@@ -48,9 +48,9 @@ def scan_cell(
     **Raises:**
 
     [`equinox_like.ShapeError`][] if the cell returns another structure or other shapes than
-    those of `init`, if `mask` has another shape, or if `xs` holds something else than
-    arrays. `TypeError` if `mask` is not an array, `cell` cannot be called, or has no
-    `init_state` where `init` is not given.
+    those of `init`, if `mask` has another shape, or if `xs` holds anything but arrays.
+    `TypeError` if `mask` is not an array, `cell` cannot be called, or has no `init_state`
+    where `init` is not given.
 
     !!! example
 

@@ -24,7 +24,7 @@ from ._stateful import (
 
 
 class Sequential(StatefulLayer):
-    """Calls its members one after the other, each on the result of the last.
+    """Calls its members one after the other, each on the result of the previous member.
 
     It can be indexed, sliced and iterated over; `len` is the number of members.
 

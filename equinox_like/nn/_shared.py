@@ -26,8 +26,8 @@ class Shared(Module, Generic[_Tree]):
     """Shares parameters between places of a model, as in tied weights.
 
     It holds each shared node in one place only. A call returns the whole model, with the
-    node in all its places. So a shared array has one gradient,
-    the sum over its uses, and an optimiser updates it once.
+    node in all its places. So a shared array has one gradient, the sum over its uses, and
+    an optimiser updates it once.
 
     !!! example
 
@@ -73,9 +73,9 @@ class Shared(Module, Generic[_Tree]):
         - `where`: the node to remove, or several: a path such as `"layers[0].weight"`, a
             sequence of paths, or a function that returns the node, or a sequence of
             nodes, as in [`equinox_like.tree_at`][].
-        - `get`: the nodes to put there, one for each, likewise. A function may compute
-            them, for example a transpose. Paths can be pickled and exported; a lambda
-            cannot.
+        - `get`: the nodes that take their places, one for each, in the same form. A
+            function may compute them, for example a transpose. Paths can be pickled and
+            exported; a lambda cannot.
 
         **Raises:**
 

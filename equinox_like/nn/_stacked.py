@@ -87,8 +87,8 @@ class Stacked(StatefulLayer, Generic[_L]):
     ):
         """**Arguments:**
 
-        - `make_layer`: called with a key, returns a layer.
-        - `depth`: how many layers, 0 or more.
+        - `make_layer`: a function of a key that returns a layer.
+        - `depth`: the number of layers, 0 or more.
         - `key`: split into one for each layer.
         - `checkpoint`: which intermediate values of each layer to store for the
             backward pass; others are computed again. `None`: all. `True` or `"full"`:
@@ -161,9 +161,9 @@ class Stacked(StatefulLayer, Generic[_L]):
         - `key`: split into one for each layer, if they take a `key`.
         - `xs`: a pytree of arrays whose leading axis is the depth. Each layer is called
             with its part as second argument, and returns a pair: the input of the next
-            layer, and an output that is stacked and returned. So one
-            [`equinox_like.nn.KVCache`][] with a leading axis of the depth is that of
-            all layers.
+            layer, and an output that is stacked and returned. For example a
+            [`equinox_like.nn.KVCache`][] with a leading axis of the depth, which holds
+            the caches of all layers.
         - `**broadcast`: keyword arguments that are passed to each layer.
 
         **Returns:**

@@ -26,8 +26,8 @@ class StatefulLayer(Module):
 
     A subclass is called as `layer(x, state, *, key=None)` and returns `(out, new_state)`.
     Its second argument must be named `state`, because containers pass it by name.
-    [`equinox_like.nn.Sequential`][] threads the state through those of its members which
-    are instances of this class.
+    [`equinox_like.nn.Sequential`][] passes the state through its members that are
+    instances of this class.
 
     !!! example
 
