@@ -151,9 +151,9 @@ class MultiheadAttention(Module):
         per_head = query_size // self.num_heads
         if per_head == 0 < query_size and None in (qk_size, vo_size):
             raise ValueError(
-                "MultiheadAttention takes `num_heads` of at most `query_size`, first the "
-                f"number and then the size; got {self.num_heads} and {query_size}, which "
-                "leaves nothing for each head. Or pass `qk_size` and `vo_size`."
+                "MultiheadAttention takes first `num_heads`, and then a `query_size` "
+                f"that is at least as large; got {self.num_heads} and {query_size}, so "
+                "each head would have size 0. Or pass `qk_size` and `vo_size`."
             )
 
         def size(name: str, given: int | None, default: int) -> int:
@@ -270,8 +270,8 @@ class MultiheadAttention(Module):
             `mask`, `is_causal` and `window` must allow a key.
         - `cache`: keys and values of earlier tokens, made by `init_cache`. The queries
             attend to these and then to the new tokens; `mask` and `bias` must be in
-            this order. The positions of all of these keys are
-            `jnp.concatenate([cache.position, cache.length + jnp.arange(kv)])`.
+            this order. The positions of all keys are `jnp.concatenate([cache.position,
+            cache.length + jnp.arange(kv)])`.
         - `implementation`: overrides the layer's own, unless it is `None`.
         - `return_weights`: whether to return the weights of the heads, too.
         - `out_sharding`: how to split the output of one example over the explicit axes of
@@ -290,7 +290,7 @@ class MultiheadAttention(Module):
         are more tokens at once than the cache has slots. `TypeError` if `cache` is not a
         KVCache, `mask` or `bias` not an array, or `bias` an array of bools.
         `RuntimeError` if the dropout is active and there is no `key`, or if a cache
-        overflows; within a compiled function the latter is raised by
+        overflows; within a compiled function an overflow is raised by
         [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the
         implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"`
         on a host without it.

@@ -72,11 +72,10 @@ def _is_one_example(norm: Any, x: Any, mask: Any, channels: int) -> bool:
         return False
     if shape[:2] == (channels, channels) and channels > 1:
         raise ShapeError(
-            f"BatchNorm was given shape {shape} at inference, with {channels} channels. "
-            f"That may be a batch of {channels} examples, or one example. Say which by "
-            "building the layer with "
-            f"`num_spatial_dims={len(shape) - 2}` for the former, or "
-            f"`num_spatial_dims={len(shape) - 1}` for the latter."
+            f"BatchNorm was given shape {shape} at inference, with {channels} "
+            f"channels. That may be a batch of {channels} examples, or one example. "
+            f"Build the layer with `num_spatial_dims={len(shape) - 2}` if it is a "
+            f"batch, or `num_spatial_dims={len(shape) - 1}` if it is one example."
         )
     return shape[0] == channels != shape[1]
 

@@ -272,8 +272,8 @@ def _checked_mode(mode: _Mode, axis_name: Any) -> Literal["batch", "ema"]:
     if axis_name is None:
         return "batch"
     warn(
-        "BatchNorm's `mode` is 'ema' by default. Pass `mode='batch'`, which is the usual "
-        "way to normalise, or `mode='ema'` to keep this one."
+        "BatchNorm's `mode` is 'ema' by default. Pass `mode='batch'`, which is the "
+        "usual way to normalise, or `mode='ema'` to keep the default."
     )
     return "ema"
 

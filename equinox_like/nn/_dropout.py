@@ -179,8 +179,8 @@ def _mask_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...
     for axis in axes:
         if not -len(shape) <= axis < len(shape):
             raise ShapeError(
-                f"Dropout shares its draws along the axes {axes}, but was given an array "
-                f"of shape {shape}, which has no axis {axis}."
+                f"Dropout has `broadcast_axes={axes}`, but was given an array of shape "
+                f"{shape}, which has no axis {axis}."
             )
     shared = {axis % len(shape) for axis in axes}
     return tuple(1 if i in shared else n for i, n in enumerate(shape))

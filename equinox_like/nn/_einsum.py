@@ -87,7 +87,7 @@ class Einsum(Module):
         - `key`: a PRNG key for parameter initialisation.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. The weight's
             shape is given as `(in, out)`: the product of the sizes that are summed over,
-            and that of the new ones. Each element of the shared axes has a draw of its own.
+            and that of the new ones. Each element of the shared axes is drawn separately.
 
         **Raises:**
 

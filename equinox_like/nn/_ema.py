@@ -89,7 +89,7 @@ class EMA(Module, Generic[_Model]):
 
         - `model`: any pytree. Its values are those of the average before the first update.
         - `decay`: $d$, a Python number in $[0, 1]$. Or a schedule: a function of the
-            number of updates before this one, as those of `optax` are, for example
+            number of updates before this one, such as those of `optax`, for example
             `lambda steps: jnp.minimum(0.999, (1 + steps) / (10 + steps))`.
         - `debias`: whether to divide as above. If not, the average starts at the values of
             `model` instead of zero: $\bar\theta_0$ is `model`, and $r_t = 1 - d_t$.

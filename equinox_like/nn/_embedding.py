@@ -91,7 +91,7 @@ class Embedding(Module):
     ) -> Array:
         """**Arguments:**
 
-        - `x`: an integer, of shape `()`. A negative one counts from the end. A JAX
+        - `x`: an integer, of shape `()`. A negative integer counts from the end. A JAX
             array out of range is clamped, as in JAX, unless `check_bounds` is set:
             inspecting its value would make the program wait for the device.
         - `key`: ignored.

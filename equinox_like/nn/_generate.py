@@ -46,7 +46,7 @@ class Generation(NamedTuple):
     - `tokens`: int32, shape `(max_new_tokens,)`. The new tokens, and `pad_token` after the
         end token.
     - `length`: int32, shape `()`. The number of tokens, the end token included.
-    - `cache`: the cache, which holds the prompt and all new tokens but the last one.
+    - `cache`: the cache, which holds the prompt and all new tokens except the last.
 
     For a batch of prompts, all arrays have a leading axis of the batch.
     """
@@ -99,9 +99,8 @@ def generate(
         compiles a program, so pad prompts to a few lengths.
     - `temperature`, `top_k`, `top_p`, `repetition_penalty`: as for
         [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
-        the new ones. Another program is compiled only for another `top_k`, for another
-        choice of which are `None`, and if `temperature` changes between 0 and another
-        number.
+        the new ones. Another program is compiled only for another `top_k`, and for
+        another choice of which are `None` or 0.
     - `end_token`: a token, or several, after which a row is filled with `pad_token`.
         Another number of end tokens compiles another program.
     - `pad_token`: any token that the model takes.
@@ -340,8 +339,8 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
         if not _is_cache(node):
             if is_array(node):
                 raise TypeError(
-                    "`generate` takes a `cache` of KVCaches, which it can truncate; "
-                    f"`{name}` is not part of one."
+                    f"`generate` takes a `cache` that consists of KVCaches; `{name}` "
+                    "is not part of a KVCache."
                 )
             continue
         if batch and node.length.shape[:1] != tuple(batch):

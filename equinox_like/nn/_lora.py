@@ -284,8 +284,8 @@ def add_lora(
         inner = f"{path}.layer".removeprefix(".")
         if inner in chosen:
             raise ValueError(
-                f"`add_lora` was to wrap `{inner}`, which is the layer of a LoRA. Correct "
-                "`where`, or call `merge_lora` before."
+                f"`add_lora` cannot wrap `{inner}`: it is in a LoRA already. Correct "
+                "`where`, or call `merge_lora` first."
             )
 
     def wrap(path: str, layer: Any) -> LoRA:

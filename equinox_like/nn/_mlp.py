@@ -83,8 +83,9 @@ class MLP(Module):
         - `activation`: applied after each hidden layer, to each neuron's scalar; by default
             `jax.nn.relu`. If it holds arrays, as a Module may, each neuron of each layer
             gets its own copy: they gain leading axes `(depth, width_size)`.
-        - `final_activation`: applied after the last layer, likewise; by default the
-            identity. Its arrays gain a leading axis `(out_size,)`, none for `"scalar"`.
+        - `final_activation`: applied after the last layer, in the same way; by default
+            the identity. Its arrays gain a leading axis `(out_size,)`, none for
+            `"scalar"`.
         - `use_bias`, `use_final_bias`: whether the hidden layers, and the last one, have a
             bias.
         - `dtype`: of the parameters, as for [`equinox_like.nn.Linear`][].

@@ -166,10 +166,9 @@ def _is_method(layer: Any, name: str) -> bool:
 class Mixed(_Casting):
     """The result of [`equinox_like.nn.mixed`][]: a layer that is called by a policy.
 
-    Its attributes are those of the layer. Its methods are called by the policy, too:
-    `mixed(model, ...).encode(x)` casts as `mixed(model, ...)(x)` does. What `init_cache`
-    and `init_state` return has the compute dtype. Other attributes are as they are in
-    `layer`, so a part of the layer that is called computes in its own dtype.
+    Its attributes are those of the layer. Its methods are called by the policy, too. What
+    `init_cache` and `init_state` return has the compute dtype. Other attributes are as
+    they are in `layer`, so a part of the layer that is called computes in its own dtype.
     """
 
     layer: Any
@@ -214,7 +213,7 @@ def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
     **Arguments:**
 
     - `layer`: any Module that can be called. Its parameters are cast to `param_dtype` now.
-    - `policy`: a [`equinox_like.nn.Policy`][], or the text of one.
+    - `policy`: a [`equinox_like.nn.Policy`][], or its text.
     - `keep`: a class, or several, whose instances are left out of all casts.
 
     **Returns:**
@@ -267,8 +266,8 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
     **Arguments:**
 
     - `policy`: a real floating dtype, or its short name, such as `"bf16"`; a
-        [`equinox_like.nn.Policy`][], or the text of one, with nothing but a compute
-        dtype; or `None`, for the layers' own dtypes.
+        [`equinox_like.nn.Policy`][], or its text, with a compute dtype only; or `None`,
+        for the layers' own dtypes.
 
     **Returns:**
 

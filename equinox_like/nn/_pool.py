@@ -65,8 +65,8 @@ class Pool(Module):
         - `operation`: an associative and commutative function of two numbers that returns
             one.
         - `num_spatial_dims`: the number of spatial axes.
-        - `kernel_size`, `stride`: each an int, or one for each spatial axis. The stride is
-            1 unless given, whatever the kernel.
+        - `kernel_size`, `stride`: each an int, or one for each spatial axis. The default
+            stride is 1.
         - `padding`: how much of `init` to add to the spatial axes: an int, an int for each
             axis, or a pair (before, after) for each axis; at most the kernel size.
         - `use_ceil`: whether to round the size of the output up. This adds no window that

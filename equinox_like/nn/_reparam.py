@@ -34,10 +34,10 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
     $$u \leftarrow \frac{W v}{\|W v\|}, \qquad v \leftarrow \frac{W^T u}{\|W^T u\|}, \qquad
     \sigma = u^T W v.$$
 
-    A weight with more than two axes is taken as a matrix with a row for each element of its
-    first axis. Gradients flow through $W$, not through $u$ and $v$, which are kept in the
-    [`equinox_like.nn.State`][]. From [Spectral Normalization for Generative Adversarial
-    Networks](https://arxiv.org/abs/1802.05957) (Miyato et al. 2018).
+    A weight with more than two axes is treated as a matrix with a row for each element of
+    its first axis. Gradients flow through $W$, not through $u$ and $v$, which are kept in
+    the [`equinox_like.nn.State`][]. From [Spectral Normalization for Generative
+    Adversarial Networks](https://arxiv.org/abs/1802.05957) (Miyato et al. 2018).
 
     A weight of zeros is not divided.
 
@@ -176,8 +176,8 @@ class WeightNorm(Module, Generic[_Layer]):
     $$W = g\, \frac{v}{\|v\|},$$
 
     where $v$ is the weight that the layer has, and $g$ starts as $\|v\|$, so that the
-    output does not change at first. The norm is taken over all axes but one, for each
-    element of that one. Where it is zero, so is $W$. From [Weight
+    output does not change at first. The norm is taken over all axes except `axis`, for
+    each element of that axis. Where the norm is zero, $W$ is zero, too. From [Weight
     Normalization](https://arxiv.org/abs/1602.07868) (Salimans, Kingma 2016).
 
     !!! example

@@ -61,7 +61,8 @@ class ReversibleBlock(Module):
         """**Arguments:**
 
         - `f`, `g`: layers, Modules of your own or plain functions. They return an array
-            of the shape and dtype of their input, which is one half of the block's.
+            of the shape and dtype of their input, which is one half of the input of the
+            block.
         - `split_axis`: the axis along which an input is split in halves.
 
         **Raises:**

@@ -177,8 +177,8 @@ def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
     if init is None:
         if not hasattr(cell, "init_state"):
             raise TypeError(
-                "A recurrent cell has a method `init_state`, which returns the state to "
-                f"start from; got {describe_node(cell)}. Pass another cell, or `init`."
+                f"The cell has no method `init_state`: it is {describe_node(cell)}. "
+                "Pass `init`, or another cell."
             )
         init = cell.init_state()
     state = jax.tree.map(jnp.asarray, init)

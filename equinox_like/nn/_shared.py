@@ -89,7 +89,8 @@ class Shared(Module, Generic[_Tree]):
         replaced = [_asked(get, pytree)] if is_one else list(_asked(get, pytree))
         if len(removed) != len(replaced):
             raise ValueError(
-                "`where` and `get` must return equally many nodes: `where` returned "
+                "`where` and `get` must return the same number of nodes: `where` "
+                "returned "
                 f"{len(removed)}, and `get` {len(replaced)}."
             )
         for node, other in zip(removed, replaced, strict=True):
@@ -103,8 +104,8 @@ class Shared(Module, Generic[_Tree]):
         # A node may hold others of its own, from a `Shared` within it.
         if _number_removed(_asked(get, self.pytree)) > _number_removed(replaced):
             raise ValueError(
-                "Shared takes a `get` that returns other nodes than those that `where` "
-                "returns and that are removed; got the same node from both."
+                "`where` and `get` of Shared returned the same node. `get` must return "
+                "another one, because the node of `where` is removed."
             )
         self.where = where
         self.get = get

@@ -168,8 +168,8 @@ class Stacked(StatefulLayer, Generic[_L]):
 
         **Returns:**
 
-        The last result; with `xs`, the pair of it and the stacked outputs. If `state` was
-        passed, the pair of that and the new state.
+        The last result; with `xs`, the pair of the last result and the stacked outputs.
+        If `state` was passed, a pair of this and the new state.
 
         **Raises:**
 
@@ -276,8 +276,8 @@ def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
     elif not isinstance(state, State) and any(map(is_array, jtu.tree_leaves(state))):
         raise TypeError(
             "Stacked takes a state as its second argument, and has no stateful layers; "
-            f"got {describe_node(state)}. Pass by name what the layers take: "
-            "`layers(x, mask=mask)`, or as `xs` what has a row for each layer."
+            f"got {describe_node(state)}. Pass other arguments by name: `layers(x, "
+            "mask=mask)`, or as `xs` if they have a row for each layer."
         )
 
 

@@ -223,10 +223,10 @@ class State(Cached):
         if self._values is None:
             raise ValueError(
                 "This State is out of date: `set` or `update` was called on it, and "
-                "returned a new one. Pass on the new one, as in `out, state = "
-                "layer(x, state)`. To continue from the same state twice, clone it "
-                "first: `leaves, treedef = jax.tree.flatten(state)`, and then "
-                "`jax.tree.unflatten(treedef, leaves)` as often as you like."
+                "returned a new one. Pass on the new one, as in `out, state = layer(x, "
+                "state)`. To continue from the same state twice, clone it first: "
+                "`leaves, treedef = jax.tree.flatten(state)`, and then "
+                "`jax.tree.unflatten(treedef, leaves)`."
             )
         return self._values
 

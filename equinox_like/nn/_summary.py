@@ -139,7 +139,7 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
     flags = trainable_leaves(tree, _is_parameter)
     shown = [True] * len(found) if where is None else leaves_under(tree, where)
     if not any(shown) and where is not None:
-        raise ValueError(f"`summary` found nothing for `where`, {where!r}. Correct it.")
+        raise ValueError(f"`summary` found nothing in the tree for `where`, {where!r}.")
     firsts: dict[int, str] = {}
     kept, arrays = [], []
     for place, trained, is_shown in zip(found, flags, shown, strict=True):

@@ -870,7 +870,9 @@ def test_dropout_over_a_split_batch_asks_for_keys_that_are_split_alike():
         x = jax.device_put(jnp.ones((4, 8)), XY)
         keys = jax.random.split(KEY, 4)
         apply = eqx.filter_vmap(lambda x, keys: dropout(x, key=keys))
-        message = r"`x` is split by 'x' and `keys` is not split.*random keys too"
+        message = (
+            r"`x` is split by 'x' and `keys` is not split.*PRNG keys must be split, too"
+        )
         with pytest.raises(ValueError, match=message):
             apply(x, keys)
         out = apply(x, jax.sharding.reshard(keys, X))

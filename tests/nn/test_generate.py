@@ -401,7 +401,7 @@ def test_other_values_compile_no_other_program(shallow, key) -> None:
         (
             {"cache": {"h": jnp.ones(3)}},
             TypeError,
-            r"`cache\['h'\]` is not part of one",
+            r"`cache\['h'\]` is not part of a KVCache",
         ),
         (
             {"prompt": jnp.ones((2, 3), int)},

@@ -326,12 +326,10 @@ def test_lora_of_a_lora_is_refused():
         TypeError, match=r"LoRA takes a layer without a LoRA as `layer`"
     ):
         nn.LoRA(lora, 1, key=KEY)
-    with pytest.raises(
-        ValueError, match="to wrap `layer`, which is the layer of a LoRA"
-    ):
+    with pytest.raises(ValueError, match="wrap `layer`: it is in a LoRA already"):
         nn.add_lora(lora, "**", 1, key=KEY)
     model = nn.add_lora(nn.MLP(3, 2, 4, 1, key=KEY), "layers[0]", 1, key=KEY)
-    with pytest.raises(ValueError, match=r"to wrap `layers\[0\]\.layer`, which"):
+    with pytest.raises(ValueError, match=r"wrap `layers\[0\]\.layer`: it is in a LoRA"):
         nn.add_lora(model, nn.Linear, 1, key=KEY)
     both = nn.add_lora(model, "layers[1]", 1, key=KEY)
     assert both(jnp.ones(3)).shape == (2,)
