@@ -143,7 +143,7 @@ def test_state_dict_and_renamed_names_must_exist():
         eqx.load_state_dict(MODEL, list(eqx.state_dict(MODEL).items()))
     layer = nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))
     foreign = {"w": np.zeros((2, 2), "f4")}
-    with raises(ValueError, "`rename` names what `tree` does not have: `weigth`"):
+    with raises(ValueError, "`rename` has keys that are not names in `tree`: `weigth`"):
         eqx.load_state_dict(layer, foreign, rename={"weigth": "w"}, strict=False)
     table = {"weight": "w", "bias": "b"}
     assert not eqx.load_state_dict(layer, foreign, rename=table).weight.any()

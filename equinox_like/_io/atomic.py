@@ -44,7 +44,7 @@ def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
         raise TypeError(
             f"`{argument}`, the first argument, must be a string or another path; got "
             f"{describe_node(path)}."
-            + " `tree_serialise_leaves` and its counterpart take open files."
+            + " `tree_serialise_leaves` and `tree_deserialise_leaves` take open files."
             * is_file
         )
     path = pathlib.Path(os.fsdecode(path))

@@ -54,8 +54,8 @@ class Faults:
         if not strict:
             return rename
         return (
-            f"{rename} With `strict=False`, what is missing is taken from "
-            f"`{self.target}`, and what is only in {self.holder} is ignored."
+            f"{rename} With `strict=False`, missing leaves are taken from "
+            f"`{self.target}`, and leaves that are only in {self.holder} are ignored."
         )
 
     def raise_any(self, fix: str = "") -> None:

@@ -39,7 +39,8 @@ def renamer(
     unknown = set(table) - {name_of(path) for path, _ in paths}
     if unknown:
         raise ValueError(
-            f"`rename` names what `{target}` does not have: {listed(sorted(unknown), 5)}. "
-            f"Its keys are names in `{target}`. For a table of more names, pass a function."
+            f"`rename` has keys that are not names in `{target}`: "
+            f"{listed(sorted(unknown), 5)}. To use a table with more names, pass a "
+            "function: `lambda name: table.get(name, name)`."
         )
     return lambda name: table.get(name, name)

@@ -41,6 +41,6 @@ def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:
     if array.dtype.kind in "iu" and not np.array_equal(new, array):
         raise OverflowError(
             f"integers in the file that {new.dtype} cannot hold. Set `jax_enable_x64`, "
-            "or use a template that holds an array of NumPy"
+            "or put a NumPy array there in `like`"
         )
     return new

@@ -208,8 +208,9 @@ def _refuse_differences(
         if not is_wanted:
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 raise LeafError(
-                    f"`{name}` is a ShapeDtypeStruct, and `at` does not match it: it has "
-                    "no values to keep.",
+                    f"`at` does not match `{name}`, and `like` has a ShapeDtypeStruct "
+                    "there, without values. Put an array there, or add the path to "
+                    "`at`.",
                     path,
                 )
         elif name not in saved:

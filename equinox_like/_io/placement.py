@@ -75,7 +75,7 @@ def _on_devices(
     if mesh.abstract_mesh != sharding.mesh:
         raise LeafError(
             f"{name} is to be placed on a mesh that does not name its devices: "
-            f"{sharding}. Use the mesh by `jax.set_mesh`, or give `shardings`.",
+            f"{sharding}. Load under `jax.set_mesh(mesh)`, or give `shardings`.",
             path,
         )
     return NamedSharding(mesh, sharding.spec)

@@ -34,8 +34,7 @@ _SMALL: Final = 1 << 16
 
 
 def default_serialise_filter_spec(f: Any, x: Any) -> None:
-    """Writes `x` as one `.npy` record. If it is not an array or a number, writes
-    nothing.
+    """Writes `x` as one `.npy` record if it is an array or a number, else nothing.
 
     `numpy.load` reads the record. A Python `int` or `float` is stored with 64 bits, a
     `complex` with 128, and a typed PRNG key as its data together with the name of its

@@ -65,8 +65,8 @@ def tree_serialise_leaves(
     - `pytree`: any pytree.
     - `filter_spec`: a function `(file, leaf) -> None` that writes a leaf, or a prefix tree
         of such functions; by default [`equinox_like.default_serialise_filter_spec`][]. If
-        one writes nothing for an array or a number, the file can be loaded into a tree
-        without that leaf, and paths are not compared.
+        a function writes nothing for an array or a number, the file can be loaded into a
+        tree without that leaf, and paths are not compared.
     - `is_leaf`: further nodes to treat as leaves, which the function gets whole.
 
     **Raises:**
