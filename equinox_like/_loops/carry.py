@@ -81,8 +81,8 @@ class Carry:
             raise TypeError(
                 f"{self._where}: only the arrays of the carry may change from step to "
                 f"step. {difference or 'Its structure changed.'} Each step must return "
-                "the structure of the initial carry, and what it computes must be an "
-                "array from the start."
+                "the structure of the initial carry, and a value that it computes must "
+                "be an array from the start."
             )
         self._changed = self._change(before, data)
         return data

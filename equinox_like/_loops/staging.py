@@ -228,9 +228,9 @@ def _same_for(axes: frozenset[Any], x: Any) -> Any:
     return one_way(
         x,
         "Cannot differentiate a loop whose number of steps may differ between the "
-        f"devices of a `shard_map` along {', '.join(map(repr, names))} by an array that is "
-        "the same on all of them: {}. Each step of the backward pass would sum over the "
-        "devices, and those with fewer steps would never join. Before the loop, mark the "
-        f"array: `x = jax.lax.pcast(x, {names!r}, to='varying')`. Its gradient is then "
-        "summed once, after the loop.",
+        f"devices of a `shard_map` along {', '.join(map(repr, names))}, with respect "
+        "to an array that is the same on all of them: {}. Each step of the backward "
+        "pass would sum over the devices, and those with fewer steps would never join. "
+        f"Before the loop, mark the array: `x = jax.lax.pcast(x, {names!r}, "
+        "to='varying')`. Its gradient is then summed once, after the loop.",
     )

@@ -32,8 +32,8 @@ def by_name(
     unknown = [name for name in given if name not in known]
     if unknown:
         raise ValueError(
-            f"`{option}` names {unknown}, which `{name_of(fun)}` was not passed; the "
-            f"arguments that can be named in this call are {sorted(known)}."
+            f"`{option}` names {unknown}, but `{name_of(fun)}` was called without it; "
+            f"the arguments that can be named in this call are {sorted(known)}."
         )
     named = [*zip(shown, args, strict=True), *sorted(kwargs.items())]
     return [

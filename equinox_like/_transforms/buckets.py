@@ -43,10 +43,10 @@ def bucketed(
 ) -> "Bucketed[..., _T]":
     """Compiles a function for a few sizes, and pads arrays of other lengths to them.
 
-    A compiled function is compiled again for each new shape. For sequences or batches of
-    many lengths this pads the named axes to the next larger size, a bucket, so that there
-    is one compilation for each bucket. The padded elements reach `fun`, which must leave
-    them out: it is given the true lengths.
+    A compiled function is compiled again for each new shape. This function pads the named
+    axes to the next larger size, a bucket, so that there is one compilation for each
+    bucket. The padded elements reach `fun`, which must leave them out: it is given the
+    true lengths.
 
     **Arguments:**
 
@@ -272,8 +272,8 @@ def _length(value: Any, name: str, axis: int, padded: Iterable[int]) -> int:
             )
         if any(axis % x.ndim == other % x.ndim for other in padded):
             raise ValueError(
-                f"`{path}` is to be padded along axis {axis}, along which it is padded "
-                f"before: it has {x.ndim} dimensions, so that is the same axis."
+                f"`axes` names one axis of `{path}` twice: it has {x.ndim} dimensions, "
+                f"and axis {axis} is already padded. Name each axis once."
             )
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             raise ValueError(f"`{path}` is of {x.dtype}, which cannot be padded.")

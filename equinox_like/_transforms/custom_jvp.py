@@ -26,8 +26,7 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     """A function with a custom rule for forward-mode derivatives.
 
     Attach the rule by `.def_jvp(rule)` before the first call. Reverse mode transposes the
-    rule. `def_jvp` returns `None`, so a rule that is decorated with it cannot be called
-    by its name.
+    rule. `def_jvp` returns `None`, so do not call a decorated rule by its name.
 
     **Arguments:**
 

@@ -51,9 +51,9 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
     """A function with custom rules for its reverse-mode derivative.
 
     Attach them by `.def_fwd(fwd)` and `.def_bwd(bwd)` before the first call. Both return
-    `None`, so a rule that is decorated with them cannot be called by its name. Only the
-    first argument can be differentiated. It must be passed by position, and may be a
-    tuple of several arguments.
+    `None`, so do not call a decorated rule by its name. Only the first argument can be
+    differentiated. It must be passed by position, and may be a tuple of several
+    arguments.
 
     **Arguments:**
 
@@ -151,8 +151,8 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
         fwd, bwd = self._fwd_and_bwd()
         if not args:
             raise TypeError(
-                f"`filter_custom_vjp` of `{name}` takes its first argument, which is the "
-                "one that is differentiated, by position."
+                f"`filter_custom_vjp` of `{name}` takes its first argument, which is "
+                "differentiated, by position."
             )
         call, data, held = _Call.take_apart(self, args, kwargs)
 

@@ -154,9 +154,9 @@ def filter_grad(
 
     **Arguments:**
 
-    - `fun`: `fun(x, *args, **kwargs)` returns a real floating scalar, or a pair of one
-        and anything else if `has_aux`. The floating-point and complex arrays of `x`,
-        which may be any pytree, are differentiated, except for those that are not
+    - `fun`: `fun(x, *args, **kwargs)` returns a real floating scalar; with `has_aux`, a
+        pair of the scalar and anything else. The floating-point and complex arrays of
+        `x`, which may be any pytree, are differentiated, except for those that are not
         [`equinox_like.trainable`][]. All other arguments may be anything.
     - `has_aux`: whether `fun` returns `(value, aux)`.
     - `wrt`: a specification as for [`equinox_like.filter`][], on `x`: only what it chooses
@@ -324,7 +324,7 @@ def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
         }
     )
     fix = (
-        "convert what you want the gradient of with `jnp.asarray`, as in "
+        "convert the value to differentiate with `jnp.asarray`, as in "
         "`jnp.asarray(2.0)`."
     )
     holder = next((x for x in leaves if _holds_array(x)), None)

@@ -70,9 +70,8 @@ def filter_invertible(
 
     - `fun`: a function `fun(block, x) -> y` that can be solved for `x`. `x` is any
         pytree, and `y` has its structure, shapes and dtypes. Put the `vmap` over a batch
-        into `fun`, or directly around the chain: if there is a `jit` between the `vmap`
-        and the chain, or the axis has a name, the gradients of the blocks are stored for
-        each element of the batch before they are added up.
+        into `fun`, or directly around the chain: with a `jit` between them, or a named
+        axis, the gradients of the blocks are stored for each element of the batch.
     - `inverse`: `inverse(block, y) -> x`. Without it the inverse is derived from `fun`,
         if that consists of steps such as `y1 = x1 + f(x2)`, whatever `f` is. Sums,
         products of floats, many functions of one number, reshaping, splitting and joining
@@ -155,9 +154,8 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
             raise TypeError(
                 f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no "
                 "forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
-                "`jax.hessian`): forward mode stores nothing that could be saved. "
-                "Apply the blocks in a loop instead; for `nn.ReversibleSequential`, pass "
-                "`memory_efficient=False`."
+                "`jax.hessian`). Apply the blocks in a loop instead; for "
+                "`nn.ReversibleSequential`, pass `memory_efficient=False`."
             ) from None
 
 
@@ -365,8 +363,8 @@ def _like(y: Any, x: Any, fun: Any) -> Any:
         elif not strictly_same(before, after):
             raise ValueError(
                 f"`{name_of(fun)}` may change only the arrays of its second argument: "
-                f"`{path_str(path, 'x')}` is {before!r}, but {after!r} was returned in its "
-                "place. Make a number that changes an array."
+                f"`{path_str(path, 'x')}` is {before!r}, but {after!r} was returned in "
+                "its place. If a number changes, pass it as an array."
             )
     return jtu.tree_map(_without_weak_type, x, y)
 

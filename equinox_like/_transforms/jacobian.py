@@ -97,8 +97,8 @@ def filter_jacrev(
 def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, row by row.
 
-    Arguments and result are those of [`equinox_like.filter_jacfwd`][]. Use this function
-    if the output is small. For a scalar function the result is the gradient.
+    Like [`equinox_like.filter_jacfwd`][], for functions with small outputs. For a scalar
+    function the result is the gradient.
 
     !!! example
 

@@ -205,9 +205,9 @@ class Pmapped(Transformed[..., Any]):
             if found is not None:
                 raise ValueError(
                     f"`filter_pmap` of `{name_of(fun)}`: {found} may differ between "
-                    "devices, so it cannot be returned once, as its output axis `None` "
-                    "says. Make it equal on all devices with `jax.lax.psum` or "
-                    "`jax.lax.pmean`, or give it an axis."
+                    "devices, so its output axis cannot be `None`. Make it equal on "
+                    "all devices with `jax.lax.psum` or `jax.lax.pmean`, or give it an "
+                    "axis."
                 )
         with_rows, without = jax.shard_map(
             flat,
@@ -270,7 +270,7 @@ def _refuse_other_meshes(
     if not here.empty and here != mesh.abstract_mesh:
         raise ValueError(
             f"`filter_pmap` of `{name_of(fun)}` has a mesh of its own, and cannot be "
-            f"called while one with the axes {here.axis_names} is in use. Call it "
+            f"called while a mesh with the axes {here.axis_names} is in use. Call it "
             "outside of `jax.set_mesh`, or use `filter_shard_map` or `filter_vmap` "
             "instead."
         )

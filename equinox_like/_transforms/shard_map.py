@@ -77,7 +77,7 @@ def filter_shard_map(
         parameter names to such trees; other parameters then have `None`. Over explicit
         axes an array must be split like this already: [`equinox_like.filter_shard`][]
         does that.
-    - `out_specs`: a prefix tree of the output, likewise.
+    - `out_specs`: a prefix tree of the output, with leaves of the same kinds.
     - `axis_names`: the axes that become manual; by default all.
     - `check_vma`: whether JAX keeps track of what differs between devices. Without it,
         a wrong `out_specs` is not detected. With it, a gradient taken in `fun` for an
@@ -194,7 +194,8 @@ class ShardMapped(Transformed[..., Any]):
             if without_spec:
                 raise ValueError(
                     f"`in_specs` of `{name_of(fun)}` has no entry for {without_spec}, "
-                    "which have no position: make it a dictionary from names to specs."
+                    "which are passed by keyword. Make it a dictionary from names to "
+                    "specs."
                 )
             more = args[len(given) :]
             if not _has_arrays(more):  # static arguments do not need a spec
@@ -263,8 +264,8 @@ def _explain_explicit(names, data, specs, error: ValueError) -> None:
         if _padded(has, x.ndim) != _padded(spec, x.ndim):
             raise ValueError(
                 f"`in_specs` gives {spec} for `{name}` ({describe_array(x)}), which is "
-                f"split by {has}. For explicit axes, the spec must be how the array is "
-                "already split: use `filter_shard` on it first."
+                f"split by {has}. For explicit axes, the spec must be that of the "
+                "array: use `filter_shard` on it first."
             ) from error
 
 

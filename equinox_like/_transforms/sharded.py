@@ -103,8 +103,8 @@ def make_sharded(
     """Builds a model, a State or the state of an optimiser directly in its shards.
 
     Neither a device nor the host ever holds the whole. The values are those of
-    `filter_jit(make)(*args, **kwargs)`, whatever the mesh, and those of
-    `make(*args, **kwargs)` up to rounding.
+    `filter_jit(make)(*args, **kwargs)`, on any mesh, and those of `make(*args, **kwargs)`
+    up to rounding.
 
     **Arguments:**
 

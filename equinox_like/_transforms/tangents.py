@@ -74,8 +74,8 @@ def _match(primal: Any, tangent: Any, name: str) -> Any:
     if not is_array_like(tangent):
         raise TypeError(
             f"`{name}` is {describe_node(tangent)}, which is not a tangent: pass an "
-            "array, or `None` for a leaf that is not differentiated, which "
-            "`filter(tree, is_inexact_array)` puts there."
+            "array, or `None` for a leaf that is not differentiated. `filter(tree, "
+            "is_inexact_array)` has `None` there."
         )
     shape, dtype = shape_and_dtype(primal)
     given_shape, given_dtype = shape_and_dtype(tangent)

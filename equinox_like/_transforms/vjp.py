@@ -40,10 +40,10 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
 
     **Returns:**
 
-    `(out, vjp_fn)`, or `(out, vjp_fn, aux)`. `vjp_fn(cotangent)` takes a tree like
-    `out`, with `None` for everything that is not a floating-point or complex array, and
-    returns a tuple with the cotangent of each primal, with `None` likewise. It may be
-    called many times, and is a pytree that holds the intermediate values.
+    `(out, vjp_fn)`, or `(out, vjp_fn, aux)`. `vjp_fn(cotangent)` takes a tree like `out`,
+    and returns a tuple of trees like the primals. All have `None` for everything that is
+    not a floating-point or complex array. `vjp_fn` may be called many times, and is a
+    pytree that holds the intermediate values.
 
     **Raises:**
 

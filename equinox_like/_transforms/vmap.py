@@ -240,8 +240,8 @@ def axes_of_call(
     if kwargs:
         raise RuntimeError(
             f"`{where}` of `{name_of(fun)}` cannot be called with keyword arguments "
-            f"({', '.join(kwargs)}) unless `in_axes` is a dictionary from names to axes, "
-            "which may be empty: pass them by position."
+            f"({', '.join(kwargs)}) unless `in_axes` is a dictionary from names to "
+            "axes. Pass them by position, or pass `in_axes={}`."
         )
     try:
         return resolve_axes(in_axes, args, "in_axes", "args")
@@ -324,9 +324,8 @@ def check_sizes(
             if len(path) > 2:  # a part of an argument, as the count of an optimiser
                 whole = argument_name(fun, args, kwargs, path[:2])
                 fix += (
-                    f", or make `{whole}` by `filter_vmap`, too, if it is to have a value "
-                    "for each element, as the state of an optimiser has for each member "
-                    "of an ensemble"
+                    f", or make `{whole}` by `filter_vmap`, too, if each element needs "
+                    "its own, as each member of an ensemble needs an optimiser state"
                 )
             raise ValueError(
                 f"`{where}` of `{name_of(fun)}`: "
@@ -345,7 +344,8 @@ def check_sizes(
         wanted = "" if axis_size is None else f"; axis_size is {axis_size}"
         raise ValueError(
             f"`{where}` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
-            f"{listing}{wanted}. In `in_axes`, write `None` for what is not mapped."
+            f"{listing}{wanted}. In `in_axes`, write `None` for an argument that is "
+            "not mapped."
         )
 
 
@@ -374,10 +374,11 @@ def _check_splits(
                 for p, s in (splits[0], (path, split))
             )
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: the mapped axes must be split "
-                "alike over the explicit axes of the mesh, but "
-                f"{_as_split(one, first)} and {_as_split(other, second)}. Split both "
-                "alike, for example with `jax.sharding.reshard`; random keys too."
+                f"`filter_vmap` of `{name_of(fun)}`: the mapped axes must be split in "
+                "the same way over the explicit axes of the mesh, but "
+                f"{_as_split(one, first)} and {_as_split(other, second)}. Split one "
+                "like the other, for example with `jax.sharding.reshard`. PRNG keys "
+                "must be split, too."
             )
 
 

@@ -302,7 +302,7 @@ class TestErrors:
             "`model[0].factor` and 2 more arrays of `model` have size 2 along axis 0, "
             "`state[0].factor` and 1 more array of `state` have size 2 along axis 0, "
             "`x` has size 3 along axis 0, `more[0]` has size 3 along axis 0. In "
-            "`in_axes`, write `None` for what is not mapped."
+            "`in_axes`, write `None` for an argument that is not mapped."
         )
 
     def test_axis_out_of_range_is_named_with_its_argument(self):
