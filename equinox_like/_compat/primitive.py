@@ -173,9 +173,9 @@ def _emit_on_every_device(context: Any, args: Any, function: Any, emit: Any) -> 
 @functools.cache
 def _warn_of_backend(platform: str, reason: str) -> None:
     warn(
-        f"Programs on the backend {platform!r} cannot call Python. So a check of values "
-        "that fails there does not raise an error: what it checks becomes NaN, as with "
-        f"`EQX_ON_ERROR=nan`. JAX says: {reason}"
+        f"Programs on the backend {platform!r} cannot call Python. So a check of "
+        "values that fails there does not raise an error: the values that it checks "
+        f"become NaN, as with `EQX_ON_ERROR=nan`. JAX says: {reason}"
     )
 
 

@@ -69,8 +69,8 @@ def is_inference(*flags: _Flag | None) -> _Flag | bool:
 
     **Arguments:**
 
-    - `*flags`: flags that take precedence over the context if they are not `None`, the
-        first one first. Usually the argument of the call, and then the layer's field.
+    - `*flags`: flags that take precedence over the context if they are not `None`, in
+        this order. Usually the argument of the call, and then the field of the layer.
 
     **Returns:**
 
@@ -104,8 +104,9 @@ def is_inference(*flags: _Flag | None) -> _Flag | bool:
     for flag in flags:
         if isinstance(flag, Module):  # every Module is true
             raise TypeError(
-                f"`is_inference` takes flags, and got {describe_node(flag)}: pass its "
-                "field, as in `is_inference(layer.inference)`."
+                "`is_inference` takes flags (`True`, `False` or `None`); got "
+                f"{describe_node(flag)}. Pass its field, as in "
+                "`is_inference(layer.inference)`."
             )
         if flag is not None:
             return flag

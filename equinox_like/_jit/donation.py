@@ -73,9 +73,9 @@ class Donation:
         advice = ""
         if are_any_sharded([x for _, x in leaves]):
             advice = (
-                " What counts is the size on each device. If the array is returned with "
-                "another sharding, which JAX may choose, pass that of the argument, as "
-                "in `filter_jit(..., out_shardings=...)`."
+                " The size on each device must be equal. If the array is returned with "
+                "another sharding, which JAX may choose, pass the sharding of the "
+                "argument, as in `filter_jit(..., out_shardings=...)`."
             )
         if self.is_strict:
             raise DonationError(

@@ -31,9 +31,9 @@ def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
         kind = type(leaf).__name__
         if is_of_current_trace(leaf):
             raise TypeError(
-                "The function returned a `jax.Ref` that exists only in its trace, at "
-                f"`{leaf_name(out, i, 'out')}`, which JAX cannot do. Make it outside of "
-                "compiled functions, or return what it holds, `ref[...]`."
+                "The function returned a `jax.Ref` that it made itself, at "
+                f"`{leaf_name(out, i, 'out')}`. JAX does not support that. Make the "
+                "Ref outside of compiled functions, or return its value, `ref[...]`."
             )
         if any(map(_holds_tracer, _local_variables(leaf))):
             raise TypeError(

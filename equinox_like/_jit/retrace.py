@@ -273,8 +273,8 @@ def announce(program: Any, trace: Trace) -> None:
     latest[code] = program.opaque
     if known is not None and known() != function:
         logger.warning(
-            f"`{program.name}` is a new function with the code of one that has been traced "
-            f"before ({code.co_filename}:{code.co_firstlineno}). What is compiled belongs "
-            "to the function: define it once, outside of the loop or function that "
-            "defines it again."
+            f"`{program.name}` is a new function with the code of a function that was "
+            f"traced before ({code.co_filename}:{code.co_firstlineno}). Each new "
+            "function is compiled again: define it once, outside of the loop or "
+            "function that defines it now."
         )

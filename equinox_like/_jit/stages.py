@@ -263,9 +263,8 @@ class Compiled(_Stage[_P, _T]):
         if layout.donates and not at_top_level():
             raise DonationError(
                 f"{self!r} donates, and was called under a transformation, which may "
-                "still need the arrays. This was raised before execution, and nothing "
-                "was deleted. Call the function that it was compiled from, which "
-                "donates nothing there."
+                "still need the arrays. Nothing was deleted. Call the function that it "
+                "was compiled from, which donates nothing there."
             )
         try:
             if self._inspects_every_call:

@@ -86,7 +86,7 @@ def check_callables(self: Any, fields: Fields) -> None:
         if isinstance(value, dataclasses.Field):
             raise TypeError(
                 f"Field '{name}' of {type_name(self)} is set to the result of `field`, "
-                f"which belongs into the body of the class: `{name}: SomeType = "
+                f"which belongs in the body of the class: `{name}: SomeType = "
                 f"field(...)`. Set `self.{name}` to the value itself."
             )
         for _ in _that_hide_arrays(value, self):

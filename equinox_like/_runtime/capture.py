@@ -147,9 +147,9 @@ def intervene(
     - `replacements`: a dictionary from patterns, as in [`equinox_like.capture`][], to
         functions. A pattern that is the path of a Module does not match a `tag` of the
         same name. Each function is called with an output, and returns what takes its
-        place: a tree of the same structure, with arrays of the same shapes and dtypes. A
-        function may close over arrays, traced ones too. In an
-        [`equinox_like.nn.Stacked`][] it is called once, for all layers.
+        place: a tree of the same structure, with arrays of the same shapes and dtypes. It
+        may close over arrays, even traced ones. In an [`equinox_like.nn.Stacked`][] it is
+        called once, for all layers.
 
     **Returns:**
 
@@ -261,9 +261,9 @@ class Intervened(Around, Generic[_P, _T]):
         for pattern, function in replacements.items():
             if not callable(function) or any(map(is_array, jtu.tree_leaves(function))):
                 raise TypeError(
-                    "`intervene` takes functions whose leaves are not arrays; got "
-                    f"{describe_node(function)} for {pattern!r}. A `lambda` may close "
-                    "over arrays."
+                    "`intervene` takes functions, and not pytrees with arrays; got "
+                    f"{describe_node(function)} for {pattern!r}. Use a function that "
+                    "closes over the arrays, such as a `lambda`."
                 )
         self.model = model
         self.replacements = tuple(replacements.items())
@@ -348,11 +348,10 @@ def _unreachable(error: UnreachableError) -> RuntimeError:
             f"{place}, which `capture` does not support. Leave it out of `where`."
         )
     return RuntimeError(
-        f"{place}, where only running the program shows whether, and how often, a value "
-        "is computed. Leave it out of `where`; or use `jax.numpy.where` in place of "
-        "`jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
-        "`checkpoint=True` in place of other checkpoints of `filter_scan`, which is a "
-        "`while` with them."
+        f"{place}, where only running the program shows whether, and how often, a "
+        "value is computed. Leave it out of `where`; or use `jax.numpy.where` in place "
+        "of `jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
+        "`checkpoint=True` in place of other checkpoints of `filter_scan`."
     )
 
 

@@ -179,8 +179,8 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
     parent class. Giving an inherited name another message causes a warning.
 
     Type checkers take an enumeration for an `enum.Enum`, so that `Results.success` is a
-    `Results`. For them an enumeration with items is final: where one is the base class,
-    write `# pyright: ignore[reportGeneralTypeIssues]` or `# type: ignore`.
+    `Results`. For them an enumeration with items is final: to derive from it, write
+    `# pyright: ignore[reportGeneralTypeIssues]` or `# type: ignore`.
 
     **Raises:**
 

@@ -40,7 +40,7 @@ def error_if(
     **Arguments:**
 
     - `x`: any pytree that holds an array. The check is attached to the returned value: if
-        no array of the returned value is used, JAX removes the check as dead code.
+        none of its arrays is used, JAX removes the check as dead code.
     - `pred`: a bool, or an array of any shape. The check fails if any element is true.
         Under `jax.vmap` the error lists the elements of the batch that failed.
     - `msg`: the message of the error.

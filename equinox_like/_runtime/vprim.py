@@ -45,7 +45,7 @@ def create_vprim(
 
     - `name`: the name of the primitive in jaxprs.
     - `impl`: `impl(*arrays, **params) -> list of arrays`. JAX must be able to trace it,
-        because it is also what is compiled.
+        because JAX compiles the traced function.
     - `abstract_eval`: the same function of `jax.core.ShapedArray`s.
     - `jvp`: `jvp(primals, tangents, **params) -> (out, out_tangents)`, lists, with JAX's
         symbolic zeros.

@@ -225,7 +225,8 @@ def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:
         return opaque.index(answer)
     except ValueError:
         raise TypeError(
-            "`where` returned a leaf of a tree other than `pytree`."
+            "`where` returned a leaf of a tree other than `pytree`. It must use its "
+            "argument: `lambda tree: tree.layers[0]`."
         ) from None
 
 

@@ -15,7 +15,7 @@ from .paths import path_str
 
 
 def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
-    """Flattens the top node of a tree only, and not the nodes below it.
+    """Flattens the top node of a tree only.
 
     **Arguments:**
 

@@ -36,7 +36,7 @@ def tree_pformat(
 
     - `pytree`: what to print; any Python object.
     - `width`: the number of columns. A container that does not fit is broken into lines.
-    - `indent`: the number of columns by which its content is then indented.
+    - `indent`: the indentation of its content.
     - `short_arrays`: if `False`, the values of arrays are shown, unless they were
         deleted.
     - `struct_as_array`: if `True`, a `jax.ShapeDtypeStruct` is shown like an array.

@@ -207,8 +207,8 @@ def _flags(
         except Exception as error:
             name = leaf_name(pytree, start + len(flags), "pytree", is_leaf)
             error.add_note(
-                "This is from a function of `filter_spec`, which is called with each "
-                f"leaf and not with the tree, for `{name}`."
+                "This is from a function of `filter_spec`, called with the leaf "
+                f"`{name}`. It is called with each leaf, not with the tree."
             )
             if isinstance(spec, type):
                 error.add_note(_tree_of_bools("class", f"of({spec.__name__})"))

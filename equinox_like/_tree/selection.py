@@ -75,7 +75,7 @@ class Selection(Generic[_Tree, _Node]):
     `len` is the number of nodes, so an empty selection is false.
 
     A node may lie within another chosen one. A part that is [`equinox_like.frozen`][] and
-    its content have one path: where both fulfil the conditions, the frozen part alone is
+    its content have the same path: if both fulfil the conditions, only the frozen part is
     chosen.
     """
 
@@ -114,8 +114,9 @@ class Selection(Generic[_Tree, _Node]):
             isinstance(None, classes)
         except TypeError:
             raise TypeError(
-                f"`of` takes classes, such as `equinox_like.nn.Linear`; got {classes!r}. "
-                "For a path there is `at`, for a condition `where`."
+                "`of` takes classes, such as `equinox_like.nn.Linear`; got "
+                f"{classes!r}. To choose by a path, use `at`; by a condition, use "
+                "`where`."
             ) from None
         text = ", ".join(getattr(each, "__name__", str(each)) for each in classes)
         return self._narrowed(
@@ -227,8 +228,8 @@ class Selection(Generic[_Tree, _Node]):
 
         **Raises:**
 
-        `ValueError` if there are fewer or more. It lists their paths, and how many nodes
-        were left by each condition.
+        `ValueError` if there are fewer or more. It lists the paths, and what each
+        condition left.
         """
         if len(self) != require_integer(n, "count", "n"):
             raise ValueError(

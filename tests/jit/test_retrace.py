@@ -404,7 +404,7 @@ class TestLogging:
         assert not any("new function" in told for told in self.told(caplog))
 
 
-OF_ONE = "with the code of one that has been traced before"
+OF_ONE = "with the code of a function that was traced before"
 
 
 def doubled(x):

@@ -94,7 +94,7 @@ def test_each_path_is_one_that_tree_at_takes(model):
 
 
 def test_of_takes_classes_alone(model):
-    with pytest.raises(TypeError, match="For a path there is `at`"):
+    with pytest.raises(TypeError, match="To choose by a path, use `at`"):
         eqx.select(model).of("layers[0]")
 
 
