@@ -245,7 +245,9 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
                 raise TypeError("a ShapeDtypeStruct has no values to save")
             if is_savable(leaf):
                 if name in seen:
-                    raise ValueError("another leaf, or the metadata, has the same name")
+                    raise ValueError(
+                        "another leaf, or the metadata, has the same name: rename it"
+                    )
                 tensors.append((name, *encode_tensor(leaf)))
                 seen.add(name)
         except Exception as error:

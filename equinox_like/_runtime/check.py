@@ -144,7 +144,7 @@ This error is from a check of values, while the program ran. To look at them:
 - Set the environment variable `EQX_ON_ERROR=breakpoint`, and a debugger opens where the
   check is. Most of the usual commands work: `u`, `d`, `p name`, `c`.
 - Set `JAX_DISABLE_JIT=1`, and most of the program runs as ordinary Python.
-- Set `EQX_ON_ERROR=nan`, and it goes on with NaN in place of the values checked.
+- Set `EQX_ON_ERROR=nan`, and the program goes on with NaN in place of these values.
 """
 
 register_check(error_if_p, _BEGIN, _END, _report)

@@ -293,7 +293,7 @@ def _too_long(value: Any, name: str, axis: int, length: int, size_of: Any) -> st
     if isinstance(size_of, _Next):
         largest = f"the largest bucket is {size_of.sizes[-1]}. Add a larger one"
     else:
-        largest = f"the bucket for it is {size_of(length)}. Return a size as large"
+        largest = f"the bucket for it is {size_of(length)}. Return {length} or more"
     return f"`{path}` has length {length} along axis {axis}, and {largest}."
 
 

@@ -188,7 +188,7 @@ def checked_mask(
     if name == "bias" and mask.dtype == bool:
         raise TypeError(
             f"{layer} takes numbers as `bias`, which are added; got "
-            f"{describe_node(mask)}. Pass it as `mask=`."
+            f"{describe_node(mask)}. Pass bools as `mask=`."
         )
     wanted = lengths, (heads, *lengths)
     if mask.shape in wanted:

@@ -144,7 +144,7 @@ class State(Cached):
         if isinstance(model, Iterator):
             raise TypeError(
                 f"State takes a model as `model`; got {describe_node(model)}. Write "
-                "`list(...)`."
+                "`State(list(...))`."
             )
         values = {}
         for path, index in _indices(model):

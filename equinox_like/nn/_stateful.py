@@ -74,7 +74,7 @@ def refuse_key(layer: Any, state: Any) -> None:
     if state is not ABSENT and _is_key(state) and not is_stateful(layer):
         raise TypeError(
             f"{type(layer).__name__} takes a state as its second argument; got a PRNG "
-            "key. Pass it by name: `layer(x, key=key)`."
+            "key. Pass the key by name: `layer(x, key=key)`."
         )
 
 
