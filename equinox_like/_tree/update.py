@@ -57,7 +57,7 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
         return node
     try:
         if isinstance(node, list | tuple):  # a NumPy array would be added to each item
-            raise TypeError("an update of a container is a container like it.")
+            raise TypeError("the update of a container must have the same structure.")
         new = node + update
         if is_array(node) and new.shape != node.shape:
             raise TypeError(f"the sum has shape {new.shape}.")

@@ -76,7 +76,7 @@ def test_update_of_a_none_is_refused_by_its_path():
 def test_number_against_a_container_is_refused_by_its_path():
     with pytest.raises(TypeError, match=r"model\['a'\]`, a tuple"):
         eqx.apply_updates({"a": (1, 2)}, {"a": 3})
-    with pytest.raises(TypeError, match=r"model\['a'\]`, a list.*a container like it"):
+    with pytest.raises(TypeError, match=r"model\['a'\]`, a list.*the same structure"):
         eqx.apply_updates({"a": [np.ones(3)] * 2}, {"a": np.ones(3)})
 
 
