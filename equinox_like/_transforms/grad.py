@@ -278,7 +278,11 @@ def first_argument(
         except ValueError as error:
             if "filter_spec" not in str(error):
                 raise
-            raise ValueError(str(error).replace("filter_spec", "wrt")) from error
+            text = str(error).replace("filter_spec", "wrt")
+            if "`pytree" in text:
+                text = text.replace("`pytree", "`x")
+                text += f" Here `x` is the first argument of `{name_of(fun)}`."
+            raise ValueError(text) from error
     if len(places) < len(leaves):
         _refuse_refs(fun, treedef, chosen)
         if not places:
