@@ -16,11 +16,11 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._tree.at import choosing, tree_at
-from .._tree.filters import is_array_like, is_inexact_array
+from .._tree.filters import is_array_like, is_inexact_array, is_none
 from .._tree.glob import matches_above
 from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays, tree_filter
-from .._tree.paths import plain_path
+from .._tree.paths import listed, plain_path
 from .._tree.registry import register_cached
 from .._tree.strict import compared_as_trees
 from .fields import field
@@ -47,12 +47,17 @@ def trainable(tree: Any, *, exclude: Any = None) -> Any:
     - `exclude`: further nodes to leave out: a function that returns nodes, as in
         [`equinox_like.tree_at`][]; a class, for all its instances; a pattern for paths,
         such as `"layers[0]"` or `"**.bias"`, in which `*` stands for anything within
-        one component and `**` for any number of components; or a list of these. There is
-        no error if one matches nothing, so that one list can serve several models.
+        one component and `**` for any number of components; or a list of these. A class,
+        or a pattern with `*`, may match nothing, so that one list can serve several
+        models.
 
     **Returns:**
 
     A tree of the structure of `tree`, with `True` and `False` as leaves.
+
+    **Raises:**
+
+    `ValueError` if a pattern without `*` matches nothing.
 
     !!! example
 
@@ -73,8 +78,20 @@ def trainable(tree: Any, *, exclude: Any = None) -> Any:
     for selector in exclude if isinstance(exclude, list) else [exclude]:
         if selector is not None:
             excluded = leaves_under(tree, selector)
+            if isinstance(selector, str) and "*" not in selector and not any(excluded):
+                _require_match(tree, selector)
             flags = [a and not b for a, b in zip(flags, excluded, strict=True)]
     return jtu.tree_structure(tree).unflatten(flags)
+
+
+def _require_match(tree: Any, pattern: str) -> None:
+    """Raises if the pattern matches no leaf, and no `None`, as a missing bias is."""
+    there = [plain_path(p) for p, _ in jtu.tree_leaves_with_path(tree, is_leaf=is_none)]
+    if not any(matches_above(pattern, path) for path in there):
+        raise ValueError(
+            f"`exclude` has the pattern {pattern!r}, which matches nothing. It must match "
+            f"a whole path, as '**.bias' does. The leaves are {listed(there, 5)}."
+        )
 
 
 def trainable_leaves(

@@ -1,4 +1,5 @@
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +77,7 @@ def test_it_is_handed_the_whole_tree_wherever_a_specification_is_taken(mlp) -> N
         (lambda m: (m.layers[0].weight, m.layers[2]), [(4,), (4, 4), (4,)]),
         (nn.Linear, []),
         (["layers[0]", "layers[1]"], [(2, 4), (2,)]),
-        ("layers[9]", [(4, 3), (4,), (4, 4), (4,), (2, 4), (2,)]),
-        ("layer", [(4, 3), (4,), (4, 4), (4,), (2, 4), (2,)]),
+        ("layers[9].*", [(4, 3), (4,), (4, 4), (4,), (2, 4), (2,)]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -90,6 +90,17 @@ def test_wrong_exclude_is_an_error(mlp) -> None:
         TypeError, match="by a function that returns nodes, a class, or a pattern"
     ):
         eqx.trainable(mlp, exclude=3)
+    for pattern in ("bias", "layers[9]", "layer"):
+        message = (
+            rf"pattern {re.escape(repr(pattern))}, .* nothing.*`layers\[0\].weight`"
+        )
+        with pytest.raises(ValueError, match=message):
+            eqx.trainable(mlp, exclude=["**.weight", pattern])
+
+
+def test_path_of_a_bias_that_is_missing_may_be_excluded() -> None:
+    layer = nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))
+    assert eqx.trainable([layer], exclude="[0].bias")[0].weight is True
 
 
 # Gradients and updates
