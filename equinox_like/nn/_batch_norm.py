@@ -225,7 +225,7 @@ class BatchNorm(StatefulLayer):
         for_inference = bool(at_inference(self, inference))
         x, layout = laid_out(self, x, mask, for_inference)
         running = _running(self, state)
-        _check_unmapped(running)
+        _check_running(running, x.shape[layout.channel_axis])
         stored = running.mean.dtype
         if not for_inference:
             _check_complex(x, stored)
@@ -315,13 +315,21 @@ def _running(norm: BatchNorm, state: State) -> _Running:
     return _Running(state.get(of_steps), *state.get(of_averages))
 
 
-def _check_unmapped(running: _Running) -> None:
+def _check_running(running: _Running, channels: int) -> None:
     if running.mean.ndim != 1:
         raise ShapeError(
             "BatchNorm takes a `state` whose running averages have shape (channels,); got "
             f"shape {running.mean.shape}. If an earlier call was mapped over the batch, "
             "do not map the state: `jax.vmap(model, axis_name=..., in_axes=(0, None), "
             "out_axes=(0, None))`. If the layer is an ensemble, map it as well."
+        )
+    if running.mean.shape != (channels,):
+        raise ShapeError(
+            f"BatchNorm was given {channels} channels, but the running averages in "
+            f"`state` have shape {running.mean.shape}. If you changed the size of the "
+            "layer, change its part of the state as well: `state.update(jax.tree.map("
+            "lambda a: a[keep] if a.ndim else a, state.substate(norm)))`, where `keep` "
+            "are the channels that are left."
         )
 
 

@@ -485,6 +485,25 @@ def test_wrong_shape_is_an_error(args, shape, message) -> None:
         make(3)[0](jnp.ones((4, 3)), make(3)[1], mask=jnp.ones(3, bool))
 
 
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("keep", [[0, 2], [1]])
+def test_state_of_another_size_is_an_error_until_it_is_pruned(
+    keep, inference, draw
+) -> None:
+    norm, state = make(3)
+    x = np.asarray(draw(8, 3))
+    _, state = run(norm, x, state)
+    want, _ = run(norm, x, state, inference=inference)
+    kept = np.array(keep)
+    pruned = eqx.tree_at(["weight", "bias"], norm, replace_fn=lambda a: a[kept])
+    message = rf"given {len(keep)} channels, but .* have shape \(3,\).*`state.update\("
+    with pytest.raises(eqx.ShapeError, match=message):
+        pruned(x[:, kept], state, inference=inference)
+    part = jax.tree.map(lambda a: a[kept] if a.ndim else a, state.substate(pruned))
+    y, _ = pruned(x[:, kept], state.update(part), inference=inference)
+    np.testing.assert_allclose(y, want[:, kept], atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(6, 3, 4), (6, 3)])
 def test_single_example_is_taken_at_inference(shape, draw) -> None:
     norm, state = make(3)
