@@ -245,7 +245,8 @@ def add_lora(
     - `where`: which layers, or parts of the model with all layers in them: a class; a
         pattern for paths, such as `"**.query_proj"`; a function that returns nodes, as
         in [`equinox_like.tree_at`][]; or a list of these. Layers that have a `weight`,
-        `weight_ih` or `weight_hh` with at least two axes are wrapped.
+        `weight_ih` or `weight_hh` with at least two axes are wrapped. It must be an array;
+        a quantised weight of a class of your own is left as it is.
     - `rank`, `alpha`: as for `LoRA`.
     - `key`: each layer is wrapped with a key made of this one and its path.
 
@@ -276,8 +277,8 @@ def add_lora(
     if not chosen:
         raise ValueError(
             f"`add_lora` found no weight with at least two axes under {where!r}. "
-            "Correct `where`; a layer whose weight has another name can be wrapped by "
-            "`LoRA`."
+            "Correct `where`. A layer whose weight has another name, or is not an array, "
+            "such as a quantised one, can be wrapped by `LoRA`."
         )
 
     for path, _ in select(model).of(LoRA):

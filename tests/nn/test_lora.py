@@ -319,6 +319,29 @@ def test_layers_without_a_weight_are_an_error_that_says_what_to_do(without_type_
         nn.add_lora(nn.MLP(3, 2, 4, 1, key=KEY), "layer", 2, key=KEY)
 
 
+class Int8(eqx.Module):
+    numbers: jax.Array
+    scale: jax.Array
+
+    def __jax_array__(self):
+        return self.numbers * self.scale
+
+
+def test_quantised_weight_is_refused_by_add_lora_but_not_by_lora():
+    weight = Int8(jnp.arange(6, dtype=jnp.int8).reshape(2, 3), jnp.array([[0.5], [2]]))
+    linear = eqx.tree_at("weight", nn.Linear(3, 2, key=KEY), weight)
+    model = nn.Sequential([linear])
+    with pytest.raises(ValueError, match=r"not an array, such as a quantised.*LoRA"):
+        nn.add_lora(model, nn.Linear, 1, key=KEY)
+    wrapped = eqx.select(model).of(nn.Linear).apply(lambda x: nn.LoRA(x, 1, key=KEY))
+    x = jnp.array([1.0, 2, 3])
+    np.testing.assert_allclose(wrapped(x), model(x), rtol=1e-6)
+    grads = eqx.filter_grad(lambda model: model(x).sum())(wrapped)
+    assert (
+        grads.layers[0].b.shape == (2, 1) and grads.layers[0].layer.weight.scale is None
+    )
+
+
 def test_lora_of_a_lora_is_refused():
     linear = nn.Linear(3, 2, key=KEY)
     lora = nn.LoRA(linear, 1, key=KEY)
