@@ -31,7 +31,7 @@ def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
         kind = type(leaf).__name__
         if is_of_current_trace(leaf):
             raise TypeError(
-                "The function returned a `jax.Ref` that it made itself, at "
+                "The function returned a `jax.Ref` that exists only while it is traced, at "
                 f"`{leaf_name(out, i, 'out')}`. JAX does not support that. Make the "
                 "Ref outside of compiled functions, or return its value, `ref[...]`."
             )

@@ -78,7 +78,9 @@ def test_ref_of_the_trace_in_the_output_is_refused_by_its_path():
         def __init__(self):
             self.calls = jax.new_ref(jnp.zeros(()))
 
-    message = r"returned a `jax.Ref` that it made itself, at `out\[0\].calls`"
+    message = (
+        r"returned a `jax.Ref` that exists only while it is traced, at `out\[0\].calls`"
+    )
     make = eqx.filter_jit(lambda: [Counting()])
     for f in (
         make,
