@@ -31,7 +31,7 @@ _ALIGNMENT: Final = 64
 
 
 def alignment(size: int) -> int:
-    """The greatest power of two, up to 64, that divides `size`; 0 if that is 0."""
+    """The greatest power of two, up to 64, that divides `size`; 0 for a size of 0."""
     return min(size & -size, _ALIGNMENT)
 
 
@@ -185,8 +185,10 @@ def _require_sound(path: str, file: Any) -> None:
         if start == MAGIC:
             fix = " `tree_deserialise_leaves` loads files of `.npy` records."
         elif start.startswith(b"PK"):  # a zip archive
-            fix = " If PyTorch saved it, give what `torch.load` returns to "
-            fix += "`load_state_dict`."
+            fix = (
+                " If PyTorch saved it, give what `torch.load` returns to "
+                "`load_state_dict`."
+            )
         raise RuntimeError(
             f"{path} is not a safetensors file, or is damaged: {error}.{fix}"
         ) from error
