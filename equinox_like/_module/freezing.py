@@ -16,11 +16,11 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .._tree.at import choosing, tree_at
-from .._tree.filters import is_array_like, is_inexact_array, is_none
+from .._tree.filters import is_array_like, is_inexact_array
 from .._tree.glob import matches_above
 from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays, tree_filter
-from .._tree.paths import listed, plain_path
+from .._tree.paths import leaf_paths, listed, plain_path
 from .._tree.registry import register_cached
 from .._tree.strict import compared_as_trees
 from .fields import field
@@ -78,15 +78,15 @@ def trainable(tree: Any, *, exclude: Any = None) -> Any:
     for selector in exclude if isinstance(exclude, list) else [exclude]:
         if selector is not None:
             excluded = leaves_under(tree, selector)
-            if isinstance(selector, str) and "*" not in selector and not any(excluded):
+            if isinstance(selector, str) and "*" not in selector:
                 _require_match(tree, selector)
             flags = [a and not b for a, b in zip(flags, excluded, strict=True)]
     return jtu.tree_structure(tree).unflatten(flags)
 
 
 def _require_match(tree: Any, pattern: str) -> None:
-    """Raises if the pattern matches no leaf, and no `None`, as a missing bias is."""
-    there = [plain_path(p) for p, _ in jtu.tree_leaves_with_path(tree, is_leaf=is_none)]
+    """Raises if the pattern matches nothing, not even a `None`."""
+    there = leaf_paths(tree)
     if not any(matches_above(pattern, path) for path in there):
         raise ValueError(
             f"`exclude` has the pattern {pattern!r}, which matches nothing. It must match "

@@ -17,9 +17,9 @@ from .._core.base import frames_hidden, jit_is_disabled, require_callable
 from .._core.sharding import axes_of, refuse_misfit, require_mesh
 from .._jit import filter_jit
 from .._tree.arrays import describe_array
-from .._tree.filters import is_array_or_struct, is_none
+from .._tree.filters import is_array_or_struct
 from .._tree.glob import matches
-from .._tree.paths import listed, plain_path
+from .._tree.paths import leaf_paths, listed, plain_path
 from .shard import filter_shard
 from .trace import filter_eval_shape
 
@@ -177,8 +177,7 @@ def _check_rules(rules: list[Any], tree: Any) -> None:
     # leaf, which may be `None`, as the bias of a layer is.
     exact = {pattern.removeprefix(".") for pattern in patterns if "*" not in pattern}
     if exact:
-        paths = jtu.tree_leaves_with_path(tree, is_leaf=is_none)
-        there = [plain_path(path) for path, _ in paths]
+        there = leaf_paths(tree)
         for pattern in sorted(exact.difference(there)):
             raise ValueError(
                 f"The rule for {pattern!r} matches no leaf. The leaves are "

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .filters import is_none
+
 # A regular expression for a key of a dictionary that is a string.
 STRING_KEY: Final = r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]"""
 
@@ -25,6 +27,12 @@ def plain_path(path: Sequence[Any]) -> str:
 def path_within(path: Sequence[Any]) -> str:
     """As `plain_path`, but empty for the root, also if that is frozen."""
     return jtu.keystr(tuple(path)).removeprefix(".")
+
+
+def leaf_paths(tree: Any) -> list[str]:
+    """The `plain_path` of each leaf, and of each `None`, as a missing bias is."""
+    found = jtu.tree_leaves_with_path(tree, is_leaf=is_none)
+    return [plain_path(path) for path, _ in found]
 
 
 def listed(paths: Sequence[str], most: int) -> str:
