@@ -24,7 +24,7 @@ from .._module.fields import field
 from .._module.freezing import trainable_leaves
 from .._tree.filters import is_inexact_array
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
-from .._tree.partitioning import filter
+from .._tree.partitioning import evaluate_filter
 from .._tree.require import refuse_unknown_options
 from .._tree.splitting import leaf_names
 from .._typing import GradOptions
@@ -271,24 +271,20 @@ def first_argument(
     x, *others = args
     leaves, treedef = jtu.tree_flatten(x)
     places = [i for i, flag in enumerate(trainable_leaves(x)) if flag]
-    chosen = leaves
-    if wrt is not None:
+    if wrt is None:
+        chosen = [True] * len(leaves)
+    else:
         try:
-            chosen = jtu.tree_leaves(filter(x, wrt, replace=_LEFT_OUT))
-        except ValueError as error:
-            if "filter_spec" not in str(error):
-                raise
-            text = str(error).replace("filter_spec", "wrt")
-            if "`pytree" in text:
-                text = text.replace("`pytree", "`x")
-                text += f" Here `x` is the first argument of `{name_of(fun)}`."
-            raise ValueError(text) from error
+            chosen = evaluate_filter(wrt, x, leaves, treedef, names=("wrt", "x"))
+        except Exception as error:
+            error.add_note(f"Here `x` is the first argument of `{name_of(fun)}`.")
+            raise
     if len(places) < len(leaves):
-        _refuse_refs(fun, treedef, chosen)
+        _refuse_refs(fun, treedef, leaves, chosen)
         if not places:
             raise _nothing_to_differentiate(fun, leaves)
     if wrt is not None:
-        places = [i for i in places if chosen[i] is not _LEFT_OUT]
+        places = [i for i in places if chosen[i]]
         if leaves and not places:
             raise TypeError(
                 f"The first argument of `{name_of(fun)}` has nothing to differentiate: "
@@ -297,19 +293,16 @@ def first_argument(
     return [leaves[i] for i in places], Rest(treedef, leaves, places), tuple(others)
 
 
-def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any]) -> None:
+def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any], chosen: list[bool]) -> None:
     """Raises for a `jax.Ref`, which has no gradient: the gradient would be `None`."""
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.Ref):
+        if chosen[i] and isinstance(leaf, jax.Ref):
             raise TypeError(
                 f"The first argument of `{name_of(fun)}` holds a `jax.Ref` at "
                 f"`{leaf_names(treedef, 'x')[i]}`, which cannot be "
                 "differentiated. Pass it as another argument, read it first (`ref[...]`), "
                 "or leave it out by `wrt`."
             )
-
-
-_LEFT_OUT = object()
 
 
 def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:

@@ -17,6 +17,8 @@ from .require import not_one_bool
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_NAMES = "filter_spec", "pytree"
+
 
 def filter(
     pytree: Any,
@@ -88,7 +90,7 @@ def partition(
     if is_leaf is not None and not jtu.all_leaves([filter_spec]):
         return _partition_below(pytree, filter_spec, replace, is_leaf)
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
-    keep = _evaluate(filter_spec, pytree, leaves, treedef, is_leaf)
+    keep = evaluate_filter(filter_spec, pytree, leaves, treedef, is_leaf)
     kept = [x if k else replace for x, k in zip(leaves, keep, strict=True)]
     rest = [replace if k else x for x, k in zip(leaves, keep, strict=True)]
     return treedef.unflatten(kept), treedef.unflatten(rest)
@@ -157,38 +159,46 @@ def _partition_below(pytree, filter_spec, replace, is_leaf) -> tuple[Any, Any]:
     """As `partition`, for an `is_leaf` that holds below the leaves of `filter_spec`, and
     not for the nodes above them."""
     specs, treedef = jtu.tree_flatten(filter_spec)
-    names = "filter_spec", "pytree"
-    subtrees = flatten_up_to(treedef, filter_spec, pytree, *names)
+    subtrees = flatten_up_to(treedef, filter_spec, pytree, *_NAMES)
     halves: list[tuple[Any, Any]] = []
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
-        _refuse_other_than_filter(spec, filter_spec, i)
+        _refuse_other_than_filter(spec, filter_spec, i, _NAMES[0])
         halves.append(partition(subtree, spec, replace, is_leaf))
     kept = treedef.unflatten([kept for kept, _ in halves])
     return kept, treedef.unflatten([rest for _, rest in halves])
 
 
-def _evaluate(filter_spec, pytree, leaves, treedef, is_leaf) -> list[bool]:
-    """One bool for each leaf of `pytree`."""
+def evaluate_filter(
+    filter_spec: Any,
+    pytree: Any,
+    leaves: list[Any],
+    treedef: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+    names: tuple[str, str] = _NAMES,
+) -> list[bool]:
+    """One bool for each leaf of `pytree`, whose leaves and treedef these are.
+
+    `names` are those of `filter_spec` and `pytree` in errors.
+    """
     if _is_tree_filter(filter_spec):
         chosen = treedef.flatten_up_to(filter_spec(pytree))
         return [all(jtu.tree_leaves(flags)) for flags in chosen]
     if callable(filter_spec) and jtu.all_leaves([filter_spec]):
-        return _flags(filter_spec, leaves, 0, pytree, is_leaf)
+        return _flags(filter_spec, leaves, 0, pytree, is_leaf, names)
     specs, spec_treedef = jtu.tree_flatten(filter_spec)
     if spec_treedef == treedef and set(map(type, specs)) <= {bool}:
         return specs
     keep: list[bool] = []
-    names = "filter_spec", "pytree"
     subtrees = flatten_up_to(spec_treedef, filter_spec, pytree, *names)
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
-        _refuse_other_than_filter(spec, filter_spec, i)
+        _refuse_other_than_filter(spec, filter_spec, i, names[0])
         below = jtu.tree_leaves(subtree, is_leaf)
         if _is_tree_filter(spec):
-            keep += _evaluate(spec, subtree, *jtu.tree_flatten(subtree, is_leaf), None)
+            keep += evaluate_filter(spec, subtree, *jtu.tree_flatten(subtree, is_leaf))
         elif isinstance(spec, bool):
             keep.extend([spec] * len(below))
         else:
-            keep += _flags(spec, below, len(keep), pytree, is_leaf)
+            keep += _flags(spec, below, len(keep), pytree, is_leaf, names)
     return keep
 
 
@@ -198,16 +208,18 @@ def _flags(
     start: int,
     pytree: Any,
     is_leaf: Callable[[Any], bool] | None,
+    names: tuple[str, str],
 ) -> list[bool]:
     """One bool for each of these leaves, which begin at the one with number `start`."""
+    filter_name, tree_name = names
     flags: list[bool] = []
     for leaf in leaves:
         try:
             answer = spec(leaf)
         except Exception as error:
-            name = leaf_name(pytree, start + len(flags), "pytree", is_leaf)
+            name = leaf_name(pytree, start + len(flags), tree_name, is_leaf)
             error.add_note(
-                "This is from a function of `filter_spec`, called with the leaf "
+                f"This is from a function of `{filter_name}`, called with the leaf "
                 f"`{name}`. It is called with each leaf, not with the tree."
             )
             if isinstance(spec, type):
@@ -218,8 +230,8 @@ def _flags(
         except ValueError:
             if not is_array(answer):
                 raise
-            name = leaf_name(pytree, start + len(flags), "pytree", is_leaf)
-            raise not_one_bool("A function of `filter_spec`", answer, name) from None
+            name = leaf_name(pytree, start + len(flags), tree_name, is_leaf)
+            raise not_one_bool(f"A function of `{filter_name}`", answer, name) from None
     return flags
 
 
@@ -230,15 +242,17 @@ def _tree_of_bools(criterion: str, chosen: str) -> str:
     )
 
 
-def _refuse_other_than_filter(spec: Any, filter_spec: Any, number: int) -> None:
+def _refuse_other_than_filter(
+    spec: Any, filter_spec: Any, number: int, filter_name: str
+) -> None:
     is_callable = callable(spec) and not isinstance(spec, jax.Array)
     if not is_callable and not isinstance(spec, bool):
         fix = ""
         if isinstance(spec, str):
             fix = " " + _tree_of_bools("path", "at(path)")
         raise ValueError(
-            "The leaves of `filter_spec` must be `True`, `False` or callables; at "
-            f"`{leaf_name(filter_spec, number, 'filter_spec')}` there is "
+            f"The leaves of `{filter_name}` must be `True`, `False` or callables; at "
+            f"`{leaf_name(filter_spec, number, filter_name)}` there is "
             f"`{tree_pformat(spec)}`.{fix}"
         )
 

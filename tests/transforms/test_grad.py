@@ -251,6 +251,28 @@ def test_wrt_that_chooses_nothing_is_an_error():
     assert eqx.filter_grad(lambda x: 1.0, wrt=True)(()) == ()
 
 
+@pytest.mark.parametrize(
+    "wrt, text",
+    [
+        ({"w": {"v": True}}, r"`wrt\['w'\]` is a dict .* `x\['w'\]` is a list"),
+        (
+            {"w": [1, True]},
+            r"leaves of `wrt` must be .* at `wrt\['w'\]\[0\]` there is `1`",
+        ),
+        (lambda x: x > 0, r"A function of `wrt` returned .* for `x\['w'\]\[0\]`"),
+        (lambda x: x.nothing, r"no attribute 'nothing'"),
+    ],
+    ids=["structure", "leaf", "bools", "error"],
+)
+def test_errors_about_wrt_name_it_and_the_argument(wrt, text):
+    with pytest.raises((ValueError, AttributeError), match=text) as caught:
+        eqx.filter_grad(total, wrt=wrt)({"w": [jnp.ones(2), jnp.ones(2)]})
+    *others, note = caught.value.__notes__
+    assert note == "Here `x` is the first argument of `total`."
+    for other in others:
+        assert "of `wrt`, called with the leaf `x['w'][0]`" in other
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_ref_is_refused_by_its_path(wrap):
     def loss(x):
