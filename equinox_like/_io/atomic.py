@@ -30,27 +30,42 @@ def is_path(x: Any) -> bool:
     return isinstance(x, str | bytes | os.PathLike)
 
 
-def with_suffix(path: Any, suffix: str, argument: str = "path") -> str:
+def is_file(path_or_file: Any, method: str) -> bool:
+    """Whether this is an open file with the method `read` or `write`, and not a path.
+
+    **Raises:**
+
+    `TypeError` if it is neither.
+    """
+    if is_path(path_or_file):
+        return False
+    if not hasattr(path_or_file, method):
+        raise TypeError(
+            "`path_or_file`, the first argument, must be a path, or a binary file with "
+            f"a method `{method}`; got {describe_node(path_or_file)}."
+        )
+    return True
+
+
+def with_suffix(path: Any, suffix: str) -> str:
     """`path`, of any path type, as a string, with `suffix` if it has none.
 
     The path of a pipe or a device stays as it is.
 
     **Raises:**
 
-    `TypeError` or `ValueError`, naming the `argument`, if it does not name a file.
+    `ValueError` if it does not name a file.
     """
-    if not is_path(path):
-        is_file = hasattr(path, "read") or hasattr(path, "write")
-        raise TypeError(
-            f"`{argument}`, the first argument, must be a string or another path; got "
-            f"{describe_node(path)}."
-            + " `tree_serialise_leaves` and `tree_deserialise_leaves` take open files."
-            * is_file
+    text = os.fsdecode(path)
+    if "://" in text:
+        raise ValueError(
+            f"`path_or_file` must be a path on this machine; got the URL {text!r}. Open "
+            "it, as by `with fsspec.open(url, mode) as file:`, and pass the open file."
         )
-    path = pathlib.Path(os.fsdecode(path))
+    path = pathlib.Path(text)
     if path.name in ("", ".."):
         raise ValueError(
-            f"`{argument}` must end with the name of a file; got {str(path)!r}."
+            f"`path_or_file` must end with the name of a file; got {str(path)!r}."
         )
     return str(path) if path.suffix or _is_stream(path) else f"{path}{suffix}"
 
@@ -111,16 +126,24 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """A named file to read from. The content of a pipe or device is copied to one."""
-    with open(path, "rb") as file:
-        if not _is_stream(path):
-            yield file
-            return
-        with tempfile.NamedTemporaryFile() as copy:
-            shutil.copyfileobj(file, copy)
-            copy.seek(0)
-            yield copy
+def opened(path_or_file: Any) -> Iterator[Any]:
+    """A named file to read from.
+
+    The rest of an open file, and the content of a pipe or device, are copied to one.
+    """
+    with contextlib.ExitStack() as stack:
+        file = path_or_file
+        if is_path(path_or_file):
+            file = stack.enter_context(open(path_or_file, "rb"))
+            if not _is_stream(path_or_file):
+                yield file
+                return
+        # In a folder of its own, as Windows opens no `NamedTemporaryFile` a second time.
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        copy = stack.enter_context(open(os.path.join(folder, "copy"), "w+b"))
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+        yield copy
 
 
 def content_of(file: Any) -> np.ndarray:

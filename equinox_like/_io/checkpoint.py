@@ -5,6 +5,8 @@ multiple of 64 bytes, and tensors are sorted by alignment, largest first. So on 
 JAX can use most of them in the mapped file, without a copy.
 """
 
+import contextlib
+import io
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -17,8 +19,8 @@ from .._errors import LeafError
 from .._tree.nodes import describe_node
 from .._tree.paths import plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
-from .._typing import FilePath
-from .atomic import replacing, with_suffix
+from .._typing import FilePath, Readable, Writable
+from .atomic import is_file, replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
 from .names import renamer
@@ -33,7 +35,7 @@ _Path = tuple[Any, ...]
 
 
 def save(
-    path: FilePath,
+    path_or_file: FilePath | Writable,
     tree: Any,
     metadata: Mapping[str, str] | None = None,
     *,
@@ -41,28 +43,31 @@ def save(
 ) -> None:
     """Saves the arrays and numbers of a tree to a safetensors file, by their paths.
 
-    The file is replaced atomically: if the process is killed, the path holds the old
-    file or the new one. The name of each tensor is the path of its leaf as in code,
-    `layers[0].weight`, so that other programs find it. A leaf that occurs twice is
-    saved twice.
+    A file given by its path is replaced atomically: if the process is killed, the path
+    holds the old file or the new one. The name of each tensor is the path of its leaf as
+    in code, `layers[0].weight`, so that other programs find it. A leaf that occurs twice
+    is saved twice.
 
     **Arguments:**
 
-    - `path`: the file; `.safetensors` is appended if it has no suffix.
+    - `path_or_file`: a path, to which `.safetensors` is appended if it has no suffix; or
+        a binary file open for writing, such as an `io.BytesIO` or what `fsspec.open` opens
+        in cloud storage.
     - `tree`: any pytree. JAX and NumPy arrays of any dtype of numbers, typed PRNG keys,
         NumPy scalars and Python `bool`, `int`, `float` and `complex` are saved; other
         leaves are not.
     - `metadata`: a dictionary of strings to keep in the file beside the tree;
         [`equinox_like.load_metadata`][] reads them.
-    - `durable`: whether to wait until all data are on the disk, so that the file
-        survives a power failure. It may take ten times as long.
+    - `durable`: whether to wait until all data are on the disk, so that a file given by
+        its path survives a power failure. It may take ten times as long.
 
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, for a leaf that cannot be saved: a
     traced array, one with parts on other hosts, an array of Python objects. `OSError` if
     the file cannot be written, for example because the disk is full. `TypeError` if `tree`
-    is a class or a function in place of a tree.
+    is a class or a function in place of a tree. `ValueError` if an open file is in another
+    mode, or is to be `durable`.
 
     !!! example
 
@@ -86,14 +91,14 @@ def save(
     tensors.sort(key=lambda item: -alignment(item[2].nbytes))
     head = header(texts, tensors)
     size = len(head) + sum(data.nbytes for _, _, data in tensors)
-    with replacing(with_suffix(path, _SUFFIX), durable, size) as file:
+    with _to_write(path_or_file, durable, size) as file:
         file.write(head)
         for _, _, data in tensors:
             file.write(data.data)
 
 
 def load(
-    path: FilePath,
+    path_or_file: FilePath | Readable,
     like: _Tree,
     *,
     strict: bool = True,
@@ -115,8 +120,9 @@ def load(
 
     **Arguments:**
 
-    - `path`: as for `save`. Any safetensors file whose names are the paths of `like` can
-        be read.
+    - `path_or_file`: a path as for `save`, or a binary file open for reading, whose rest
+        is copied to a temporary file. Any safetensors file whose names are the paths of
+        `like` can be read.
     - `like`: a tree with the structure, dtypes and shapes of what was saved. Its leaves may
         be `jax.ShapeDtypeStruct`s, for JAX arrays; whatever is not saved is taken from it.
         An array is placed where the array of `like` is committed, or as the struct says;
@@ -164,7 +170,7 @@ def load(
         ```
     """
     refuse_class(like, "like")
-    file = File(with_suffix(path, _SUFFIX))
+    file = _file_of(path_or_file)
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
@@ -211,12 +217,12 @@ def _read(file: File, name: Any, path: _Path, like: Any) -> Any:
         raise _error_at(path, f"it has {error}") from None
 
 
-def load_metadata(path: FilePath) -> dict[str, str]:
+def load_metadata(path_or_file: FilePath | Readable) -> dict[str, str]:
     """The strings that were given to [`equinox_like.save`][] beside the tree.
 
     **Arguments:**
 
-    - `path`: as for `save`; any safetensors file.
+    - `path_or_file`: as for `load`; any safetensors file. An open file is read to its end.
 
     **Raises:**
 
@@ -232,7 +238,34 @@ def load_metadata(path: FilePath) -> dict[str, str]:
         assert eqx.load_metadata("weights") == {"step": "100"}
         ```
     """
-    return File(with_suffix(path, _SUFFIX)).metadata
+    return _file_of(path_or_file).metadata
+
+
+def _to_write(
+    path_or_file: Any, durable: bool, size: int
+) -> contextlib.AbstractContextManager[Any]:
+    if not is_file(path_or_file, "write"):
+        return replacing(with_suffix(path_or_file, _SUFFIX), durable, size)
+    _require_mode(path_or_file, "wb")
+    if durable:
+        raise ValueError(
+            "`durable=True` needs a path. An open file is on the disk after "
+            "`file.flush()` and `os.fsync(file.fileno())`."
+        )
+    return contextlib.nullcontext(path_or_file)
+
+
+def _file_of(path_or_file: Any) -> File:
+    if is_file(path_or_file, "read"):
+        _require_mode(path_or_file, "rb")
+        return File(path_or_file)
+    return File(with_suffix(path_or_file, _SUFFIX))
+
+
+def _require_mode(file: Any, mode: str) -> None:
+    allows = getattr(file, "writable" if mode == "wb" else "readable", lambda: True)
+    if isinstance(file, io.TextIOBase) or not allows():
+        raise ValueError(f"`path_or_file` must be a file open in the mode {mode!r}.")
 
 
 def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:

@@ -83,10 +83,12 @@ def _json(value: Any) -> str:
 class File:
     """A validated safetensors file, mapped into memory."""
 
-    def __init__(self, path: str):
-        self.path = path
-        with opened(path) as file:
-            _require_sound(path, file)
+    def __init__(self, path_or_file: Any):
+        name = getattr(path_or_file, "name", path_or_file)
+        is_named = isinstance(name, str)
+        self.path = name if is_named else f"the {type(path_or_file).__name__}"
+        with opened(path_or_file) as file:
+            _require_sound(self.path, file)
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
             content = content_of(file)
@@ -182,7 +184,11 @@ def _require_sound(path: str, file: Any) -> None:
     except safetensors.SafetensorError as error:
         start = file.read(len(MAGIC))
         fix = ""
-        if start == MAGIC:
+        if not start:
+            fix = (
+                " Nothing is left to read: an open file may need `file.seek(0)` first."
+            )
+        elif start == MAGIC:
             fix = " `tree_deserialise_leaves` loads files of `.npy` records."
         elif start.startswith(b"PK"):  # a zip archive
             fix = (

@@ -21,7 +21,7 @@ from .._tree.nodes import describe_node
 from .._tree.paths import listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
-from .atomic import content_of, is_path, opened, replacing, with_suffix
+from .atomic import content_of, is_file, opened, replacing, with_suffix
 from .records import (
     RecordMismatch,
     bytes_remaining,
@@ -95,11 +95,11 @@ def tree_serialise_leaves(
     if filter_spec is default_serialise_filter_spec:
         refuse_class(pytree, "pytree")
     items, _ = _assign(filter_spec, pytree, is_leaf, "pytree")
-    if _is_file(path_or_file, "write"):
+    if is_file(path_or_file, "write"):
         for spec, path, leaf in items:
             _write_leaf(path_or_file, spec, path, leaf)
         return
-    with replacing(with_suffix(path_or_file, ".eqx", "path_or_file")) as file:
+    with replacing(with_suffix(path_or_file, ".eqx")) as file:
         written: list[tuple[str, int]] = []
         end, is_selection = 0, False
         for spec, path, leaf in items:
@@ -165,9 +165,9 @@ def tree_deserialise_leaves(
         refuse_class(like, "like")
     items, rebuild = _assign(filter_spec, like, is_leaf, "like")
     items = _sharing_put(items)
-    if _is_file(path_or_file, "read"):
+    if is_file(path_or_file, "read"):
         return rebuild([_read_leaf(path_or_file, *item) for item in items])
-    path = with_suffix(path_or_file, ".eqx", "path_or_file")
+    path = with_suffix(path_or_file, ".eqx")
     with opened(path) as file:
         saved = find_structure(file)
         leaves = list(_read_leaves(file, items, saved, content_of(file)))
@@ -201,17 +201,6 @@ def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
         )
 
     return items, rebuild
-
-
-def _is_file(path_or_file: Any, method: str) -> bool:
-    if is_path(path_or_file):
-        return False
-    if not hasattr(path_or_file, method):
-        raise TypeError(
-            "`path_or_file`, the first argument, must be a path, or a binary file with "
-            f"a method `{method}`; got {describe_node(path_or_file)}."
-        )
-    return True
 
 
 def _error_at(path: _Path, problem: Any) -> LeafError:

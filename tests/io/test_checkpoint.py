@@ -1,5 +1,8 @@
 """`save` and `load`: what goes into a file by its path comes back, or an error says why."""
 
+import bz2
+import gzip
+import io
 import json
 import os
 import pickle
@@ -324,6 +327,93 @@ class TestFile:
             [sys.executable, "-c", code], capture_output=True, text=True
         )
         assert "pip install safetensors" in done.stderr
+
+
+class TestOpenFiles:
+    def test_it_comes_back_after_what_was_written_before(self):
+        tree, file = Net([jnp.arange(3.0)], 0.5), io.BytesIO()
+        file.write(b"first line\n")
+        eqx.save(file, tree, metadata={"step": "3"})
+        for read in (
+            lambda: eqx.tree_equal(eqx.load(file, Net([jnp.zeros(3)], 0.0)), tree),
+            lambda: eqx.load_metadata(file) == {"step": "3"},
+        ):
+            file.seek(0)
+            assert file.readline() == b"first line\n"
+            assert read()
+            assert file.read() == b""
+
+    @pytest.mark.parametrize("module", [gzip, bz2])
+    def test_compressed_file_comes_back(self, module, tmp_path):
+        tree = {"w": jnp.arange(5.0), "n": 3}
+        with module.open(tmp_path / "packed", "wb") as file:
+            eqx.save(file, tree)
+        with module.open(tmp_path / "packed", "rb") as file:
+            loaded = eqx.load(file, {"w": jnp.zeros(5), "n": 0})
+        assert eqx.tree_equal(loaded, tree)
+
+    def test_file_needs_no_other_method_than_to_read_and_write_in_order(self):
+        class Pipe:
+            """What was written first is read first."""
+
+            def __init__(self):
+                self.content = b""
+
+            def write(self, data):
+                self.content += data
+
+            def read(self, size):
+                data, self.content = self.content[:size], self.content[size:]
+                return data
+
+        pipe = Pipe()
+        eqx.save(pipe, [jnp.arange(5.0)])
+        assert eqx.load(pipe, [jnp.zeros(5)])[0].tolist() == [0, 1, 2, 3, 4]
+
+    def test_content_is_that_of_a_file_by_its_path(self, tmp_path):
+        file, tree = io.BytesIO(), [jnp.arange(3.0), 2]
+        eqx.save(file, tree)
+        eqx.save(tmp_path / "a", tree)
+        assert file.getvalue() == (tmp_path / "a.safetensors").read_bytes()
+
+    def test_nothing_is_written_if_a_leaf_cannot_be_saved(self):
+        file = io.BytesIO()
+        with pytest.raises(eqx.LeafError, match=r"path \[1\]"):
+            eqx.save(file, [jnp.ones(2), np.array([object()])])
+        assert file.getvalue() == b""
+
+    def test_errors_name_the_file(self, tmp_path):
+        file = io.BytesIO()
+        eqx.save(file, {"w": jnp.ones(2)})
+        with pytest.raises(RuntimeError, match=r"the BytesIO is not.*`file.seek\(0\)`"):
+            eqx.load(file, {"w": jnp.ones(2)})
+        (tmp_path / "a").write_bytes(file.getvalue()[:-1])
+        with open(tmp_path / "a", "rb") as damaged:
+            with pytest.raises(RuntimeError, match=f"^{tmp_path}/a is not .* damaged"):
+                eqx.load(damaged, {"w": jnp.ones(2)})
+
+    @pytest.mark.parametrize("mode", ["w", "r", "wb", "rb"])
+    def test_other_modes_are_refused(self, mode, tmp_path):
+        (tmp_path / "a").touch()
+        with open(tmp_path / "a", mode) as file:
+            with pytest.raises(ValueError, match="must be a file open in the mode"):
+                if mode == "wb":
+                    eqx.load_metadata(file)
+                else:
+                    eqx.save(file, {})
+
+    def test_durable_needs_a_path(self):
+        with pytest.raises(ValueError, match=r"needs a path.*os.fsync"):
+            eqx.save(io.BytesIO(), {}, durable=True)
+
+    @pytest.mark.parametrize("url", ["s3://bucket/model", b"gs://bucket/model"])
+    def test_url_is_to_be_opened(self, url):
+        with pytest.raises(
+            ValueError, match=r"got the URL '\w+://bucket/model'\. Open"
+        ):
+            eqx.save(url, {})
+        with pytest.raises(ValueError, match="pass the open file"):
+            eqx.tree_deserialise_leaves(url, {})
 
 
 class TestRename:

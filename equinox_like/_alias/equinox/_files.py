@@ -21,7 +21,7 @@ def _opening(function: Callable[..., Any], context: Any) -> Callable[..., Any]:
     def on_file(path_or_file: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_path(path_or_file):
             return function(path_or_file, *args, **kwargs)
-        with context(with_suffix(path_or_file, ".eqx", "path_or_file")) as file:
+        with context(with_suffix(path_or_file, ".eqx")) as file:
             return function(file, *args, **kwargs)
 
     return on_file
