@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from .._core.difference import tree_differences
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
+from .._tree.partitioning import map_nodes
 from .._tree.paths import path_str
 from .buffers import Buffer, is_buffer
 from .carry import type_of
@@ -107,7 +108,8 @@ class FlatCarry:
         raise self._mismatch(treedef.unflatten(leaves))
 
     def _mismatch(self, out: Any) -> ValueError:
-        before, after = self.fill(None, self.data), _without_preds(out)
+        before = self.fill(None, self.data)
+        after = map_nodes(lambda x: Buffer(x._array, None), out, is_buffer)
         found = tree_differences("carry", before, after, is_array, type_of)
         lines = "".join(f"\n- {difference}" for difference in found)
         return ValueError(
@@ -125,14 +127,6 @@ class _Mark:
 
 def _unwrapped(x: Any) -> Any:
     return x._array if isinstance(x, Buffer) else None
-
-
-def _without_preds(tree: Any) -> Any:
-    return jtu.tree_map(
-        lambda x: Buffer(x._array, None) if isinstance(x, Buffer) else x,
-        tree,
-        is_leaf=is_buffer,
-    )
 
 
 def _same_type(before: Any, after: Any) -> bool:

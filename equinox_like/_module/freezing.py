@@ -19,7 +19,7 @@ from .._tree.at import choosing, tree_at
 from .._tree.filters import is_array_like, is_inexact_array
 from .._tree.glob import matches_above
 from .._tree.nodes import describe_node
-from .._tree.partitioning import map_arrays, tree_filter
+from .._tree.partitioning import map_arrays, map_nodes, tree_filter
 from .._tree.paths import leaf_paths, listed, plain_path
 from .._tree.registry import register_cached
 from .._tree.strict import compared_as_trees
@@ -286,11 +286,7 @@ def unfrozen(tree: Any) -> Any:
         assert eqx.unfrozen({"w": eqx.frozen(w)})["w"] is w
         ```
     """
-    return jax.tree.map(
-        lambda node: unfrozen(node.value) if isinstance(node, Frozen) else node,
-        tree,
-        is_leaf=_is_frozen,
-    )
+    return map_nodes(lambda node: unfrozen(node.value), tree, _is_frozen)
 
 
 def _is_frozen(node: Any) -> bool:

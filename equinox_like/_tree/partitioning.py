@@ -142,6 +142,13 @@ def map_arrays(fun: Callable[[Any], Any], pytree: Any) -> Any:
     return jtu.tree_map(lambda x: fun(x) if is_array(x) else x, pytree)
 
 
+def map_nodes(
+    fun: Callable[[Any], Any], pytree: Any, is_node: Callable[[Any], bool]
+) -> Any:
+    """The tree with `fun(node)` in place of each node for which `is_node` holds."""
+    return jtu.tree_map(lambda x: fun(x) if is_node(x) else x, pytree, is_leaf=is_node)
+
+
 def tree_filter(fun: _F) -> _F:
     """Marks a filter that is called on a whole tree, and returns a tree of bools."""
     setattr(fun, _TREE_FILTER, True)

@@ -30,6 +30,7 @@ from .._transforms.vmap import filter_vmap
 from .._tree import is_array
 from .._tree.arrays import is_deleted
 from .._tree.nodes import describe_node
+from .._tree.partitioning import map_nodes
 from .._tree.paths import path_str
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
@@ -249,7 +250,7 @@ def _row(
         if options.end_tokens is not None:
             # A token fed after the end is cut off, so that a ring loses no token.
             fed = ended.astype(jnp.int32)
-            cache = _each_cache(lambda c: cut(c, c.length - fed), cache)
+            cache = map_nodes(lambda c: cut(c, c.length - fed), cache, _is_cache)
             token = jnp.where(ended, options.pad_token, token)
             ended = ended | (token == options.end_tokens).any()
         if seen is not None:
@@ -279,7 +280,8 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
     if length is None:
         return filled
     lengths = iter([c.length for c in _caches(cache)])
-    return _each_cache(lambda c: c.truncate(next(lengths) + length - 1), filled)
+    truncate = lambda c: c.truncate(next(lengths) + length - 1)  # noqa: E731
+    return map_nodes(truncate, filled, _is_cache)
 
 
 def _next_logits(model: Any, token: Array, cache: Any) -> tuple[Array, Any]:
@@ -315,12 +317,6 @@ def _is_cache(node: Any) -> bool:
 
 def _caches(tree: Any) -> list[KVCache]:
     return [x for x in jax.tree.leaves(tree, is_leaf=_is_cache) if _is_cache(x)]
-
-
-def _each_cache(function: Callable[[KVCache], KVCache], tree: Any) -> Any:
-    return jax.tree.map(
-        lambda x: function(x) if _is_cache(x) else x, tree, is_leaf=_is_cache
-    )
 
 
 def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:

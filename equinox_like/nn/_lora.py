@@ -19,6 +19,7 @@ from .._module.freezing import leaves_under, trainable_leaves
 from .._module.wrapper import check_forwards
 from .._runtime.watched import class_of
 from .._tree import is_array, is_inexact_array, tree_at
+from .._tree.partitioning import map_nodes
 from .._tree.paths import path_within
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
@@ -322,11 +323,10 @@ def merge_lora(model: _Tree) -> _Tree:
         ```
     """
 
-    def each(node):
-        return merge_lora(node.merge().layer) if isinstance(node, LoRA) else node
-
-    return jax.tree.map(
-        each, unfrozen(model), is_leaf=lambda node: isinstance(node, LoRA)
+    return map_nodes(
+        lambda lora: merge_lora(lora.merge().layer),
+        unfrozen(model),
+        lambda node: isinstance(node, LoRA),
     )
 
 

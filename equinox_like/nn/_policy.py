@@ -11,6 +11,7 @@ from .._core.context import Entering
 from .._module import AbstractVar, Frozen, Module, field
 from .._module.wrapper import check_forwards
 from .._tree.nodes import describe_node
+from .._tree.partitioning import map_nodes
 from .._typing import DTypeLike
 from ._callables import check_layer
 from ._precision import cast, compute_dtype, floating, is_real
@@ -310,9 +311,9 @@ def _with_kept(layer: Any, dtype: Any, keep: tuple[type, ...]) -> Any:
     """`layer`, with its kept layers wrapped: they take and return arrays of `dtype`."""
 
     def each(node: Any) -> Any:
-        if not (isinstance(node, keep) and callable(node)):
+        if not callable(node):
             return node
         own = next((x.dtype for x in jax.tree.leaves(node) if is_real(x)), None)
         return _Kept(node, own, dtype)
 
-    return jax.tree.map(each, layer, is_leaf=lambda node: isinstance(node, keep))
+    return map_nodes(each, layer, lambda node: isinstance(node, keep))

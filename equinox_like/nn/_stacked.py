@@ -17,7 +17,7 @@ from .._module.construct import filled
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree import combine, is_array, partition
 from .._tree.nodes import describe_node
-from .._tree.partitioning import map_arrays
+from .._tree.partitioning import map_arrays, map_nodes
 from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
 from ._callables import as_layers, check_function
@@ -384,11 +384,7 @@ def _markers(layer: Any) -> list[Any]:
 
 def _with_markers(layers: Any, new: Callable[[Any], Any]) -> Any:
     """The layers, with `new(marker)` in place of each state marker."""
-    return jax.tree.map(
-        lambda x: with_marker(x, new(x.marker)) if is_index(x) else x,
-        layers,
-        is_leaf=is_index,
-    )
+    return map_nodes(lambda x: with_marker(x, new(x.marker)), layers, is_index)
 
 
 def _refuse_difference(first: Any, layer: Any, index: int) -> None:

@@ -21,6 +21,7 @@ from .._tree import is_array_like, tree_pformat
 from .._tree.arrays import is_weak
 from .._tree.cached import Attribute, Cached, forget
 from .._tree.nodes import describe_node
+from .._tree.partitioning import map_nodes
 from .._tree.paths import path_str
 from .._tree.registry import register_cached
 from ._callables import check_function, refuse_layer_class, refuse_model
@@ -339,12 +340,11 @@ def delete_init_state(model: _Tree) -> _Tree:
         ```
     """
 
-    def without_init(node: Any) -> Any:
-        if not is_index(node):
-            return node
-        return filled(StateIndex, vars(node) | {"init": _Deleted()})
-
-    return jax.tree.map(without_init, model, is_leaf=is_index)
+    return map_nodes(
+        lambda index: filled(StateIndex, vars(index) | {"init": _Deleted()}),
+        model,
+        is_index,
+    )
 
 
 def is_index(node: Any) -> bool:
