@@ -2,6 +2,7 @@
 parameters, and do everything in a call except the convolution itself.
 """
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -79,16 +80,12 @@ def conv_parameters(
     per_group = conv.in_channels // conv.groups
     limit = 1 / math.sqrt(per_group * math.prod(conv.kernel_size))
     weight_key, bias_key = split_key(key, 2, conv)
-    weight_shape = (conv.out_channels, per_group, *conv.kernel_size)
-    weight = first_values(
-        conv, "weight", weight_init, weight_key, weight_shape, limit, dtype
-    )
-    if not conv.use_bias:
-        return weight, None
-    bias_shape = (conv.out_channels,) + (1,) * conv.num_spatial_dims
-    return weight, first_values(
-        conv, "bias", bias_init, bias_key, bias_shape, limit, dtype
-    )
+    first = functools.partial(first_values, conv, limit=limit, dtype=dtype)
+    shape = conv.out_channels, per_group, *conv.kernel_size
+    weight = first("weight", weight_init, weight_key, shape)
+    shape = conv.out_channels, *(1,) * conv.num_spatial_dims
+    bias = first("bias", bias_init, bias_key, shape) if conv.use_bias else None
+    return weight, bias
 
 
 def convolved(

@@ -1,6 +1,7 @@
 """`Einsum`: a linear map between axes of an array, given by an einsum equation."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -102,16 +103,11 @@ class Einsum(Module):
         fan_in = math.prod(sizes[name] for name in axes.summed)
         limit = 1 / math.sqrt(fan_in) if fan_in else 1.0
         weight_key, bias_key = split_key(key, 2, self)
-        shape = tuple(sizes[name] for name in axes.weight)
-        self.weight = first_values(
-            self, "weight", weight_init, weight_key, shape, limit, dtype
-        )
-        shape = tuple(sizes[name] for name in axes.bias)
-        self.bias = (
-            first_values(self, "bias", bias_init, bias_key, shape, limit, dtype)
-            if use_bias
-            else None
-        )
+        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
+        shape = [sizes[name] for name in axes.weight]
+        self.weight = first("weight", weight_init, weight_key, shape)
+        shape = [sizes[name] for name in axes.bias]
+        self.bias = first("bias", bias_init, bias_key, shape) if use_bias else None
 
     @property
     def _layouts(self) -> dict[str, Layout]:

@@ -1,5 +1,6 @@
 """`Linear` and `Identity`: an affine map of a vector, and the identity."""
 
+import functools
 import math
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
@@ -82,14 +83,9 @@ class Linear(Module):
         rows, columns = _count(out_size), _count(in_size)
         limit = 1 / math.sqrt(columns) if columns else 1.0
         weight_key, bias_key = split_key(key, 2, self)
-        self.weight = first_values(
-            self, "weight", weight_init, weight_key, (rows, columns), limit, dtype
-        )
-        self.bias = (
-            first_values(self, "bias", bias_init, bias_key, (rows,), limit, dtype)
-            if use_bias
-            else None
-        )
+        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
+        self.weight = first("weight", weight_init, weight_key, (rows, columns))
+        self.bias = first("bias", bias_init, bias_key, (rows,)) if use_bias else None
         self.in_features = in_size
         self.out_features = out_size
         self.use_bias = use_bias

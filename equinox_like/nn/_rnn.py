@@ -1,5 +1,6 @@
 """`GRUCell` and `LSTMCell`: one step of a recurrent network."""
 
+import functools
 import math
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -93,22 +94,15 @@ class GRUCell(Module):
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key, bias_n_key = split_key(key, 4, self)
-        rest = math.sqrt(1 / size), dtype
+        limit = math.sqrt(1 / size)
+        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
         shape = 3 * size, self.input_size
-        self.weight_ih = first_values(
-            self, "weight_ih", weight_init, ih_key, shape, *rest
-        )
-        self.weight_hh = first_values(
-            self, "weight_hh", weight_init, hh_key, (3 * size, size), *rest
-        )
+        self.weight_ih = first("weight_ih", weight_init, ih_key, shape)
+        self.weight_hh = first("weight_hh", weight_init, hh_key, (3 * size, size))
         self.bias = self.bias_n = None
         if use_bias:
-            self.bias = first_values(
-                self, "bias", bias_init, bias_key, (3 * size,), *rest
-            )
-            self.bias_n = first_values(
-                self, "bias_n", bias_init, bias_n_key, (size,), *rest
-            )
+            self.bias = first("bias", bias_init, bias_key, (3 * size,))
+            self.bias_n = first("bias_n", bias_init, bias_n_key, (size,))
 
     @computes("eqx.nn.GRUCell")
     def __call__(
@@ -204,19 +198,13 @@ class LSTMCell(Module):
         self.use_bias = use_bias
         size = self.hidden_size
         ih_key, hh_key, bias_key = split_key(key, 3, self)
-        rest = math.sqrt(1 / size), dtype
+        limit = math.sqrt(1 / size)
+        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
         shape = 4 * size, self.input_size
-        self.weight_ih = first_values(
-            self, "weight_ih", weight_init, ih_key, shape, *rest
-        )
-        self.weight_hh = first_values(
-            self, "weight_hh", weight_init, hh_key, (4 * size, size), *rest
-        )
-        self.bias = (
-            first_values(self, "bias", bias_init, bias_key, (4 * size,), *rest)
-            if use_bias
-            else None
-        )
+        self.weight_ih = first("weight_ih", weight_init, ih_key, shape)
+        self.weight_hh = first("weight_hh", weight_init, hh_key, (4 * size, size))
+        shape = (4 * size,)
+        self.bias = first("bias", bias_init, bias_key, shape) if use_bias else None
 
     @computes("eqx.nn.LSTMCell")
     def __call__(
