@@ -122,8 +122,8 @@ class GRUCell(Module):
 
         [`equinox_like.ShapeError`][] if one of the two has another shape.
         """
-        _check_input(self, input)
-        _check_hidden(self, hidden, "hidden")
+        _check(self, "weight_ih", input, "input")
+        _check(self, "weight_hh", hidden, "hidden")
         hidden = jax_array(hidden)
         from_input = matvec(self.weight_ih, jax_array(input))
         # The flag decides, not whether the bias is `None`.
@@ -230,9 +230,9 @@ class LSTMCell(Module):
         `hidden` is not a pair.
         """
         h, c = _pair(self, hidden)
-        _check_input(self, input)
-        _check_hidden(self, h, "hidden[0]")
-        _check_hidden(self, c, "hidden[1]")
+        _check(self, "weight_ih", input, "input")
+        _check(self, "weight_hh", h, "hidden[0]")
+        _check(self, "weight_hh", c, "hidden[1]")
         total = matvec(self.weight_ih, jax_array(input)) + matvec(
             self.weight_hh, jax_array(h)
         )
@@ -248,16 +248,10 @@ class LSTMCell(Module):
         return _zeros(self, dtype), _zeros(self, dtype)
 
 
-def _check_input(cell: Any, x: Any) -> None:
-    shape = parameter_shape(cell, "weight_ih", 2)
+def _check(cell: Any, weight: str, x: Any, name: str) -> None:
+    shape = parameter_shape(cell, weight, 2)
     if shape is not None:
-        check_input(cell, x, shape[1:], "input")
-
-
-def _check_hidden(cell: Any, hidden: Any, name: str) -> None:
-    shape = parameter_shape(cell, "weight_hh", 2)
-    if shape is not None:
-        check_input(cell, hidden, shape[1:], name)
+        check_input(cell, x, shape[1:], name)
 
 
 def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
