@@ -6,7 +6,6 @@ written under another name and then renamed, so that a killed process leaves eit
 old file or the new one.
 """
 
-import functools
 import io
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.put import putter
+from .._compat.put import Put, putter
 from .._errors import LeafError
 from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
@@ -164,13 +163,13 @@ def tree_deserialise_leaves(
     if filter_spec is default_deserialise_filter_spec:
         refuse_class(like, "like")
     items, rebuild = _assign(filter_spec, like, is_leaf, "like")
-    items = _sharing_put(items)
+    put = putter(copy=True)
     if is_file(path_or_file, "read"):
-        return rebuild([_read_leaf(path_or_file, *item) for item in items])
+        return rebuild([_read_leaf(path_or_file, *item, put=put) for item in items])
     path = with_suffix(path_or_file, ".eqx")
     with opened(path) as file:
         saved = find_structure(file)
-        leaves = list(_read_leaves(file, items, saved, content_of(file)))
+        leaves = list(_read_leaves(file, items, put, saved, content_of(file)))
         _refuse_rest(file, items, saved)
     return rebuild(leaves)
 
@@ -238,21 +237,8 @@ def _with_mode(error: Exception, file: Any, mode: str) -> Any:
 # Reading
 
 
-def _is_default(spec: Any) -> bool:
-    return isinstance(spec, functools.partial) and spec.func is read_leaf
-
-
-def _sharing_put(items: list[Any]) -> list[Any]:
-    """The items, with one `putter` for all leaves that the default function reads."""
-    read = functools.partial(read_leaf, put=putter(copy=True))
-    return [
-        (read if spec is default_deserialise_filter_spec else spec, path, like)
-        for spec, path, like in items
-    ]
-
-
 def _read_leaves(
-    file: Any, items: list[Any], saved: Structure | None, content: np.ndarray
+    file: Any, items: list[Any], put: Put, saved: Structure | None, content: np.ndarray
 ) -> Iterator[Any]:
     """Reads the leaves one by one, and compares them with the saved names and sums."""
     records = Records(saved, content)
@@ -260,7 +246,7 @@ def _read_leaves(
     for spec, path, like in items:
         start = end
         try:
-            leaf = _read_leaf(file, spec, path, like)
+            leaf = _read_leaf(file, spec, path, like, put)
         except LeafError as error:
             if is_loadable(like) and not records.is_next(path):
                 raise _other_structure(path, items, records.names) from error
@@ -268,7 +254,8 @@ def _read_leaves(
         end = file.tell()
         if end != start:
             # A custom function, here or when saving, may have skipped some leaves.
-            if _is_default(spec) and not records.are_selection:
+            is_default = spec is default_deserialise_filter_spec
+            if is_default and not records.are_selection:
                 if not records.is_next(path):
                     raise _other_structure(path, items, records.names)
             if not records.are_intact(start, end):
@@ -278,9 +265,12 @@ def _read_leaves(
         yield leaf
 
 
-def _read_leaf(file: Any, spec: Any, path: _Path, like: Any) -> Any:
+def _read_leaf(file: Any, spec: Any, path: _Path, like: Any, put: Put) -> Any:
     try:
-        leaf = spec(file, like)
+        if spec is default_deserialise_filter_spec:
+            leaf = read_leaf(file, like, put)  # with one `put` for all leaves
+        else:
+            leaf = spec(file, like)
         check_alike(leaf, like)
     except RecordMismatch as error:
         raise LeafError(
