@@ -17,7 +17,7 @@ from .._module.freezing import trainable_leaves
 from .._tree import is_array, partition
 from .._tree.copy import tree_copy
 from .._tree.nodes import describe_node
-from .._tree.splitting import STATIC, Skeleton, make_skeleton
+from .._tree.splitting import STATIC, Skeleton, make_skeleton, merge
 from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
 from ._shape import as_array, check_dtype, jax_array
@@ -172,17 +172,12 @@ class EMA(Module, Generic[_Model]):
         Its arrays are copies, so it can be kept if the `EMA` is donated. The field
         `average` has its arrays in the dtypes of the averages.
         """
-        arrays = iter(jtu.tree_leaves(self.average))
-        statics = iter(self._skeleton.statics)
-        leaves = []
-        for label in self._skeleton.labels:
-            if label is STATIC:
-                leaves.append(next(statics))
-                continue
-            array = next(arrays)
-            leaf = array if label == _COPIED else array.astype(label)
-            leaves.append(tree_copy(leaf) if leaf is array else leaf)
-        return self._skeleton.treedef.unflatten(leaves)
+        groups: dict[Any, list[Any]] = {}
+        labels = _array_labels(self._skeleton)
+        for x, label in zip(jtu.tree_leaves(self.average), labels, strict=True):
+            leaf = x if label == _COPIED else x.astype(label)
+            groups.setdefault(label, []).append(tree_copy(leaf) if leaf is x else leaf)
+        return merge(groups, self._skeleton)
 
 
 def _skeleton(model: Any) -> Skeleton:
