@@ -23,6 +23,7 @@ from .._core.base import (
     name_of,
     refuse_deprecated,
 )
+from .._core.parts import Rest
 from .._module.fields import field
 from .._tree.filters import is_array, is_none
 from .._tree.match import leaf_name, match_prefix
@@ -178,14 +179,12 @@ class Vmapped(Transformed[..., Any]):
         axes = axes_of_call("filter_vmap", fun, self._in_axes, args, kwargs)
         leaves, treedef = jtu.tree_flatten((args, kwargs))
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
+        rest = Rest(treedef, leaves, mapped)
         out_axes, axis_size = self._out_axes, self._axis_size
         unmapped_outputs = Unmapped()
 
         def flat(values):
-            filled = leaves.copy()
-            for i, value in zip(mapped, values, strict=True):
-                filled[i] = value
-            args, kwargs = treedef.unflatten(filled)
+            args, kwargs = rest.fill(values)
             out = fun(*args, **kwargs)
             of_output = output_axes(out_axes, out)
             if any(axis is not None for axis in of_output):
