@@ -183,8 +183,7 @@ def _one_query_kernel(inputs: Inputs) -> tuple[Array, Array]:
     number, shared, mask = q.shape[1], k.shape[1], inputs.mask
 
     def summed(a, b, axis):
-        with jax.numpy_dtype_promotion("standard"):
-            accumulate = jnp.result_type(a.dtype, b.dtype, jnp.float32)
+        accumulate = accumulation_dtype(a, b)
         return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)
 
     query = _in_groups(_scaled(q, scale), 1, shared)

@@ -18,7 +18,7 @@ from .._warn import warn
 from ._batch_layout import Layout, laid_out
 from ._inference import at_inference
 from ._init import parameter_dtype
-from ._norm import squared
+from ._norm import accumulation_dtype, squared
 from ._precision import computes
 from ._shape import as_axis, as_eps, as_number, as_size, jax_array
 from ._sharding import explicit_mesh, parts, placed
@@ -233,8 +233,8 @@ class BatchNorm(StatefulLayer):
         # parameters has only a kind of number, which JAX promotes as a Python scalar.
         kind = complex if jnp.iscomplexobj(running.mean) else float
         own = kind if self.weight is None else jax_array(self.weight).dtype
+        work = accumulation_dtype(x, running.mean)
         with jax.numpy_dtype_promotion("standard"):
-            work = jnp.result_type(x.dtype, stored, jnp.float32)
             out_dtype = jnp.result_type(x.dtype, own)
         x = x.astype(work)
         if layout.mask is not None:

@@ -20,6 +20,7 @@ from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton, merge
 from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
+from ._norm import accumulation_dtype
 from ._shape import as_array, check_dtype, jax_array
 
 _Model = TypeVar("_Model")
@@ -200,10 +201,10 @@ def _array_labels(skeleton: Skeleton) -> list[Any]:
 
 def _wide(x: Any, dtype: DTypeLike | None) -> Array:
     x = jax_array(x)
-    with jax.numpy_dtype_promotion("standard"):
-        if dtype is None:
-            dtype = jnp.result_type(x.dtype, jnp.float32)
-        elif jnp.iscomplexobj(x):
+    if dtype is None:
+        dtype = accumulation_dtype(x)
+    elif jnp.iscomplexobj(x):
+        with jax.numpy_dtype_promotion("standard"):
             dtype = jnp.result_type(dtype, jnp.complex64)
     # Without a weak type: losing that at the first update would retrace.
     return jax.lax.convert_element_type(x, dtype)

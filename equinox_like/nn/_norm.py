@@ -227,9 +227,10 @@ def _normalised(
     return cast(y, x.dtype)
 
 
-def accumulation_dtype(x: Array) -> Any:
+def accumulation_dtype(*arrays: Array) -> np.dtype:
+    """The dtype to which the arrays promote, of at least single precision."""
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(x.dtype, jnp.float32)
+        return jnp.result_type(*(x.dtype for x in arrays), jnp.float32)
 
 
 def standardise(x: Array, eps: float) -> Array:

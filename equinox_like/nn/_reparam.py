@@ -148,9 +148,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         u, v = state.get(self.uv_index)
         # Under a `Policy` the weight is cast, but the state is not.
         stored = u.dtype
-        with jax.numpy_dtype_promotion("standard"):
-            # In float16 the squares of small and of large weights would be lost.
-            work = jnp.result_type(weight.dtype, stored, jnp.float32)
+        # In float16 the squares of small and of large weights would be lost.
+        work = accumulation_dtype(weight, u)
         matrix, u, v = (a.astype(work) for a in (_as_matrix(weight), u, v))
         for_inference = at_inference(self, inference)
         if not for_inference:
