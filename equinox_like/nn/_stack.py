@@ -14,7 +14,8 @@ from .._transforms.trace import filter_eval_shape
 def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
     """The layers `build(key)` for each key, stacked into one."""
     if len(keys) == 0:  # `jax.disable_jit` refuses an empty loop
-        one = filter_eval_shape(build, jax.eval_shape(lambda k: k[0], _one_row(keys)))
+        key = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
+        one = filter_eval_shape(build, key)
         return jax.tree.map(_without_rows, one)
     rests: list[Rest] = []
 
@@ -29,10 +30,6 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
         # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys.
         arrays = jax.lax.map(step, keys)
     return rests[-1].fill(arrays)
-
-
-def _one_row(keys: Array) -> Any:
-    return jax.ShapeDtypeStruct((1, *keys.shape[1:]), keys.dtype)
 
 
 def _without_rows(leaf: Any) -> Any:
