@@ -20,7 +20,7 @@ from ._init import Init, Layout, first_values
 from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size, check_input, jax_array, parameter_shape
-from ._sharding import explicit_mesh, like, parts, placed, resharded
+from ._sharding import explicit_mesh, like, parts, placed, split_by
 
 _ELLIPSIS = "..."
 
@@ -324,8 +324,7 @@ def _split_alike(
 
 
 def _split_by(x: Any, names: Sequence[str], split: dict[str, Any]) -> Any:
-    wanted = _each_once(split[name] for name in names)
-    return x if wanted == parts(x) else resharded(x, wanted)
+    return split_by(x, _each_once(split[name] for name in names))
 
 
 def _each_once(split: Iterable[Any]) -> tuple[Any, ...]:

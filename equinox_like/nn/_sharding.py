@@ -58,7 +58,9 @@ def split_along(x: Array, axis: int, names: Any) -> Array:
 
 def split_by(x: Any, to: tuple[Any, ...]) -> Any:
     """`x`, resharded so that these mesh axes split its axes."""
-    return x if parts(x) == to else resharded(x, to)
+    if parts(x) == to:
+        return x
+    return jax.sharding.reshard(x, on_mesh(PartitionSpec(*to), x))
 
 
 def varying_as(tree: Any, x: Any) -> Any:
@@ -87,7 +89,7 @@ def product(
     if features is not None:
         rows, columns = parts(weight)
         if columns is not None:
-            x = x if columns == features else resharded(x, (columns,))
+            x = split_by(x, (columns,))
             out_sharding = PartitionSpec(rows) if out_sharding is None else out_sharding
     if out_sharding is None:
         return plain(x, weight)
@@ -114,10 +116,6 @@ def placed(
 
 def _weight_first(x: Any, weight: Any) -> Array:
     return weight @ x
-
-
-def resharded(x: Any, to: tuple[Any, ...]) -> Any:
-    return jax.sharding.reshard(x, on_mesh(PartitionSpec(*to), x))
 
 
 def on_mesh(spec: PartitionSpec, *arrays: Any) -> PartitionSpec | NamedSharding:
