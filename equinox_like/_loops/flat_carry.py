@@ -46,6 +46,7 @@ class FlatCarry:
     def __init__(self, carry: Any, buffers: Callable[[Any], Any] | None, where: str):
         self._where = where
         self._leaves, self._treedef = jtu.tree_flatten(carry, is_buffer)
+        self._whole = jtu.tree_structure(carry)  # also of the buffers of outer loops
         self._named = self._find(buffers)
         self.data: list[Any] = []
         self.is_buffer: list[bool] = []
@@ -71,23 +72,13 @@ class FlatCarry:
         """The carry for the user's functions, with buffers."""
         leaves = [
             Buffer(x, pred) if i in self._named else x
-            for i, x in enumerate(self._leaves_of(data))
+            for i, x in enumerate(jtu.tree_leaves(self.refill(data), is_buffer))
         ]
         return self._treedef.unflatten(leaves)
 
     def refill(self, data: Sequence[Any]) -> Any:
         """The carry with arrays in place of this loop's buffers."""
-        return self._treedef.unflatten(self._leaves_of(data))
-
-    def _leaves_of(self, data: Sequence[Any]) -> list[Any]:
-        remaining = iter(data)
-        leaves = []
-        for leaf in self._leaves:
-            treedef = jtu.tree_structure(leaf)
-            leaves.append(
-                treedef.unflatten([next(remaining) for _ in range(treedef.num_leaves)])
-            )
-        return leaves
+        return self._whole.unflatten(data)
 
     def flatten(self, out: Any) -> list[Any]:
         """The arrays of the carry that a step returned.
