@@ -23,6 +23,7 @@ from .._transforms.arguments import show_as_call
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array
 from .one_way import one_way
+from .perturbed import put, take
 from .select import select_if_vmap
 
 
@@ -190,27 +191,24 @@ def as_after_a_step(
 def _without_invariants(
     jaxpr: Any, state: list[Any], is_buffer: list[bool], kept: list[bool]
 ) -> Loop:
-    varying = [i for i, is_kept in enumerate(kept) if not is_kept]
-    fixed = [i for i, is_kept in enumerate(kept) if is_kept]
+    varying = [not is_kept for is_kept in kept]
     # The step may outlive the trace that its constants belong to, so it takes them as
     # inputs.
     program, count = without_constants(jaxpr), len(jaxpr.consts)
 
     def whole(fixed_values, values):
-        found = dict(zip(fixed, fixed_values, strict=True))
-        found.update(zip(varying, values, strict=True))
-        return [found[i] for i in range(len(kept))]
+        return put(put([None] * len(kept), kept, fixed_values), varying, values)
 
     def step(consts, values):
         out = eval_jaxpr(program, consts[:count], *whole(consts[count:], values))
-        return [out[i] for i in varying]
+        return take(out, varying)
 
-    fixed_values = [state[i] for i in fixed]
+    fixed_values = take(state, kept)
     axes = varying_axes(jaxpr.out_avals[0])
     return Loop(
         consts=[_same_for(axes, x) for x in (*jaxpr.consts, *fixed_values)],
-        state=[state[i] for i in varying],
-        is_buffer=[is_buffer[i] for i in varying],
+        state=take(state, varying),
+        is_buffer=take(is_buffer, varying),
         step=step,
         complete=lambda values: whole(fixed_values, values)[1:],
     )
