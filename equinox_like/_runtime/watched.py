@@ -51,19 +51,17 @@ class Replace(NamedTuple):
     function: Callable[[Any], Any]
 
 
-def map_modules(node: Any, function: Callable[[str, Any], Any]) -> Any:
+def map_modules(
+    node: Any, function: Callable[[str, Any], Any], path: tuple[Any, ...] = ()
+) -> Any:
     """`node`, with each callable Module replaced by `function(path, module)`."""
-    return _map_below(node, (), function)
-
-
-def _map_below(node: Any, path: tuple[Any, ...], function: Any) -> Any:
     if node is None or jtu.all_leaves([node]):
         return node
     children, treedef = children_of(node)
     old = [child for _, child in children]
     new = [
-        _map_below(
-            child, path if isinstance(node, Around) else (*path, *step), function
+        map_modules(
+            child, function, path if isinstance(node, Around) else (*path, *step)
         )
         for step, child in children
     ]
