@@ -12,7 +12,7 @@ from .._module import Module, field
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
-from ._shape import as_size, check_input, jax_array
+from ._shape import as_size, check_input, jax_array, per_axis
 from ._sharding import whole_along
 
 
@@ -55,15 +55,12 @@ class AdaptivePool(Module):
         `ValueError` if `target_shape` has another length.
         """
         n = as_size(self, "num_spatial_dims", num_spatial_dims)
-        sizes = (
-            target_shape if isinstance(target_shape, Sequence) else [target_shape] * n
-        )
-        if len(sizes) != n:
+        self.target_shape = per_axis(self, "target_shape", target_shape, n, 0)
+        if len(self.target_shape) != n:
             raise ValueError(
                 f"{type(self).__name__} takes an int or a sequence of {n} ints as "
                 f"`target_shape`; got {target_shape!r}."
             )
-        self.target_shape = tuple(as_size(self, "target_shape", t) for t in sizes)
         check_function(type(self).__name__, "operation", operation)
         self.operation = operation
 
