@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +163,7 @@ class Conv(Module):
         [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
         `TypeError` if it has another dtype.
         """
-        return convolved(self, x, _convolve, out_sharding)
+        return convolved(self, x, _padded, out_sharding, self.stride)
 
 
 class Conv1d(Conv):
@@ -324,23 +325,13 @@ class Conv3d(Conv):
         )
 
 
-def _convolve(conv: Conv, x: Array, weight: Array) -> Array:
-    padding = conv.padding
-    if conv.padding_mode != "ZEROS":
-        padding = _resolved_padding(conv, x.shape[1:], weight.shape[2:])
-        added = [(max(low, 0), max(high, 0)) for low, high in padding]
-        x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
-        padding = [(min(low, 0), min(high, 0)) for low, high in padding]
-    y = jax.lax.conv_general_dilated(
-        jax.lax.expand_dims(x, (0,)),
-        weight,
-        window_strides=conv.stride,
-        padding=padding,
-        rhs_dilation=conv.dilation,
-        feature_group_count=conv.groups,
-        preferred_element_type=conv.preferred_element_type,
-    )
-    return jax.lax.squeeze(y, (0,)).astype(x.dtype)
+def _padded(conv: Conv, x: Array, kernel: Sequence[int]) -> tuple[Array, Any]:
+    if conv.padding_mode == "ZEROS":
+        return x, conv.padding
+    padding = _resolved_padding(conv, x.shape[1:], kernel)
+    added = [(max(low, 0), max(high, 0)) for low, high in padding]
+    x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
+    return x, [(min(low, 0), min(high, 0)) for low, high in padding]
 
 
 def _resolved_padding(

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
@@ -168,7 +168,8 @@ class ConvTranspose(Module):
         [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
         `TypeError` if it has another dtype.
         """
-        return convolved(self, x, _convolve, out_sharding)
+        ones = (1,) * self.num_spatial_dims
+        return convolved(self, x, _padded, out_sharding, ones, self.stride)
 
 
 class ConvTranspose1d(ConvTranspose):
@@ -363,24 +364,14 @@ def _check_padding_mode(conv: ConvTranspose) -> None:
         )
 
 
-def _convolve(conv: ConvTranspose, x: Array, weight: Array) -> Array:
-    padding = _added(conv, weight.shape[2:])
+def _padded(conv: ConvTranspose, x: Array, kernel: Sequence[int]) -> tuple[Array, Any]:
+    padding = _added(conv, kernel)
     if conv.padding_mode == "CIRCULAR":
         axes = list(zip(padding, conv.stride, strict=True))
         wrapped = [(low // s, high // s) for (low, high), s in axes]
         x = jnp.pad(x, [(0, 0), *wrapped], "wrap")
         padding = [(low % s, high % s) for (low, high), s in axes]
-    y = jax.lax.conv_general_dilated(
-        jax.lax.expand_dims(x, (0,)),
-        weight,
-        window_strides=(1,) * conv.num_spatial_dims,
-        padding=padding,
-        lhs_dilation=conv.stride,
-        rhs_dilation=conv.dilation,
-        feature_group_count=conv.groups,
-        preferred_element_type=conv.preferred_element_type,
-    )
-    return jax.lax.squeeze(y, (0,)).astype(x.dtype)
+    return x, padding
 
 
 def _added(conv: ConvTranspose, kernel: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,5 +1,5 @@
 """Helpers shared by `Conv` and `ConvTranspose`: they validate arguments, initialise
-parameters, and do everything in a call except the convolution itself.
+parameters, and do everything in a call except the padding.
 """
 
 import functools
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -91,16 +92,29 @@ def conv_parameters(
 def convolved(
     conv: Any,
     x: ArrayLike,
-    convolve: Callable[[Any, Array, Array], Array],
+    pad: Callable[[Any, Array, Sequence[int]], tuple[Array, Any]],
     out_sharding: PartitionSpec | None,
+    strides: Sequence[int],
+    lhs_dilation: Sequence[int] | None = None,
 ) -> Array:
-    """Calls a layer: `convolve(conv, x, weight)`, with checks, bias and sharding."""
+    """Calls a layer. `pad(conv, x, kernel_size)` returns `x`, padded with elements of its
+    own if the mode says so, and the padding with zeros, which JAX adds."""
     _check_channels(conv, x)
     x, weight = jax_array(x), jax_array(conv.weight)
 
     def apply(x, weight, bias):
+        padded, padding = pad(conv, x, weight.shape[2:])
         try:
-            y = convolve(conv, x, weight)
+            y = jax.lax.conv_general_dilated(
+                jax.lax.expand_dims(padded, (0,)),
+                weight,
+                strides,
+                padding,
+                lhs_dilation,
+                rhs_dilation=conv.dilation,
+                feature_group_count=conv.groups,
+                preferred_element_type=conv.preferred_element_type,
+            )
         except TypeError as error:
             if x.dtype == weight.dtype:
                 raise
@@ -109,6 +123,7 @@ def convolved(
                 f"{weight.dtype}; got {x.dtype}. Convert it by "
                 f"`x.astype({str(weight.dtype)!r})`."
             ) from error
+        y = jax.lax.squeeze(y, (0,)).astype(x.dtype)
         # The flag decides, not whether the bias is `None`.
         return y + bias if conv.use_bias else y
 
