@@ -12,6 +12,7 @@ from jax.dtypes import canonicalize_dtype
 
 # The dtypes that JAX has with `jax_enable_x64` only; `complex128` has parts of 64 bits.
 WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
+_FIX: Final = "set `jax_enable_x64`, or use a template that has a NumPy array there"
 
 
 def narrows_to(name: str, dtype: Any) -> bool:
@@ -23,10 +24,7 @@ def not_in_jax(dtype: Any) -> str | None:
     """A description of a dtype of 64 bits that JAX would convert now, else `None`."""
     if dtype.name not in WIDE or canonicalize_dtype(dtype) == dtype:
         return None
-    return (
-        f"the dtype {dtype}, which JAX has only if `jax_enable_x64` is set: set it, or "
-        "use a template that holds an array of NumPy"
-    )
+    return f"the dtype {dtype}, which JAX does not have now: {_FIX}"
 
 
 def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:
@@ -40,7 +38,6 @@ def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:
         new = array.astype(dtype)
     if array.dtype.kind in "iu" and not np.array_equal(new, array):
         raise OverflowError(
-            f"integers in the file that {new.dtype} cannot hold. Set `jax_enable_x64`, "
-            "or put a NumPy array there in `like`"
+            f"integers in the file that {new.dtype} cannot hold: {_FIX}"
         )
     return new
