@@ -159,8 +159,6 @@ def encode(leaf: Any) -> np.ndarray:
         name = f"{_KEY_PREFIX}{jax.random.key_impl(leaf)}>"
         dtype = np.dtype([(name, data.dtype, data.shape[leaf.ndim :])])
         return data.reshape(-1).view(dtype).reshape(leaf.shape)
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError("a masked array would lose its mask")
     array = in_numpy(leaf)
     if array.dtype.hasobject:
         raise TypeError(

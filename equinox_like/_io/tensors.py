@@ -113,7 +113,9 @@ def number_type(number: Any) -> Any:
 
 
 def in_numpy(leaf: Any) -> np.ndarray:
-    """The values of an array. **Raises:** `TypeError` if they are not here."""
+    """The values of an array. **Raises:** `TypeError` if they are not all here."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask")
     try:
         return np.asarray(leaf)
     except Exception:
@@ -147,8 +149,6 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
                 kind["weak_type"] = "true"
             if leaf.dtype.name in WIDE:
                 kind["jax"] = "true"
-    elif isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError("a masked array would lose its mask")
     elif not isinstance(leaf, (np.ndarray, np.generic)):
         python = number_type(leaf)
         kind = {"python": python.__name__}
