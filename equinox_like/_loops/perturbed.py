@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from .._transforms.tangents import watch
+
 Mask = list[bool]
 
 
@@ -61,22 +63,13 @@ def _tangents_of_step(
 ) -> Mask:
     found = [False] * len(state)
 
-    def recording(i, x):
-        @jax.custom_jvp
-        def identity(x):
-            return x
-
-        def rule(primals, tangents):
-            found[i] = type(tangents[0]) is not SymbolicZero
-            return primals[0], tangents[0]
-
-        identity.defjvp(rule, symbolic_zeros=True)
-        return identity(x)
+    def see(i, has_tangent):
+        found[i] = has_tangent
 
     def run(consts, state):
         def marked(*perturbed):
             out = step(*_put(consts, state, of_consts, of_state, perturbed))
-            return [recording(i, x) for i, x in enumerate(out)]
+            return watch(out, see)
 
         given = _take(consts, state, of_consts, of_state)
         return jax.jvp(marked, given, given)

@@ -16,7 +16,7 @@ from .._module.module import Module
 from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_inexact_array, is_none
 from .._tree.nodes import describe_node
-from .tangents import by_parts, is_zero, match_tangents, rejoin
+from .tangents import by_parts, match_tangents, rejoin, watch
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -78,7 +78,14 @@ def filter_jvp(
         # Anything else, such as a NumPy array, has no tangent, and stays as it is.
         traced = [i for i, x in enumerate(values) if isinstance(x, Tracer)]
         depends[:] = [False] * len(values)
-        found = _watch(depends, traced)(token, [values[i] for i in traced])
+
+        def see(i, has_tangent):
+            if i < len(traced):  # and not the token
+                depends[traced[i]] = has_tangent
+
+        # The token always has a tangent, so that the rule runs in this `jax.jvp`, not in
+        # an outer one.
+        *found, _ = watch([*(values[i] for i in traced), token], see)
         for i, x in zip(traced, found, strict=True):
             values[i] = x
         return treedef.unflatten(values), aux
@@ -95,29 +102,6 @@ def filter_jvp(
     found, treedef = jtu.tree_flatten(inexact_tangents)
     found = [t if d else None for t, d in zip(found, depends, strict=True)]
     return rejoin(inexact, aux)[0], treedef.unflatten(found)
-
-
-def _watch(
-    depends: list[bool], places: list[int]
-) -> Callable[[Any, list[Any]], list[Any]]:
-    """An identity that records in `depends`, at `places`, which values have a tangent.
-
-    `jax.jvp` returns arrays of zeros for zero tangents; a rule with symbolic zeros can
-    tell them apart. The token always has a tangent, so that the rule runs in this
-    `jax.jvp`, not in an outer one.
-    """
-
-    @jax.custom_jvp
-    def identity(token, values):
-        return values
-
-    def rule(primals, tangents):
-        for i, tangent in zip(places, tangents[1], strict=True):
-            depends[i] = not is_zero(tangent)
-        return primals[1], tangents[1]
-
-    identity.defjvp(rule, symbolic_zeros=True)
-    return identity
 
 
 @frames_hidden

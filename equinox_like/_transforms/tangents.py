@@ -5,7 +5,7 @@ accepted in its place, but never returned. Shared by `jvp.py`, `vjp.py`, `jacobi
 and the custom rules.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -115,6 +115,26 @@ def is_float0(x: Any) -> bool:
 def is_zero(tangent: Any) -> bool:
     """Whether a tangent is symbolically zero, so that its values need not be read."""
     return type(tangent) is SymbolicZero or is_float0(tangent)
+
+
+def watch(values: Sequence[Any], see: Callable[[int, bool], None]) -> list[Any]:
+    """The values. Their derivative calls `see(index, has_tangent)` for each of them.
+
+    `jax.jvp` returns arrays of zeros for zero tangents; a rule with symbolic zeros can
+    tell them apart.
+    """
+
+    @jax.custom_jvp
+    def identity(values):
+        return values
+
+    def rule(primals, tangents):
+        for i, tangent in enumerate(tangents[0]):
+            see(i, not is_zero(tangent))
+        return primals[0], tangents[0]
+
+    identity.defjvp(rule, symbolic_zeros=True)
+    return identity(list(values))
 
 
 def refuse_non_arrays(
