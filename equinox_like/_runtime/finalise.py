@@ -23,6 +23,8 @@ from .._compat.jaxpr import (
 )
 from .._compat.primitive import finalisations
 from .._core.parts import take_apart
+from .._transforms.trace import trace
+from .._tree.filters import is_array
 
 primitive_finalisations: Final[dict[Any, Callable[..., Any]]] = finalisations
 """From primitives to their replacements. `replacement(*arrays, **params)` must return
@@ -78,16 +80,9 @@ def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def finalised(*args):
-        data, rest = take_apart(args)
-        out_rest: Any = None
-
-        def flat(*data):
-            nonlocal out_rest
-            out, out_rest = take_apart(fn(*rest.fill(data)))
-            return out
-
-        jaxpr, consts = opened(jax.make_jaxpr(flat)(*data))
-        return out_rest.fill(finalise_eval_jaxpr(jaxpr, consts, *data))
+        data, _ = take_apart(args)
+        jaxpr, _, _, out_rest = trace(fn, args, {}, is_array)
+        return out_rest.fill(finalise_jaxpr_as_fn(jaxpr)(*data))
 
     return finalised
 

@@ -29,6 +29,7 @@ from .._compat.jaxpr import (
     shard_mapped,
 )
 from .._core.parts import Rest, take_apart
+from .._transforms.trace import trace
 
 
 class Mark(NamedTuple):
@@ -85,18 +86,11 @@ def harvest(
     fun: Callable[..., Any], is_wanted: Callable[[Mark], bool], *args: Any
 ) -> tuple[Any, list[Found]]:
     """The output of `fun(*args)`, and the values with a wanted mark, in order."""
-    out_rest: Any = None
-
-    def flat():
-        nonlocal out_rest
-        out, out_rest = take_apart(fun(*args))
-        return out
-
     # The arguments are constants of the jaxpr. If they were its inputs, custom
     # derivative rules that close over them, as over the weights of a layer, would hold
     # their tracers and be called after this trace has ended.
-    jaxpr, consts = opened(jax.make_jaxpr(flat)())
-    out, found = _Harvest(is_wanted).run(jaxpr, consts, ())
+    jaxpr, _, _, out_rest = trace(lambda: fun(*args), (), {})
+    out, found = _Harvest(is_wanted).run(*opened(jaxpr), ())
     return out_rest.fill(out), found
 
 

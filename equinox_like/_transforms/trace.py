@@ -174,10 +174,13 @@ class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
 
 
 def trace(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_data: Callable[[Any], bool] = is_array_or_struct,
 ) -> tuple[Any, list[jax.ShapeDtypeStruct], Rest, Rest]:
     """The jaxpr, its output structs, and the rests of the arguments and the output."""
-    data, rest = take_apart((args, kwargs), is_array_or_struct)
+    data, rest = take_apart((args, kwargs), is_data)
     out_rest: Any = None
 
     def flat(data):
@@ -186,7 +189,7 @@ def trace(
         out, out_rest = take_apart(fun(*args, **kwargs))
         return out
 
-    show_as_call(flat, fun, None, args, kwargs, is_array_or_struct)
+    show_as_call(flat, fun, None, args, kwargs, is_data)
     jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(data)
     return jaxpr, structs, rest, out_rest
 
