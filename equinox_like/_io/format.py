@@ -17,7 +17,7 @@ import numpy as np
 
 from .atomic import content_of, opened
 from .checksum import checksum_and_pieces, has_checksum, has_pieces
-from .records import MAGIC, are_bools
+from .npy import MAGIC, are_bools
 from .tensors import Tensor, decode_tensor
 
 METADATA: Final = "__metadata__"

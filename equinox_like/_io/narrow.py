@@ -24,7 +24,7 @@ def not_in_jax(dtype: Any) -> str | None:
     """A description of a dtype of 64 bits that JAX would convert now, else `None`."""
     if dtype.name not in WIDE or canonicalize_dtype(dtype) == dtype:
         return None
-    return f"the dtype {dtype}, which JAX does not have now: {_FIX}"
+    return f"the dtype {dtype}, which JAX does not support now: {_FIX}"
 
 
 def narrowed(array: np.ndarray, dtype: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""One leaf as one record of NumPy's `.npy` format, and back; nothing is ever pickled.
+"""One leaf as one record of NumPy's `.npy` format (`npy.py`), and back.
 
 `.npy` does not support JAX's small floats and integers, nor typed PRNG keys. Such a
 leaf is stored under a structured dtype whose only field has the leaf's dtype as its
@@ -6,12 +6,6 @@ name (`float8_e4m3fn`, `key<threefry2x32>`). So `numpy.load` can read it, and th
 names the dtype. `bfloat16` is stored as raw two-byte values, as by `numpy.save`.
 """
 
-import ast
-import dataclasses
-import functools
-import io
-import math
-import struct
 from typing import Any, Final
 
 import jax
@@ -23,14 +17,10 @@ from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_number
 from .._tree.nodes import with_article
 from .narrow import narrowed, narrows_to, not_in_jax
+from .npy import Header, read_data, read_header, write_record
 from .tensors import NUMBERS, in_numpy, is_loadable, is_savable, number_type
 
-MAGIC: Final = b"\x93NUMPY"
-# NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
-_MAX_HEADER: Final = 10_000
 _KEY_PREFIX: Final = "key<"
-# Below this size in bytes, the overhead of a record takes longer than its data.
-_SMALL: Final = 1 << 16
 
 
 def default_serialise_filter_spec(f: Any, x: Any) -> None:
@@ -139,19 +129,6 @@ class RecordMismatch(Exception):
     """A record does not fit the leaf that it would replace."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Header:
-    """The header of a record, which is read before its data."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    fortran_order: bool
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 def encode(leaf: Any) -> np.ndarray:
     """`leaf` as an array of a dtype that `.npy` supports."""
     if is_typed_key(leaf):
@@ -201,152 +178,6 @@ def key_impl_of(dtype: np.dtype) -> str | None:
 def _is_extension(dtype: np.dtype) -> bool:
     # NumPy sets this to 2 for a dtype that another package has registered.
     return dtype.isbuiltin == 2
-
-
-# Writing a record
-
-
-def write_record(file: Any, array: np.ndarray) -> None:
-    """Writes the same bytes as `numpy.save`; for small arrays five times as fast."""
-    is_small = array.nbytes < _SMALL
-    header = None
-    if is_small or (array.flags.forc and isinstance(file, io.BufferedIOBase)):
-        header = _header_bytes(array.dtype, array.shape, array.flags.fnc)
-    if header is None:
-        np.save(file, array, allow_pickle=False)
-    elif is_small:
-        file.write(header + array.tobytes("F" if array.flags.fnc else "C"))
-    else:
-        # If the disk is full, the error of `numpy.save` does not say so.
-        file.write(header)
-        file.write(array.reshape(-1, order="A").view(np.uint8).data)
-
-
-@functools.lru_cache(maxsize=1024)
-def _header_bytes(
-    dtype: np.dtype, shape: tuple[int, ...], fortran_order: bool
-) -> bytes | None:
-    """The header of a record; `None` if it needs a version of `.npy` other than 1.0."""
-    file = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    fields = {"descr": descr, "fortran_order": fortran_order, "shape": shape}
-    try:
-        np.lib.format.write_array_header_1_0(file, fields)
-    except ValueError:  # too long, or not encodable as latin1
-        return None
-    return file.getvalue()
-
-
-# Reading a record
-
-
-def read_header(file: Any) -> Header:
-    """Reads the header of the next record.
-
-    **Raises:**
-
-    `EOFError` if the file ends, `ValueError` if no record of plain data starts here.
-    """
-    start = file.read(len(MAGIC) + 2)
-    if not start:
-        raise EOFError("the file ends here")
-    if not start.startswith(MAGIC[: len(start)]):
-        # A safetensors file starts with the length of its header, in 8 bytes.
-        is_length = 0 < int.from_bytes(start, "little") < 1 << 32
-        raise ValueError(
-            f"expected the start of a `.npy` record, found {start!r}"
-            + ". `load` reads safetensors files" * is_length
-        )
-    if len(start) < len(MAGIC) + 2:
-        raise _cut()
-    version = start[-2]
-    if version not in (1, 2, 3):
-        raise ValueError(f"the record has the unknown `.npy` version {version}")
-    layout = struct.Struct("<H" if version == 1 else "<I")
-    (size,) = layout.unpack(_read_exactly(file, layout.size))
-    if size > _MAX_HEADER:
-        raise ValueError(
-            f"the header of the record claims {size} bytes, which is too much"
-        )
-    text = _read_exactly(file, size)
-    try:
-        return _parse_header(text, "utf-8" if version == 3 else "latin1")
-    except Exception as error:  # a damaged header may raise any error
-        raise ValueError(f"the header of the record is damaged: {error}") from error
-
-
-def read_data(file: Any, header: Header) -> np.ndarray:
-    """Reads the data that follow `header`, under the stored dtype."""
-    size = header.nbytes
-    if size >= _SMALL:  # check the length first; not worth its time for small data
-        remaining = bytes_remaining(file)
-        if remaining is not None and remaining < size:
-            raise EOFError(
-                f"the file is cut: the record needs {size} bytes, and {remaining} are left"
-            )
-    data = np.empty(size, np.uint8)
-    view = data.data
-    while view:
-        # In pieces, so that a stream of unknown length need not return all at once.
-        piece = file.read(min(len(view), 1 << 26))
-        if not piece:
-            raise _cut()
-        view[: len(piece)] = piece
-        view = view[len(piece) :]
-    order = "F" if header.fortran_order else "C"
-    array = np.ndarray(header.shape, header.dtype, data.data, order=order)
-    if array.dtype == np.bool_ and not are_bools(data):
-        raise ValueError("the data are damaged: a bool is neither 0 nor 1")
-    return array
-
-
-def are_bools(data: np.ndarray) -> bool:
-    """Whether these bytes are 0 or 1. JAX does not check this: it would treat 2 as
-    neither true nor false."""
-    return not (data > 1).any()
-
-
-def bytes_remaining(file: Any) -> int | None:
-    """The number of bytes that are left to read; `None` if that is not known."""
-    try:
-        here = file.tell()
-        end = file.seek(0, io.SEEK_END)
-        file.seek(here)
-    except (AttributeError, OSError, ValueError):
-        return None
-    return None if end is None else end - here
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse_header(text: bytes, encoding: str) -> Header:
-    fields = ast.literal_eval(text.decode(encoding))
-    if set(fields) != {"descr", "fortran_order", "shape"}:
-        raise ValueError("it must have descr, fortran_order and shape")
-    shape = fields["shape"]
-    if not isinstance(shape, tuple) or not all(
-        type(n) is int and n >= 0 for n in shape
-    ):
-        raise ValueError(f"{shape!r} is not a shape")
-    # Equinox writes this for float8_e5m2, and NumPy cannot parse it.
-    descr: Any = "V1" if fields["descr"] in ("<f1", "|f1") else fields["descr"]
-    dtype = np.lib.format.descr_to_dtype(descr)
-    if dtype.hasobject:
-        raise ValueError("it announces Python objects, which are never unpickled")
-    return Header(shape, dtype, bool(fields["fortran_order"]))
-
-
-def _read_exactly(file: Any, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = file.read(size - len(data))
-        if not piece:
-            raise _cut()
-        data += piece
-    return data
-
-
-def _cut() -> EOFError:
-    return EOFError("the file is cut in the middle of a record")
 
 
 # Reading a record into a leaf

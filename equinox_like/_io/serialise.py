@@ -21,9 +21,9 @@ from .._tree.paths import listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
 from .atomic import content_of, is_file, opened, replacing, with_suffix
+from .npy import bytes_remaining
 from .records import (
     RecordMismatch,
-    bytes_remaining,
     check_alike,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._tree.paths import path_str
 from .checksum import checksum, has_checksum
-from .records import read_data, read_header, write_record
+from .npy import read_data, read_header, write_record
 
 
 class Structure(NamedTuple):
