@@ -170,11 +170,7 @@ def _below(path, steps, children, others, old, new) -> Iterator[Difference]:
 def _static(
     path: str, old: Any, new: Any, is_field: bool = False
 ) -> Iterator[Difference]:
-    try:
-        same = strictly_same(old, new)
-    except ValueError:  # arrays in a static field cannot be compared
-        same = False
-    if not same:
+    if not strictly_same(old, new):
         kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
         was, now = describe_both(old, new, repr)
         was = f"the static value {was}"
