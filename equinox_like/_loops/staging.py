@@ -68,15 +68,14 @@ def stage(
     carry = list(map(jnp.asarray, carry))
     while True:
         goes_on_after = _traced_condition(cond, carry)
-        step = _Step(goes_on_after, body, is_buffer)
-        functools.update_wrapper(step, body)
+        step, kept = _step_of_state(goes_on_after, body, is_buffer)
         pred = goes_on_after(carry)
         jaxpr = jax.make_jaxpr(step)([pred, *carry])
         changed = as_after_a_step(carry, jaxpr.out_avals[1:])
         if changed is None:
             break
         carry = changed
-    return _without_invariants(jaxpr, [pred, *carry], [False, *is_buffer], step.kept)
+    return _without_invariants(jaxpr, [pred, *carry], [False, *is_buffer], kept)
 
 
 def show_step_as(cond: Any, cond_fun: Any, body: Any, body_fun: Any, init: Any) -> None:
@@ -117,29 +116,27 @@ def _as_condition(out: Any) -> Any:
     return jnp.asarray(out)
 
 
-class _Step:
-    """A step of the whole state. `kept` is the mask of arrays it returns unchanged."""
+def _step_of_state(
+    goes_on_after: Any, body: Any, is_buffer: Sequence[bool]
+) -> tuple[Callable[..., list[Any]], list[bool]]:
+    """A step of the whole state, and the mask of the arrays that it returns unchanged,
+    which is filled by a trace."""
+    kept: list[bool] = []
 
-    def __init__(self, goes_on_after: Any, body: Any, is_buffer: Sequence[bool]):
-        self._goes_on_after = goes_on_after
-        self._body = body
-        self._is_buffer = is_buffer
-        self.kept: list[bool] = []
-
-    def __call__(self, state):
+    @functools.wraps(body)  # so that JAX's messages name what `body` is shown as
+    def step(state):
         pred, *before = state
-        after = self._body(pred, before)
-        self.kept = [
-            False,
-            *(new is old for new, old in zip(after, before, strict=True)),
-        ]
+        after = body(pred, before)
+        kept[:] = False, *(new is old for new, old in zip(after, before, strict=True))
         after = [
             new if buffer or new is old else _select(pred, new, old)
-            for new, old, buffer in zip(after, before, self._is_buffer, strict=True)
+            for new, old, buffer in zip(after, before, is_buffer, strict=True)
         ]
         if list(map(_type, after)) != list(map(_type, before)):
             return [pred, *after]  # `stage` traces the condition for these types
-        return [pred & self._goes_on_after(after), *after]
+        return [pred & goes_on_after(after), *after]
+
+    return step, kept
 
 
 def _type(x: Any) -> tuple[Any, ...]:
