@@ -28,7 +28,7 @@ from .._tree.arrays import struct_of
 from .._tree.filters import is_array_or_struct
 from .._tree.require import refuse_unknown_options
 from .._typing import JitOptions
-from .checks import explained, holds_check
+from .checks import holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
 from .layout import Layout
@@ -37,7 +37,7 @@ from .programs import owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings
-from .specialization import Specialization, abstract
+from .specialization import Specialization, abstract, raise_explained
 from .stages import AheadOfTime, Lowered, Traced, platform_of_call
 
 _P = ParamSpec("_P")
@@ -297,10 +297,7 @@ class Jitted(Transformed[_P, _T]):
         try:
             return specialization.stage(name, layout, leaves)
         except Exception as e:
-            error = explained(e, layout.named_leaves, leaves)
-            if error is e:
-                raise
-            raise error from None
+            raise_explained(e, layout, leaves)
 
     def _shown_around_(self) -> tuple[str, str]:
         start, end = super()._shown_around_()
