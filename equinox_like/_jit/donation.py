@@ -185,7 +185,7 @@ def explain_failure(
         if tells_of_deleted_array(error):
             refuse_to_run_again(error)
             refuse_deleted(name_leaves(leaves), error)
-    _note_losses(error, name_leaves(leaves))
+    note_losses(error, name_leaves(leaves))
 
 
 def refuse_shared(
@@ -238,13 +238,20 @@ def refuse_to_run_again(error: Exception) -> None:
         ) from error
 
 
-def _note_losses(error: Exception, named: Sequence[tuple[str, Any, bool]]) -> None:
+def note_losses(error: BaseException, named: Sequence[tuple[str, Any, bool]]) -> None:
+    """Adds a note to `error` on which donated arrays were deleted."""
     donated = [(name, x) for name, x, is_donated in named if is_donated]
     if not any(is_concrete(x) for _, x in donated):
         return
     lost = [name for name, x in donated if is_deleted(x)]
     if lost:
         error.add_note(f"Donated arrays are lost: {listed(lost, 5)}.")
+        if not isinstance(error, Exception):
+            error.add_note(
+                "The call was interrupted before it returned the new values. Build or "
+                "load what is lost again. To be able to go on after an interrupt, keep "
+                "a copy (`tree_copy`), or do not donate."
+            )
     else:
         error.add_note("No donated array is lost.")
 

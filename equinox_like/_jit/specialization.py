@@ -29,6 +29,7 @@ from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
 from .._warn import warn
 from .checks import explained, holds_check, there_are_checks, wait_for
+from .donation import note_losses
 from .hidden import Assignments, refuse_hidden_tracers
 from .layout import DONATE, MAX_KEPT, Layout, chained, groups_of, keep
 from .retrace import Trace, announce, trace_of
@@ -258,7 +259,8 @@ def raise_explained(
     error: BaseException, layout: Layout, leaves: list[Any]
 ) -> NoReturn:
     """Raises `error`, or the error that explains it by the names of the arguments."""
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception):  # such as a `KeyboardInterrupt`
+        note_losses(error, layout.named_leaves(leaves))
         raise error
     other = explained(error, layout.named_leaves, leaves)
     if other is error:

@@ -780,6 +780,27 @@ def test_interrupted_trace_leaves_no_warning_muted():
     assert warnings.filters == filters
 
 
+@pytest.mark.parametrize("donate", ["arrays", "none"])
+def test_interrupted_call_says_what_is_lost(donate, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    @eqx.filter_jit(donate=donate)
+    def step(model, x):
+        return eqx.error_if(model, model["w"][0] < 0, "no"), x.sum()  # the call waits
+
+    model = step({"w": jnp.ones(3)}, jnp.ones(2))[0]
+    monkeypatch.setattr(jax, "block_until_ready", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        step(model, jnp.ones(2))
+    if donate == "none":
+        assert not hasattr(caught.value, "__notes__")
+    else:
+        lost, advice = caught.value.__notes__
+        assert lost == "Donated arrays are lost: `model['w']`."
+        assert "interrupted before it returned" in advice
+
+
 def test_failing_call_within_a_trace_does_not_end_the_muting_of_the_outer_one():
     @eqx.filter_jit
     def failing(x):
