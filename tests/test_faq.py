@@ -55,6 +55,21 @@ def update_after_freezing():
     optimiser.update(grads, optimiser.init(params), params)
 
 
+def update_after_a_second_definition():
+    def define():
+        class Net(eqx.Module):
+            w: jax.Array
+
+        return Net
+
+    optimiser = optax.adam(1e-3)
+    optimiser.update(define()(x), optimiser.init(define()(x)))
+
+
+def unpack_key():
+    _k1, _k2 = jax.random.key(0)
+
+
 def tree_of_labels():
     params = eqx.filter(model, eqx.trainable)
     labels = jax.tree.map(lambda _: "body", params)
@@ -228,6 +243,9 @@ CALLS = {
     "`optax.apply_updates(model, updates)`": [apply_updates],
     "`optimiser.update(grads, state)`": [update_without_parameters],
     "`optimiser.update` after freezing": [update_after_freezing],
+    "`optimiser.update`, after the cell of a class was run again": [
+        update_after_a_second_definition
+    ],
     "`optax.multi_transform(optimisers, labels)` with a tree of labels": [
         tree_of_labels
     ],
@@ -258,6 +276,7 @@ CALLS = {
     "A model and data on different devices": [different_devices],
     "bfloat16 times float32": [promote],
     "`eqx.nn.Linear(2, 2, key=0)`": [lambda: eqx.nn.Linear(2, 2, key=0)],  # pyright: ignore[reportArgumentType] -- that is the mistake
+    "`k1, k2 = key`": [unpack_key],
     "`dropout(x)` without a key": [lambda: eqx.nn.Dropout()(x)],
     "The same key used twice": [reuse_key],
     "`UnexpectedTracerError`": [leak],
@@ -269,6 +288,7 @@ CALLS = {
         lambda: eqx.filter_jit(lambda x: np.sin(x))(x[0])
     ],
     "`range(n)`": [lambda: eqx.filter_jit(lambda n: len(range(n)))(jnp.asarray(3))],
+    "`x[x > 0]`": [lambda: eqx.filter_jit(lambda x: x[x > 0])(x)],
     "`step(model)`, called twice": [donate_twice],
     "`model.weight + 1`, after donating the model": [read_donated],
     "`model.depth = 3`": [lambda: setattr(model, "depth", 3)],
@@ -330,6 +350,14 @@ def test_errors_that_are_said_to_be_the_same_are():
     new = eqx.tree_at("layers[1]", model, eqx.nn.Linear(2, 3, key=jax.random.key(0)))
     with pytest.raises(ValueError, match="different pytree metadata at key path"):
         adam.update(eqx.filter(new, eqx.trainable), old)
+    wider = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
+    arrays = [jax.tree.leaves(eqx.filter(m, eqx.trainable)) for m in (model, wider)]
+    with pytest.raises(TypeError, match="add got incompatible shapes for broadcasting"):
+        adam.update(arrays[1], adam.init(arrays[0]))
+    pattern = re.escape(quoted["`jax.vmap(model)(xs, key)` with one key"][0])
+    with pytest.raises(ValueError) as of_list:
+        jax.vmap(model)([[1.0, 2.0]])
+    assert re.match(pattern, f"ValueError: {of_list.value}")
     for convert in (float, int):
         pattern = re.escape(quoted["`loss.item()` in a compiled function"][0])
         with pytest.raises(jax.errors.ConcretizationTypeError) as concrete:
@@ -352,3 +380,18 @@ def test_errors_that_are_said_to_be_the_same_are():
         jnp.stack([model, model])
     with pytest.raises(ValueError, match=r"leaf `layers\[0\]\.weight`.*`filter_jit`"):
         jax.jit(loss, static_argnums=0)(model, x)
+
+
+def test_a_changed_class_is_read_after_the_caches_are_cleared():
+    class Net(eqx.Module):
+        scale = 1
+
+        def __call__(self, x):
+            return self.scale * x
+
+    f = eqx.filter_jit(Net())
+    assert f(x[0]) == 1
+    Net.scale = 2
+    assert f(x[0]) == 1
+    jax.clear_caches()
+    assert f(x[0]) == 2
