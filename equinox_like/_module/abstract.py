@@ -251,5 +251,15 @@ def refuse_abstract_variables(cls: type, names: Iterable[str], kind: str) -> NoR
     )
 
 
+def note_abstract_fields(error: TypeError, cls: type, fields: Iterable[str]) -> None:
+    """Says which abstract methods and properties of `cls` are also fields, if any."""
+    for name in sorted(getattr(cls, "__abstractmethods__", frozenset()) & {*fields}):
+        error.add_note(
+            f"The field '{name}' of {_name(cls)} does not implement the abstract method "
+            f"or property '{name}' of its base class. A base class that leaves the "
+            f"choice to its subclasses declares `{name}: AbstractVar[...]`."
+        )
+
+
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -8,7 +8,11 @@ import jax.tree_util as jtu
 
 from .._tree.filters import is_inexact_array_like
 from .._warn import warn
-from .abstract import refuse_abstract_class, refuse_abstract_variables
+from .abstract import (
+    note_abstract_fields,
+    refuse_abstract_class,
+    refuse_abstract_variables,
+)
 from .flatten import OPEN
 from .spec import ModuleSpec
 from .values import (
@@ -124,7 +128,11 @@ def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
         refuse_abstract_variables(
             cls, spec.abstract_class_variables, "class attributes"
         )
-    return cls.__new__(cls, *args, **kwargs)
+    try:
+        return cls.__new__(cls, *args, **kwargs)
+    except TypeError as error:
+        note_abstract_fields(error, cls, spec.names)
+        raise
 
 
 def _is_finished(self: Any, spec: ModuleSpec) -> bool:
@@ -177,7 +185,8 @@ def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
                 f"Using `field(init=False)`: '{name}' of {type_name(self)} holds "
                 "floating-point values. They are stored apart from the values that they "
                 "were computed from, so no gradient reaches those. Compute them in a "
-                "property instead."
+                "property instead. If they are parameters, which are not computed from "
+                "other fields, set them in an `__init__`, and drop `init=False`."
             )
 
 

@@ -97,7 +97,10 @@ def make_spec(
     )
     abstract_variables, abstract_class_variables = find_abstract_variables(cls)
     new_is_plain = (
-        not is_abstract and not abstract_class_variables and cls.__new__ is _new
+        not is_abstract
+        and not abstract_class_variables
+        and not inspect.isabstract(cls)
+        and cls.__new__ is _new
     )
     sets_all = init is not None and not no_init
     names_on_class = hasattr(cls, "__getattr__") or any(_has(cls, n) for n in names)

@@ -291,3 +291,21 @@ def test_abstract_method_of_a_mixin_must_be_filled():
     with pytest.raises(TypeError, match="abstract"):
         Open()
     assert Concrete().f() == 3
+
+
+def test_error_tells_of_a_field_that_does_not_implement_a_property():
+    class Shape(eqx.Module):
+        @property
+        @abc.abstractmethod
+        def size(self) -> int: ...
+
+        @abc.abstractmethod
+        def area(self): ...
+
+    class Square(Shape):
+        size: int
+
+    with pytest.raises(TypeError, match="abstract") as caught:
+        Square(3)
+    (note,) = caught.value.__notes__
+    assert "The field 'size' of" in note and "`size: AbstractVar[...]`" in note

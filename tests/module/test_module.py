@@ -597,7 +597,8 @@ class TestFrozen:
             def __post_init__(self):
                 self.y = 2 * self.x
 
-        with pytest.warns(UserWarning, match=r"^Using `field\(init=False\)`.*'y'"):
+        message = r"^Using `field\(init=False\)`.*'y'.*parameters.*in an `__init__`"
+        with pytest.warns(UserWarning, match=message):
             Cached(1.0)
 
     def test_threads_construct_at_once(self):
