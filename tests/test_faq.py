@@ -5,8 +5,10 @@ import re
 import tempfile
 from pathlib import Path
 
+import beartype
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -302,6 +304,9 @@ CALLS = {
     "A field that is not set": [Unset],
     "A field without a default, after one with a default": [default_in_the_base_class],
     "`scale: jax.Array = jnp.ones(2)`": [array_as_default],
+    "`@jaxtyped` above `@eqx.filter_jit`": [
+        lambda: jaxtyping.jaxtyped(eqx.filter_jit(loss), typechecker=beartype.beartype)
+    ],
     "`norm(x, state)`, with a state that was used": [use_old_state],
     "`eqx.load(path, model)`, where the dtype or the structure differs": [
         load_another_dtype
