@@ -72,6 +72,10 @@ def unpack_key():
     _k1, _k2 = jax.random.key(0)
 
 
+def unpack_make_with_state():
+    _model, _state = eqx.nn.make_with_state(eqx.nn.BatchNorm)
+
+
 def tree_of_labels():
     params = eqx.filter(model, eqx.trainable)
     labels = jax.tree.map(lambda _: "body", params)
@@ -307,6 +311,7 @@ CALLS = {
     "`@jaxtyped` above `@eqx.filter_jit`": [
         lambda: jaxtyping.jaxtyped(eqx.filter_jit(loss), typechecker=beartype.beartype)
     ],
+    "`model, state = eqx.nn.make_with_state(Net)`": [unpack_make_with_state],
     "`norm(x, state)`, with a state that was used": [use_old_state],
     "`eqx.load(path, model)`, where the dtype or the structure differs": [
         load_another_dtype
@@ -359,6 +364,10 @@ def test_errors_that_are_said_to_be_the_same_are():
     arrays = [jax.tree.leaves(eqx.filter(m, eqx.trainable)) for m in (model, wider)]
     with pytest.raises(TypeError, match="add got incompatible shapes for broadcasting"):
         adam.update(arrays[1], adam.init(arrays[0]))
+    with pytest.raises(TypeError, match="Output from batched function"):
+        jax.vmap(lambda key: eqx.nn.MLP(2, 1, 2, 1, key=key))(
+            jax.random.split(jax.random.key(0))
+        )
     pattern = re.escape(quoted["`jax.vmap(model)(xs, key)` with one key"][0])
     with pytest.raises(ValueError) as of_list:
         jax.vmap(model)([[1.0, 2.0]])
