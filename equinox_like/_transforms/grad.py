@@ -343,8 +343,10 @@ def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
 
 
 def _holds_array(x: Any) -> bool:
-    """Whether an object has an array to differentiate in one of its attributes."""
-    return any(map(is_inexact_array, getattr(x, "__dict__", {}).values()))
+    """Whether an object has an array to differentiate, or a model, in its attributes."""
+    attributes = dict(getattr(x, "__dict__", {}))
+    attributes.pop("__wrapped__", None)  # of a function
+    return any(map(is_inexact_array, jtu.tree_leaves(attributes)))
 
 
 def _check(name: str, gradkwargs: dict[str, Any]) -> None:

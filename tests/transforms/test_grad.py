@@ -80,8 +80,12 @@ def test_gradient_of_an_object_that_is_no_pytree_is_refused_with_the_fix():
         weight: Any
 
     message = "are Params.*Params is not a pytree.*: derive the class from `Module`"
-    with pytest.raises(TypeError, match=message):
-        eqx.filter_grad(lambda p: p["a"].weight.sum())({"a": Params(jnp.ones(2))})
+    for weight in (
+        jnp.ones(2),
+        {"layers": [eqx.nn.Embedding(weight=jnp.ones((1, 2)))]},
+    ):
+        with pytest.raises(TypeError, match=message):
+            eqx.filter_grad(lambda p: 0.0)({"a": Params(weight)})
     with pytest.raises(TypeError, match=r"as in `jnp\.asarray"):
         eqx.filter_grad(lambda p: p["a"].weight)({"a": Params(2.0)})
 
