@@ -1,6 +1,7 @@
 """The construction of a Module: `__init__`, and the checks before and after it."""
 
 import dataclasses
+import difflib
 import sys
 from typing import Any, Final, NoReturn
 
@@ -203,9 +204,14 @@ def note_property(self: Any, name: str, error: AttributeError) -> None:
 def refuse_assignment(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
     if self._is_open_:
+        unset = [n for n in spec.names if n not in self.__dict__]
+        meant = "".join(
+            f" Or did you mean '{n}'?"
+            for n in difflib.get_close_matches(name, unset, 1)
+        )
         raise dataclasses.FrozenInstanceError(
             f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
-            f"as in `{name}: SomeType`, in the body of the class."
+            f"as in `{name}: SomeType`, in the body of the class.{meant}"
         )
     if name == "__isabstractmethod__":
         raise dataclasses.FrozenInstanceError(

@@ -371,6 +371,20 @@ class TestFrozen:
             del module.weight
         assert module.weight == 1.0
 
+    def test_error_of_a_misspelt_field_names_the_one_that_is_not_set(self):
+        class Misspelt(eqx.Module):
+            layer1: int
+            weight: int
+
+            def __init__(self, name):
+                self.layer1 = 1
+                setattr(self, name, 2)
+
+        with pytest.raises(AttributeError, match=r"did you mean 'weight'\?$"):
+            Misspelt("wieght")
+        with pytest.raises(AttributeError, match=r"in the body of the class\.$"):
+            Misspelt("layer2")
+
     def test_undeclared_attribute_is_refused_during_construction(self):
         class Undeclared(eqx.Module):
             x: int
