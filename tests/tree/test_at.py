@@ -223,6 +223,9 @@ def test_is_leaf_lets_each_none_be_replaced():
     assert new == [None, {"a": 1}]
     new = eqx.tree_at(lambda t: (t[1]["a"], t[0]), tree, (1, 2), is_leaf=is_none)
     assert new == [2, {"a": 1}]
+    tree = [None, {"a": (), "b": ()}]
+    new = eqx.tree_at(lambda t: (t[1]["b"], t[0]), tree, (1, 2), is_leaf=is_none)
+    assert new == [2, {"a": (), "b": 1}]
 
 
 def test_is_leaf_makes_the_inside_of_a_node_unreachable():

@@ -265,6 +265,7 @@ def test_leaves_on_different_devices_are_compared():
     free = jnp.ones(4)  # computed wherever the others are
     assert eqx.tree_equal([free, *b], [free, *b])
     assert eqx.tree_equal([b[0], free, b[1]], [b[0], free, b[1]])
+    assert eqx.tree_equal(np.ones(2, np.float32), b[0])
     keys = [jax.device_put(jax.random.key(0), device) for device in (first, second)]
     assert eqx.tree_equal([keys[0], a[0]], [keys[1], b[0]])
 
@@ -302,6 +303,9 @@ def test_static_fields_count_as_structure():
     assert eqx.tree_equal(Affine(1), Affine(1.0)) is True
     assert eqx.tree_equal(Affine(1), Affine(1, "other")) is False
     assert eqx.tree_equal([1], (1,)) is False
+    assert eqx.tree_equal([1, [2]], [[1], 2]) is False
+    constant = np.ones(())
+    assert eqx.tree_equal(Affine(1, constant), Affine(1, 1.0)) is False
     assert eqx.tree_equal({"a": 1}, {"b": 1}) is False
 
 

@@ -1,5 +1,8 @@
 """`select`: choosing nodes by conditions, and rewriting them."""
 
+import functools
+import operator
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -58,6 +61,8 @@ def test_a_predicate_takes_a_node_or_a_path_and_a_node(model):
         "layers[0]",
         "layers[2]",
     ]
+    without_name = functools.partial(operator.is_, jax.nn.relu)
+    assert eqx.select(model).where(without_name).count(1)
 
 
 def test_within_takes_a_selection_a_class_or_a_pattern(model):
@@ -94,6 +99,8 @@ def test_each_path_is_one_that_tree_at_takes(model):
 
 
 def test_of_takes_classes_alone(model):
+    for classes in (nn.Linear | nn.MLP, (nn.Linear, (nn.MLP,))):
+        assert eqx.select(model).of(classes).count(4)
     with pytest.raises(TypeError, match="To choose by a path, use `at`"):
         eqx.select(model).of("layers[0]")
 
@@ -154,7 +161,7 @@ def test_set_puts_one_value_everywhere(model):
     x = jnp.ones(3)
     expected = nn.MLP(3, 2, 4, 2, activation=jnp.tanh, key=jax.random.key(0))
     assert (new(x) == expected(x)).all()
-    assert eqx.select([1, [2]]).of(int).set([0]) == [[0], [[0]]]
+    assert eqx.select([1, 2, [3]]).of(int).set([0]) == [[0], [0], [[0]]]
 
 
 def test_predicate_that_returns_an_array_is_named_with_the_path(model):
