@@ -292,13 +292,9 @@ def _key_of_tree(value: Any) -> Any:
 def _key_by_class(value: Any) -> Any:
     """As `_key_of`, for values with a custom `==`; depends on the class defining it."""
     kind = type(value)
-    for base in kind.__mro__:
-        if base in _KEYS:
-            return _key_of_derived(value, _KEYS[base])
-        if "__eq__" in base.__dict__:
-            break
-    else:
-        return _Guarded(value)
+    base = next(b for b in kind.__mro__ if b in _KEYS or "__eq__" in b.__dict__)
+    if base in _KEYS:
+        return _key_of_derived(value, _KEYS[base])
     names = compared_names(kind, base)
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
