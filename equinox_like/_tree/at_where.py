@@ -51,8 +51,7 @@ def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
 
 
 def _is_mask(where: Any) -> bool:
-    leaves = jtu.tree_leaves(where)
-    return bool(leaves) and set(map(type, leaves)) == {bool}
+    return set(map(type, jtu.tree_leaves(where))) == {bool}
 
 
 def _is_key_path(where: Any) -> bool:

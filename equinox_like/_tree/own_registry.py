@@ -117,7 +117,7 @@ class OwnRegistry:
         return self._open
 
     def _node(self, data: Any, parts: Sequence[Any]) -> Any:
-        return self._leaf.from_node_data_and_children(self._nodes, data, list(parts))
+        return self._leaf.from_node_data_and_children(self._nodes, data, parts)
 
     def _structure(self, kind: type, aux: Any, parts: Sequence[Any]) -> Structure:
         """The interned structure of a node that user code has built."""
