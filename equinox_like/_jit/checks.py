@@ -16,7 +16,6 @@ import numpy as np
 
 from .._compat.jaxpr import name_and_params, opened, programs_in
 from .._compat.tokens import forget_failed, runtime_tokens
-from .._core.base import hide_frames
 from .donation import explain_failure
 
 # For each check primitive, what `register_check` got.
@@ -80,7 +79,6 @@ def explained(
     explain_failure(error, name_leaves, leaves)
     if isinstance(error, TypeError):
         _note_foreign_arrays(error, name_leaves(leaves))
-    hide_frames(error)
     return error
 
 
