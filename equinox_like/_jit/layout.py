@@ -110,7 +110,7 @@ class Layout:
 
     def static_key(self, leaves: list[Any]) -> Any:
         """The cache key of the static leaves. Values of different types differ."""
-        return strict_key(tuple(self._take_statics(leaves)))
+        return strict_key(self._take_statics(leaves))
 
     def is_outdated(self, leaves: list[Any]) -> bool:
         """Whether the type of a static leaf was registered as a node meanwhile."""

@@ -180,7 +180,7 @@ def _of_value(fun: Any) -> Programs | None:
         if not getattr(fun, "__dict__", {}).keys() <= fields.keys():
             return None
         hash(fun)  # refuses values that can change
-        return _shared((type(fun), strict_key(tuple(fields.values()))))
+        return _shared((type(fun), strict_key(fields.values())))
     except (AttributeError, TypeError):
         return None
 
