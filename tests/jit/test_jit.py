@@ -590,13 +590,16 @@ class TestErrors:
         class MyError(Exception):
             pass
 
+        cause = KeyError("the cause")
+
         @eqx.filter_jit
         def f(x):
-            raise MyError("mine")
+            raise MyError("mine") from cause
 
-        with pytest.raises(MyError, match="mine") as caught:
-            f(jnp.ones(2))
-        assert caught.value.__cause__ is None and caught.value.__context__ is None
+        for call in f, f.lower, f.eval_shape:
+            with pytest.raises(MyError, match="mine") as caught:
+                call(jnp.ones(2))
+            assert caught.value.__cause__ is cause and caught.value.__context__ is None
 
     @pytest.mark.parametrize("donate", ["none", "all"])
     @pytest.mark.parametrize("dtype", ["U1", "O", "M8[D]"])
