@@ -254,12 +254,8 @@ def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
 
 
 def _restore_args(wanted: _Wanted) -> Any:
-    # Orbax would commit an array without a sharding to one device.
-    if (
-        isinstance(wanted.like, np.ndarray | np.generic)
-        or wanted.sharding is None
-        or wanted.is_narrowed
-    ):
+    # Orbax would commit an array without a sharding to one device. One of NumPy has none.
+    if wanted.sharding is None or wanted.is_narrowed:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     return ocp.ArrayRestoreArgs(sharding=wanted.sharding)
 
