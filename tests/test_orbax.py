@@ -1,9 +1,11 @@
 """Any tree in the checkpoints of Orbax: what is saved comes back, or an error says why."""
 
+import asyncio
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +64,7 @@ def test_leaves_of_all_kinds_come_back(manager):
     tree = {
         "arrays": list(ARRAYS),
         "numbers": [True, 3, 2.5, 1 + 2j, float("inf")],
-        "numpy": [np.float64(0.1), np.arange(3, dtype=">i4")[::2]],
+        "numpy": [np.float64(0.1), np.array(0.1), np.arange(3, dtype=">i4")[::2]],
         "a/b 'c'": [jnp.ones(2), {"..": jnp.zeros(1)}],
         "others": [None, "text", len],
         "keys": [jax.random.key(1, impl=impl) for impl in ("rbg", OWN_PRNG)],
@@ -237,9 +239,20 @@ def test_saving_and_restoring_each_take_their_own_arguments(tmp_path):
         TypeError, match=r"`save` takes `equinox_like\.orbax\.Save`; got"
     ):
         handler.save(tmp_path, orbax.Restore({}))
+    with pytest.raises(TypeError, match="`save` takes"):
+        asyncio.run(handler.async_save(tmp_path, orbax.Restore({})))
     with pytest.raises(TypeError, match=r"`restore` takes `equinox_like\.orbax\.Rest"):
         handler.restore(tmp_path, orbax.Save({}))
     handler.close()
+
+
+def test_arrays_are_written_and_read_by_the_given_handler_which_is_closed(tmp_path):
+    arrays = mock.Mock(wraps=ocp.PyTreeCheckpointHandler())
+    with ocp.Checkpointer(orbax.TreeHandler(arrays)) as checkpointer:
+        checkpointer.save(tmp_path / "a", args=orbax.Save([jnp.ones(2)]))
+        checkpointer.restore(tmp_path / "a", args=orbax.Restore([jnp.ones(2)]))
+    called = {call[0] for call in arrays.method_calls}
+    assert {"save", "restore", "close"} <= called
 
 
 def test_all_differences_are_told_at_once(manager):
