@@ -246,6 +246,8 @@ class TestRefusals:
         m = Model(jnp.ones(3), activation=value)
         f = eqx.filter_export(lambda model, x: model.weight * x)(m, FLOAT)
         assert f(m, jnp.ones(3)).tolist() == [1, 1, 1]
+        with pytest.raises(TypeError, match=f"`{path}` was the static"):
+            f(Model(jnp.ones(3), activation=object()), jnp.ones(3))
         with pytest.raises(ValueError, match=f"`{path}` is the static"):
             f.serialize()
 

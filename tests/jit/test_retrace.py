@@ -84,6 +84,18 @@ def test_difference_is_told_by_path_and_kind(f, args, path, kind, text):
         assert len(traces) == 2 and f.explain(*args) is None
 
 
+def test_arguments_that_are_left_out_or_new_are_told():
+    f = eqx.filter_jit(lambda x, y=1, **options: x)
+    f(jnp.ones(2), 2, a=3)
+    text = str(f.explain(jnp.ones(2), b=3))
+    for name, told in (
+        ("y", "given, and is now left out."),
+        ("options['a']", "given, and is now left out."),
+        ("options['b']", "left out, and is now given."),
+    ):
+        assert f"`{name}` was {told}" in text
+
+
 @pytest.mark.parametrize("make", [Registered, lambda x: {x: "a"}])
 def test_structure_that_differs_in_the_type_of_a_value_alone_is_told(f, make):
     f, _ = f
