@@ -284,6 +284,20 @@ def test_contexts_that_are_left_in_another_order_keep_their_values() -> None:
     assert (mode.value, other.value) == ("a", 0)
 
 
+def test_with_around_a_yield_is_an_error_if_the_context_is_entered_meanwhile() -> None:
+    def steps():
+        with mode("b"):
+            yield
+
+    step = steps()
+    next(step)
+    with mode("c"):
+        with pytest.raises(RuntimeError, match="or around the `yield` of a generator"):
+            next(step)
+        assert mode.value == "c"
+    assert mode.value == "a"
+
+
 def test_context_that_is_left_in_another_thread_is_an_error() -> None:
     entered = mode("b")
     entered.__enter__()
