@@ -47,7 +47,8 @@ class Aux(tuple):
     statics: dict[str, Any]
     # The statics that can be changed in place, by name.
     mutable: dict[str, Kept]
-    # The values of the statics in order, if exactly the fields are set.
+    # The values of the statics in order, if exactly the fields are set and it is not
+    # from a pickle.
     values: tuple[Any, ...] | None
     # Then, and if `mutable` is empty: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
@@ -59,7 +60,7 @@ class Aux(tuple):
         # as that of a function, nor can weak references.
         kept = {name: kept.get() for name, kept in self.mutable.items()}
         statics = tuple((self.statics | kept).values())
-        return _unpickled, (*self[:2], statics, self.values is not None)
+        return _make_aux, (*self[:2], statics, {})
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.statics.items())
@@ -184,18 +185,6 @@ def _make_aux(
         if len(structures) >= _MOST_SHARED:
             structures.clear()
         aux.structures = structures.setdefault(aux, aux.structures)
-    return aux
-
-
-def _unpickled(
-    names: tuple[str, ...],
-    fixed: tuple[str, ...],
-    statics: tuple[Any, ...],
-    are_all: bool,
-) -> Aux:
-    aux = _make_aux(names, fixed, statics, {})
-    if are_all:
-        aux.values = statics
     return aux
 
 
