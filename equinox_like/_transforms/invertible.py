@@ -149,7 +149,7 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
         try:
             return _run(fun, self._inverse, blocks, x)
         except TypeError as e:
-            if not is_forward_mode(e.__cause__ or e):
+            if not is_forward_mode(e):
                 raise
             raise TypeError(
                 f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no "

@@ -62,7 +62,7 @@ def backward_nan(x: _T, name: str | None = None, terminate: bool = True) -> _T:
     try:
         return _backward_nan(map_arrays(jnp.asarray, x), name, terminate)
     except TypeError as error:
-        if not is_forward_mode(error.__cause__ or error):
+        if not is_forward_mode(error):
             raise
         raise TypeError(
             "`debug.backward_nan` prints cotangents, which forward-mode autodiff "
