@@ -186,6 +186,7 @@ def test_frozen_module_is_called_and_read(mlp) -> None:
     frozen = eqx.frozen(linear)
     assert (frozen(x) == linear(x)).all()
     assert frozen.weight is linear.weight and frozen.in_features == 3
+    assert eqx.filter_jit(lambda m: m)(frozen).weight.shape == (4, 3)
     assert (jax.vmap(frozen)(x[None]) == frozen(x)).all()
     assert not isinstance(frozen, nn.Linear) and frozen.value is linear
     with pytest.raises(AttributeError, match="nothing_of_it"):

@@ -549,6 +549,8 @@ class TestPartial:
     def test_repeated_keyword_is_refused(self):
         with pytest.raises(TypeError, match="'a'"):
             eqx.Partial(dict, a=1)(a=2)
+        shown = inspect.signature(eqx.Partial(lambda x, *, a, b: x, a=1))
+        assert list(shown.parameters) == ["x", "b"]
 
     def test_any_keyword_may_be_used(self):
         partial = eqx.Partial(dict, func=1)

@@ -233,6 +233,8 @@ def test_key_path_leads_through_a_frozen_part():
         ValueError, match=r"leads to no node: `pytree\['a'\]\[1\]` .*'d'"
     ):
         eqx.tree_at((*path[:-1], jtu.DictKey("d")), tree, 4)
+    tree = eqx.frozen([None, None])  # told apart by their paths alone
+    assert eqx.tree_equal(eqx.tree_at("[1]", tree, 1), eqx.frozen([None, 1]))
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,15 @@ def test_equality_that_a_class_of_attrs_defines_is_obeyed():
     assert not strictly_same(Name("a"), Name("b"))
 
 
+def test_what_has_a_hash_of_its_own_and_no_equality_is_compared_by_identity():
+    class Named:
+        def __hash__(self):
+            return hash("name")
+
+    one = Named()
+    assert strictly_same([one], [one]) and not strictly_same([one], [Named()])
+
+
 def test_what_has_an_equality_of_its_own_is_compared_by_it():
     class Even:
         def __init__(self, value):
