@@ -7,7 +7,6 @@ so gradients, updates and parameters correspond leaf by leaf.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
 import jax.tree_util as jtu
 
 from .filters import is_array, is_none
@@ -252,8 +251,7 @@ def _tree_of_bools(criterion: str, chosen: str) -> str:
 def _refuse_other_than_filter(
     spec: Any, filter_spec: Any, number: int, filter_name: str
 ) -> None:
-    is_callable = callable(spec) and not isinstance(spec, jax.Array)
-    if not is_callable and not isinstance(spec, bool):
+    if not callable(spec) and not isinstance(spec, bool):
         fix = ""
         if isinstance(spec, str):
             fix = " " + _tree_of_bools("path", "at(path)")
