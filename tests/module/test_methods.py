@@ -457,6 +457,12 @@ class TestUpdateWrapper:
         assert (named.__name__, named.__doc__) == ("apply", "Scales.")
         assert not hasattr(wrapper, "__name__")
         assert repr(named) == repr(wrapper) and "__name__" not in repr(named)
+
+        class Called(self.Wrapper):
+            def __call__(self):
+                return self.fun()
+
+        assert ".Called(" in repr(eqx.module_update_wrapper(Called(len)))
         with pytest.raises(dataclasses.FrozenInstanceError):
             named.fun = 1
 

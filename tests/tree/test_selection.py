@@ -120,6 +120,8 @@ def test_repr_names_conditions_and_nodes(model):
         "<select(MLP).of(Linear).within(.at('layers')): 3 nodes, `layers[0]`, "
         "`layers[1]`, `layers[2]`>"
     )
+    assert "more" not in repr(eqx.select([0] * 9))
+    assert repr(eqx.select([0] * 10)).endswith("`[8]` and 1 more>")
 
 
 # Rewriting
