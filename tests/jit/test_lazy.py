@@ -411,11 +411,17 @@ def test_attribute_that_is_set_behind_its_back_stays_set():
     assert returned.size == 3
 
 
-def test_type_that_becomes_a_node_later_is_flattened_from_then_on():
+@pytest.mark.parametrize("is_global", [False, True])
+def test_type_that_becomes_a_node_later_is_flattened_from_then_on(
+    is_global, monkeypatch
+):
     class Late:
         def __init__(self, x):
             self.x = x
 
+    if is_global:
+        Late.__qualname__ = "Late"
+        monkeypatch.setitem(globals(), "Late", Late)
     f = eqx.filter_jit(lambda late, net: (late, net.layers))
     late, net = Late(array()), Net(Late(array()))
     out, inner = f(late, net)
