@@ -21,14 +21,8 @@ from .._compat.tracer import Tracer
 from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
 from .._tree.registry import registry
-from .._tree.splitting import (
-    STATIC,
-    Skeleton,
-    leaf_names,
-    make_skeleton,
-    refuse_unhashable,
-)
-from .._tree.strict import has_hash, strict_key
+from .._tree.splitting import STATIC, Skeleton, leaf_names, make_skeleton
+from .._tree.strict import strict_key
 from .._tree.structure import Fixed, may_become_node
 from .binding import Call, bind
 
@@ -127,10 +121,7 @@ class Layout:
         ):
             if label is STATIC:
                 statics.append(value if i is None else leaves[i])
-        if not all(map(has_hash, statics)):
-            named = zip(self.names, self.labels, strict=True)
-            refuse_unhashable(statics, (n for n, label in named if label is STATIC))
-        return make_skeleton(self.treedef, self.labels, statics)
+        return make_skeleton(self.treedef, self.labels, statics, lambda: self.names)
 
     def take_data(self, leaves: list[Any]) -> list[Any]:
         """The data leaves."""

@@ -8,7 +8,7 @@ hashable, and is compared by the strict rule of `strict.py`. Equal skeletons are
 interned: two static leaves that are equal may still differ in what their `==` leaves out.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
@@ -183,13 +183,22 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
 
 
 def make_skeleton(
-    treedef: Any, labels: Sequence[Hashable], statics: Sequence[Any]
+    treedef: Any,
+    labels: Sequence[Hashable],
+    statics: Sequence[Any],
+    names: Callable[[], Sequence[str]] | None = None,
 ) -> Skeleton:
-    """The skeleton with this treedef, these labels and these static leaves."""
+    """The skeleton with this treedef, these labels and these static leaves.
+
+    `names()` are the names of all leaves for an error; by default, their paths.
+    """
     labels, statics = tuple(labels), tuple(statics)
     if not all(map(has_hash, statics)):
-        named = zip(leaf_names(treedef, ""), labels, strict=True)
-        refuse_unhashable(statics, (name for name, label in named if label is STATIC))
+        shown = names() if names is not None else leaf_names(treedef, "")
+        of_statics = [
+            n for n, label in zip(shown, labels, strict=True) if label is STATIC
+        ]
+        raise _unhashable(statics, of_statics)
     key = strict_treedef(treedef), labels, strict_key(statics)
     contents = Contents(key, hash(key))
     made: Any = object.__new__(Skeleton)
@@ -227,15 +236,15 @@ def leaf_names(treedef: Any, name: str) -> list[str]:
         return [f"{name}.<leaf {i}>" for i in range(treedef.num_leaves)]
 
 
-def refuse_unhashable(statics: Iterable[Any], names: Iterable[str]) -> None:
-    """Raises `ValueError` for the first unhashable value, with its name."""
-    for value, name in zip(statics, names, strict=True):
-        if not has_hash(value):
-            raise ValueError(
-                f"The static leaf `{name}` is {describe_node(value)}, which cannot be "
-                "hashed. Whatever is not an array must be hashable: make it an array, "
-                "or put it into a `field(static=True)` of a Module. A configuration may "
-                "be a dataclass with `frozen=True`. If it holds arrays, its class must be "
-                "a pytree: derive it from `Module`, or register it with "
-                "`jax.tree_util.register_dataclass`."
-            )
+def _unhashable(statics: Sequence[Any], names: Sequence[str]) -> ValueError:
+    """The error for the first unhashable value."""
+    named = zip(statics, names, strict=True)
+    value, name = next(pair for pair in named if not has_hash(pair[0]))
+    return ValueError(
+        f"The static leaf `{name}` is {describe_node(value)}, which cannot be "
+        "hashed. Whatever is not an array must be hashable: make it an array, "
+        "or put it into a `field(static=True)` of a Module. A configuration may "
+        "be a dataclass with `frozen=True`. If it holds arrays, its class must be "
+        "a pytree: derive it from `Module`, or register it with "
+        "`jax.tree_util.register_dataclass`."
+    )
