@@ -52,52 +52,46 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             args += tuple(kwargs.values())
         else:  # faster
             spec.assign(self, *args)
-        if spec.has_checks:
-            _check_fields(self, spec, spec.read_all(self))
-            return self
-        for value in args:  # inlined: a function call would take longer
-            if type(value) not in harmless_types and may_hold_callable(value):
-                check_callables(self, _own_fields(self, spec, spec.read_all(self)))
-                break
-        return self
-    if spec.new_is_plain:
-        self = _new(cls)
+        # Reading the fields takes longer than to go through the arguments.
+        values = spec.read_all(self) if spec.has_checks else args
     else:
-        self = _make_empty(cls, spec, args, kwargs)
-        if not isinstance(self, cls):
-            return self
-        if _is_finished(self, spec) and _count_references(self) != _ALONE:
-            # `__new__` returned an instance that it made before.
-            cls.__init__(self, *args, **kwargs)
-            return self
-    init = cls.__init__
-    if init is spec.init:
-        init = spec.assign
-    _set(self, OPEN, cls._open_names_)
-    try:
-        if kwargs:
-            init(self, *args, **kwargs)
+        if spec.new_is_plain:
+            self = _new(cls)
         else:
-            init(self, *args)
+            self = _make_empty(cls, spec, args, kwargs)
+            if not isinstance(self, cls):
+                return self
+            if _is_finished(self, spec) and _count_references(self) != _ALONE:
+                # `__new__` returned an instance that it made before.
+                cls.__init__(self, *args, **kwargs)
+                return self
+        init = cls.__init__
+        if init is spec.init:
+            init = spec.assign
+        _set(self, OPEN, cls._open_names_)
         try:
-            values = spec.read_all(self)
-        except AttributeError:
-            _require_all_fields(self, spec)
-            raise
-    finally:
-        _unset(self, OPEN)
-    if spec.needs_conversion:
-        values = _convert(self, spec)
-    # If nothing else refers to the instance, none of its fields can contain it.
-    if _count_references(self) != _ALONE:
-        check_values(self, _own_fields(self, spec, values))
-    if spec.has_checks:
-        _check_fields(self, spec, values)
-        return self
+            if kwargs:
+                init(self, *args, **kwargs)
+            else:
+                init(self, *args)
+            try:
+                values = spec.read_all(self)
+            except AttributeError:
+                _require_all_fields(self, spec)
+                raise
+        finally:
+            _unset(self, OPEN)
+        if spec.needs_conversion:
+            values = _convert(self, spec)
+        # If nothing else refers to the instance, none of its fields can contain it.
+        if _count_references(self) != _ALONE:
+            check_values(self, _own_fields(self, spec))
     for value in values:
         if type(value) not in harmless_types and may_hold_callable(value):
-            check_callables(self, _own_fields(self, spec, values))
+            check_callables(self, _own_fields(self, spec))
             break
+    if spec.has_checks:
+        _check_fields(self, spec)
     return self
 
 
@@ -109,11 +103,7 @@ def filled(cls: type, fields: dict[str, Any]) -> Any:
     return new
 
 
-def _check_fields(self: Any, spec: ModuleSpec, values: Any) -> None:
-    for value in values:
-        if type(value) not in harmless_types and may_hold_callable(value):
-            check_callables(self, _own_fields(self, spec, values))
-            break
+def _check_fields(self: Any, spec: ModuleSpec) -> None:
     if spec.static and not HOLD_NO_ARRAY.issuperset(map(type, spec.read_static(self))):
         check_statics(self, zip(spec.static, spec.read_static(self), strict=True))
     if spec.no_init:
@@ -155,9 +145,9 @@ def _convert(self: Any, spec: ModuleSpec) -> Any:
     return spec.read_all(self)
 
 
-def _own_fields(self: Any, spec: ModuleSpec, values: Any) -> Any:
+def _own_fields(self: Any, spec: ModuleSpec) -> Any:
     if spec.always_regular:
-        return zip(spec.names, values, strict=True)
+        return zip(spec.names, spec.read_all(self), strict=True)
     # A field that a property provides is not in the `__dict__`, nor part of the tree.
     attributes = self.__dict__
     return ((name, attributes[name]) for name in spec.names if name in attributes)
