@@ -1,9 +1,8 @@
 """The construction of a Module: `__init__`, and the checks before and after it."""
 
 import dataclasses
-import difflib
 import sys
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import jax.tree_util as jtu
 
@@ -179,49 +178,3 @@ def _check_cached_values(self: Any, spec: ModuleSpec) -> None:
                 "property instead. If they are parameters, which are not computed from "
                 "other fields, set them in an `__init__`, and drop `init=False`."
             )
-
-
-def note_property(self: Any, name: str, error: AttributeError) -> None:
-    """Adds to the error of an assignment that a property has the name of the field."""
-    if isinstance(getattr(type(self), name, None), property):
-        error.add_note(
-            f"'{name}' of {type_name(self)} is both a field and a property: rename one of "
-            "them. A base class that leaves the choice to its subclasses declares "
-            f"`{name}: AbstractVar[...]` in place of a field."
-        )
-
-
-def refuse_assignment(self: Any, name: str) -> NoReturn:
-    spec: ModuleSpec = self._module_spec_
-    if self._is_open_:
-        unset = [n for n in spec.names if n not in self.__dict__]
-        meant = "".join(
-            f" Or did you mean '{n}'?"
-            for n in difflib.get_close_matches(name, unset, 1)
-        )
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
-            f"as in `{name}: SomeType`, in the body of the class.{meant}"
-        )
-    if name == "__isabstractmethod__":
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot mark {type_name(self)} as abstract: put `@abstractmethod` below the "
-            "other decorators, directly above the method."
-        )
-    if self._wraps_callables_ and name not in spec.names:
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot set or delete '{name}' on {type_name(self)}, which is immutable. If a "
-            "decorator sets it, put it below the transformation, or decorate a plain "
-            "function that calls this one."
-        )
-    if name in spec.dynamic:
-        fix = f"`tree_at(lambda m: m.{name}, module, new_value)`"
-    else:
-        fix = (
-            "`dataclasses.replace(module, field=new_value)` if its class has no "
-            "`__init__` of its own, or build a new one"
-        )
-    raise dataclasses.FrozenInstanceError(
-        f"Cannot set or delete '{name}' on {type_name(self)}: Modules are immutable once "
-        f"constructed. Make a changed copy instead, for example by {fix}."
-    )

@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
+from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 
 import jax
 import jax.tree_util as jtu
@@ -24,11 +24,12 @@ from .._tree.format import tree_pformat
 from .._tree.render import render
 from .._tree.strict import compared_as_trees
 from .by_value import is_empty, register_empty, restore
-from .construct import construct, note_property, refuse_assignment
+from .construct import construct
 from .dataclass import is_dunder, make_dataclass, put_attributes
 from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES, Node, register
-from .names import OfCallables, Shown, code_of, show_function
+from .immutable import Immutable, refuse_assignment
+from .names import OfCallables, code_of, show_function
 from .spec import (
     UNKNOWN_INIT,
     ModuleSpec,
@@ -36,57 +37,12 @@ from .spec import (
     generate_init,
     has_custom_init,
     make_spec,
+    spec_of,
     warn_of_unused_post_init,
 )
 from .values import JITTED, why_unhashable
 
 _new = object.__new__
-_set = object.__setattr__
-_unset = object.__delattr__
-
-
-def spec_of(cls: type) -> ModuleSpec | None:
-    """The spec of a Module class; `None` for any other class."""
-    return cls.__dict__.get("_module_spec_")
-
-
-class _Immutable(Shown, Node):
-    """Makes instances immutable. The metaclass refers to it, so it is not a Module."""
-
-    # An annotation would show in `typing.get_type_hints` of every Module.
-    if TYPE_CHECKING:
-        _module_spec_: ClassVar[ModuleSpec]
-        _module_fields_: ClassVar[frozenset[str]]
-        # Names that can be assigned during construction: fields and
-        # `WRAPPER_ATTRIBUTES`.
-        _open_names_: ClassVar[frozenset[str]]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
-        if name in self._is_open_ or name == "__orig_class__":
-            try:
-                _set(self, name, value)
-            except AttributeError as error:
-                note_property(self, name, error)
-                raise
-        else:
-            refuse_assignment(self, name)
-
-    def __delattr__(self, name: str) -> None:
-        if name in self._is_open_:
-            _unset(self, name)
-        else:
-            refuse_assignment(self, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Only the parts of the tree; cached properties are computed again.
-        names = self._module_fields_.union(WRAPPER_ATTRIBUTES)
-        # A copy, since another thread that flattens the instance adds to its caches.
-        attributes = self.__dict__.copy()
-        return {name: x for name, x in attributes.items() if name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
 
 
 class MethodDescriptor:
@@ -221,9 +177,9 @@ class ModuleMeta(abc.ABCMeta):
         make_dataclass(cls, kw_only)
         put_attributes(cls)
         _forward_methods(cls)
-        plain_setattr = cls.__setattr__ is _Immutable.__setattr__
+        plain_setattr = cls.__setattr__ is Immutable.__setattr__
         init = None
-        if has_custom_init(cls, spec_of):
+        if has_custom_init(cls):
             warn_of_unused_post_init(cls)
         else:
             init = cls.__init__ = generate_init(
@@ -234,7 +190,7 @@ class ModuleMeta(abc.ABCMeta):
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),
             init=init,
             plain_setattr=plain_setattr,
-            is_immutable=plain_setattr and cls.__delattr__ is _Immutable.__delattr__,
+            is_immutable=plain_setattr and cls.__delattr__ is Immutable.__delattr__,
         )
         if spec.converters and "__init__" in cls.__dict__:
             convert_annotations(cls.__init__, spec)
@@ -301,7 +257,7 @@ def _set_spec(cls: Any, spec: ModuleSpec) -> None:
     cls._open_names_ = cls._module_fields_.union(WRAPPER_ATTRIBUTES)
 
 
-class Module(_Immutable, Hashable, metaclass=ModuleMeta):
+class Module(Immutable, Hashable, metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is also a JAX pytree.
 
     Annotate the fields in the class body, as for a dataclass. Instances can be passed

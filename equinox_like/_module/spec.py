@@ -71,6 +71,11 @@ class ModuleSpec:
         )
 
 
+def spec_of(cls: type) -> ModuleSpec | None:
+    """The spec of a Module class; `None` for any other class."""
+    return cls.__dict__.get("_module_spec_")
+
+
 # Changes to a spec if `__init__` is assigned after the class was created.
 UNKNOWN_INIT = {"always_regular": False, "init_is_all": False}
 
@@ -146,7 +151,7 @@ def _has(cls: type, name: str) -> bool:
     return found is not _NOTHING and type(found) is not Attribute
 
 
-def has_custom_init(cls: type, spec_of: Callable[[type], ModuleSpec | None]) -> bool:
+def has_custom_init(cls: type) -> bool:
     """Whether `cls` uses a hand-written `__init__`, its own or an inherited one.
 
     The first Module after `cls` in its method resolution order decides, unless a class
