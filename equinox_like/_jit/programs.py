@@ -103,23 +103,18 @@ def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
         if type(tree) is BoundMethod:
             owner, key = tree.__self__, tree.__func__
         return _of_tree(owner).get(key, _nothing, settings)
-    if isinstance(fun, types.MethodType):
-        try:
-            opaque = weakref.WeakMethod(fun)
-        except TypeError:
-            programs = _shared(Itself(fun.__self__))
-            return programs.get(fun.__func__, lambda: fun, settings)
-        return _of_identity(fun.__self__).get(fun.__func__, opaque, settings)
     if type(fun) is types.FunctionType:
         return of_function(fun).get(None, weakref.ref(fun), settings)
-    programs = _of_value(fun)
-    if programs is not None:
+    owner, key, reference = fun, None, weakref.ref
+    if isinstance(fun, types.MethodType):
+        owner, key, reference = fun.__self__, fun.__func__, weakref.WeakMethod
+    elif (programs := _of_value(fun)) is not None:
         return programs.get(None, lambda: fun, settings)
     try:
-        opaque = weakref.ref(fun)
+        opaque = reference(fun)
     except TypeError:
-        return _shared(Itself(fun)).get(None, lambda: fun, settings)
-    return _of_identity(fun).get(None, opaque, settings)
+        return _shared(Itself(owner)).get(key, lambda: fun, settings)
+    return _of_identity(owner).get(key, opaque, settings)
 
 
 _NAME: Final = "__equinox_like_programs__"
@@ -135,36 +130,20 @@ def of_function(fun: Any) -> Programs:
         return found
 
 
-class _Identity(weakref.ref[Any]):
-    """A weak reference that is compared by the identity of its object."""
-
-    __slots__ = ("_id",)
-
-    def __init__(self, referent: Any, callback: Any = None):
-        super().__init__(referent, callback)  # pyright: ignore[reportCallIssue]
-        self._id = id(referent)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Identity and self._id == other._id
-
-    def __hash__(self) -> int:
-        return self._id
-
-
 def _of_identity(owner: Any) -> Programs:
     """The programs of any other object.
 
     They are in a table, because the object's attributes belong to the user.
     """
     with _lock:
-        found = _by_identity.get(_Identity(owner))
+        found = _by_id.get(id(owner))
         if found is None or not found.is_of(owner):
-            reference = _Identity(owner, lambda dead: _by_identity.pop(dead, None))
-            found = _by_identity[reference] = Programs(owner)
+            found = _by_id[id(owner)] = Programs(owner)
+            weakref.finalize(owner, _by_id.pop, id(owner), None).atexit = False
         return found
 
 
-_by_identity: dict[_Identity, Programs] = {}
+_by_id: dict[int, Programs] = {}
 
 
 def _of_value(fun: Any) -> Programs | None:
