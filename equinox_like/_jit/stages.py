@@ -64,7 +64,20 @@ class AheadOfTime:
 
 
 class _Stage(Generic[_P, _T]):
-    _call: AheadOfTime
+    def __init__(self, stage: Any, call: AheadOfTime):
+        """`stage` is JAX's own."""
+        self._stage = stage
+        self._call = call
+
+    @property
+    def args_info(self) -> Trees:
+        """`(args, kwargs)` with shape, dtype and donation in place of each array."""
+        return self._call.arguments(self._stage.args_info)
+
+    @property
+    def out_info(self) -> Any:
+        """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
+        return self._call.specialization.outputs.fill(self._stage.out_info)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -80,23 +93,13 @@ class Traced(_Stage[_P, _T]):
     """
 
     def __init__(self, traced: Any, call: AheadOfTime):
+        super().__init__(traced, call)
         self.traced = traced
-        self._call = call
 
     @property
     def jaxpr(self) -> Any:
         """The traced program, a closed jaxpr of flat arrays."""
         return self.traced.jaxpr
-
-    @property
-    def args_info(self) -> Trees:
-        """`(args, kwargs)` with shape, dtype and donation in place of each array."""
-        return self._call.arguments(self.traced.args_info)
-
-    @property
-    def out_info(self) -> Any:
-        """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return self._call.specialization.outputs.fill(self.traced.out_info)
 
     def lower(
         self, lowering_platforms: Sequence[str] | str | None = None
@@ -163,19 +166,9 @@ class Lowered(_Stage[_P, _T]):
     def __init__(
         self, lowered: Any, call: AheadOfTime, platforms: tuple[str, ...] | None
     ):
+        super().__init__(lowered, call)
         self.lowered = lowered
-        self._call = call
         self._platforms = platforms
-
-    @property
-    def args_info(self) -> Trees:
-        """`(args, kwargs)` with shape, dtype and donation in place of each array."""
-        return self._call.arguments(self.lowered.args_info)
-
-    @property
-    def out_info(self) -> Any:
-        """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return self._call.specialization.outputs.fill(self.lowered.out_info)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The program as text, in StableHLO if no other dialect is named.
@@ -232,8 +225,8 @@ class Compiled(_Stage[_P, _T]):
     def __init__(
         self, compiled: Any, call: AheadOfTime, buffers: Sequence[int | Buffer] | None
     ):
+        super().__init__(compiled, call)
         self.compiled = compiled
-        self._call = call
         self._program = program = call.jitted._program
         self._tree = call.jitted._tree
         # The layout and the static key of the last call that was validated.
@@ -296,16 +289,6 @@ class Compiled(_Stage[_P, _T]):
                 "it was compiled from, which does."
             )
         self._fitting = layout, layout.static_key(leaves)
-
-    @property
-    def args_info(self) -> Trees:
-        """`(args, kwargs)` with shape, dtype and donation in place of each array."""
-        return self._call.arguments(self.compiled.args_info)
-
-    @property
-    def out_info(self) -> Any:
-        """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return self._call.specialization.outputs.fill(self.compiled.out_info)
 
     @property
     def input_shardings(self) -> Trees:
