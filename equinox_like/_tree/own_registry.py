@@ -285,9 +285,9 @@ class OwnRegistry:
             count = structure.inner.num_leaves
             return self._node((kind, structure), [self._leaf] * count)
         flat = [next(leaves) for _ in range(treedef.num_leaves)]
-        marked = [x if is_array(x) else Fixed(x) for x in flat]
-        count = sum(map(is_array, flat))
-        return self._node((Foreign, Foreign(treedef, marked)), [self._leaf] * count)
+        statics = [None if is_array(x) else Fixed(x) for x in flat]
+        count = statics.count(None)
+        return self._node((Foreign, Foreign(treedef, statics)), [self._leaf] * count)
 
     def _is_namedtuple_of_jax(self, kind: type) -> bool:
         """Whether a type is a named tuple that was not registered with JAX."""

@@ -51,14 +51,11 @@ class Foreign:
 
     __slots__ = ("_rest", "kind", "statics")
 
-    def __init__(self, treedef: Any, leaves: Sequence[Any]):
-        """`leaves` are the leaves of `treedef`: a `Fixed` for each static one.
-
-        `statics` is the same, with `None` for the other leaves.
-        """
+    def __init__(self, treedef: Any, statics: Sequence[Fixed | None]):
+        """`statics` has, for each leaf, a `Fixed` or `None` for an array."""
         self.kind = treedef.node_data()[0]
         self._rest = treedef
-        self.statics = tuple(x if type(x) is Fixed else None for x in leaves)
+        self.statics = statics
 
     def build(self, data: Sequence[Any]) -> Any:
         arrays = iter(data)
