@@ -63,12 +63,10 @@ class Nodes:
 
     def paths_of(self, node: Any) -> list[str]:
         """The path of each of `places_of(node)`, as a user would write it."""
-        found, _ = jtu.tree_flatten_with_path(self.all[0], lambda x: x is node)
-        return [path_str(path) for path, x in found if x is node]
+        return list(map(self.path, self.places_of(node)))
 
     def path(self, place: int) -> str:
-        node = self.all[place]
-        return self.paths_of(node)[self.places_of(node).index(place)]
+        return path_str(self.key_paths()[place])
 
     def key_paths(self) -> list[tuple[Any, ...]]:
         """The key path of each node, if neither `is_leaf` nor `stop` was given."""
