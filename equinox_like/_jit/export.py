@@ -7,10 +7,8 @@ unpickles or executes anything in them.
 """
 
 import inspect
-import json
-import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.export
@@ -34,6 +32,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays
 from .donation import explain_failure
+from .export_format import NOT_OURS, read, write
 from .jit import Jitted, filter_jit
 from .layout import Layout, LayoutTable
 from .stages import as_platforms
@@ -156,7 +155,7 @@ def deserialize_export(
             "`data` must be the bytes that `.serialize()` returned; got "
             f"{describe_node(data)}."
         )
-    header, program = _open(bytes(data))
+    header, program = read(bytes(data))
     try:
         exported = jax.export.deserialize(bytearray(program))
         call = _Call(
@@ -167,7 +166,7 @@ def deserialize_export(
             header["out"],
         )
     except (AttributeError, KeyError, TypeError, IndexError) as e:
-        raise ValueError(f"{_NOT_OURS} ({type(e).__name__}: {e})") from e
+        raise ValueError(f"{NOT_OURS} ({type(e).__name__}: {e})") from e
     if like is None:
         out = rebuild("out", call.out)
     else:
@@ -242,13 +241,8 @@ class Exported(Generic[_P, _T]):
             "arrays": call.arrays,
             "arguments": [[n, stored(n, d)] for n, d in call.arguments.items()],
             "out": stored("out", call.out),
-            "length": len(program),
-            "checksum": zlib.crc32(program),
         }
-        text = json.dumps(header).encode()
-        size = len(text).to_bytes(_SIZE, "little")
-        check = zlib.crc32(text).to_bytes(4, "little")
-        return _MAGIC + size + check + text + program
+        return write(header, program)
 
     def mlir_module(self) -> str:
         """The program as text, in StableHLO."""
@@ -378,28 +372,3 @@ def _signature_of(parameters: Any) -> inspect.Signature:
             for name, kind, has_default in parameters
         ]
     )
-
-
-_MAGIC: Final = b"\x93EXPORT\x01"
-_SIZE: Final = 8
-_NOT_OURS: Final = "These bytes are not an exported function, or are truncated"
-
-
-def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the program; raises if the bytes are truncated or corrupted."""
-    start = len(_MAGIC) + _SIZE + 4
-    size = int.from_bytes(data[len(_MAGIC) : start - 4], "little")
-    text, program = data[start : start + size], data[start + size :]
-    if not data.startswith(_MAGIC) or len(text) != size:
-        raise ValueError(f"{_NOT_OURS}.")
-    if zlib.crc32(text) != int.from_bytes(data[start - 4 : start], "little"):
-        raise ValueError(f"{_NOT_OURS}: the checksum of the header does not match.")
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"{_NOT_OURS}: {e}") from e
-    if not isinstance(header, dict) or len(program) != header.get("length"):
-        raise ValueError(f"{_NOT_OURS}: the length of the program does not match.")
-    if zlib.crc32(program) != header.get("checksum"):
-        raise ValueError(f"{_NOT_OURS}: the checksum of the program does not match.")
-    return header, program
