@@ -34,7 +34,7 @@ from .._tree.partitioning import map_arrays
 from .donation import explain_failure
 from .export_format import NOT_OURS, read, write
 from .jit import Jitted, filter_jit
-from .layout import Layout, LayoutTable
+from .layout import Layout, LayoutTable, chained
 from .stages import as_platforms
 
 _P = ParamSpec("_P")
@@ -234,10 +234,7 @@ class Exported(Generic[_P, _T]):
             ) from e
         header = {
             "name": call.name,
-            "parameters": [
-                [p.name, p.kind.name, p.default is not p.empty]
-                for p in call.signature.parameters.values()
-            ],
+            "parameters": _parameters_of(call.signature),
             "arrays": call.arrays,
             "arguments": [[n, stored(n, d)] for n, d in call.arguments.items()],
             "out": stored("out", call.out),
@@ -288,12 +285,12 @@ class Exported(Generic[_P, _T]):
 def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
     specialization, layout, leaves = jitted._prepare(args, kwargs)
     groups = layout.groups(leaves)
-    own = set(layout.names[: layout.arguments[0][1]])
-    named = list(zip(layout.data_names, (x for g in groups for x in g), strict=True))
+    data, count = chained(groups), layout.number_of_own_data
+    own, given, names = data[:count], data[count:], layout.data_names[count:]
     returned = []
 
     def traced(arrays):
-        values = iter([x if n in own else arrays[n] for n, x in named])
+        values = iter([*own, *(arrays[name] for name in names)])
         parts = [tuple(next(values) for _ in group) for group in groups]
         out = specialization.outputs.tree(specialization.function(*parts))
         out = jtu.tree_map(_number_of, out)
@@ -304,7 +301,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
     try:
         exported = jax.export.export(
             jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
-        )({n: x for n, x in named if n not in own})
+        )(dict(zip(names, given, strict=True)))
     except (NotImplementedError, ValueError) as e:
         if calls := exported_cudnn_calls(e):
             raise ValueError(
@@ -322,14 +319,10 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
             "function. Leave it out; or let the check set NaNs instead, with "
             '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
         ) from e
-    there = {name for name, _ in named}
     call = _Call(
         name_of(jitted.__wrapped__),
-        _signature_of(
-            (p.name, p.kind.name, p.default is not p.empty)
-            for p in signature_of(jitted.__wrapped__).parameters.values()
-        ),
-        [name for name in layout.names if name in there and name not in own],
+        _signature_of(_parameters_of(signature_of(jitted.__wrapped__))),
+        names,
         _describe_arguments(layout, leaves),
         describe_tree(returned[-1]),
     )
@@ -358,6 +351,14 @@ def _without_data(out: Any) -> Rest:
 def _describe_arguments(layout: Layout, leaves: list[Any]) -> dict[str, Description]:
     _, *arguments = trees(layout.arguments, layout.skeleton(leaves))
     return {name: describe_tree(tree) for name, tree in arguments}
+
+
+def _parameters_of(signature: inspect.Signature) -> list[Any]:
+    """Name, kind and whether there is a default, of each parameter."""
+    return [
+        [p.name, p.kind.name, p.default is not p.empty]
+        for p in signature.parameters.values()
+    ]
 
 
 def _signature_of(parameters: Any) -> inspect.Signature:
