@@ -16,8 +16,9 @@ import jax.tree_util as jtu
 
 from .._core.caches import on_clear
 from .._module.module import BoundMethod
+from .._tree.compared import Itself
 from .._tree.registry import registry
-from .._tree.strict import Itself, strict_key, strict_treedef
+from .._tree.strict import strict_key, strict_treedef
 from .._tree.structure import cached_types
 from .layout import keep
 from .program import Program, Settings

@@ -6,7 +6,7 @@ values into a key whose `==` and `hash` follow the strict rule. Most values stay
 are, next to their types, so that a comparison costs no Python call. A container becomes
 a tuple of its content. So the key does not change when the container does, and it is
 hashable even if the container is not. Values whose `==` does not return a bool, such as
-arrays, are wrapped.
+arrays, are wrapped: see `compared.py`.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.tracer import Tracer
+from .compared import Constant, Guarded, Itself, is_constant
 from .filters import is_array
 
 # For two values of the same one of these types, `==` follows the strict rule.
@@ -95,7 +96,7 @@ def has_hash(value: Any) -> bool:
     """Whether a static leaf is hashable. NumPy arrays count as hashable constants."""
     if isinstance(value, tuple | frozenset):
         return all(map(has_hash, value))
-    if _is_constant(value):
+    if is_constant(value):
         return True
     try:
         hash(value)
@@ -149,99 +150,6 @@ class _Marked:
         return repr(self._value)
 
 
-class _Guarded:
-    """Compares a value by its own `==`; unequal if that raises or is not a bool."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any):
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not _Guarded:
-            return False
-        a, b = self._value, other._value
-        if a is b:
-            return True
-        if type(a) is not type(b):
-            return False
-        try:
-            same = a == b
-        except Exception:
-            return False
-        return isinstance(same, bool | np.bool_) and bool(same)
-
-    def __hash__(self) -> int:
-        try:
-            return hash(self._value)
-        except Exception:
-            return hash(type(self._value))
-
-
-class Itself:
-    """Compares a value by identity."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any):
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Itself and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-
-class _Constant:
-    """Compares a NumPy array by dtype, shape and bytes, with all NaN equal."""
-
-    __slots__ = ("_array", "_hash")
-
-    def __init__(self, array: Any):
-        # A copy, unless the array cannot be written to.
-        is_fixed = not isinstance(array, np.ndarray) or (
-            array.base is None and not array.flags.writeable
-        )
-        self._array = array if is_fixed else array.copy()
-        self._hash: int | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not _Constant:
-            return False
-        a, b = self._array, other._array
-        return a is b or (
-            a.dtype == b.dtype
-            and a.shape == b.shape
-            and (a.tobytes() == b.tobytes() or _bytes_of(a) == _bytes_of(b))
-        )
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            array = self._array
-            # A part of a large array is enough.
-            part = np.ravel(array)[:: max(1, array.size // _HASHED)]
-            self._hash = hash((array.dtype, array.shape, _bytes_of(part)))
-        return self._hash
-
-
-_HASHED: Final = 1024
-
-
-def _bytes_of(array: Any) -> bytes:
-    # NaN has many bit patterns, which must compare as equal.
-    if array.dtype.kind in "fc" and np.isnan(array).any():
-        array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
-    return array.tobytes()
-
-
-def _is_constant(value: Any) -> bool:
-    """Whether `value` is a NumPy value that is fully described by its bytes."""
-    # A subclass may hold more than bytes, for example a mask.
-    is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
-    return is_numpy and not value.dtype.hasobject
-
-
 def _key_of(value: Any) -> Any:
     """The key of a value, to compare with values of the same type."""
     kind = type(value)
@@ -258,8 +166,8 @@ def _key_of_other(value: Any) -> Any:
         return value
     if isinstance(value, jtu.PyTreeDef):
         return strict_treedef(value)
-    if _is_constant(value):
-        return _Constant(value)
+    if is_constant(value):
+        return Constant(value)
     if kind is np.ndarray:  # with Python objects as elements
         return value.dtype, value.shape, strict_key(value.ravel().tolist())
     if is_array(value) or isinstance(value, Tracer):
@@ -299,13 +207,13 @@ def _key_by_class(value: Any) -> Any:
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
     if base.__module__ == "unittest.mock":  # a mock leads to ever more mocks
-        return _Guarded(value)
+        return Guarded(value)
     if base.__module__.split(".")[0] in sys.stdlib_module_names and base is not object:
         return _once(_reduced, value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
-            return _key_of_mapping(value), _Guarded(value)
-    return _Guarded(value)
+            return _key_of_mapping(value), Guarded(value)
+    return Guarded(value)
 
 
 def _key_of_derived(value: Any, key_of: Callable[[Any], Any]) -> Any:
@@ -367,7 +275,7 @@ def _reduced(value: Any) -> Any:
         state, *items = [*rest, None][:3]
         return strict_key((make, args, state, *map(tuple, filter(None, items))))
     except Exception:
-        return _Guarded(value)
+        return Guarded(value)
 
 
 def _key_of_dict(value: Any) -> Any:
@@ -377,7 +285,7 @@ def _key_of_dict(value: Any) -> Any:
 def _key_of_mapping(value: Any) -> Any:
     # A table may make its items anew in each access, and these are equal to no others.
     items = _key_of_dict(value)
-    return items if items == _key_of_dict(value) else _Guarded(value)
+    return items if items == _key_of_dict(value) else Guarded(value)
 
 
 def _key_of_set(value: Any) -> Any:
