@@ -68,6 +68,7 @@ class Layout:
         self.take_kept = _getter([i for label, i in placed if label == KEEP])
         # The indices, among the leaves of a call, of the data and of the static leaves.
         self.data_places = [i for label, i in placed if label is not STATIC]
+        self._are_donated = [label == DONATE for label in labels if label is not STATIC]
         self._static_places = [
             i for label, i in placed if label is STATIC and i is not None
         ]
@@ -127,16 +128,9 @@ class Layout:
         """The data leaves."""
         return [leaves[i] for i in self.data_places]
 
-    def data(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
-        """For each data leaf: its value, and whether it is donated."""
-        labels = (label for label in self.labels if label is not STATIC)
-        data = zip(self.take_data(leaves), labels, strict=True)
-        return [(x, label == DONATE) for x, label in data]
-
     def donated_of_data(self, values: Sequence[Any]) -> list[Any]:
         """The donated leaves' values, from `values` for all data leaves."""
-        labels = (label for label in self.labels if label is not STATIC)
-        return [x for x, k in zip(values, labels, strict=True) if k == DONATE]
+        return list(itertools.compress(values, self._are_donated))
 
     @property
     def arguments_of_donated(self) -> list[int]:
@@ -168,8 +162,8 @@ class Layout:
 
     def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
         """For each data leaf: its name, its value, and whether it is donated."""
-        named = zip(self.data_names, self.data(leaves), strict=True)
-        return [(name, x, is_donated) for name, (x, is_donated) in named]
+        data = self.take_data(leaves)
+        return list(zip(self.data_names, data, self._are_donated, strict=True))
 
 
 def groups_of(
