@@ -17,6 +17,7 @@ import numpy as np
 from .._compat.jaxpr import name_and_params, opened, programs_in
 from .._compat.tokens import forget_failed, runtime_tokens
 from .donation import explain_failure
+from .layout import Layout
 
 # For each check primitive, what `register_check` got.
 _checks: dict[Any, tuple[str, str, Callable[[str], Exception]]] = {}
@@ -61,11 +62,7 @@ def wait_for(out: Any) -> None:
         jax.effects_barrier()
 
 
-def explained(
-    error: Exception,
-    name_leaves: Callable[[list[Any]], Sequence[tuple[str, Any, bool]]],
-    leaves: list[Any],
-) -> Exception:
+def explained(error: Exception, layout: Layout, leaves: list[Any]) -> Exception:
     """The exception to raise in place of `error`, raised by a call with these leaves.
 
     This is the check's own error if a check failed, else `error` itself, with notes on
@@ -76,9 +73,9 @@ def explained(
     if failed is not None:
         forget_failed(runtime_tokens)
         error = failed
-    explain_failure(error, name_leaves, leaves)
+    explain_failure(error, layout, leaves)
     if isinstance(error, TypeError):
-        _note_foreign_arrays(error, name_leaves(leaves))
+        _note_foreign_arrays(error, layout.named_leaves(leaves))
     return error
 
 

@@ -28,6 +28,7 @@ from .._errors import DonationError, DonationWarning
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.paths import listed
 from .._warn import warn
+from .layout import Layout
 
 Mode = Literal[
     "none", "arrays", "all", "all-except-first", "warn", "warn-except-first", "strict"
@@ -168,11 +169,7 @@ class _LoweringWarnings(threading.local):
 lowering_warnings: Final = _LoweringWarnings()
 
 
-def explain_failure(
-    error: Exception,
-    name_leaves: Callable[[list[Any]], Sequence[tuple[str, Any, bool]]],
-    leaves: list[Any],
-) -> None:
+def explain_failure(error: Exception, layout: Layout, leaves: list[Any]) -> None:
     """Raises a `DonationError` naming the leaf, if a donated array caused `error`.
 
     Raises a `FloatingPointError` if JAX has found a NaN, but cannot run the function
@@ -181,11 +178,11 @@ def explain_failure(
     """
     if isinstance(error, RuntimeError | ValueError):
         if tells_of_shared_buffer(error):
-            refuse_shared(name_leaves(leaves), error)
+            refuse_shared(layout.named_leaves(leaves), error)
         if tells_of_deleted_array(error):
             refuse_to_run_again(error)
-            refuse_deleted(name_leaves(leaves), error)
-    note_losses(error, name_leaves(leaves))
+            refuse_deleted(layout.named_leaves(leaves), error)
+    note_losses(error, layout.named_leaves(leaves))
 
 
 def refuse_shared(
@@ -310,12 +307,11 @@ def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]
                 yield other[0], name
 
 
-def refuse_unused(layout: Any, leaves: Sequence[Any], unused: Iterable[int]) -> None:
+def refuse_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> None:
     """Raises for unused arguments that are deleted, or donated in another place, too.
 
-    JAX does not check arguments that the program does not use. `layout` is the layout
-    of the call (`layout.py`); `unused` has the indices of these arguments among the
-    data.
+    JAX does not check arguments that the program does not use. `unused` has the indices
+    of these arguments among the data.
     """
     places = [layout.data_places[i] for i in unused]
     if any(is_deleted(leaves[i]) for i in places):
@@ -326,7 +322,7 @@ def refuse_unused(layout: Any, leaves: Sequence[Any], unused: Iterable[int]) -> 
         refuse_shared(layout.named_leaves(leaves))
 
 
-def refuse_fatal(layout: Any, leaves: Sequence[Any]) -> None:
+def refuse_fatal(layout: Layout, leaves: list[Any]) -> None:
     """Raises for arrays on several devices that crash the process on jax 0.10."""
     data = layout.take_data(leaves)
     any_deleted = True in are_deleted(data)

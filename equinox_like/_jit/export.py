@@ -216,7 +216,7 @@ class Exported(Generic[_P, _T]):
             data = self._run(arrays)
         except Exception as e:
             _rename(e, arrays)
-            explain_failure(e, layout.named_leaves, leaves)
+            explain_failure(e, layout, leaves)
             raise
         return self._output.fill(data)
 

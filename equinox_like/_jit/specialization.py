@@ -262,7 +262,7 @@ def raise_explained(
     if not isinstance(error, Exception):  # such as a `KeyboardInterrupt`
         note_losses(error, layout.named_leaves(leaves))
         raise error
-    other = explained(error, layout.named_leaves, leaves)
+    other = explained(error, layout, leaves)
     if other is error:
         raise error
     raise other from None
