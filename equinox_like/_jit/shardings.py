@@ -78,30 +78,28 @@ class Shardings:
 
         The arrays are grouped by sharding, if there is more than one sharding.
         """
-        leaves, treedef = jtu.tree_flatten(out)
-        named = jtu.tree_leaves_with_path(out)
-        numbers = []
-        for i, (number, spec) in enumerate(
-            spread(self._of_outputs, out, "out_shardings", "out")
-        ):
-            numbers.append(number)
-            if not is_array(leaves[i]):
+        named, treedef = jtu.tree_flatten_with_path(out)
+        leaves = [leaf for _, leaf in named]
+        numbers = []  # for each array, that of its sharding
+        spread_out = spread(self._of_outputs, out, "out_shardings", "out")
+        for i, (number, spec) in enumerate(spread_out):
+            path, x = named[i]
+            if not is_array(x):
                 continue
-            name = path_str(named[i][0], "out")
-            chosen = _chosen("out_shardings", name, spec, leaves[i])
+            numbers.append(number)
+            name = path_str(path, "out")
+            chosen = _chosen("out_shardings", name, spec, x)
             if chosen is not None:
-                refuse_misfit("out_shardings", name, chosen, leaves[i])
-            if chosen is not None and _is_function(spec):
-                leaves[i] = constrain("out_shardings", name, leaves[i], chosen)
-        out = treedef.unflatten(leaves)
-        arrays, number = outputs.take_apart(out)
+                refuse_misfit("out_shardings", name, chosen, x)
+                if _is_function(spec):
+                    leaves[i] = constrain("out_shardings", name, x, chosen)
+        arrays, number = outputs.take_apart(treedef.unflatten(leaves))
         if not self.groups_outputs:
             return arrays, {number: ()}
         # Leaves below one prefix leaf are consecutive, so concatenated groups are in
         # order.
         groups: list[list[Any]] = [[] for _ in self._output_leaves()]
-        chosen = (n for n, x in zip(numbers, leaves, strict=True) if is_array(x))
-        for n, x in zip(chosen, arrays, strict=True):
+        for n, x in zip(numbers, arrays, strict=True):
             groups[n].append(x)
         return tuple(groups), {number: ()}
 
