@@ -12,11 +12,10 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-import jax.tree_util as jtu
-
 from .._compat.trace_state import is_of_current_trace
 from .._compat.tracer import Tracer
 from .._core.parts import Rest
+from .._module.values import leaves_of
 from .._tree.match import leaf_name
 from .._tree.nodes import MAKE_A_PYTREE
 
@@ -42,7 +41,7 @@ def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
                 "do not compile an `async` function, but what it calls."
             )
         for name, value in _captured(leaf).items():
-            if any(map(is_of_current_trace, _leaves(value))):
+            if any(map(is_of_current_trace, leaves_of(value))):
                 raise TypeError(
                     f"The function returned a {kind} at `{leaf_name(out, i, 'out')}` that "
                     f"captures an array of its trace, in `{name}`. Return "
@@ -111,11 +110,4 @@ def _attributes(x: Any) -> dict[str, Any]:
 
 
 def _holds_tracer(value: Any) -> bool:
-    return any(isinstance(x, Tracer) for x in _leaves(value))
-
-
-def _leaves(value: Any) -> list[Any]:
-    try:
-        return jtu.tree_leaves(value)
-    except Exception:  # for example, a dictionary whose keys cannot be sorted
-        return []
+    return any(isinstance(x, Tracer) for x in leaves_of(value))

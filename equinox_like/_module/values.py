@@ -65,7 +65,7 @@ def may_hold_callable(value: Any) -> bool:
 def check_statics(self: Any, fields: Fields) -> None:
     """Replaces NumPy arrays by read-only copies, and warns of JAX arrays."""
     for name, value in fields:
-        leaves = _leaves(value)
+        leaves = leaves_of(value)
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             warn(
                 f"A JAX array is being set as static! Field '{name}' of "
@@ -109,7 +109,7 @@ def may_need_check(field: dataclasses.Field) -> bool:
 
 def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
     """The JAX-transformed callables in `value` with arrays that are not of `self`."""
-    for leaf in _leaves(value, is_leaf=_is_module):
+    for leaf in leaves_of(value, is_leaf=_is_module):
         if isinstance(leaf, _TRANSFORMED) and any(
             not _is_of(wrapped, self) and _has_arrays(wrapped)
             for wrapped in _wrapped_by(leaf)
@@ -125,7 +125,7 @@ def check_values(self: Any, fields: Fields) -> None:
         for name, value in fields:
             wrappers: list[Any] = []
             try:
-                leaves = _leaves(value, is_leaf=_collector(wrappers))
+                leaves = leaves_of(value, is_leaf=_collector(wrappers))
             except ContainsItself:
                 _refuse_itself(self, name)
             if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
@@ -155,7 +155,8 @@ def _refuse_itself(self: Any, name: str) -> NoReturn:
     ) from None
 
 
-def _leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def leaves_of(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of any object; none, if JAX cannot flatten it."""
     try:
         return jtu.tree_leaves(value, is_leaf)
     except ContainsItself:
@@ -195,7 +196,7 @@ def _is_transformed(node: Any) -> bool:
 
 
 def _has_arrays(wrapped: Any) -> bool:
-    return any(map(is_array_like, _leaves(wrapped)))
+    return any(map(is_array_like, leaves_of(wrapped)))
 
 
 def _wrapped_by(fun: Any) -> Iterator[Any]:
