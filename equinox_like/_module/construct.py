@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .._tree.cached import raw_dict
 from .._tree.filters import is_inexact_array_like
 from .._warn import warn
 from .abstract import (
@@ -145,10 +146,8 @@ def _convert(self: Any, spec: ModuleSpec) -> Any:
 
 
 def _own_fields(self: Any, spec: ModuleSpec) -> Any:
-    if spec.always_regular:
-        return zip(spec.names, spec.read_all(self), strict=True)
-    # A field that a property provides is not in the `__dict__`, nor part of the tree.
-    attributes = self.__dict__
+    # A field that a property provides is not in the dictionary, nor part of the tree.
+    attributes = raw_dict(self)
     return ((name, attributes[name]) for name in spec.names if name in attributes)
 
 

@@ -31,7 +31,6 @@ from .flatten import WRAPPER_ATTRIBUTES, Node, register
 from .immutable import Immutable, refuse_assignment
 from .names import OfCallables, code_of, show_function
 from .spec import (
-    UNKNOWN_INIT,
     ModuleSpec,
     convert_annotations,
     generate_init,
@@ -234,7 +233,7 @@ class ModuleMeta(abc.ABCMeta):
         super().__setattr__(name, _as_method(name, value))
         if name == "__init__" and spec is not None:
             # This `__init__` may assign other attributes, or leave fields unset.
-            _set_spec(cls, dataclasses.replace(spec, **UNKNOWN_INIT))
+            _set_spec(cls, dataclasses.replace(spec, init_is_all=False))
 
     def __delattr__(cls, name: str) -> None:
         found = cls.__dict__.get(name)

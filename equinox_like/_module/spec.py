@@ -6,10 +6,9 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from .._annotations import annotate, annotations_of, signature_of
-from .._tree.cached import Attribute
 from .._warn import warn
 from .abstract import find_abstract_variables
 from .fields import converter_of, is_static, is_trainable
@@ -17,7 +16,6 @@ from .flatten import Node, getter
 from .values import may_need_check
 
 _new = object.__new__
-_NOTHING: Final = object()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -47,8 +45,6 @@ class ModuleSpec:
     abstract_class_variables: frozenset[str]
     # Whether `object.__new__` alone makes an empty instance.
     new_is_plain: bool
-    # Whether each field that can be read is in the instance's own dictionary.
-    always_regular: bool
     # Whether construction is `__init__` and the checks of values, and nothing else.
     init_is_all: bool
     # Whether there are converters, or abstract variables without a value.
@@ -74,10 +70,6 @@ class ModuleSpec:
 def spec_of(cls: type) -> ModuleSpec | None:
     """The spec of a Module class; `None` for any other class."""
     return cls.__dict__.get("_module_spec_")
-
-
-# Changes to a spec if `__init__` is assigned after the class was created.
-UNKNOWN_INIT = {"always_regular": False, "init_is_all": False}
 
 
 def make_spec(
@@ -107,8 +99,6 @@ def make_spec(
         and not inspect.isabstract(cls)
         and cls.__new__ is _new
     )
-    sets_all = init is not None and not no_init
-    names_on_class = hasattr(cls, "__getattr__") or any(_has(cls, n) for n in names)
     # Our `__setattr__` tells of a field that is also a property.
     plain_setattr &= not any(isinstance(getattr(cls, n, None), property) for n in names)
     needs_conversion = bool(converters or abstract_variables)
@@ -131,8 +121,8 @@ def make_spec(
         abstract_variables=abstract_variables,
         abstract_class_variables=abstract_class_variables,
         new_is_plain=new_is_plain,
-        always_regular=sets_all or not names_on_class,
-        init_is_all=sets_all
+        init_is_all=init is not None
+        and not no_init
         and new_is_plain
         and plain_setattr
         and not needs_conversion
@@ -143,12 +133,6 @@ def make_spec(
         plain_setattr=plain_setattr,
         is_immutable=is_immutable,
     )
-
-
-def _has(cls: type, name: str) -> bool:
-    """Whether the class has a value or a property with the name of a field."""
-    found = getattr(cls, name, _NOTHING)
-    return found is not _NOTHING and type(found) is not Attribute
 
 
 def has_custom_init(cls: type) -> bool:
