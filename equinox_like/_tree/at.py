@@ -9,7 +9,7 @@ the key paths of all nodes.
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final, TypeVar, overload
 
 import jax.tree_util as jtu
@@ -364,23 +364,17 @@ def _as_sequence(replace: Any, length: int) -> list[Any]:
 
 def _rebuild(leaves: list[Any], nodes: Nodes, new: dict[int, Any]) -> Any:
     """The tree of `nodes` with these leaves, and the nodes `new` at their places."""
-    leaves_before = list(
-        accumulate((type(x) is _OpaqueLeaf for x in nodes.all), initial=0)
-    )
+    places = (i for i, node in enumerate(nodes.all) if type(node) is _OpaqueLeaf)
+    values = dict(zip(places, leaves, strict=True)) | new
     ends = {place: nodes.end(place) for place in new}
     parts: list[Any] = []
-    start = 0
-    for place in sorted(new):
-        parts += leaves[start : leaves_before[place]]
-        parts.append(new[place])
-        start = leaves_before[ends[place]]
-    parts += leaves[start:]
-
     place = 0
 
     def is_replaced(_):
         nonlocal place
         here, place = place, ends.get(place, place + 1)
+        if here in values:
+            parts.append(values[here])
         return here in new
 
     return jtu.tree_structure(nodes.all[0], is_replaced).unflatten(parts)
