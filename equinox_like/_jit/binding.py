@@ -14,20 +14,14 @@ class _Argument(NamedTuple):
     is_donated: bool
 
 
-class _Bound(NamedTuple):
-    """The arguments of a call in canonical order, and the call rebuilt from them."""
-
-    each: list[_Argument]
-    canonical: Call
-
-
 def bind(
     signature: inspect.Signature,
     name: str,
     call: Call,
     treedef: Any,
     donates: Callable[[str, bool], bool],
-) -> _Bound:
+) -> tuple[list[_Argument], Call]:
+    """The arguments of a call in canonical order, and the call rebuilt from them."""
     tree, args, kwargs = call
     tree_def, args_def, kwargs_def = treedef.children()
     sizes = [
@@ -58,7 +52,7 @@ def bind(
         tuple(values[i] for i in bound.args),
         {k: values[i] for k, i in bound.kwargs.items()},
     )
-    return _Bound(each, canonical)
+    return each, canonical
 
 
 def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:

@@ -241,23 +241,25 @@ class LayoutTable:
         it. `is_data` returns whether a leaf is passed to the compiled function.
         """
         leaves, treedef = jtu.tree_flatten(call)
-        arguments = bind(self._signature, self._name, call, treedef, self._donates)
+        arguments, canonical = bind(
+            self._signature, self._name, call, treedef, self._donates
+        )
         expanded = [False] * len(leaves) if expanded is None else expanded
         counter = itertools.count()
         where = [None if type(x) is Fixed else next(counter) for x in expanded]
         order, labels = [], []
-        for argument in arguments.each:
+        for argument in arguments:
             group = DONATE if argument.is_donated else KEEP
             order += argument.span
             labels += [
                 group if _is_data(leaves[i], is_data) else STATIC for i in argument.span
             ]
         return Layout(
-            jtu.tree_structure(arguments.canonical),
+            jtu.tree_structure(canonical),
             labels,
             [where[i] for i in order],
             [leaves[i] if where[i] is None else None for i in order],
-            [(argument.name, len(argument.span)) for argument in arguments.each],
+            [(argument.name, len(argument.span)) for argument in arguments],
         )
 
     def forget(self, specialization: Any) -> None:
