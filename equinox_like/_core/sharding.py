@@ -100,7 +100,7 @@ def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     if AxisType.Explicit not in mesh.axis_types:
         return jax.lax.with_sharding_constraint(x, spec)
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    typed = _of_kind(spec, kinds, AxisType.Explicit)
+    typed = _explicit_part(spec, kinds)
     if AxisType.Auto not in kinds.values():
         return jax.sharding.reshard(x, typed)
     _refuse_order(option, name, parts, x, kinds)
@@ -129,12 +129,12 @@ def _refuse_order(
             )
 
 
-def _of_kind(spec: Any, kinds: dict[Any, AxisType], kind: AxisType) -> Any:
-    """A `PartitionSpec` or `NamedSharding`, with only its axes of this type."""
+def _explicit_part(spec: Any, kinds: dict[Any, AxisType]) -> Any:
+    """A `PartitionSpec` or `NamedSharding`, with only its explicit axes."""
     parts = []
     for part in getattr(spec, "spec", spec):
-        chosen = tuple(axis for axis in axes_of(part) if kinds.get(axis) == kind)
-        parts.append(chosen if len(chosen) != 1 else chosen[0])
+        axes = tuple(x for x in axes_of(part) if kinds.get(x) == AxisType.Explicit)
+        parts.append(axes if len(axes) != 1 else axes[0])
     chosen = PartitionSpec(*(part or None for part in parts))
     return (
         chosen if isinstance(spec, PartitionSpec) else NamedSharding(spec.mesh, chosen)
