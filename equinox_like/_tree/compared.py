@@ -17,12 +17,8 @@ class Guarded:
         if type(other) is not Guarded:
             return False
         a, b = self._value, other._value
-        if a is b:
-            return True
-        if type(a) is not type(b):
-            return False
         try:
-            same = a == b
+            same = a is b or a == b
         except Exception:
             return False
         return isinstance(same, bool | np.bool_) and bool(same)
