@@ -44,10 +44,9 @@ harmless_types: Final[set[type]] = {bool, int, float, complex, str, bytes, type(
 
 
 def may_hold_callable(value: Any) -> bool:
-    """Whether a field's value may contain a JAX-transformed callable."""
+    """Whether a field's value, not of `harmless_types`, may contain a JAX-transformed
+    callable."""
     kind = type(value)
-    if kind in harmless_types:
-        return False
     if kind is list or kind is tuple or kind is dict:
         for item in value.values() if kind is dict else value:
             # Tested first, because a function call would take longer.
