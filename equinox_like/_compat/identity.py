@@ -30,7 +30,7 @@ def identity(
     jvp: Callable[..., tuple[Sequence[Any], Tangents]],
     transpose: Callable[..., Tangents],
     batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
-    on_stage: Callable[..., None] | None = None,
+    on_stage: Callable[..., None] = lambda stage, **params: None,
 ) -> Any:
     """A primitive that takes any number of arrays and returns them.
 
@@ -48,18 +48,15 @@ def identity(
     primitive = new_primitive(name)
 
     def evaluate(*arrays: Any, **params: Any) -> list[Any]:
-        if on_stage is not None:
-            on_stage("impl", **params)
+        on_stage("impl", **params)
         return list(arrays)
 
     def evaluate_abstractly(*avals: Any, **params: Any) -> list[Any]:
-        if on_stage is not None:
-            on_stage("abstract", **params)
+        on_stage("abstract", **params)
         return list(avals)
 
     def lower(_: Any, *values: Any, **params: Any) -> list[Any]:
-        if on_stage is not None:
-            on_stage("mlir", **params)
+        on_stage("mlir", **params)
         return list(values)
 
     def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
