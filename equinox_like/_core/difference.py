@@ -147,24 +147,22 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
     if steps != other_steps:
         yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
         return
-    same = True
-    for found in _below(path, steps, children, others, old, new):
-        same = False
-        yield found
-    if same and strict_treedef(was) != strict_treedef(now):
+    found = list(_in_static_fields(path, old, new))
+    for step, child, other in zip(steps, children, others, strict=True):
+        found += _walk(path_str(step, path), child, other)
+    yield from found
+    if not found and strict_treedef(was) != strict_treedef(now):
         # The children agree, so the node's own auxiliary data differs.
         yield Difference(path, STRUCTURE, _held(was), _held(now))
 
 
-def _below(path, steps, children, others, old, new) -> Iterator[Difference]:
+def _in_static_fields(path: str, old: Any, new: Any) -> Iterator[Difference]:
     if isinstance(old, Module):
         statics, other = static_fields(old), static_fields(new)
         for name in statics:
             if name in other:
                 place = f"{path}.{name}"
                 yield from _static(place, statics[name], other[name], is_field=True)
-    for step, child, counterpart in zip(steps, children, others, strict=True):
-        yield from _walk(path_str(step, path), child, counterpart)
 
 
 def _static(
