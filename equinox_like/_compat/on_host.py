@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from .primitive import Primitive, find_emit
-from .rules import as_aval
+from .primitive import find_emit
+from .rules import as_aval, new_primitive
 
 
 def compute_on_host(
@@ -30,8 +30,7 @@ def compute_on_host(
     return _on_host_p.bind(*args, function=function, structs=tuple(structs))
 
 
-_on_host_p = Primitive("compute_on_host")
-_on_host_p.multiple_results = True
+_on_host_p = new_primitive("compute_on_host")
 
 
 @_on_host_p.def_abstract_eval

@@ -56,8 +56,7 @@ class Grouped:
 
     def unpack(self) -> Any:
         """The user's tree."""
-        data = [x for group in self.groups for x in group]
-        return Packed(self.packed.rest, data).unpack()
+        return self.packed.rest.fill([x for group in self.groups for x in group])
 
 
 def pack(tree: Any) -> Any:
