@@ -20,7 +20,7 @@ from ._init import Init, Layout, first_values
 from ._keys import split_key
 from ._precision import computes
 from ._shape import as_size, check_input, jax_array, parameter_shape
-from ._sharding import explicit_mesh, like, parts, placed, split_by
+from ._sharding import explicit_mesh, like, parts, placed, split_by, thawed
 
 _ELLIPSIS = "..."
 
@@ -141,7 +141,7 @@ class Einsum(Module):
         axes = _parsed(self.equation)
         _check_axes(self, axes, x)
         x = jax_array(x)
-        y = _contracted(axes, x, self.weight, out_sharding)
+        y = _contracted(axes, x, thawed(self.weight), out_sharding)
         if self.bias is None:
             return y
         names = zip(_expanded(axes.out, y.ndim), y.shape, strict=True)

@@ -18,7 +18,7 @@ from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
 from ._precision import cast_to_precision, computes, summed_in_float32
 from ._shape import as_size, check_input, jax_array, parameter_shape
-from ._sharding import explicit_mesh, matvec, parts, placed
+from ._sharding import explicit_mesh, matvec, parts, placed, thawed
 
 
 class Embedding(Module):
@@ -114,7 +114,7 @@ class Embedding(Module):
             x = _within_bounds(self, jax_array(x))
         # A NumPy array cannot be indexed by a tracer. An object in place of an array
         # only needs to support indexing, as that of `LoRA`, or to convert to an array.
-        table = self.weight
+        table = thawed(self.weight)
         if is_array(table) or not hasattr(table, "__getitem__"):
             table = jax_array(table)
         # The row of a known number is a static slice, which takes an eager call a third

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from .._compat.varying import vary_over, varying_axes
+from .._module import Frozen
 from .._tree import is_array
 
 
@@ -28,6 +29,11 @@ def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
     return None
 
 
+def thawed(x: Any) -> Any:
+    """The array of a `Frozen`, whose sharding JAX does not see; anything else as it is."""
+    return jnp.asarray(x) if isinstance(x, Frozen) and is_array(x.value) else x
+
+
 def parts(x: Any) -> tuple[Any, ...]:
     """For each axis of an array, the explicit mesh axes that split it, or `None`."""
     return tuple(jax.typeof(x).sharding.spec)
@@ -35,6 +41,7 @@ def parts(x: Any) -> tuple[Any, ...]:
 
 def like(x: Any, y: Any) -> Any:
     """`x`, resharded like the `y` that it will be broadcast against."""
+    x = thawed(x)
     before = parts(x)
     if not any(before):
         return x
@@ -83,6 +90,7 @@ def product(
     out_sharding: PartitionSpec | None = None,
 ) -> Array:
     """`plain(x, weight)`, which must be `weight @ x`, split by `out_sharding`."""
+    weight = thawed(weight)
     if not is_array(weight) or weight.ndim != 2:
         return placed(plain, out_sharding, x, weight)
     (features,) = parts(x)

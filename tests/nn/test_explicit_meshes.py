@@ -627,6 +627,30 @@ def test_outputs_and_gradients_are_those_of_one_device_and_split_as_wanted(name)
         assert x.sharding.is_equivalent_to(wanted, x.ndim), (path, x.sharding)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Linear along the sum",
+        "Linear by row, to whole",
+        "MLP by row and column",
+        "GRUCell along the sum",
+        "Einsum by head",
+        "Embedding of a split batch",
+        "Embedding by both",
+        "attend of Embedding along the sum",
+        "attention, all by head",
+    ],
+)
+def test_frozen_arrays_are_split_as_others(name):
+    case = CASES[name]
+    with jax.set_mesh(EXPLICIT):
+        model, xs = placed(case, EXPLICIT)
+        frozen = jax.tree.map(lambda x: eqx.frozen(x) if eqx.is_array(x) else x, model)
+        out = eqx.filter_jit(case.call)(frozen, *xs, **case.options())
+    assert_close(out, on_one_device(case)[0])
+    assert is_split(jax.tree.leaves(out)[0], case.wanted)
+
+
 @pytest.mark.parametrize("name", [*SOME, "BatchNorm by channel"])
 def test_automatic_axes_need_no_other_model(name):
     case = CASES[name]
