@@ -67,6 +67,13 @@ def refuse_misfit(
         raise ValueError(
             f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}."
         ) from cause
+    axes = [axis for part in parts for axis in axes_of(part)]
+    for axis in axes:
+        if axes.count(axis) > 1:
+            raise ValueError(
+                f"{says}, which names the axis {axis!r} twice. One axis of the mesh can "
+                "split only one dimension."
+            ) from cause
     for i, (size, part) in enumerate(zip(x.shape, parts, strict=False)):
         count = 1
         for axis in axes_of(part):

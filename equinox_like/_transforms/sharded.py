@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .._compat.scheduler import least_memory
 from .._compat.trace_state import at_top_level
 from .._core.base import frames_hidden, jit_is_disabled, require_callable
-from .._core.sharding import axes_of, refuse_misfit, require_mesh
+from .._core.sharding import refuse_misfit, require_mesh
 from .._jit import filter_jit
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array_or_struct
@@ -189,13 +189,5 @@ def _named(
     mesh: Mesh, rule: tuple[str, PartitionSpec], name: str, leaf: Any
 ) -> NamedSharding:
     pattern, spec = rule
-    axes = [axis for part in spec for axis in axes_of(part)]
-    for axis in axes:
-        if axes.count(axis) > 1:
-            raise ValueError(
-                f"The rule ({pattern!r}, {spec}) for `{name}` ({describe_array(leaf)}) "
-                f"names the axis {axis!r} twice. One axis of the mesh can split only one "
-                "dimension."
-            )
     refuse_misfit(f"rules[{pattern!r}]", name, spec, leaf, mesh=mesh)
     return NamedSharding(mesh, spec)

@@ -180,6 +180,11 @@ class TestErrors:
             move(model, NamedSharding(mesh, P(None, "x")))
         with pytest.raises(ValueError, match=r"weight` .*no mesh.*set_mesh"):
             move(model, P("x"))
+        with (
+            jax.set_mesh(mesh),
+            pytest.raises(ValueError, match=r"weight` .* names the axis 'x' twice"),
+        ):
+            move(Model(jnp.ones((2, 2))), P("x", "x"))
         with pytest.raises(ValueError, match="must be a prefix"):
             move({"a": model}, {"b": mesh.devices.flat[0]})
 

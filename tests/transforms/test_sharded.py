@@ -99,7 +99,7 @@ def test_they_are_what_filter_shard_and_filter_jit_take(mesh):
         ),
         (
             P("model", "model"),
-            "`layers[0].weight` (float32[6,3]) names the axis 'model' tw",
+            "`layers[0].weight` (float32[6,3]), which names the axis 'model' tw",
         ),
         (
             P(None, "model"),
