@@ -1,6 +1,7 @@
 """`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, require_callable
-from .._core.difference import Leaf, tree_differences
+from .._core.difference import ARRAY_TYPE, Difference, Leaf, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
 from .._transforms.arguments import show_as_call
@@ -21,6 +22,9 @@ from .eager import run_cached
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
+
+# What the type of an array says of the mesh, as in `float32[8@x,4@(y,z)]{V:d}`.
+_OF_MESH = re.compile(r"@(\w+|\(.*?\))|\{.*?\}")
 
 
 @frames_hidden
@@ -229,8 +233,24 @@ class _Branches:
                 raise TypeError(
                     f"The outputs of `{name}` and `{other}` may differ only in the "
                     f"values of arrays: `{found.path}` is {found.before} in the first, "
-                    f"but {found.after} in the second."
+                    f"but {found.after} in the second.{_how_to_agree(found)}"
                 )
+
+
+def _how_to_agree(found: Difference) -> str:
+    """How to make two types of arrays equal that differ only in the mesh."""
+    types = found.before, found.after
+    if found.kind != ARRAY_TYPE or len({_OF_MESH.sub("", t) for t in types}) != 1:
+        return ""
+    if "{V:" in "".join(types):
+        return (
+            " `{V:...}` names the axes of the mesh over which an array varies: mark the "
+            "other one as varying, too, by `jax.lax.pcast(x, axes, to='varying')`."
+        )
+    return (
+        " `@` names the axis of the mesh that splits a dimension: split both alike, by "
+        "`jax.sharding.reshard`."
+    )
 
 
 def _is_array(x: Any) -> bool:

@@ -131,16 +131,24 @@ class Carry:
         ]
         pairs = zip(before, after, strict=True)
         return " ".join(
-            f"`{path_str(path, 'carry')}` was {old}, and is now {new}.{_how_to_vary(*pair)}"
+            f"`{path_str(path, 'carry')}` was {old}, and is now {new}.{_how_to_keep(*pair)}"
             for path, (old, new), pair in zip(paths, types, pairs, strict=True)
             if old != new
         )
 
 
-def _how_to_vary(before: Any, after: Any) -> str:
-    axes = varying_axes(jax.typeof(after)) - varying_axes(jax.typeof(before))
+def _how_to_keep(before: Any, after: Any) -> str:
+    """How to keep the type of an array of the carry, if it changes only in the mesh."""
+    old, new = jax.typeof(before), jax.typeof(after)
+    axes = varying_axes(new) - varying_axes(old)
     if not axes:
-        return ""
+        same_shape = (old.shape, old.dtype) == (new.shape, new.dtype)
+        if not same_shape or old.sharding.spec == new.sharding.spec:
+            return ""
+        return (
+            " A step splits it over the mesh in another way: return "
+            f"`jax.sharding.reshard(x, {old.sharding.spec})`."
+        )
     names = tuple(sorted(map(str, axes)))
     return (
         f" It varies over the axes {names} of the mesh after a step: mark its initial "

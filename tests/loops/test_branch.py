@@ -146,3 +146,24 @@ def test_no_tracer_is_kept():
         out = eqx.filter_cond(x, lambda x: (x, 1), lambda x: (x, 2), x)
         assert out[1] == 1
         assert eqx.filter_switch(jnp.asarray(0), [lambda x: x], x)
+
+
+@pytest.mark.parametrize("kind", ["varying", "split"])
+def test_arrays_that_differ_only_in_the_mesh_are_named_with_the_fix(kind):
+    types = jax.sharding.AxisType
+    axis_type = types.Auto if kind == "varying" else types.Explicit
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(axis_type,))
+
+    def choose(x, y):
+        return eqx.filter_cond(True, lambda x, y: {"a": x}, lambda x, y: {"a": y}, x, y)
+
+    run, fix = jax.jit(choose), "jax.sharding.reshard"
+    if kind == "varying":
+        specs = {"in_specs": (jax.P("d"), jax.P()), "out_specs": jax.P("d")}
+        run, fix = jax.shard_map(choose, mesh=mesh, **specs), "jax.lax.pcast"
+        x, y = jnp.ones(4), jnp.ones(2)
+    else:
+        x = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, jax.P("d")))
+        y = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, jax.P()))
+    with pytest.raises(TypeError, match=rf"`output\['a'\]` is .* `{fix}"):
+        jax.jit(run)(x, y)

@@ -232,3 +232,20 @@ def test_carry_that_starts_to_vary_over_a_mesh_is_named_with_the_fix():
     varying = lambda: jax.lax.pcast(jnp.zeros(2), ("d",), to="varying")  # noqa: E731
     out = run(lambda x: total(x, {"i": 0, "sum": varying()}))(jnp.arange(4.0))
     assert out.tolist() == [0, 3, 6, 9]
+
+
+def test_carry_that_is_split_differently_is_named_with_the_fix():
+    mesh = jax.make_mesh((2,), ("d",))
+    split, whole = (
+        jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, spec))
+        for spec in (jax.P("d"), jax.P())
+    )
+
+    @jax.jit
+    def run(x, start):
+        return eqx.filter_scan(lambda c, _: ({"a": c["a"] + x}, None), start, length=2)
+
+    message = r"`carry\['a'\]` was .*jax.sharding.reshard\(x, P\(None,\)\)"
+    with pytest.raises(TypeError, match=message):
+        run(split, {"a": whole})
+    assert run(split, {"a": split})[0]["a"].tolist() == [3, 3]
