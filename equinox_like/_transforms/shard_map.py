@@ -136,6 +136,11 @@ class ShardMapped(Transformed[..., Any]):
         super().__init__(fun)
         if mesh is not None:
             require_mesh(mesh, "filter_shard_map")
+        if isinstance(axis_names, str):
+            raise TypeError(
+                "`axis_names` of `filter_shard_map` must be a set of names, such as "
+                f"{ {axis_names} }; got {axis_names!r}."
+            )
         self._mesh = mesh
         self._in_specs = in_specs
         self._out_specs = out_specs

@@ -201,6 +201,12 @@ def test_spec_with_an_automatic_axis_is_refused_by_path():
             f({"a": jnp.ones((4, 4))})
 
 
+def test_a_string_in_place_of_the_set_of_axis_names_is_refused():
+    specs = {"in_specs": P("x"), "out_specs": P("x")}
+    with pytest.raises(TypeError, match=r"a set of names, such as \{'x'\}; got 'x'"):
+        eqx.filter_shard_map(lambda x: x, mesh=mesh_of(), axis_names="x", **specs)
+
+
 def test_nested():
     def inner(x):
         return lax.psum(x, "y")
