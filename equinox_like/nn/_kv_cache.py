@@ -149,11 +149,14 @@ def empty_cache(
     if overflow not in ("error", "ring"):
         raise ValueError(f"`overflow` must be 'error' or 'ring'; got {overflow!r}.")
     max_length = as_size(KVCache, "max_length", max_length, 1)
+    # Under `jit`, for a batch that is split over explicit axes, JAX 0.10 to 0.12 does not
+    # split a scalar constant like other arrays.
+    length = jnp.squeeze(jnp.zeros((1,), jnp.int32))
     return KVCache(
         key=jnp.broadcast_to(key, (max_length, *key.shape[1:])),
         value=jnp.broadcast_to(value, (max_length, *value.shape[1:])),
         position=jnp.full((max_length,), -1, jnp.int32),
-        length=jnp.zeros((), jnp.int32),
+        length=length,
         overflow=overflow,
     )
 

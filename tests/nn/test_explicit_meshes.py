@@ -851,6 +851,15 @@ CALLABLE = {
 }
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_new_cache_of_a_split_batch_is_split_in_all_of_its_arrays(wrap):
+    model = attention(KEY)
+    with jax.set_mesh(EXPLICIT):
+        xs = jax.device_put(np.ones((4, 2)), X)
+        cache = wrap(jax.vmap(lambda _: model.init_cache(3)))(xs)
+    assert all(is_split(leaf, X) for leaf in jax.tree.leaves(cache))
+
+
 @pytest.mark.parametrize("name", CALLABLE)
 def test_a_wrong_out_sharding_is_refused_as_jax_refuses_it(name):
     build, shapes = CALLABLE[name]
