@@ -106,6 +106,34 @@ def different_devices():
     eqx.filter_jit(on_second)(jax.device_put(x, first))
 
 
+def different_meshes():
+    meshes = [jax.make_mesh((2,), (name,)) for name in ("data", "model")]
+    on = [jax.NamedSharding(mesh, P()) for mesh in meshes]
+    xs = eqx.filter_shard(jnp.ones((4, 2)), on[0])
+    on_first = eqx.filter_shard(model, on[0])
+    jax.vmap(on_first)(xs)
+    with jax.set_mesh(meshes[1]):
+        with pytest.raises(
+            ValueError, match=r"context mesh .* should match the aval m"
+        ):
+            jax.vmap(on_first)(xs)
+        # Outside of compiled functions.
+        moved = eqx.filter_shard(on_first, P())
+        jax.vmap(moved)(eqx.filter_shard(xs, P()))
+    jax.vmap(eqx.filter_shard(model, on[1]))(xs)
+
+
+def loss_of_split_classes():
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    labels = jnp.zeros(2, jnp.int32)
+    with jax.set_mesh(jax.make_mesh((2,), ("model",))):
+        logits = eqx.filter_shard(jnp.ones((2, 4)), P(None, "model"))
+        automatic = jax.sharding.auto_axes(cross_entropy, out_sharding=P())
+        automatic(logits, labels)
+        cross_entropy(jax.sharding.reshard(logits, P()), labels)
+        cross_entropy(logits, labels)
+
+
 def promote():
     with jax.numpy_dtype_promotion("strict"):
         jnp.ones(2, jnp.bfloat16) * jnp.ones(2)
@@ -280,6 +308,8 @@ CALLS = {
     ],
     "`eqx.filter_scan` with a carry that changes": [changing_carry],
     "A model and data on different devices": [different_devices],
+    "Arrays of two meshes": [different_meshes],
+    "The loss of logits that are split by class": [loss_of_split_classes],
     "bfloat16 times float32": [promote],
     "`eqx.nn.Linear(2, 2, key=0)`": [lambda: eqx.nn.Linear(2, 2, key=0)],  # pyright: ignore[reportArgumentType] -- that is the mistake
     "`k1, k2 = key`": [unpack_key],
