@@ -39,7 +39,8 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
 
     **Raises:**
 
-    `ValueError` if there is no sharding for an array, or none that fits its shape;
+    `ValueError` if there is no sharding for an array, or none that fits its shape, or if
+    several processes pass different values;
     [`equinox_like.DonationError`][] if an array was deleted before; `TypeError` for
     a NumPy array of a dtype that JAX does not have, such as text. Each names its path.
 
@@ -164,6 +165,14 @@ def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
             raise TypeError(
                 f"`{path_str(path, name)}` ({describe_array(x)}) cannot be placed on a "
                 f"device: {error}"
+            ) from error
+        except AssertionError as error:  # from JAX, which compares the values
+            if jax.process_count() == 1:
+                raise
+            raise ValueError(
+                f"`{path_str(path, name)}` ({describe_array(x)}) is not the same in all "
+                "processes. Make a model from the same key in each. If each process has "
+                "rows of its own, call `jax.make_array_from_process_local_data`."
             ) from error
 
     return treedef.unflatten(

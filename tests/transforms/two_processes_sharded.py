@@ -61,6 +61,13 @@ def main(address, count, number, folder):
     check_shards(loaded, whole)
     assert loaded[1].sharding == where[1] and loaded[2] == "static"
 
+    try:
+        own = {"rows": np.full((8, 2), int(number))}
+        eqx.filter_shard(own, NamedSharding(mesh, P("model")))
+        raise AssertionError("took other values from each process")
+    except ValueError as error:
+        assert "`x['rows']` (int64[8,2]) is not the same in all" in str(error), error
+
     # Large beside the pages that a kernel reads at a time.
     rows = {"rows": np.ones((8, 1 << 20), np.float32)}
     eqx.save(path, rows)
