@@ -41,6 +41,17 @@ def require_mesh(mesh: Any, function: str) -> None:
         )
 
 
+def require_axis(
+    says: str, axis: Any, mesh: Any, cause: Exception | None = None
+) -> None:
+    """Raises `ValueError` if the mesh has no axis of this name."""
+    if isinstance(axis, str) and mesh.shape and axis not in mesh.shape:
+        raise ValueError(
+            f"{says}, but the mesh has no axis {axis!r}. Its axes: "
+            f"{', '.join(map(repr, mesh.shape))}."
+        ) from cause
+
+
 def refuse_other(option: str, name: str, spec: Any) -> None:
     if spec is not None and not is_sharding(spec):
         raise ValueError(
@@ -77,11 +88,7 @@ def refuse_misfit(
     for i, (size, part) in enumerate(zip(x.shape, parts, strict=False)):
         count = 1
         for axis in axes_of(part):
-            if isinstance(axis, str) and mesh.shape and axis not in mesh.shape:
-                raise ValueError(
-                    f"{says}, but the mesh has no axis {axis!r}. Its axes: "
-                    f"{', '.join(map(repr, mesh.shape))}."
-                ) from cause
+            require_axis(says, axis, mesh, cause)
             count *= mesh.shape.get(axis, 1)
         if isinstance(size, int) and size % count:
             raise ValueError(

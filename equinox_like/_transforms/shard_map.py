@@ -17,7 +17,7 @@ from .._compat.varying import varying_axes
 from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart
-from .._core.sharding import refuse_misfit, require_mesh
+from .._core.sharding import axes_of, refuse_misfit, require_axis, require_mesh
 from .._core.show_as import show_as
 from .._jit.donation import Donate
 from .._jit.jit import Jitted
@@ -172,7 +172,11 @@ class ShardMapped(Transformed[..., Any]):
 
         show_as(flat, fun, lambda: data_names(fun, self._tree, (), {}) + names)
         for path, spec in jtu.tree_leaves_with_path(self._out_specs):
-            self._refuse_automatic_axes("out_specs", path_str(path, "out"), spec)
+            name = path_str(path, "out")
+            for part in spec if isinstance(spec, PartitionSpec) else ():
+                for axis in axes_of(part):
+                    require_axis(f"`out_specs` gives {spec} for `{name}`", axis, mesh)
+            self._refuse_automatic_axes("out_specs", name, spec)
         out_specs = [spec or PartitionSpec() for spec in self._output_leaves()]
         mapped = jax.shard_map(
             flat,

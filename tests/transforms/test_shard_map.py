@@ -201,6 +201,20 @@ def test_spec_with_an_automatic_axis_is_refused_by_path():
             f({"a": jnp.ones((4, 4))})
 
 
+def test_axis_that_the_mesh_does_not_have_is_refused_by_the_path():
+    for in_specs, out_specs, path in [
+        (P("z"), P("x"), r"in_specs.*`x\['a'\]`"),
+        (P("x"), {"a": P("x", ("y", "z"))}, r"out_specs.*`out\['a'\]`"),
+    ]:
+        f = eqx.filter_shard_map(
+            lambda x: x, mesh=mesh_of(), in_specs=in_specs, out_specs=out_specs
+        )
+        with pytest.raises(
+            ValueError, match=f"{path}.* has no axis 'z'. Its axes: 'x'"
+        ):
+            f({"a": jnp.ones((4, 4))})
+
+
 def test_a_string_in_place_of_the_set_of_axis_names_is_refused():
     specs = {"in_specs": P("x"), "out_specs": P("x")}
     with pytest.raises(TypeError, match=r"a set of names, such as \{'x'\}; got 'x'"):
