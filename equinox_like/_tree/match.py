@@ -17,6 +17,10 @@ from .paths import path_str
 _Path = tuple[Any, ...]
 _IsLeaf = Callable[[Any], bool] | None
 
+# What JAX raises for a wrong prefix. Its message shows the tree, and showing an array that
+# was deleted is a `RuntimeError`.
+_MISFIT = ValueError, RuntimeError
+
 
 def flatten_up_to(
     treedef: Any,
@@ -34,7 +38,7 @@ def flatten_up_to(
     """
     try:
         return treedef.flatten_up_to(tree)
-    except ValueError as error:
+    except _MISFIT as error:
         found = _first_misfit(prefix, tree, is_leaf)
         # Nothing is found if a node flattens differently each time.
         path, one, other, reason = found or ((), prefix, tree, error)
@@ -142,7 +146,7 @@ def _first_misfit(
     children, treedef = children_of(prefix)
     try:
         others = treedef.flatten_up_to(tree)
-    except ValueError as error:
+    except _MISFIT as error:
         return path, prefix, tree, error
     for (step, child), other in zip(children, others, strict=True):
         found = _first_misfit(child, other, is_leaf, (*path, *step))

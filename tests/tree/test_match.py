@@ -116,3 +116,10 @@ def test_nodes_that_differ_in_their_structure_alone_are_told_by_jax():
         ValueError, match=r"`filter_spec` must be a prefix of `pytree`.*in_features=3"
     ):
         eqx.partition(eqx.nn.Linear(2, 2, key=jax.random.key(0)), spec)
+
+
+def test_a_prefix_is_compared_with_a_tree_of_deleted_arrays():
+    deleted = jnp.ones(2)
+    deleted.delete()
+    with pytest.raises(ValueError, match="`device` is a tuple of length 1, but `tree`"):
+        eqx.filter_device_put((deleted, X), (DEVICE,))
