@@ -1,7 +1,6 @@
 """`filter_cond` and `filter_switch`: one of several functions, chosen at run time."""
 
 import operator
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, require_callable
-from .._core.difference import ARRAY_TYPE, Difference, Leaf, tree_differences
+from .._core.difference import ARRAY_TYPE, Leaf, tree_differences
 from .._core.pack import pack, unpack
 from .._core.parts import take_apart
 from .._transforms.arguments import show_as_call
@@ -23,8 +22,12 @@ from .eager import run_cached
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-# What the type of an array says of the mesh, as in `float32[8@x,4@(y,z)]{V:d}`.
-_OF_MESH = re.compile(r"@(\w+|\(.*?\))|\{.*?\}")
+# How to read and change what a type such as `float32[8@x]{V:d}` says of the mesh.
+_OF_MESH = (
+    " In a type, `@x` means that the axis `x` of the mesh splits a dimension: "
+    "`jax.sharding.reshard` changes that. `{V:x}` means that the array varies over the "
+    "axis: `jax.lax.pcast(array, 'x', to='varying')` marks another one so."
+)
 
 
 @frames_hidden
@@ -230,27 +233,13 @@ class _Branches:
         as_text = operator.attrgetter("value")
         for other, out in others:
             for found in tree_differences("output", first, out, _is_array, as_text):
+                types = found.before + found.after if found.kind == ARRAY_TYPE else ""
+                hint = _OF_MESH if "@" in types or "{V:" in types else ""
                 raise TypeError(
                     f"The outputs of `{name}` and `{other}` may differ only in the "
                     f"values of arrays: `{found.path}` is {found.before} in the first, "
-                    f"but {found.after} in the second.{_how_to_agree(found)}"
+                    f"but {found.after} in the second.{hint}"
                 )
-
-
-def _how_to_agree(found: Difference) -> str:
-    """How to make two types of arrays equal that differ only in the mesh."""
-    types = found.before, found.after
-    if found.kind != ARRAY_TYPE or len({_OF_MESH.sub("", t) for t in types}) != 1:
-        return ""
-    if "{V:" in "".join(types):
-        return (
-            " `{V:...}` names the axes of the mesh over which an array varies: mark the "
-            "other one as varying, too, by `jax.lax.pcast(x, axes, to='varying')`."
-        )
-    return (
-        " `@` names the axis of the mesh that splits a dimension: split both alike, by "
-        "`jax.sharding.reshard`."
-    )
 
 
 def _is_array(x: Any) -> bool:
