@@ -416,6 +416,8 @@ FAULTS: dict[str, list[Fault]] = {
                 "::test_no_array_is_kept_alive[jit-scan-checkpoint]",
                 "loops/test_numbers.py::test_no_array_is_kept_alive[jit-fori]",
                 "loops/test_loop.py"
+                "::test_carry_that_is_split_differently_is_named_with_the_fix",
+                "loops/test_loop.py"
                 "::TestErrors::test_array_that_changes_its_type_is_named[limited]",
                 "loops/test_loop.py"
                 "::TestErrors::test_array_that_changes_its_type_is_named[plain]",
