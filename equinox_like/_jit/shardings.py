@@ -269,8 +269,6 @@ class _Sharded:
             self._layout.data_names, chained(specs), chained(groups), strict=True
         )
         for name, spec, x in named:
-            if spec is None:
-                continue
             if without_mesh and isinstance(spec, PartitionSpec):
                 raise ValueError(
                     f"`in_shardings` gives {spec} for `{name}`, but no mesh is in use: "
