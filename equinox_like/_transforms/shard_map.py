@@ -94,8 +94,8 @@ def filter_shard_map(
 
     **Raises:**
 
-    `ValueError` if a spec does not fit an array, or if an output with a replicated spec
-    may differ between devices, naming its path.
+    `ValueError` if a spec is not a `PartitionSpec` or does not fit an array, or if an
+    output with a replicated spec may differ between devices, naming its path.
 
     !!! example
 
@@ -173,7 +173,8 @@ class ShardMapped(Transformed[..., Any]):
         show_as(flat, fun, lambda: data_names(fun, self._tree, (), {}) + names)
         for path, spec in jtu.tree_leaves_with_path(self._out_specs):
             name = path_str(path, "out")
-            for part in spec if isinstance(spec, PartitionSpec) else ():
+            _require_spec("out_specs", name, spec)
+            for part in spec:
                 for axis in axes_of(part):
                     require_axis(f"`out_specs` gives {spec} for `{name}`", axis, mesh)
             self._refuse_automatic_axes("out_specs", name, spec)
@@ -247,16 +248,12 @@ class ShardMapped(Transformed[..., Any]):
         return Grouped.of(out, numbers, len(self._output_leaves()))
 
     def _check(self, option: str, name: str, x: Any, spec: Any) -> None:
-        if not isinstance(spec, PartitionSpec):
-            raise ValueError(
-                f"`{option}` gives {spec!r} for `{name}`: it must be a `PartitionSpec`, or "
-                "`None`."
-            )
+        _require_spec(option, name, spec)
         refuse_misfit(option, name, spec, x, mesh=self._mesh)
         self._refuse_automatic_axes(option, name, spec)
 
     def _refuse_automatic_axes(self, option: str, name: str, spec: Any) -> None:
-        if not self._axis_names or not isinstance(spec, PartitionSpec):
+        if not self._axis_names:
             return
         for axis in jtu.tree_leaves([*spec]):
             if axis not in self._axis_names:
@@ -264,6 +261,14 @@ class ShardMapped(Transformed[..., Any]):
                     f"`{option}` gives {spec} for `{name}`, but the axis {axis!r} is not "
                     "in `axis_names`, so it is not manual: leave it out of the spec."
                 )
+
+
+def _require_spec(option: str, name: str, spec: Any) -> None:
+    if not isinstance(spec, PartitionSpec):
+        raise ValueError(
+            f"`{option}` gives {spec!r} for `{name}`: it must be a `PartitionSpec`, or "
+            "`None`."
+        )
 
 
 def _explain_explicit(names, data, specs, error: ValueError) -> None:

@@ -321,6 +321,11 @@ class TestErrors:
             self.mapped(lambda x, *, n: x, (P(),), P())(jnp.ones(2), n=jnp.ones(2))
         with pytest.raises(ValueError, match=r"`in_specs` gives 'x' for `x`"):
             self.mapped(lambda x: x, "x", P())(jnp.ones(2))
+        sharding = NamedSharding(mesh_of(), P("x"))
+        with pytest.raises(
+            ValueError, match=r"`out_specs` gives Named.* for `out\['a'\]`: it must be"
+        ):
+            self.mapped(lambda x: {"a": x}, P("x"), {"a": sharding})(jnp.ones(2))
         with pytest.raises(
             ValueError, match=r"`out_specs` gives .* for `out\['a'\]`.*0 d"
         ):
