@@ -55,6 +55,9 @@ def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | Non
             path,
         )
     try:
+        # JAX raises an `IndexError` without the reason, or only when it places the array.
+        if isinstance(spec, NamedSharding) and len(spec.spec) > leaf.ndim:
+            raise ValueError("its spec has more entries than the array has dimensions.")
         spec.shard_shape(leaf.shape)
     except ValueError as error:
         problem = f"`shardings` gives {spec} for {name}, which does not fit: {error}"

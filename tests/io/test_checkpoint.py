@@ -236,7 +236,8 @@ class TestRoundTrip:
 
     def test_a_sharding_that_does_not_fit_is_an_error(self, tmp_path):
         mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-        for wrong in (jax.NamedSharding(mesh, jax.P("x")), jax.P("x")):
+        by = lambda *spec: jax.NamedSharding(mesh, jax.P(*spec))  # noqa: E731
+        for wrong in (by("x"), by(None, "x"), by(None, None), jax.P("x")):
             with pytest.raises(eqx.LeafError, match=r"`layers\[0\]` \(float32\[6\]\)"):
                 round_trip(Net([jnp.ones(6)]), tmp_path, shardings=wrong)
         with pytest.raises(ValueError, match="`shardings` must be a prefix of `like`"):
