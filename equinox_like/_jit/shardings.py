@@ -91,7 +91,7 @@ class Shardings:
             chosen = _chosen("out_shardings", name, spec, x)
             if chosen is not None:
                 refuse_misfit("out_shardings", name, chosen, x)
-                if _is_function(spec):
+                if callable(spec):
                     leaves[i] = constrain("out_shardings", name, x, chosen)
         arrays, number = outputs.take_apart(treedef.unflatten(leaves))
         if not self.groups_outputs:
@@ -106,7 +106,7 @@ class Shardings:
     @property
     def groups_outputs(self) -> bool:
         """Whether the output's arrays are returned in one group for each sharding."""
-        return self._of_outputs is not None and not _is_leaf(self._of_outputs)
+        return not _is_leaf(self._of_outputs)
 
     def _output_leaves(self) -> list[Any]:
         return jtu.tree_leaves(self._of_outputs, is_leaf=is_none)
@@ -209,7 +209,7 @@ class _Sharded:
         self._specs = specs
         self._layout = layout
         self._jitted: dict[Any, Any] = {}
-        has_functions = any(_is_function(spec) for group in specs for spec in group)
+        has_functions = any(callable(spec) for group in specs for spec in group)
         self._only = None if has_functions else self._make(specs)
 
     def __call__(self, *groups: Any) -> Any:
@@ -293,13 +293,9 @@ def _is_leaf(spec: Any) -> bool:
     return spec is None or jtu.all_leaves([spec])
 
 
-def _is_function(spec: Any) -> bool:
-    return callable(spec) and not is_sharding(spec)
-
-
 def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
     """The sharding for the array `x`: `spec`, or `spec(x)` if it is a function."""
-    chosen = spec(x) if _is_function(spec) else spec
+    chosen = spec(x) if callable(spec) else spec
     refuse_other(option, name, chosen)
     return chosen
 
