@@ -104,6 +104,7 @@ class TestInputs:
 
         f = eqx.filter_jit(lambda x: x * 2, in_shardings=(choose,))
         assert is_split(f(X)) and not is_split(f(X[:4])) and is_split(f(X + 1))
+        assert f.eval_shape(X).shape == (8,)
 
     def test_dictionary_is_by_the_names_of_parameters(self, split):
         def f(a, *args, b, **kwargs):
