@@ -221,6 +221,9 @@ class TestErrors:
     def test_partition_spec_needs_a_mesh(self):
         with pytest.raises(ValueError, match=r"P\('d',?\) for `x`.*jax.set_mesh"):
             eqx.filter_jit(both, in_shardings={"x": P("d")})(model(), X)
+        for spec in (P("d"), lambda x: P("d")):
+            with pytest.raises(RuntimeError, match=r"jax.set_mesh"):
+                eqx.filter_jit(both, out_shardings=spec)(model(), X)
 
     def test_other_things_are_refused_by_the_path_they_are_for(self):
         with pytest.raises(ValueError, match=r"gives 3 for `model\.weight`"):
