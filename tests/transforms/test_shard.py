@@ -144,6 +144,8 @@ def test_devices_and_prefix_trees():
         assert jax.random.normal(out["b"][2]).devices() == {second}
     on_second = eqx.filter_jit(lambda x: eqx.filter_shard(x, second))
     assert on_second(jnp.ones(2)).devices() == {second}
+    with jax.set_mesh(jax.make_mesh((1,), "x", (EXPLICIT,), devices=[second])):
+        assert on_second(jnp.ones(2)).devices() == {second}
 
 
 def test_memory_of_the_host_and_back_under_jit_keeps_shardings():
