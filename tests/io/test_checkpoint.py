@@ -231,15 +231,21 @@ class TestRoundTrip:
         with jax.set_mesh(mesh):
             again = round_trip(tree, tmp_path, like)
         assert again["a"].sharding == where and same(again["a"], tree["a"])
-        with pytest.raises(eqx.LeafError, match=r"`\['a'\]` .* `jax.set_mesh\(mesh\)`"):
+        with pytest.raises(
+            eqx.LeafError, match=r"`\['a'\]` .* `jax.set_mesh\(mesh\)`"
+        ) as caught:
             eqx.load(tmp_path / "saved", like)
+        assert caught.value.path == (jax.tree_util.DictKey("a"),)
 
     def test_a_sharding_that_does_not_fit_is_an_error(self, tmp_path):
         mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
         by = lambda *spec: jax.NamedSharding(mesh, jax.P(*spec))  # noqa: E731
         for wrong in (by("x"), by(None, "x"), by(None, None), jax.P("x")):
-            with pytest.raises(eqx.LeafError, match=r"`layers\[0\]` \(float32\[6\]\)"):
+            with pytest.raises(
+                eqx.LeafError, match=r"`layers\[0\]` \(float32\[6\]\)"
+            ) as caught:
                 round_trip(Net([jnp.ones(6)]), tmp_path, shardings=wrong)
+            assert jax.tree_util.keystr(caught.value.path) == ".layers[0]"
         with pytest.raises(ValueError, match="`shardings` must be a prefix of `like`"):
             round_trip(Net([jnp.ones(6)]), tmp_path, shardings=[None])
 
