@@ -45,7 +45,7 @@ def require_axis(
     says: str, axis: Any, mesh: Any, cause: Exception | None = None
 ) -> None:
     """Raises `ValueError` if the mesh has no axis of this name."""
-    if isinstance(axis, str) and mesh.shape and axis not in mesh.shape:
+    if mesh.shape and axis not in mesh.shape:
         raise ValueError(
             f"{says}, but the mesh has no axis {axis!r}. Its axes: "
             f"{', '.join(map(repr, mesh.shape))}."
