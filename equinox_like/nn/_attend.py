@@ -18,7 +18,7 @@ from .._core.devices import default_device, platform_of
 from .._typing import ArrayLike
 from ._dropout import Dropout
 from ._masks import Visible, combine_masks
-from ._norm import accumulation_dtype
+from ._precision import accumulation_dtype
 from ._shape import within
 from ._sharding import explicit_mesh, parts, split_along
 

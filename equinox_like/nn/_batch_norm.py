@@ -18,8 +18,8 @@ from .._warn import warn
 from ._batch_layout import Layout, laid_out
 from ._inference import at_inference
 from ._init import parameter_dtype
-from ._norm import accumulation_dtype, squared
-from ._precision import computes
+from ._norm import squared
+from ._precision import accumulation_dtype, computes
 from ._shape import as_axis, as_eps, as_number, as_size, jax_array
 from ._sharding import explicit_mesh, parts, placed
 from ._state import State, StateIndex, check_state

@@ -15,7 +15,7 @@ from .._warn import warn
 from ._draw import draw
 from ._inference import at_inference
 from ._keys import key_named
-from ._norm import accumulation_dtype
+from ._precision import accumulation_dtype
 from ._shape import as_array, as_axes
 
 _T = TypeVar("_T")

@@ -20,7 +20,7 @@ from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton, merge
 from .._typing import ArrayLike, DTypeLike
 from ._init import default_dtype
-from ._norm import accumulation_dtype
+from ._precision import accumulation_dtype
 from ._shape import as_array, check_dtype, jax_array
 
 _Model = TypeVar("_Model")

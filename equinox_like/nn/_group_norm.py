@@ -10,8 +10,8 @@ from jaxtyping import Array
 from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._norm import accumulation_dtype, cast, parameters, standardise
-from ._precision import computes
+from ._norm import cast, parameters, standardise
+from ._precision import accumulation_dtype, computes
 from ._shape import as_eps, as_size, check_channels_first, jax_array, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT, with_state

@@ -21,7 +21,7 @@ from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 from .._typing import ArrayLike
-from ._norm import accumulation_dtype
+from ._precision import accumulation_dtype
 from ._shape import as_number, as_size, described, jax_array
 
 _Tree = TypeVar("_Tree")

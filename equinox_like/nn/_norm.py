@@ -17,7 +17,7 @@ from .._tree import is_array
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._warn import warn
 from ._init import parameter_dtype
-from ._precision import computes
+from ._precision import accumulation_dtype, computes
 from ._shape import as_eps, as_size, check_input, jax_array, parameter_shape
 from ._sharding import like
 from ._stateful import ABSENT, with_state
@@ -225,12 +225,6 @@ def _normalised(
     if norm.use_bias:
         y = y + like(cast(norm.bias, accumulate), y)
     return cast(y, x.dtype)
-
-
-def accumulation_dtype(*arrays: Array) -> np.dtype:
-    """The dtype to which the arrays promote, of at least single precision."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(*(x.dtype for x in arrays), jnp.float32)
 
 
 def standardise(x: Array, eps: float) -> Array:

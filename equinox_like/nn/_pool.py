@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
-from ._norm import accumulation_dtype
+from ._precision import accumulation_dtype
 from ._shape import as_padding, as_size, check_input, check_length, jax_array, per_axis
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]

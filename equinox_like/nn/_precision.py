@@ -103,6 +103,12 @@ def is_half(node: Any) -> bool:
     return is_real(node) and jnp.finfo(node.dtype).bits < 32
 
 
+def accumulation_dtype(*arrays: Array) -> np.dtype:
+    """The dtype to which the arrays promote, of at least single precision."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*(x.dtype for x in arrays), jnp.float32)
+
+
 def summed_in_float32(
     gather: Callable[[Array, Any], Array],
 ) -> Callable[[Array, Any], Array]:

@@ -16,7 +16,8 @@ from ._callables import refuse_layer_class
 from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
-from ._norm import accumulation_dtype, squared
+from ._norm import squared
+from ._precision import accumulation_dtype
 from ._shape import as_eps, as_size
 from ._sharding import explicit_mesh, matvec, placed
 from ._state import State, StateIndex, check_state

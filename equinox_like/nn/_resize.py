@@ -13,7 +13,7 @@ from jaxtyping import Array
 from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, PRNGKeyArray
-from ._norm import accumulation_dtype
+from ._precision import accumulation_dtype
 from ._shape import as_array
 from ._sharding import explicit_mesh, parts, placed
 

@@ -16,7 +16,7 @@ from .._tree import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike, PRNGKeyArray
 from ._keys import key_named
-from ._norm import accumulation_dtype
+from ._precision import accumulation_dtype
 from ._shape import as_size, check_scalar, jax_array
 
 
