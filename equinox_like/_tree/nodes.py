@@ -63,7 +63,8 @@ class Nodes:
 
     def paths_of(self, node: Any) -> list[str]:
         """The path of each of `places_of(node)`, as a user would write it."""
-        return list(map(self.path, self.places_of(node)))
+        paths = self.key_paths()
+        return [path_str(paths[place]) for place in self.places_of(node)]
 
     def path(self, place: int) -> str:
         return path_str(self.key_paths()[place])
