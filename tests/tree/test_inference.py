@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
 from hypothesis import given
-from strategies import Node, trees
+from strategies import Node, trees, whole_trees
 
 import equinox_like as eqx
 
@@ -25,7 +25,7 @@ class Plain:
     x: object = None
 
 
-@given(trees())
+@given(whole_trees())
 def test_tree_without_flags_stays_equal(tree):
     new = eqx.tree_inference(tree)
     assert jtu.tree_structure(new) == jtu.tree_structure(tree)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from hypothesis import given
-from strategies import ARRAYS, Node, Pair, same, trees
+from strategies import ARRAYS, Node, Pair, same, whole_trees
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -232,7 +232,7 @@ def test_selection_works_on_traced_trees(model):
     assert eqx.tree_equal(doubled(model), expected)
 
 
-@given(trees(), st.data())
+@given(whole_trees(), st.data())
 def test_apply_of_the_identity_is_the_tree(tree, data):
     selection = eqx.select(tree)
     kinds = st.sampled_from([object, list, dict, Node, Pair, *map(type, ARRAYS)])
