@@ -27,7 +27,7 @@ def is_function(where: Any) -> TypeGuard[Callable[..., Any]]:
 
 def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
     """The places that `where` chooses, and whether it is one node or several."""
-    paths = nodes.key_paths()
+    paths = nodes.key_paths
     if _is_mask(where):
         flatten_up_to(jtu.tree_structure(where), where, nodes.all[0], "where", "pytree")
         places = {path: place for place, path in enumerate(paths)}

@@ -63,12 +63,12 @@ class Nodes:
 
     def paths_of(self, node: Any) -> list[str]:
         """The path of each of `places_of(node)`, as a user would write it."""
-        paths = self.key_paths()
-        return [path_str(paths[place]) for place in self.places_of(node)]
+        return list(map(self.path, self.places_of(node)))
 
     def path(self, place: int) -> str:
-        return path_str(self.key_paths()[place])
+        return path_str(self.key_paths[place])
 
+    @functools.cached_property
     def key_paths(self) -> list[tuple[Any, ...]]:
         """The key path of each node, if neither `is_leaf` nor `stop` was given."""
         paths: list[tuple[Any, ...]] = []
@@ -83,7 +83,7 @@ class Nodes:
     @functools.cached_property
     def plain_paths(self) -> list[str]:
         """As `key_paths`, but as a user would write them; empty for the tree itself."""
-        return [path_within(path) for path in self.key_paths()]
+        return [path_within(path) for path in self.key_paths]
 
 
 def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
