@@ -161,7 +161,9 @@ class ShardMapped(Transformed[..., Any]):
         specs = self._specs(placed, named)
         names = data_names(fun, None, placed, named)
         for name, x, spec in zip(names, data, specs, strict=True):
-            self._check("in_specs", name, x, spec)
+            _require_spec("in_specs", name, spec)
+            refuse_misfit("in_specs", name, spec, x, mesh=self._mesh)
+            self._refuse_automatic_axes("in_specs", name, spec)
 
         manual = self._axis_names or frozenset(mesh.axis_names)
 
@@ -236,7 +238,7 @@ class ShardMapped(Transformed[..., Any]):
                 continue
             name, spec = path_str(path, "out"), spec or PartitionSpec()
             if len(spec) > x.ndim:
-                self._check("out_specs", name, x, spec)
+                refuse_misfit("out_specs", name, spec, x, mesh=self._mesh)
             differs = varying_axes(jax.typeof(x)) & axes - set(jtu.tree_leaves([*spec]))
             if differs and self._check_vma:
                 raise ValueError(
@@ -246,11 +248,6 @@ class ShardMapped(Transformed[..., Any]):
                     "`jax.lax.psum` or `jax.lax.pmean`."
                 )
         return Grouped.of(out, numbers, len(self._output_leaves()))
-
-    def _check(self, option: str, name: str, x: Any, spec: Any) -> None:
-        _require_spec(option, name, spec)
-        refuse_misfit(option, name, spec, x, mesh=self._mesh)
-        self._refuse_automatic_axes(option, name, spec)
 
     def _refuse_automatic_axes(self, option: str, name: str, spec: Any) -> None:
         if not self._axis_names:
