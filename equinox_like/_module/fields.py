@@ -30,7 +30,8 @@ def field(
         replaces the value. For example `jnp.asarray`.
     - `static`: whether the field is part of the structure of the tree, and not a leaf.
         Another value then makes `jax.jit` recompile. Do not put JAX arrays into a static
-        field, and do not change a list or dict in it: `filter_jit` does not notice that.
+        field. NumPy arrays and containers such as lists and dictionaries are copied, so
+        that nothing changes them later.
     - `trainable`: whether the arrays in the field are parameters. If not, they are never
         differentiated: see [`equinox_like.trainable`][].
     - `**kwargs`: as for `dataclasses.field` (`default`, `default_factory`, `init`,

@@ -20,7 +20,6 @@ import jax.tree_util as jtu
 from .._annotations import ARE_LAZY
 from .._tree.cached import Attribute, Cached, build_now, raw_dict, set_raw_dict
 from .._tree.registry import register_cached
-from .._tree.snapshot import UNCHANGING, Kept
 from .._tree.strict import strict_key, strict_types
 
 WRAPPER_ATTRIBUTES: Final = (
@@ -45,12 +44,10 @@ class Aux(tuple):
 
     # The values of the statics, by name.
     statics: dict[str, Any]
-    # The statics that can be changed in place, by name.
-    mutable: dict[str, Kept]
     # The values of the statics in order, if exactly the fields are set and it is not
     # from a pickle.
     values: tuple[Any, ...] | None
-    # Then, and if `mutable` is empty: the instance's `__dict__` with `None` as children.
+    # Then: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
     # For `_tree/own_registry.py`: the structures of nodes with it, by their outline.
     structures: dict[Any, Any]
@@ -58,9 +55,7 @@ class Aux(tuple):
     def __reduce__(self):
         # Made anew from the values, because some of their types cannot be pickled, such
         # as that of a function, nor can weak references.
-        kept = {name: kept.get() for name, kept in self.mutable.items()}
-        statics = tuple((self.statics | kept).values())
-        return _make_aux, (*self[:2], statics, {})
+        return _make_aux, (*self[:2], tuple(self.statics.values()), {})
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.statics.items())
@@ -123,9 +118,7 @@ def make_functions(
     def flatten(self):
         try:
             aux = self._aux_
-            if are_same(aux.values, get_static(self)) and not (
-                aux.mutable and any(kept.has_changed() for kept in aux.mutable.values())
-            ):
+            if are_same(aux.values, get_static(self)):
                 return get_dynamic(self), aux
         except _WITHOUT_VALUE:
             pass  # nothing is cached, or a field was deleted by `object.__delattr__`
@@ -170,15 +163,8 @@ def _make_aux(
     statics: tuple[Any, ...],
     structures: dict[Any, dict[Any, Any]],
 ) -> Aux:
-    by_name = dict(zip(fixed, statics, strict=True))
-    found = {}
-    if not UNCHANGING.issuperset(map(type, statics)):
-        found = {
-            name: kept for name in fixed if (kept := Kept(by_name[name])).can_change
-        }
-    by_name |= {name: kept.value for name, kept in found.items()}
-    aux = Aux((names, fixed, strict_key(by_name.values())))
-    aux.statics, aux.mutable = by_name, found
+    aux = Aux((names, fixed, strict_key(statics)))
+    aux.statics = dict(zip(fixed, statics, strict=True))
     aux.values = aux.blank = None
     aux.structures = {}
     if all(map(_is_shareable, statics)):
@@ -201,12 +187,9 @@ def _is_shareable(value: Any) -> bool:
 
 
 def _unflatten_first(cls: type[Node], aux: Aux, children: Sequence[Any]) -> Any:
-    statics = aux.statics
-    if aux.mutable:
-        statics = statics | {name: kept.get() for name, kept in aux.mutable.items()}
-    attributes = dict.fromkeys(aux[0]) | statics
+    attributes = dict.fromkeys(aux[0]) | aux.statics
     attributes[AUX] = aux
-    if aux.values is not None and not aux.mutable:
+    if aux.values is not None:
         aux.blank = attributes.copy()
     attributes.update(zip(aux[0], children, strict=True))
     self = object.__new__(cls)

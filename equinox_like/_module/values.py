@@ -4,9 +4,11 @@ Each check runs only if the type of some value requires it, so that most constru
 are not slowed down.
 """
 
+import copy
 import dataclasses
 import functools
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
@@ -35,6 +37,10 @@ HOLD_NO_ARRAY: Final = frozenset(
 JITTED: Final = type(jax.jit(lambda: None))
 # The types that JAX's transformations return. Some return plain functions.
 _TRANSFORMED: Final = (types.FunctionType, JITTED, jax.custom_jvp, jax.custom_vjp)
+# Containers that are copied when a static field is set to one.
+_CONTAINERS: Final = frozenset(
+    {list, dict, set, bytearray, deque, OrderedDict, defaultdict, Counter}
+)
 # Types of callables that may refer to an instance where JAX does not see it.
 _OPAQUE: Final = frozenset({*_TRANSFORMED, types.MethodType, functools.partial})
 # Values of these types do not hold callables: plain values, arrays, and Modules, which
@@ -62,7 +68,7 @@ def may_hold_callable(value: Any) -> bool:
 
 
 def check_statics(self: Any, fields: Fields) -> None:
-    """Replaces NumPy arrays by read-only copies, and warns of JAX arrays."""
+    """Copies what can be changed in place, and warns of JAX arrays."""
     for name, value in fields:
         leaves = leaves_of(value)
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -72,8 +78,9 @@ def check_statics(self: Any, fields: Fields) -> None:
                 "function is called, and a JAX array equals only itself: remove "
                 "`static=True`, or convert it to a constant with `numpy.asarray`."
             )
-        if any(map(_is_writeable, leaves)):
-            _set(self, name, jtu.tree_map(_read_only, value))
+        fixed = _fixed(value)
+        if fixed is not value:
+            _set(self, name, fixed)
 
 
 def check_callables(self: Any, fields: Fields) -> None:
@@ -175,15 +182,25 @@ def _collector(found: list[Any]) -> Callable[[Any], bool]:
     return visit
 
 
-def _is_writeable(leaf: Any) -> bool:
-    return type(leaf) is np.ndarray and (leaf.flags.writeable or leaf.base is not None)
-
-
-def _read_only(leaf: Any) -> Any:
-    if _is_writeable(leaf):
-        leaf = leaf.copy()
-        leaf.flags.writeable = False
-    return leaf
+def _fixed(value: Any) -> Any:
+    """`value` with a copy of each container and NumPy array in it that can change."""
+    kind = type(value)
+    if kind is np.ndarray:
+        if value.flags.writeable or value.base is not None:
+            value = value.copy()
+            value.flags.writeable = False
+    elif isinstance(value, tuple):
+        make = tuple if kind is tuple else getattr(kind, "_make", None)
+        items = list(map(_fixed, value))
+        if make and any(a is not b for a, b in zip(items, value, strict=True)):
+            value = make(items)
+    elif kind in _CONTAINERS:
+        value = copy.copy(value)
+        if isinstance(value, list | deque | dict):
+            keyed = value if isinstance(value, dict) else range(len(value))
+            for key in keyed:
+                value[key] = _fixed(value[key])
+    return value
 
 
 def _is_module(node: Any) -> bool:

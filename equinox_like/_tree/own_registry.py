@@ -46,7 +46,7 @@ class OwnRegistry:
         self._lock = threading.RLock()
         self.flatten = nodes.flatten
         nodes.register_node(
-            Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.get()
+            Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.value
         )
         nodes.register_node(Open, _not_flattened, _not_flattened)
         nodes.register_node(

@@ -59,7 +59,7 @@ class PublicRegistry:
         statics = [None if is_array(leaf) else Fixed(leaf) for leaf in leaves]
 
         def build(arrays):
-            filled = [s and s.get() for s in statics]
+            filled = [s and s.value for s in statics]
             for i, x in zip(data, arrays, strict=True):
                 filled[i] = x
             return treedef.unflatten(filled)

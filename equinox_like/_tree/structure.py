@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from .intern import Interned, InternTable
-from .snapshot import Kept
-from .strict import strict_types
+from .strict import strict_key, strict_types
 
 
 class CachedType(NamedTuple):
@@ -34,10 +33,20 @@ cached_types: Final[dict[type, CachedType]] = {}
 FLAT: Final = "_flat_"
 
 
-class Fixed(Kept):
+class Fixed:
     """A static leaf as a node without children. It is its own aux data."""
 
-    __slots__ = ()
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self._key: Any = None
+
+    @property
+    def key(self) -> Any:
+        if self._key is None:
+            self._key = strict_key((self.value,))
+        return self._key
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Fixed and self.key == other.key
@@ -60,7 +69,7 @@ class Foreign:
     def build(self, data: Sequence[Any]) -> Any:
         arrays = iter(data)
         return self._rest.unflatten(
-            next(arrays) if x is None else x.get() for x in self.statics
+            next(arrays) if x is None else x.value for x in self.statics
         )
 
 

@@ -1,10 +1,10 @@
-"""No two static values that differ share a program, and none changes with its container."""
+"""No two static values that differ share a program, and containers are copied."""
 
 import collections
 import collections.abc
 import dataclasses
-import types
 import warnings
+from typing import NamedTuple
 from unittest import mock
 
 import hypothesis
@@ -236,81 +236,40 @@ def test_static_value_may_be_immutable_or_without_copies(kind, wrap):
 MUTABLE = {
     "list": (lambda: [1, 2], lambda x: x.append(3)),
     "list in a tuple": (lambda: (0, [1, 2]), lambda x: x[1].append(3)),
-    "dict": (lambda: {"a": 1}, lambda x: x.update(b=2)),
-    "views of a dict": (
-        lambda: (lambda x: (x, x.keys(), x.items()))({"a": 1}),
-        lambda x: x[0].update(b=2),
-    ),
+    "dict": (lambda: {"b": 1, "a": 2}, lambda x: x.update(c=2)),
     "nested dict": (lambda: {"a": {"b": 1}}, lambda x: x["a"].update(c=2)),
+    "list in a named tuple": (lambda: Pair(0, [1]), lambda x: x.b.append(3)),
     "set": (lambda: {1, 2}, lambda x: x.add(3)),
     "deque": (lambda: collections.deque([1], 4), lambda x: x.append(3)),
+    "list in a deque": (lambda: collections.deque([[1]]), lambda x: x[0].append(3)),
     "bytearray": (lambda: bytearray(b"ab"), lambda x: x.append(3)),
     "defaultdict": (lambda: collections.defaultdict(list), lambda x: x["a"]),
+    "OrderedDict": (lambda: collections.OrderedDict(b=1), lambda x: x.update(a=2)),
     "Counter": (lambda: collections.Counter("ab"), lambda x: x.update("c")),
-    "ChainMap": (lambda: collections.ChainMap({"a": 1}), lambda x: x.update(b=1)),
-    "UserList": (lambda: collections.UserList([1]), lambda x: x.append(2)),
-    "namespace": (lambda: types.SimpleNamespace(a=1), lambda x: setattr(x, "a", 2)),
-    "dataclass": (lambda: Open([1]), lambda x: x.items.append(2)),
-    "frozen dataclass": (lambda: Closed([1]), lambda x: x.items.append(2)),
-    "Module": (lambda: Node([1]), lambda x: x.child.append(2)),
-    "own equality": (lambda: Config(1), lambda x: setattr(x, "rate", 2)),
-    "own equality, deep": (lambda: Config([1]), lambda x: x.rate.append(2)),
 }
 
 
-class Config:
-    """As those of pydantic and of ml_collections: it has an `==`, and no hash."""
-
-    def __init__(self, rate):
-        self.rate = rate
-
-    def __eq__(self, other):
-        return type(other) is Config and self.rate == other.rate
-
-    def __repr__(self):
-        return f"Config({self.rate})"
-
-
-@dataclasses.dataclass
-class Open:
-    items: list
-
-
-@dataclasses.dataclass(frozen=True)
-class Closed:
-    items: list
+class Pair(NamedTuple):
+    a: object
+    b: object
 
 
 @pytest.mark.parametrize("kind", MUTABLE)
-class TestValuesThatAreChangedInPlace:
-    def test_fresh_equal_values_see_nothing_of_it(self, kind):
-        make, change = MUTABLE[kind]
-        f = eqx.filter_jit(lambda m, x: (m, repr(m.tag)))
-        first = make()
-        out, text = f(Node(0, tag=first), jnp.ones(2))
-        assert text == repr(make())
-        change(first)
-        for size in (2, 3):  # a cache hit, and a retrace
-            out, text = f(Node(0, tag=make()), jnp.ones(size))
-            assert strictly_same(out.tag, make()) and text == repr(make())
-            out, text = f(Node(0, tag=first), jnp.ones(size))
-            assert strictly_same(out.tag, first) and text == repr(first)
+def test_container_in_a_static_field_is_copied(kind):
+    make, change = MUTABLE[kind]
+    given = make()
+    f = eqx.filter_jit(lambda m, x: (m, repr(m.tag)))
+    node = Node(0, tag=given)
+    for step in range(3):  # the last call is a retrace
+        out, text = f(node, jnp.ones(2 + step // 2))
+        assert strictly_same(out.tag, make()) and text == repr(make())
+        change(given)
+    assert f(Node(0, tag=given), jnp.ones(2))[1] == repr(given) != text
 
-    def test_output_that_is_changed_changes_no_other(self, kind):
-        make, change = MUTABLE[kind]
-        f = eqx.filter_jit(lambda x: Node(x, tag=make()))
-        change(f(jnp.ones(2)).tag)
-        assert strictly_same(f(jnp.ones(2)).tag, make())
 
-    def test_tree_map_sees_it(self, kind):
-        make, change = MUTABLE[kind]
-        m = Node(0, tag=make())
-        before = jtu.tree_structure(m)
-        assert jtu.tree_map(lambda x: x, m).tag is m.tag
-        change(m.tag)
-        assert jtu.tree_structure(m) != before
-        assert jtu.tree_map(lambda x: x, m).tag is m.tag
-        assert strictly_same(before.unflatten([0]).tag, make())
+def test_immutable_value_in_a_static_field_is_not_copied():
+    tag = (1, ("a", Pair(1, frozenset({2}))))
+    assert Node(0, tag=tag).tag is tag
 
 
 class ByElement:
@@ -397,14 +356,6 @@ def test_object_that_equals_no_copy_of_it_is_kept_itself(make):
         assert m.tag is tag
         assert jax.lax.scan(lambda m, _: (m, None), m, length=2)[0].tag is tag
     assert len(traces) == 1 and traces[0] is tag
-
-
-def test_static_leaf_of_an_output_that_is_changed_changes_no_other():
-    kept = {1, 2}
-    f = eqx.filter_jit(lambda x: {"x": x, "set": kept})
-    assert f(jnp.ones(2))["set"] is kept
-    f(jnp.ones(2))["set"].add(3)
-    assert f(jnp.ones(2))["set"] == {1, 2}
 
 
 def test_field_that_is_set_behind_our_back_is_seen_by_jax():
