@@ -13,7 +13,7 @@ import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import jax.tree_util as jtu
 
@@ -23,7 +23,7 @@ from .._tree.filters import is_array
 from .._tree.registry import registry
 from .._tree.splitting import STATIC, Skeleton, leaf_names, make_skeleton
 from .._tree.strict import strict_key
-from .._tree.structure import Fixed, may_become_node
+from .._tree.structure import Fixed
 from .binding import Call, bind
 
 _T = TypeVar("_T")
@@ -106,13 +106,6 @@ class Layout:
     def static_key(self, leaves: list[Any]) -> Any:
         """The cache key of the static leaves. Values of different types differ."""
         return strict_key(self._take_statics(leaves))
-
-    def is_outdated(self, leaves: list[Any]) -> bool:
-        """Whether the type of a static leaf was registered as a node meanwhile."""
-        return any(
-            may_become_node(type(leaves[i])) and not registry.is_still_leaf(leaves[i])
-            for i in self._static_places
-        )
 
     def skeleton(self, leaves: list[Any]) -> Skeleton:
         """The structure and static leaves of a call."""
@@ -244,7 +237,13 @@ class LayoutTable:
         arguments, canonical = bind(
             self._signature, self._name, call, treedef, self._donates
         )
-        expanded = [False] * len(leaves) if expanded is None else expanded
+        if expanded is None:
+            expanded = [False] * len(leaves)
+        elif len(expanded) != len(leaves) or any(
+            type(x) is Fixed and type(x.value) is not type(leaf)
+            for x, leaf in zip(expanded, leaves, strict=True)
+        ):
+            _refuse_late_registration(expanded)
         counter = itertools.count()
         where = [None if type(x) is Fixed else next(counter) for x in expanded]
         order, labels = [], []
@@ -290,6 +289,16 @@ def keep(
     dropped = [table.pop(oldest, None) for oldest in excess]
     table[key] = value
     return dropped
+
+
+def _refuse_late_registration(expanded: Sequence[Any]) -> NoReturn:
+    values = [x.value for x in expanded if type(x) is Fixed]
+    kind = next(type(x) for x in values if not jtu.all_leaves([x]))
+    raise TypeError(
+        f"`{kind.__qualname__}` was registered as a pytree node after a Module that "
+        "holds an instance of it was first used. Register a class before its instances "
+        "are used, for example where it is defined."
+    )
 
 
 def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:

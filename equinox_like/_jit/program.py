@@ -77,20 +77,8 @@ class Program:
             layout, leaves = self.layouts.add(call)
         specialization = layout.only
         if specialization is None:  # static leaves select it
-            specialization, layout, leaves = self.specialize(layout, leaves, call)
+            specialization = layout.find(leaves) or self.find(layout, leaves, call)
         return specialization.run(layout, leaves)
-
-    def specialize(
-        self, layout: Layout, leaves: list[Any], call: Call
-    ) -> tuple[Specialization, Layout, list[Any]]:
-        """The compiled function for a call, and the layout and leaves to run it on."""
-        if layout.is_outdated(leaves):
-            layout, leaves = self.layouts.add(call)
-        found = layout.find(leaves)
-        if found is None:
-            found = self.find(layout, leaves, call)
-            layout.keep(leaves, found)
-        return found, layout, leaves
 
     def find(self, layout: Layout, leaves: list[Any], call: Call) -> Specialization:
         """The compiled function for the structure and static leaves of a call."""
@@ -103,6 +91,7 @@ class Program:
                 fun = self.opaque() if call[0] is None else call[0]
                 found = kind(self, fun, layout, skeleton)
                 self._forget(keep(self._specializations, skeleton, found))
+        layout.keep(leaves, found)
         return found
 
     def clear(self, structure: Any) -> None:

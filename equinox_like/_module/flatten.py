@@ -49,7 +49,7 @@ class Aux(tuple):
     values: tuple[Any, ...] | None
     # Then: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
-    # For `_tree/own_registry.py`: the structures of nodes with it, by their outline.
+    # For `_tree/own_registry.py`: the structures of nodes with it, by a short key.
     structures: dict[Any, Any]
 
     def __reduce__(self):

@@ -16,8 +16,7 @@ import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
 from .filters import is_array
-from .outline import outline
-from .strict import has_hash, strict_treedef
+from .strict import has_hash, is_compared_by_identity, strict_treedef
 from .structure import (
     FLAT,
     Fixed,
@@ -25,12 +24,13 @@ from .structure import (
     Open,
     Structure,
     cached_types,
-    may_become_node,
     structures,
 )
 
 # The most structures that the aux data of a node remembers.
 _MOST_KNOWN: Final = 64
+# Types of static leaves that are the same if their types and values are equal.
+_OF_VALUES: Final = frozenset({bool, int, str, type(None)})
 _set = object.__setattr__
 _new = object.__new__
 
@@ -43,6 +43,8 @@ class OwnRegistry:
         # Children and aux data of a node of JAX's registry; `None` for a leaf.
         self._level = jtu.default_registry.flatten_one_level
         self._adopted: set[type] = set()
+        # The types of arrays that have occurred.
+        self._array_types: set[type] = set()
         self._lock = threading.RLock()
         self.flatten = nodes.flatten
         nodes.register_node(
@@ -70,58 +72,114 @@ class OwnRegistry:
         self, kind: type, values: Sequence[Any], aux: Any
     ) -> tuple[Sequence[Any], Structure]:
         """The children and the structure of a cached node, from its flattened form."""
+        children: list[Any] = []
+        statics: list[Any] = []
+        key = self._key(values, children, statics)
         # `jax.tree.map` and the like return nodes with the aux data of their inputs, so
-        # that most structures are known there.
-        found = outline(values) if hasattr(aux, "structures") else None
-        if found is None:
-            return self._describe_anew(kind, values, aux)
-        known, (children, key) = aux.structures, found
-        reference = known.get(key)
+        # that most structures are known there. A `Fixed` may be equal to another one.
+        known = getattr(aux, "structures", None)
+        if statics and Fixed in map(type, statics):
+            known = None
+        reference = None if known is None else known.get(key)
         structure = reference and reference()
         if structure is None:
-            children, structure = self._describe_anew(kind, values, aux)
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            known[key] = weakref.ref(structure)
+            inner = self._described_by(tuple, key, iter(statics))
+            structure = self._structure(kind, aux, inner)
+            if known is not None:
+                if len(known) >= _MOST_KNOWN:
+                    known.clear()
+                known[key] = weakref.ref(structure)
         return children, structure
 
-    def _describe_anew(
-        self, kind: type, values: Sequence[Any], aux: Any
-    ) -> tuple[Sequence[Any], Structure]:
-        children: list[Any] = []
-        parts = [self._describe(value, children) for value in values]
-        return tuple(children), self._structure(kind, aux, parts)
+    def _key(
+        self, values: Sequence[Any], children: list[Any], statics: list[Any]
+    ) -> tuple[Any, ...]:
+        """Describes the children of a node in JAX's registry.
 
-    def _describe(self, value: Any, children: list[Any]) -> Any:
+        It is a key for what they are, without the `children` in our registry. Where it
+        has an `id`, or `Fixed`, the object is added to `statics`.
+        """
+        key: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in self._array_types:  # faster than `is_array`
+                children.append(value)
+                key.append(None)
+            elif kind in _OF_VALUES:
+                key.append((kind, value))
+            elif kind is float:
+                key.append(value.hex())
+            elif kind is list or kind is dict:
+                children.append(value)
+                key.append(Open)
+            elif kind is tuple:
+                key.append((kind, self._key(value, children, statics)))
+            elif kind not in cached_types:
+                key.append(self._key_of_other(value, children, statics))
+            elif cached_types[kind].is_immutable and not value._is_open_:
+                below, structure = getattr(value, FLAT)
+                children += below
+                statics.append(structure)
+                key.append(id(structure))
+            else:
+                children.append(value)
+                key.append(Open)
+        return tuple(key)
+
+    def _key_of_other(self, value: Any, children: list[Any], statics: list[Any]) -> Any:
         kind = type(value)
+        if is_array(value) or isinstance(value, Tracer):
+            self._array_types.add(kind)
+            children.append(value)
+            return None
+        level = self._level(value)
+        if level is None:
+            if is_compared_by_identity(kind):
+                statics.append(value)
+                return id(value)
+            if has_hash(value):
+                statics.append(Fixed(value))
+                return Fixed
+        elif _is_namedtuple(value, level):
+            return kind, self._key(level[0], children, statics)
+        children.append(value)
+        return Open
+
+    def _described_by(self, kind: type, key: Any, statics: Iterator[Any]) -> Any:
+        """The treedef of a tuple of this kind, whose children have this key."""
+        parts: list[Any] = []
+        for item in key:
+            if item is None:
+                parts.append(self._leaf)
+            elif item is Open:
+                parts.append(self._open)
+            elif type(item) is str:
+                parts.append(self._static(float.fromhex(item)))
+            elif type(item) is not tuple:
+                parts.append(self._static(next(statics)))
+            elif issubclass(item[0], tuple):
+                parts.append(self._described_by(item[0], item[1], statics))
+            else:
+                parts.append(self._static(item[1]))
+        return self._node((kind, None), parts)
+
+    def _static(self, value: Any) -> Any:
         if value is None:
             return self._none
-        if is_array(value) or isinstance(value, Tracer):
-            children.append(value)
-            return self._leaf
-        cached = cached_types.get(kind)
-        if cached is not None:
-            if not cached.is_immutable or value._is_open_:
-                children.append(value)
-                return self._open
-            below, structure = getattr(value, FLAT)
-            children.extend(below)
-            return self._node((kind, structure), [self._leaf] * len(below))
-        level = self._level(value)
-        if kind is tuple or (level is not None and _is_namedtuple(value, level)):
-            parts = [self._describe(x, children) for x in level[0]]
-            return self._node((kind, None), parts)
-        if level is None and not may_become_node(kind) and has_hash(value):
-            return self._node((Fixed, Fixed(value)), [])
-        children.append(value)
-        return self._open
+        if type(value) is Structure:
+            return self._cached(value)
+        fixed = value if type(value) is Fixed else Fixed(value)
+        return self._node((Fixed, fixed), [])
+
+    def _cached(self, structure: Structure) -> Any:
+        parts = [self._leaf] * structure.inner.num_leaves
+        return self._node((structure.kind, structure), parts)
 
     def _node(self, data: Any, parts: Sequence[Any]) -> Any:
         return self._leaf.from_node_data_and_children(self._nodes, data, parts)
 
-    def _structure(self, kind: type, aux: Any, parts: Sequence[Any]) -> Structure:
+    def _structure(self, kind: type, aux: Any, inner: Any) -> Structure:
         """The interned structure of a node that user code has built."""
-        inner = self._node((tuple, None), parts)
         # Of the static leaves and the cached nodes' structures.
         hashes = [
             hash(data)
@@ -137,7 +195,9 @@ class OwnRegistry:
     ) -> Structure:
         structure = self._new_structure(kind, aux, self._node((tuple, None), parts))
         built = [self._as_built(part) for part in parts]
-        structure.canonical = self._structure(kind, aux, built)
+        structure.canonical = self._structure(
+            kind, aux, self._node((tuple, None), built)
+        )
         structure.is_closed = not any(map(self._has_open, built))
         return structure
 
@@ -172,13 +232,11 @@ class OwnRegistry:
             return treedef
         kind, aux = node
         if kind is Fixed:
-            return self._open if may_become_node(type(aux.value)) else treedef
+            return treedef if has_hash(aux.value) else self._open
         if kind in cached_types:
             if not cached_types[kind].is_immutable:
                 return self._open
-            structure = aux.canonical or aux
-            count = structure.inner.num_leaves
-            return self._node((kind, structure), [self._leaf] * count)
+            return self._cached(aux.canonical or aux)
         if kind is tuple or self._is_namedtuple_of_jax(kind):
             return self._node(node, [self._as_built(c) for c in treedef.children()])
         return self._open
@@ -211,10 +269,6 @@ class OwnRegistry:
                 # Never unflattened, since outputs describe such nodes as `Foreign`.
                 self._nodes.register_node(kind, self._level, _not_flattened)
                 self._adopted.add(kind)
-
-    def is_still_leaf(self, value: Any) -> bool:
-        """Whether the type of a static leaf is still not registered with JAX."""
-        return self._level(value) is None
 
     def expand(self, treedef: Any) -> list[Any]:
         """Describes, for each leaf of JAX's registry, what it is in ours.
@@ -266,9 +320,7 @@ class OwnRegistry:
         node = treedef.node_data()
         if node is None:
             leaf = next(leaves)
-            return (
-                self._leaf if is_array(leaf) else self._node((Fixed, Fixed(leaf)), [])
-            )
+            return self._leaf if is_array(leaf) else self._static(leaf)
         kind, aux = node
         if kind is type(None):
             return self._none
@@ -281,9 +333,7 @@ class OwnRegistry:
                 parts.append(self._describe_output(child, leaves))
             if not is_cached:
                 return self._node(node, parts)
-            structure = self._structure_of_output(kind, aux, parts)
-            count = structure.inner.num_leaves
-            return self._node((kind, structure), [self._leaf] * count)
+            return self._cached(self._structure_of_output(kind, aux, parts))
         flat = [next(leaves) for _ in range(treedef.num_leaves)]
         statics = [None if is_array(x) else Fixed(x) for x in flat]
         count = statics.count(None)
@@ -330,10 +380,13 @@ def _can_wait(kind: type, data: Any) -> bool:
     """Whether building such a node runs no user code, so that it can be delayed."""
     if kind in cached_types:
         return data.can_wait
-    if kind is Fixed:
-        return not may_become_node(type(data.value))
     kind = data.kind if kind is Foreign else kind
-    return kind in _BUILT_IN or kind in _OF_JAX or _may_be_namedtuple(kind)
+    return (
+        kind is Fixed
+        or kind in _BUILT_IN
+        or kind in _OF_JAX
+        or _may_be_namedtuple(kind)
+    )
 
 
 def _may_be_namedtuple(kind: type) -> bool:

@@ -45,9 +45,6 @@ class PublicRegistry:
     def adopt(self, tree: Any) -> bool:
         return False
 
-    def is_still_leaf(self, value: Any) -> bool:
-        return True
-
     def expand(self, treedef: Any) -> list[Any]:
         return [False] * treedef.num_leaves
 

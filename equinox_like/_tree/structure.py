@@ -4,11 +4,6 @@ A cached node, such as a Module, is one node in our registry (`registry.py`). It
 are all arrays anywhere below it, and its aux data is a `Structure`.
 """
 
-import enum
-import functools
-import sys
-import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -134,40 +129,3 @@ class Structure(Interned):
 
 
 structures: Final[InternTable[Structure]] = InternTable()
-
-
-# Packages whose types are never registered as pytree nodes later.
-_LASTING = ("builtins", "types", "functools", "jax", "jaxlib", "numpy", "ml_dtypes")
-# Exceptions: types that hold arbitrary values, which users may register as nodes.
-_HOLDERS = (
-    functools.partial,
-    slice,
-    frozenset,
-    types.MethodType,
-    types.SimpleNamespace,
-)
-_IS_HEAP_TYPE = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`
-
-
-def may_become_node(kind: type) -> bool:
-    """Whether this type of leaves may be registered as a pytree node later."""
-    known = _may_become_node.get(kind)
-    if known is None:
-        known = _may_become_node[kind] = not _is_lasting(kind)
-    return known
-
-
-_may_become_node: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-
-
-def _is_lasting(kind: type) -> bool:
-    if issubclass(kind, enum.Enum):
-        return True
-    module = kind.__module__
-    if not isinstance(module, str) or module.split(".")[0] not in _LASTING:
-        return False
-    if issubclass(kind, _HOLDERS):
-        return False
-    # The `__module__` of a class may name a package that does not contain it.
-    is_in_module = getattr(sys.modules.get(module), kind.__qualname__, None) is kind
-    return is_in_module or not kind.__flags__ & _IS_HEAP_TYPE

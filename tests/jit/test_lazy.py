@@ -411,29 +411,20 @@ def test_attribute_that_is_set_behind_its_back_stays_set():
     assert returned.size == 3
 
 
-@pytest.mark.parametrize("is_global", [False, True])
-def test_type_that_becomes_a_node_later_is_flattened_from_then_on(
-    is_global, monkeypatch
-):
+@pytest.mark.parametrize("count", [0, 1, 2])
+@own_registry
+def test_type_that_becomes_a_node_after_it_was_used_is_refused(count):
     class Late:
-        def __init__(self, x):
-            self.x = x
+        pass
 
-    if is_global:
-        Late.__qualname__ = "Late"
-        monkeypatch.setitem(globals(), "Late", Late)
-    f = eqx.filter_jit(lambda late, net: (late, net.layers))
-    late, net = Late(array()), Net(Late(array()))
-    out, inner = f(late, net)
-    assert out is late and inner is net.layers
-    again = identity(net)
-    jtu.register_pytree_node(
-        Late, lambda late: ((late.x,), None), lambda _, c: Late(*c)
-    )
-    for model in (net, again):
-        out, inner = f(late, model)
-        assert out is not late and out.x.tolist() == [0, 1]
-        assert inner is not net.layers and inner.x.tolist() == [0, 1]
+    net = Net(Late())
+    assert identity(net).layers is net.layers
+    jtu.register_pytree_node(Late, lambda _: ([0] * count, None), lambda *_: Late())
+    with pytest.raises(
+        TypeError, match=r"`.*Late` was registered .* Register a class b"
+    ):
+        eqx.filter_jit(lambda net: None)(net)
+    assert isinstance(eqx.filter_jit(lambda x: x)(Net(Late())).layers, Late)
 
 
 def test_namedtuple_that_is_registered_with_jax_is_flattened_as_registered():

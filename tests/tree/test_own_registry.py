@@ -1,8 +1,9 @@
 """New instances find the structures of earlier ones, and never that of another node."""
 
+import collections
 import gc
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from hypothesis import given, strategies as st
 from strategies import Node, leaves, same, static_leaves, trees
 
 import equinox_like as eqx
+from equinox_like._jit.layout import LayoutTable
 from equinox_like._tree.own_registry import _MOST_KNOWN
 from equinox_like._tree.registry import OwnRegistry, registry
 
@@ -88,6 +90,76 @@ def test_function_in_the_place_of_one_that_was_freed_is_not_taken_for_it():
         f.clear_cache()
         del rate
         gc.collect()
+
+
+def counting(counts, owner, name):
+    real = getattr(owner, name)
+
+    def call(*args):
+        counts[name] += 1
+        return real(*args)
+
+    return call
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each of these slow steps was taken."""
+    counts = collections.Counter()
+    for owner, name in (
+        (registry, "_new_structure"),
+        (registry, "_structure"),
+        (registry, "describe"),
+        (LayoutTable, "add"),
+    ):
+        monkeypatch.setattr(owner, name, counting(counts, owner, name))
+    return counts
+
+
+class TestFastPaths:
+    """A call of what was seen before makes no structure and no layout."""
+
+    def model(self):
+        key = jax.random.key(0)
+        blocks = [
+            eqx.nn.MLP(2, 2, 2, 1, activation=f, key=key) for f in (jnp.tanh, abs_of)
+        ]
+        return Node(blocks, (Layer(jnp.ones(2), jax.nn.relu), Point(0.5, "a")))
+
+    def test_equal_models_share_their_structures(self, counted):
+        structure = structure_of(self.model())
+        counted.clear()
+        assert structure_of(self.model()) is structure
+        assert counted["_new_structure"] == 0 < counted["describe"]
+
+    def test_mapped_models_find_their_structures_and_layouts(self, counted):
+        model = self.model()
+        f = eqx.filter_jit(lambda model: model.child[0].layers[0].weight)
+        for turn in range(3):
+            f(model)
+            if turn:
+                assert counted["describe"] == 8
+                assert not counted["_structure"] and not counted["add"]
+            model = jax.tree.map(lambda x: x, model)
+            counted.clear()
+
+    def test_carried_models_are_never_described(self, counted):
+        model = self.model()
+        step = eqx.filter_jit(lambda m: jax.tree.map(lambda x: x, m), donate="all")
+        for turn in range(4):
+            counted.clear()
+            model = step(model)
+            if turn > 1:
+                assert not counted
+
+
+def abs_of(x):
+    return abs(x)
+
+
+class Point(NamedTuple):
+    rate: float
+    name: str
 
 
 def test_few_structures_are_remembered():
