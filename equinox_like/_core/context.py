@@ -7,11 +7,10 @@ one `_Values`; both are compared by identity. So `1` and `True` do not share a t
 a comparison costs no Python call.
 """
 
-import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -115,13 +114,14 @@ class Context(Generic[_V]):
 
         **Returns:**
 
-        A context manager that sets the value, and a decorator of functions, `async` ones
-        too, that are to run within it. It can be entered again, even within itself.
+        A context manager that sets the value, and a decorator of functions that are to
+        run within it. It can be entered again, even within itself.
 
         **Raises:**
 
-        `TypeError` if `value` has no hash, or a generator is decorated. `RuntimeError` at
-        the end of a `with` that was around an `await`, or began in another thread.
+        `TypeError` if `value` has no hash, or if a generator or an `async` function is
+        decorated. `RuntimeError` at the end of a `with` if another context was entered
+        last, or the `with` began in another thread.
         """
         key = self._key(value)
         if key == self._default_key:
@@ -158,36 +158,46 @@ class Entering:
         self._entered = entered
 
     def __enter__(self) -> None:
-        _stack.push(self, _Suspension())
+        # A new JAX context manager each time. One that is entered twice loses the value
+        # to restore.
+        setting = within(_with(_current.value, self))
+        setting.__enter__()
+        _thread.entered.append((self, setting))
 
     def __exit__(self, *exception: object) -> None:
-        context = self._context
-        was_alone = _stack.pop(self)
-        if exception[0] is None and not was_alone:
+        entered, inner = _thread.entered, []
+        if all(each is not self for each, _ in entered):
             raise RuntimeError(
-                f"The context `{context.name}` was entered around an `await`, or around "
-                "the `yield` of a generator. JAX keeps its value per thread, so other "
-                "code that ran in the meantime saw it too. Enter it between two "
-                "`await`s or `yield`s, or decorate an `async` function with it, which "
-                "sets it for that task alone."
+                f"The context `{self._context.name}` was entered in another thread. "
+                "Leave it there: a `with` block must begin and end in one thread."
+            )
+        while True:
+            last, setting = entered.pop()
+            setting.__exit__(None, None, None)
+            if last is self:
+                break
+            inner.append(last)
+        for each in reversed(inner):
+            each.__enter__()
+        if inner and exception[0] is None:
+            raise RuntimeError(
+                f"The context `{self._context.name}` was left before one that was "
+                "entered later, so code that ran in the meantime saw its value. Do not "
+                "enter a context around an `await`, or around the `yield` of a generator."
             )
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         """Decorates a function, so that each call of it runs within the context."""
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def call_async(*args, **kwargs):
-                return await _Steps(self, function(*args, **kwargs))
-
-            return call_async  # pyright: ignore[reportReturnType]
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
-            function
+        if (
+            inspect.iscoroutinefunction(function)
+            or inspect.isgeneratorfunction(function)
+            or inspect.isasyncgenfunction(function)
         ):
             raise TypeError(
-                f"The context `{self._context.name}` cannot decorate a generator, "
-                "which runs in the context of the code that asks for its next value. "
-                "Use `with` inside the generator, around code that does not `yield`."
+                f"The context `{self._context.name}` cannot decorate a generator or an "
+                "`async` function: other code that runs at a `yield` or `await` would "
+                "see its value. Use `with` inside the function, around code that has "
+                "neither."
             )
 
         @functools.wraps(function)
@@ -198,41 +208,14 @@ class Entering:
         return call
 
 
-class _Stack(threading.local):
-    """The `with` blocks of one thread, innermost last."""
+class _Thread(threading.local):
+    """The `with` blocks that this thread is in, innermost last."""
 
     def __init__(self) -> None:
-        self._stack: list[tuple[Entering, Any, _Suspension]] = []
-
-    def push(self, entering: Entering, suspension: "_Suspension") -> None:
-        # A new JAX context manager each time. One that is entered twice loses the value
-        # to restore.
-        setting = within(_with(_current.value, entering))
-        setting.__enter__()
-        self._stack.append((entering, setting, suspension))
-
-    def pop(self, entering: Entering) -> bool:
-        """Leaves `entering`; returns whether no other task can have seen its value."""
-        if all(each is not entering for each, _, _ in self._stack):
-            raise RuntimeError(
-                f"The context `{entering._context.name}` was entered in another thread. "
-                "Leave it there: a `with` block must begin and end in one thread."
-            )
-        inner = []
-        while True:
-            found, setting, suspension = self._stack.pop()
-            setting.__exit__(None, None, None)
-            if found is entering:
-                break
-            inner.append((found, suspension))
-        for each in reversed(inner):
-            self.push(*each)
-        return suspension.is_absent() and all(
-            each._context is not entering._context for each, _ in inner
-        )
+        self.entered: list[tuple[Entering, Any]] = []
 
 
-_stack: Final = _Stack()
+_thread: Final = _Thread()
 
 
 def _with(values: _Values | None, entering: Entering) -> _Values | None:
@@ -245,50 +228,6 @@ def _with(values: _Values | None, entering: Entering) -> _Values | None:
     if not entered:
         return None
     return _values.find(frozenset(entered.items()), lambda: _Values(entered))
-
-
-class _Suspension:
-    """Records whether the current `asyncio` task has been suspended since it was made."""
-
-    __slots__ = ("_handle", "_happened")
-
-    def __init__(self) -> None:
-        self._happened = False
-        loop = asyncio._get_running_loop()
-        # If the task suspends, the event loop calls this before resuming it.
-        self._handle = None if loop is None else loop.call_soon(self._note)
-
-    def _note(self) -> None:
-        self._happened = True
-
-    def is_absent(self) -> bool:
-        if self._handle is not None:
-            self._handle.cancel()
-        return not self._happened
-
-
-class _Steps:
-    """Awaits a coroutine, and enters a context around each of its steps."""
-
-    def __init__(self, entering: Entering, coroutine: Any):
-        self._entering = entering
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine, step, value = self._coroutine, self._coroutine.send, None
-        while True:
-            try:
-                with self._entering:
-                    out = step(value)
-            except StopIteration as stop:
-                return stop.value
-            try:
-                step, value = coroutine.send, (yield out)
-            except GeneratorExit:
-                coroutine.close()
-                raise
-            except BaseException as error:
-                step, value = coroutine.throw, error
 
 
 def values_here() -> dict[Context[Any], Any]:
