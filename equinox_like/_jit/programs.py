@@ -28,11 +28,9 @@ from .shardings import OPTIONS
 class Programs:
     """The programs of one callable, by their options."""
 
-    __slots__ = ("__weakref__", "_all", "_lock", "_owner", "variables")
+    __slots__ = ("__weakref__", "_all", "_lock", "_owner")
 
     def __init__(self, owner: Any):
-        # What the callable read when a loop of it was last compiled: see `_loops/eager.py`.
-        self.variables: Any = None
         self._all: dict[Any, Program] = {}
         self._lock = threading.RLock()
         self._owner = weakref.ref(owner) if owner is not None else _nothing
@@ -69,7 +67,6 @@ class Programs:
 
     def clear(self) -> None:
         self._all.clear()
-        self.variables = None
 
     def __reduce__(self) -> Any:  # pickled with the function's attributes, as `None`
         return _nothing, ()
@@ -105,7 +102,7 @@ def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
             owner, key = tree.__self__, tree.__func__
         return _of_tree(owner).get(key, _nothing, settings)
     if type(fun) is types.FunctionType:
-        return of_function(fun).get(None, weakref.ref(fun), settings)
+        return _of_function(fun).get(None, weakref.ref(fun), settings)
     owner, key, reference = fun, None, weakref.ref
     if isinstance(fun, types.MethodType):
         owner, key, reference = fun.__self__, fun.__func__, weakref.WeakMethod
@@ -121,7 +118,7 @@ def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
 _NAME: Final = "__equinox_like_programs__"
 
 
-def of_function(fun: Any) -> Programs:
+def _of_function(fun: Any) -> Programs:
     with _lock:
         found = fun.__dict__.get(_NAME)
         # `functools.wraps` copies attributes, so these may be another function's
