@@ -15,6 +15,9 @@ from ._models import peer
 
 STEPS = 1024
 SIZES = 2_000, 50_000
+# Floats, steps, and numbers of checkpoints, of which large states need much memory.
+CHECKPOINTS = [(4, 4096, [16, 1024, 8192, 50_000]), (50_000, 256, [16, 256])]
+BATCH = 4
 
 
 def step(carry: Any) -> Any:
@@ -55,6 +58,79 @@ def internal_scan(scan: Any, x: jax.Array) -> jax.Array:
     return scan(once, x, None, STEPS, kind="checkpointed")[0].sum()
 
 
+def sines(while_loop: Any, steps: int, checkpoints: int, x: jax.Array) -> jax.Array:
+    body = lambda carry: (carry[0] + 1, jnp.sin(carry[1]))  # noqa: E731
+    options = {"kind": "checkpointed", "checkpoints": checkpoints}
+    return while_loop(lambda carry: carry[0] < steps, body, (0, x), **options)[1]
+
+
+def written(while_loop: Any, steps: int, checkpoints: int, x: jax.Array) -> jax.Array:
+    """The values of all steps, written to a buffer."""
+
+    def body(carry: Any) -> Any:
+        i, x, xs = carry
+        return i + 1, jnp.sin(x), xs.at[i].set(x)
+
+    options = {"kind": "checkpointed", "checkpoints": checkpoints}
+    init = 0, x, jnp.zeros((steps, *x.shape))
+    buffers = lambda carry: carry[2]  # noqa: E731
+    goes_on = lambda carry: carry[0] < steps  # noqa: E731
+    return while_loop(goes_on, body, init, buffers=buffers, **options)[2]
+
+
+def scanned(_: Any, steps: int, checkpoints: None, x: jax.Array) -> jax.Array:
+    once = lambda x, _: (jnp.sin(x), None)  # noqa: E731
+    return jax.lax.scan(once, x, length=steps)[0]
+
+
+def scanned_and_written(_: Any, steps: int, checkpoints: None, x: Any) -> jax.Array:
+    return jax.lax.scan(lambda x, _: (jnp.sin(x), x), x, length=steps)[1]
+
+
+def gradient(f: Any, x: jax.Array) -> jax.Array:
+    return jax.grad(lambda x: f(x).sum())(x)
+
+
+def gradient_of_batch(f: Any, x: jax.Array) -> jax.Array:
+    return gradient(lambda x: jax.vmap(f)(jnp.outer(jnp.arange(BATCH), x)), x)
+
+
+def linearised(f: Any, x: jax.Array) -> jax.Array:
+    out, linear = jax.linearize(f, x)
+    return jax.linear_transpose(linear, x)(out)[0]
+
+
+FORMS = {
+    "gradient": (gradient, sines, scanned),
+    "buffer": (gradient, written, scanned_and_written),
+    "vmap": (gradient_of_batch, sines, scanned),
+    "linearize": (linearised, sines, scanned),
+}
+
+
+def run_checkpoints(rounds: int) -> None:
+    theirs = importlib.import_module("equinox.internal") if peer else None
+    for form, (derivative, loop, scan) in FORMS.items():
+        rows = []
+        for size, steps, counts in CHECKPOINTS:
+            x = jnp.linspace(0.1, 1.0, size)
+            for count in counts:
+                loops = {
+                    "lax.scan": partial(scan, None, steps, None),
+                    "equinox_like": partial(loop, eqxi.while_loop, steps, count),
+                }
+                if theirs is not None:
+                    loops["Equinox"] = partial(loop, theirs.while_loop, steps, count)
+                calls, _ = _calls(
+                    {k: partial(derivative, f) for k, f in loops.items()}, x
+                )
+                name = f"{steps} steps, {size} floats, {count}"
+                rows.append(
+                    compare(name, calls, rounds=rounds if size < 100 else 3, repeats=1)
+                )
+        show(f"Loops: {form}, by the number of checkpoints", rows)
+
+
 def run(rounds: int) -> None:
     theirs = importlib.import_module("equinox.internal") if peer else None
     forward, backward, memory = [], [], []
@@ -86,6 +162,7 @@ def run(rounds: int) -> None:
     for name, bytes_ in memory:
         told = ", ".join(f"{key} {count / 1e6:.2f} MB" for key, count in bytes_.items())
         print(f"{name}: {told}")
+    run_checkpoints(rounds)
 
 
 def _finished(f: Any, x: jax.Array) -> jax.Array:

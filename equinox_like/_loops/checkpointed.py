@@ -20,11 +20,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._compat.rules import Zero
 from .._runtime.vprim import create_vprim
-from .._tree.arrays import reusable
 from .one_way import one_way
 from .perturbed import Mask, put, spread_backward, spread_forward, take
 from .plain import run_plain
-from .schedule import Marks, Online
+from .schedule import Marks, Online, put_if, value_at
 from .staging import Loop, goes_on
 
 
@@ -108,7 +107,7 @@ class _Derivative:
         def body(carry):
             count, progress, stacks, state = carry
             progress, slot, is_saved = online.save(progress, count)
-            stacks = _saved_if(is_saved, stacks, slot, take(state, self._is_saved))
+            stacks = self._put_if(is_saved, stacks, slot, state)
             return count + 1, progress, stacks, self._step(consts, state)
 
         stacks = [
@@ -132,7 +131,7 @@ class _Derivative:
         consts_given, state_given = self._given
         if not any(wanted):
             return [None] * (sum(consts_given) + sum(state_given))
-        state = self._state([_saved_in(x, 0) for x in saved.stacks], saved.buffers)
+        state = self._state([value_at(x, 0) for x in saved.stacks], saved.buffers)
         of_consts, wanted = spread_backward(
             self._step, saved.consts, state, consts_given, self._perturbed, wanted
         )
@@ -198,16 +197,18 @@ class _Derivative:
             step, marks, stacks, state = carry
             stop, is_saved = marks.next_stop(step, target)
             step, state = lax.while_loop(lambda c: c[0] < stop, advance, (step, state))
-            stacks = _saved_if(
-                is_saved, stacks, marks.free_slot(), take(state, self._is_saved)
-            )
+            stacks = self._put_if(is_saved, stacks, marks.free_slot(), state)
             return step, marks.push_if(is_saved, step), stacks, state
 
         step, slot = marks.last()
-        loaded = [_saved_in(x, slot) for x in stacks]
+        loaded = [value_at(x, slot) for x in stacks]
         carry = step, marks, stacks, self._state(loaded, buffers)
         _, marks, stacks, state = lax.while_loop(lambda c: c[0] < target, body, carry)
         return marks, stacks, state
+
+    def _put_if(self, pred: Any, stacks: Any, slot: Any, state: Any) -> list[Any]:
+        saved = zip(stacks, take(state, self._is_saved), strict=True)
+        return [put_if(pred, stack, slot, x) for stack, x in saved]
 
     def _state(self, saved: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
         state = put([None] * len(self._is_saved), self._is_saved, saved)
@@ -228,24 +229,6 @@ class _Derivative:
         given = take(consts, of_consts), take(state, of_state)
         _, pull, buffers = jax.vjp(step, *given, has_aux=True)
         return buffers, *pull(cotangents)
-
-
-def _saved_if(
-    pred: Any, stacks: Sequence[Any], slot: Any, state: Sequence[Any]
-) -> list[Any]:
-    return [
-        lax.dynamic_update_index_in_dim(
-            stack,
-            reusable(jnp.where(pred, reusable(x), _saved_in(stack, slot))),
-            slot,
-            0,
-        )
-        for stack, x in zip(stacks, state, strict=True)
-    ]
-
-
-def _saved_in(stack: Any, slot: Any) -> Any:
-    return reusable(lax.dynamic_index_in_dim(stack, slot, keepdims=False))
 
 
 # A `jax.custom_vjp` would give every output of the loop a tangent. Instead, a linear

@@ -1,17 +1,13 @@
 """The kinds of loops: `"lax"`, `"bounded"` and `"checkpointed"`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
-
-import jax.numpy as jnp
+from typing import Any, Literal
 
 from .bounded import run_bounded
 from .checkpointed import run_checkpointed
 from .plain import run_plain
-from .schedule import check_checkpoints, number_of_checkpoints
+from .schedule import MOST_STEPS, check_checkpoints, number_of_checkpoints
 from .staging import Loop
-
-_MOST_STEPS: Final = int(jnp.iinfo(jnp.int32).max)  # steps are counted by an `int32`
 
 LoopKind = Literal["lax", "bounded", "checkpointed"]
 
@@ -25,9 +21,9 @@ def runner(
 
     `ValueError`, naming the `loop`, if an option is invalid or missing.
     """
-    if max_steps is not None and not 0 <= max_steps <= _MOST_STEPS:
+    if max_steps is not None and not 0 <= max_steps <= MOST_STEPS:
         raise ValueError(
-            f"`{loop}`: `max_steps` must be between 0 and {_MOST_STEPS}, or `None` for "
+            f"`{loop}`: `max_steps` must be between 0 and {MOST_STEPS}, or `None` for "
             f"no limit; got {max_steps}."
         )
     checkpoints = check_checkpoints(loop, checkpoints)

@@ -13,15 +13,26 @@ that round is kept for good. After the last round, each saved state has a level,
     Wang, Moin and Iaccarino, Minimal Repetition Dynamic Checkpointing Algorithm for
     Unsteady Adjoint Calculation, SIAM Journal on Scientific Computing 31, 2009.
 
+The latest state whose level is at least two below that of a later state is overwritten,
+and the new level is 0. If there is none, the last state is overwritten, and the new
+level is one above its level.
+
 This file deals with step numbers only. The states themselves are in stacks of `c`
-slots.
+slots. Each step of a loop takes the same time for any `c`: it reads and writes single
+elements of arrays. XLA copies an array that is written at one index after it was read at
+another. So each array is written at one index, and what the next step needs is read
+after that.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from .._tree.arrays import reusable
+
+MOST_STEPS: Final = int(jnp.iinfo(jnp.int32).max)  # steps are counted by an `int32`
 
 
 def default_checkpoints(max_steps: int) -> int:
@@ -51,6 +62,16 @@ def check_checkpoints(
     return int(checkpoints)
 
 
+def value_at(stack: Any, slot: Any) -> Any:
+    return reusable(lax.dynamic_index_in_dim(stack, slot, keepdims=False))
+
+
+def put_if(pred: Any, stack: Any, slot: Any, x: Any) -> Any:
+    """The stack, with `x` in this slot if `pred`. XLA writes it in place."""
+    x = reusable(jnp.where(pred, reusable(x), value_at(stack, slot)))
+    return lax.dynamic_update_index_in_dim(stack, x, slot, 0)
+
+
 class Marks(NamedTuple):
     """The saved steps and their slots, in the order of time.
 
@@ -63,7 +84,8 @@ class Marks(NamedTuple):
 
     def last(self) -> tuple[Any, Any]:
         """The last saved step, and its slot."""
-        return self.steps[self.count - 1], self.slots[self.count - 1]
+        i = self.count - 1
+        return value_at(self.steps, i), value_at(self.slots, i)
 
     def pop_if(self, pred: Any) -> "Marks":
         return self._replace(count=self.count - jnp.where(pred, 1, 0))
@@ -79,12 +101,39 @@ class Marks(NamedTuple):
 
     def free_slot(self) -> Any:
         """A free slot, if there is one."""
-        return self.slots[jnp.minimum(self.count, len(self.slots) - 1)]
+        return value_at(self.slots, self.count)
 
     def push_if(self, pred: Any, step: Any) -> "Marks":
-        here = (_numbers(len(self.steps)) == self.count) & pred
-        steps = jnp.where(here, step, self.steps)
+        steps = put_if(pred, self.steps, self.count, step)
         return Marks(steps, self.slots, self.count + jnp.where(pred, 1, 0))
+
+
+class _Saved(NamedTuple):
+    """A saved step: its slot, the slot of the saved step before it, and its level."""
+
+    slot: Any = np.int32(0)
+    before: Any = np.int32(0)
+    level: Any = np.int32(0)
+
+
+class Progress(NamedTuple):
+    """The steps saved so far, as a list that leads from each to the one before it, and
+    the state of the rounds and the levels.
+
+    In a round, `top` is the first saved step of the previous round, and makes way for
+    the next one. After the rounds, `top` is the last that was given a level above 0, and
+    the one before it makes way: all others are less than two levels below a later one.
+    """
+
+    # By slot; `before` is out of date for `top`.
+    steps: Any
+    before: Any
+    levels: Any
+    length: Any  # of the round
+    anchor: Any  # the step at which the next round begins
+    last: _Saved = _Saved()
+    top: _Saved = _Saved()
+    below_top: _Saved = _Saved()
 
 
 class Online:
@@ -94,83 +143,72 @@ class Online:
         self._c = checkpoints
         # The first step that is placed by levels instead of rounds.
         self._rounds_end = (checkpoints + 1) * (checkpoints + 2) // 2 - 1
-        self._has_levels = max_steps is None or max_steps > self._rounds_end
+        most = MOST_STEPS if max_steps is None else max_steps
+        self._has_levels = most > self._rounds_end
 
-    def start(self) -> "Progress":
-        c = self._c
-        numbers = _numbers(c)
-        levels = jnp.zeros(c, np.int32) if self._has_levels else None
-        return Progress(
-            jnp.zeros(c, np.int32), numbers, levels, np.int32(0), np.int32(c + 1)
-        )
+    def start(self) -> Progress:
+        zeros = jnp.zeros(self._c, np.int32)
+        before = jnp.arange(-1, self._c - 1, dtype=np.int32)
+        length = np.int32(self._c + 1)
+        return Progress(zeros, before, zeros, length, anchor=length)
 
-    def save(self, progress: "Progress", step: Any) -> tuple["Progress", Any, Any]:
+    def save(self, progress: Progress, step: Any) -> tuple[Progress, Any, Any]:
         """The new progress, the slot for this step, and whether the step is saved."""
-        c = self._c
-        is_anchor = step == progress.anchor
-        rounds = progress.round + jnp.where(is_anchor, 1, 0)
-        anchor = jnp.where(is_anchor, step + c - rounds + 1, progress.anchor)
-        position = jnp.where(is_anchor, c - 1, progress.round)
-        is_saved = step != progress.anchor - 1
-        level = np.int32(0)
-        if self._has_levels:
-            late = step >= self._rounds_end
-            by_level, level = _by_level(progress.levels)
-            position = jnp.where(late, by_level, position)
-            is_saved |= late
-            level = jnp.where(late, level, 0)
-        # Position 0 holds the first step, which is never overwritten.
-        is_saved &= (position > 0) | (step < c)
-        early = step < c
-        steps, slots = progress.steps, progress.slots
-        slot = jnp.where(early, step, slots[position])
+        steps, before, levels, length, anchor, last, top, below = progress
+        is_early = step < self._c  # there are free slots
+        # If it is known to be false, XLA removes what the levels need.
+        is_late = (step >= self._rounds_end) if self._has_levels else np.bool_(False)
+        is_anchor = step == anchor
+        is_dispensable = (below.slot > 0) & (below.level + 2 <= top.level)
+        makes_way = jnp.where(is_late, is_dispensable, ~is_anchor)
+        dropped = jnp.where(is_late, below.slot, top.slot)
+        slot = jnp.where(makes_way, dropped, last.slot)
+        slot = jnp.where(is_early, step, slot)
+        # Slot 0 holds the first step, which is never overwritten.
+        is_saved = is_early | (slot > 0) & (is_late | (step != anchor - 1))
+        is_moved = makes_way & is_saved & ~is_early  # to the end of the list
+        is_raised = is_late & ~makes_way
 
-        def put(values, value):
-            at_end = _moved_up(values, position).at[c - 1].set(value)
-            placed = jnp.where(_numbers(c) == step, value, values)
-            return jnp.where(is_saved, jnp.where(early, placed, at_end), values)
-
-        levels = put(progress.levels, level) if self._has_levels else None
-        progress = Progress(put(steps, step), put(slots, slot), levels, rounds, anchor)
+        level = jnp.where(is_raised, last.level + 1, 0)
+        at = jnp.where(is_moved, slot, top.slot)
+        before = put_if(True, before, at, jnp.where(is_moved, last.slot, top.before))
+        levels = put_if(is_saved, levels, slot, level)
+        before_last = jnp.where(is_early | is_moved, last.slot, last.before)
+        last = _Saved(jnp.where(is_saved, slot, last.slot), before_last, level)
+        by_level = _where(is_raised, last, top._replace(before=below.before))
+        in_round = top._replace(slot=top.slot + jnp.where(is_moved, 1, 0))
+        in_round = _where(is_anchor, _Saved(np.int32(1), top.slot), in_round)
+        top = _where(is_late, by_level, in_round)
+        found = value_at(before, top.before), value_at(levels, top.before)
+        length = length - jnp.where(is_anchor, 1, 0)
+        progress = Progress(
+            steps=put_if(is_saved, steps, slot, step),
+            before=before,
+            levels=levels,
+            length=length,
+            anchor=anchor + jnp.where(is_anchor, length, 0),
+            last=last,
+            top=top,
+            below_top=_Saved(top.before, *found),
+        )
         return progress, slot, is_saved
 
-    def marks(self, progress: "Progress", steps: Any) -> Marks:
+    def marks(self, progress: Progress, steps: Any) -> Marks:
         """The marks after this number of steps."""
-        return Marks(progress.steps, progress.slots, jnp.minimum(steps, self._c))
+        before = put_if(True, progress.before, progress.top.slot, progress.top.before)
+
+        def body(carry):
+            i, slot, steps, slots = carry
+            i = i - 1
+            steps = put_if(True, steps, i, value_at(progress.steps, slot))
+            return i, value_at(before, slot), steps, put_if(True, slots, i, slot)
+
+        count = jnp.minimum(steps, self._c)
+        slots = jnp.arange(self._c, dtype=np.int32)
+        carry = count, progress.last.slot, slots, slots
+        _, _, steps, slots = lax.while_loop(lambda carry: carry[0] > 0, body, carry)
+        return Marks(steps, slots, count)
 
 
-class Progress(NamedTuple):
-    """The steps saved so far, in the order of time, and the state of the rounds."""
-
-    steps: Any
-    slots: Any
-    levels: Any  # `None` if they are never needed
-    round: Any
-    anchor: Any  # the step at which the next round begins
-
-
-def _by_level(levels: Any) -> tuple[Any, Any]:
-    """The position in time of the step to drop, and the level of the step to save.
-
-    The latest step whose level is at least two below that of a later step is dropped,
-    and the new level is 0. If there is none, the last step is dropped, and the new
-    level is one above the dropped one.
-    """
-    later = lax.cummax(levels, reverse=True)  # including a step's own level is harmless
-    numbers = _numbers(len(levels))
-    makes_way = (levels + 2 <= later) & (numbers > 0)
-    position = jnp.max(jnp.where(makes_way, numbers, 0))
-    is_any = position > 0
-    return (
-        jnp.where(is_any, position, len(levels) - 1).astype(np.int32),
-        jnp.where(is_any, 0, levels[-1] + 1),
-    )
-
-
-def _moved_up(values: Any, position: Any) -> Any:
-    """Removes the value at this position, and moves those after it up by one."""
-    return jnp.where(_numbers(len(values)) >= position, jnp.roll(values, -1), values)
-
-
-def _numbers(count: int) -> Any:
-    return np.arange(count, dtype=np.int32)
+def _where(pred: Any, saved: _Saved, other: _Saved) -> _Saved:
+    return _Saved(*(jnp.where(pred, x, y) for x, y in zip(saved, other, strict=True)))

@@ -77,6 +77,53 @@ def test_default_is_the_least_number_with_which_no_step_is_done_more_than_twice(
     assert [*map(default_checkpoints, limits)] == [1, 1, 2, 3, 4, 13, 44]
 
 
+@pytest.mark.parametrize("limited", [False, True], ids=["unlimited", "rounds only"])
+@pytest.mark.parametrize("checkpoints", range(1, 8))
+def test_steps_are_saved_as_in_the_literature(checkpoints, limited):
+    rounds_end = (checkpoints + 1) * (checkpoints + 2) // 2 - 1
+    max_steps = rounds_end if limited else None
+    online = Online(checkpoints, max_steps)
+    save, marks = jax.jit(online.save), jax.jit(online.marks)
+    progress = online.start()
+    for step, kept in enumerate(saved_steps(checkpoints, max_steps or 3 * rounds_end)):
+        progress, _, _ = save(progress, step)
+        found = marks(progress, step + 1)
+        assert found.steps[: found.count].tolist() == kept
+
+
+def saved_steps(c, steps):
+    """The saved steps after each step, by the algorithms as published."""
+    rounds_end = (c + 1) * (c + 2) // 2 - 1
+    kept, levels, rounds, anchor = [], [], 0, c + 1
+    for step in range(steps):
+        level, position = 0, rounds  # of what is dropped
+        if step < c:
+            position = None
+        elif step >= rounds_end:
+            lower = [i for i in range(1, c) if levels[i] + 2 <= max(levels[i:])]
+            position = lower[-1] if lower else c - 1
+            level = 0 if lower else levels[-1] + 1
+        elif step == anchor - 1:
+            yield [*kept]
+            continue
+        elif step == anchor:
+            rounds, position = rounds + 1, c - 1
+            anchor += c + 1 - rounds
+        if position != 0:  # the first step is kept
+            if position is not None:
+                del kept[position], levels[position]
+            kept.append(step)
+            levels.append(level)
+        yield [*kept]
+
+
+@pytest.mark.parametrize("checkpoints", range(1, 5))
+def test_no_step_is_done_again_more_than_once_in_the_rounds(checkpoints):
+    for steps in range(1, (checkpoints + 1) * (checkpoints + 2) // 2):
+        done = order_of(steps, checkpoints)
+        assert max(map(done.count, done)) <= 3  # forward, again, and differentiated
+
+
 @pytest.mark.parametrize("checkpoints", [1, 2, 4, 7])
 def test_slots_hold_the_steps_that_they_are_said_to(checkpoints):
     online = Online(checkpoints, None)
