@@ -17,6 +17,8 @@ from ._errors import (
     EquinoxRuntimeError as EquinoxRuntimeError,
     EquinoxTracetimeError as EquinoxTracetimeError,
     LeafError as LeafError,
+    MissingKeyError as MissingKeyError,
+    NotAnArrayError as NotAnArrayError,
     NotInvertibleError as NotInvertibleError,
     ShapeError as ShapeError,
 )

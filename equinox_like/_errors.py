@@ -5,15 +5,18 @@
     ├── EquinoxRuntimeError    a check of values failed while a program ran
     ├── EquinoxTracetimeError  a check of values failed during tracing; never raised
     ├── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
-    └── MissingKeyError    a layer that draws random numbers got no key; not exported
+    └── MissingKeyError    a layer that draws random numbers got no key
     TypeError
-    └── NotAnArrayError    a layer was given something else than an array; not exported
+    └── NotAnArrayError    a layer was given something else than an array
     ValueError
     ├── NotInvertibleError  no inverse of a function can be found, or it is wrong
     └── ShapeError          a layer was given an array of another shape than it takes;
                             a TypeError and AssertionError, too
     UserWarning
     └── DonationWarning    a donated buffer could not be reused
+
+Each is exported from `equinox_like`, so that users can catch it. Exceptions that are
+caught within the library are defined where they are raised.
 
 This file imports nothing else from the library, so that each layer can use it.
 """
@@ -39,17 +42,6 @@ class DonationWarning(UserWarning):
 
 class EquinoxRuntimeError(RuntimeError):
     """A check of values by [`equinox_like.error_if`][] failed while a program ran."""
-
-    def __reduce__(self):
-        return _runtime_error, self.args
-
-
-# So that tracebacks show the bare name.
-EquinoxRuntimeError.__module__ = "builtins"
-
-
-def _runtime_error(*args: Any) -> EquinoxRuntimeError:
-    return EquinoxRuntimeError(*args)
 
 
 class EquinoxTracetimeError(RuntimeError):
@@ -78,11 +70,14 @@ class LeafError(RuntimeError):
 
 
 class MissingKeyError(RuntimeError):
-    """A layer that draws random numbers was called without a `key`."""
+    """A layer that draws random numbers was called without a `key`.
+
+    Pass a key in training, and evaluate with [`equinox_like.nn.inference_mode`][].
+    """
 
 
 class NotAnArrayError(TypeError):
-    """A layer was called with something that is not an array."""
+    """A layer was called with something that is not an array, such as text or `None`."""
 
 
 class NotInvertibleError(ValueError):

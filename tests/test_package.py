@@ -1,10 +1,13 @@
 """The package as a whole: its names, and what importing it does and does not do."""
 
 import compileall
+import importlib
 import importlib.metadata
 import inspect
+import io
 import json
 import pickle
+import pkgutil
 import pydoc
 import re
 import runpy
@@ -15,10 +18,13 @@ from pathlib import Path
 from types import FunctionType
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_docs import public_objects
 
 import equinox_like as eqx
+from equinox_like import _errors
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,7 +185,9 @@ def test_public_names_are_these():
         "EquinoxTracetimeError",
         "LeafError",
         "MemoryTotals",
+        "MissingKeyError",
         "Module",
+        "NotAnArrayError",
         "NotInvertibleError",
         "OutputRow",
         "Partial",
@@ -287,6 +295,77 @@ def test_public_functions_and_exceptions_name_their_public_module():
     ]
     assert private == []
     assert pickle.loads(pickle.dumps(eqx.filter_scan)) is eqx.filter_scan
+
+
+# Caught within the library: what a user meets instead is in the comment.
+SIGNALS = {
+    "ContainsItself",  # `ValueError`: "contains the Module"
+    "RecordMismatch",  # `LeafError`
+    "UnexpectedTrace",  # nothing: the function is traced
+    "UnreachableError",  # `RuntimeError`: "`capture` cannot return"
+    "_Batched",  # `ValueError`, which names the unmapped output
+    "_Unfit",  # `ValueError`, with all misfits of a state dict
+}
+
+
+def exception_classes() -> set[type[BaseException]]:
+    """Those that any file of the package defines."""
+    files = pkgutil.walk_packages(eqx.__path__, "equinox_like.")
+    modules = [
+        importlib.import_module(file.name)
+        for file in files
+        if "_alias" not in file.name and not file.name.endswith("as_equinox")
+    ]
+    return {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, BaseException)
+        and value.__module__.startswith("equinox_like")
+    }
+
+
+def test_every_exception_of_the_library_can_be_imported_from_it():
+    found = exception_classes()
+    assert {e.__name__ for e in found if e.__module__ != "equinox_like"} == SIGNALS
+    public = [e for e in found if e.__module__ == "equinox_like"]
+    page = (ROOT / "docs" / "api" / "errors.md").read_text()
+    for error in public:
+        assert vars(eqx)[error.__name__] is error
+        assert f"\n::: equinox_like.{error.__name__}\n" in page
+        assert type(pickle.loads(pickle.dumps(error("text")))) is error
+    own = {e for e in vars(_errors).values() if isinstance(e, type)}
+    assert {e for e in own if issubclass(e, BaseException)} == set(public)
+
+
+def call_without_key():
+    eqx.nn.Dropout(0.5)(jnp.ones(2))
+
+
+def call_with_objects():
+    eqx.nn.Linear(1, 2, key=jax.random.key(0))(np.array([None]))
+
+
+def read_other_shape():
+    file = io.BytesIO()
+    eqx.default_serialise_filter_spec(file, jnp.ones(2))
+    file.seek(0)
+    eqx.default_deserialise_filter_spec(file, jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "text"),
+    [
+        (call_without_key, "MissingKeyError", "^Dropout needs a `key`"),
+        (call_with_objects, "NotAnArrayError", "takes an array as `x`; got"),
+        (read_other_shape, "LeafError", r"record has shape \(2,\) .* \(3,\) in `x`"),
+    ],
+)
+def test_raised_class_is_public(call, name, text):
+    with pytest.raises(getattr(eqx, name), match=text) as caught:
+        call()
+    assert f"{caught.type.__module__}.{caught.type.__name__}" == f"equinox_like.{name}"
 
 
 def test_source_of_public_classes_is_found():

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat.put import Put, putter
+from .._errors import LeafError
 from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_number
 from .._tree.nodes import with_article
@@ -84,7 +85,8 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
     **Raises:**
 
-    An exception if the record is damaged, or does not fit `x` exactly.
+    [`equinox_like.LeafError`][] if the record does not fit `x` exactly; another exception
+    if it is damaged. [`equinox_like.tree_deserialise_leaves`][] adds the path of the leaf.
 
     !!! example
 
@@ -105,7 +107,10 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
         assert x.tolist() == [1, 1] and name == "new"
         ```
     """
-    return read_leaf(f, x, putter(copy=True)) if is_loadable(x) else x
+    try:
+        return read_leaf(f, x, putter(copy=True)) if is_loadable(x) else x
+    except RecordMismatch as error:
+        raise LeafError(f"The record {str(error).replace('`like`', '`x`')}.") from None
 
 
 def read_leaf(f: Any, x: Any, put: Put) -> Any:
@@ -126,7 +131,7 @@ def read_leaf(f: Any, x: Any, put: Put) -> Any:
 
 
 class RecordMismatch(Exception):
-    """A record does not fit the leaf that it would replace."""
+    """A record does not fit the leaf that it would replace. Users get a `LeafError`."""
 
 
 def encode(leaf: Any) -> np.ndarray:

@@ -289,9 +289,9 @@ class MultiheadAttention(Module):
         [`equinox_like.ShapeError`][] if one of the arrays has another shape, or there
         are more tokens at once than the cache has slots. `TypeError` if `cache` is not a
         KVCache, `mask` or `bias` not an array, or `bias` an array of bools.
-        `RuntimeError` if the dropout is active and there is no `key`, or if a cache
-        overflows; within a compiled function an overflow is raised by
-        [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the
+        [`equinox_like.MissingKeyError`][] if the dropout is active and there is no
+        `key`. `RuntimeError` if a cache overflows; within a compiled function it is
+        raised by [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the
         implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"`
         on a host without it.
         """

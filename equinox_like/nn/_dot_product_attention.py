@@ -83,8 +83,9 @@ def dot_product_attention(
     **Raises:**
 
     [`equinox_like.ShapeError`][] if the shapes do not fit together. `TypeError` if `mask`
-    or `bias` is not an array, or `bias` is an array of bools. `RuntimeError` if `dropout`
-    is active and there is no `key`. `ValueError` if `window < 1`, or if the
+    or `bias` is not an array, or `bias` is an array of bools.
+    [`equinox_like.MissingKeyError`][] if `dropout` is active and there is no `key`.
+    `ValueError` if `window < 1`, or if the
     implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"` on a
     host without it.
 

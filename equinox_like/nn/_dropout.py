@@ -109,7 +109,7 @@ class Dropout(Module):
 
         **Raises:**
 
-        `RuntimeError` if there is no key and one is needed.
+        [`equinox_like.MissingKeyError`][] if there is no key and one is needed.
         [`equinox_like.ShapeError`][] if `x` has no axis that `broadcast_axes` names.
         """
         inference = resolve_inference("Dropout", inference, deterministic)

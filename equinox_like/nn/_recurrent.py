@@ -294,7 +294,7 @@ class RNN(Module):
         `length` is not a scalar, or a cell is given another shape than it takes.
         `TypeError` if a cell has no `init_state` and no first state is given, or if
         `length` is not an integer. `ValueError` if it is a Python int out of range.
-        `RuntimeError` if the dropout is active and there is no `key`.
+        [`equinox_like.MissingKeyError`][] if the dropout is active and there is no `key`.
         """
         states = _as_states(self, init, len(self.layers), "layer")
         xs, size = as_sequence(self, xs)
