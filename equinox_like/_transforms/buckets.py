@@ -24,7 +24,8 @@ from .._core.difference import Difference
 from .._jit.jit import Jitted, filter_jit
 from .._jit.retrace import SHAPE, Retrace
 from .._module.fields import field
-from .._tree.filters import is_array
+from .._tree.arrays import is_typed_key, with_key, without_key
+from .._tree.filters import is_array_or_struct
 from .._tree.paths import path_str
 from .._tree.require import require_integer
 
@@ -58,7 +59,8 @@ def bucketed(
         sizes: `{"x": {0: sizes}}`. The sizes are `"powers-of-two"`, a sequence of ints,
         or a function from a length to a size that is not smaller. If the argument is a
         tree, all arrays in it are padded, and must have the same length.
-    - `fill`: the value of the padded elements.
+    - `fill`: the value of the padded elements. An array of typed PRNG keys is padded
+        with the key whose data are zeros, and a single key reaches `fun` as it is.
     - `crop`: a function `crop(out, lengths)` of the output and the true lengths, which
         are ints. It runs outside of the compiled program, and its result is returned. For
         example `lambda out, lengths: out[: lengths["x"][0]]`.
@@ -79,8 +81,8 @@ def bucketed(
     nested like this; `ValueError` if `axes` names a parameter that `fun` does not have,
     or if a size is not positive. When called: `ValueError` naming the path of an array
     that is longer than the largest bucket, that does not have such an axis, that is
-    longer than another array of the same argument, or whose dtype does not hold the
-    `fill`.
+    longer than another array of the same argument, that is a masked array of NumPy, or
+    whose dtype does not hold the `fill`.
 
     !!! example
 
@@ -252,9 +254,14 @@ def _checked(sizes: Any, name: str, axis: int) -> Any:
     )
 
 
+def _is_padded(x: Any) -> bool:
+    # One key has no length; an array of keys has.
+    return is_array_or_struct(x) and not (is_typed_key(x) and x.ndim == 0)
+
+
 def _arrays(value: Any, name: str) -> list[tuple[str, Any]]:
     leaves, _ = jtu.tree_flatten_with_path(value)
-    return [(path_str(path, name), x) for path, x in leaves if is_array(x)]
+    return [(path_str(path, name), x) for path, x in leaves if _is_padded(x)]
 
 
 def _length(value: Any, name: str, axis: int, padded: Iterable[int]) -> int:
@@ -264,7 +271,7 @@ def _length(value: Any, name: str, axis: int, padded: Iterable[int]) -> int:
     """
     arrays = _arrays(value, name)
     if not arrays:
-        raise ValueError(f"`{name}` is to be padded, but holds no array.")
+        raise ValueError(f"`{name}` is to be padded, but holds no array with axes.")
     for path, x in arrays:
         if not -x.ndim <= axis < x.ndim:
             raise ValueError(
@@ -275,8 +282,11 @@ def _length(value: Any, name: str, axis: int, padded: Iterable[int]) -> int:
                 f"`axes` names one axis of `{path}` twice: it has {x.ndim} dimensions, "
                 f"and axis {axis} is already padded. Name each axis once."
             )
-        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            raise ValueError(f"`{path}` is of {x.dtype}, which cannot be padded.")
+        if isinstance(x, np.ma.MaskedArray):
+            raise ValueError(
+                f"`{path}` is a masked array, and its mask would be lost: pass "
+                f"`{path}.filled()`."
+            )
     (first, x), *others = arrays
     for path, y in others:
         if y.shape[axis] != x.shape[axis]:
@@ -301,9 +311,10 @@ def _pad(value: Any, name: str, axis: int, number: int, fill: Any) -> Any:
     """The tree, with `number` elements added to each array along `axis`."""
 
     def each(path, x):
-        if not is_array(x):
+        if not _is_padded(x):
             return x
-        element = _element(fill, x.dtype)
+        holds_numbers = not is_typed_key(x) and x.dtype != jax.dtypes.float0
+        element = _element(fill, x.dtype) if holds_numbers else 0
         if element is None:
             raise ValueError(
                 f"`{path_str(path, name)}` is padded with `fill={fill!r}`, which its "
@@ -311,10 +322,16 @@ def _pad(value: Any, name: str, axis: int, number: int, fill: Any) -> Any:
             )
         if number == 0:
             return x
-        widths = [(0, 0)] * x.ndim
-        widths[axis] = 0, number
-        pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
-        return pad(x, widths, constant_values=element)
+
+        def padded(x):
+            data = without_key(x)
+            widths = [(0, 0)] * data.ndim
+            widths[axis % x.ndim] = 0, number
+            pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
+            return with_key(pad(data, widths, constant_values=element), x)
+
+        is_struct = isinstance(x, jax.ShapeDtypeStruct)
+        return jax.eval_shape(padded, x) if is_struct else padded(x)
 
     return jtu.tree_map_with_path(each, value)
 

@@ -94,6 +94,62 @@ def test_fill_that_a_dtype_does_not_hold_is_refused_by_path(fill, dtype, length)
         f({"a": np.ones(length, dtype)})
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("length", [0, 3, 4])
+def test_keys_are_padded_with_keys_of_zeros(impl, axis, length):
+    """Whatever the `fill` is, and also under a trace."""
+    keys = jax.random.split(jax.random.key(1, impl=impl), length)
+    f = eqx.bucketed(lambda keys, lengths: keys, {"keys": {axis: [4]}}, fill=np.nan)
+    for padded in (f(keys), jax.jit(f)(keys)):
+        assert padded.dtype == keys.dtype and padded.shape == (4,)
+        data = jax.random.key_data(padded)
+        np.testing.assert_array_equal(data[:length], jax.random.key_data(keys))
+        assert (data[length:] == 0).all()
+    # Compiled once for all lengths.
+    assert f.explain(jax.random.split(jax.random.key(2, impl=impl))) is None
+
+
+def test_each_row_draws_what_it_draws_without_padding():
+    def noise(x, keys, lengths):
+        drawn = x + jax.vmap(jax.random.normal)(keys)
+        return jnp.where(is_true(x, lengths["x"][0]), drawn, 0)
+
+    f = eqx.bucketed(noise, {"x": {0: [4]}, "keys": {0: [4]}})
+    keys = jax.random.split(jax.random.key(0), 3)
+    out = f(np.ones(3), keys)
+    expected = [1 + jax.random.normal(key) for key in keys]
+    np.testing.assert_allclose(out, [*expected, 0], rtol=1e-6)
+
+
+def test_one_key_in_a_tree_is_passed_on_and_keys_have_the_length_of_the_others():
+    key = jax.random.key(0)
+    f = eqx.bucketed(lambda x, lengths: x, {"x": {0: [4]}})
+    batch = {"x": np.ones(3), "key": key, "keys": jax.random.split(key, 3)}
+    out = f(batch)
+    assert out["key"] == key and out["keys"].shape == (4,)
+    with pytest.raises(ValueError, match=r"`x\['keys'\]` has length 3, and `x\['x'\]`"):
+        f({**batch, "x": np.ones(2)})
+    with pytest.raises(ValueError, match=r"`x\['keys'\]` has length 5 along axis 0"):
+        f({"keys": jax.random.split(key, 5)})
+
+
+def test_cotangents_of_integers_are_padded():
+    f = eqx.bucketed(lambda x, lengths: x["x"], {"x": {0: [4]}}, fill=-1.0)
+    zeros = np.zeros(3, jax.dtypes.float0)
+    assert f({"x": np.ones(3), "zeros": zeros}).tolist() == [1, 1, 1, -1]
+    assert f.pad({"zeros": zeros})[0][0]["zeros"].dtype == jax.dtypes.float0
+
+
+def test_structs_stand_for_arrays_when_a_call_is_explained():
+    f = eqx.bucketed(masked_sum, {"x": {0: [4, 8]}})
+    f(np.ones(3, np.float32))
+    assert f.explain(jax.ShapeDtypeStruct((2,), jnp.float32)) is None
+    text = str(f.explain(jax.ShapeDtypeStruct((5,), jnp.float32)))
+    assert "`x` was an array float32[4], and is now float32[8]." in text
+    assert f.pad(jax.ShapeDtypeStruct((5,), jnp.int32))[0][0].shape == (8,)
+
+
 def test_outputs_are_cropped_where_it_is_asked_for():
     def fun(x, lengths):
         return 2 * x, x.shape[0]
@@ -184,7 +240,11 @@ def test_arrays_of_one_argument_have_one_length():
     "value, message",
     [
         (lambda: np.ones(()), r"`x\[0\]` is to be padded along axis 0, but has shape"),
-        (lambda: jax.random.split(jax.random.key(0)), r"`x\[0\]` .* cannot be padded"),
+        (
+            lambda: jax.random.key(0),
+            "`x` is to be padded, but holds no array with axes",
+        ),
+        (lambda: np.ma.zeros(3), r"`x\[0\]` is a masked array, .* `x\[0\].filled\(\)`"),
         (lambda: 1.0, "`x` is to be padded, but holds no array"),
     ],
 )
