@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._tree.nodes import describe_node
+from .stream import read_some
 
 # Windows refuses to rename, replace or delete a file that is mapped. There `save` could
 # not replace the file that the model was loaded from.
@@ -141,7 +142,8 @@ def opened(path_or_file: Any) -> Iterator[Any]:
         # In a folder of its own, as Windows opens no `NamedTemporaryFile` a second time.
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         copy = stack.enter_context(open(os.path.join(folder, "copy"), "w+b"))
-        shutil.copyfileobj(file, copy)
+        while piece := read_some(file, 1 << 20):
+            copy.write(piece)
         copy.seek(0)
         yield copy
 

@@ -23,8 +23,9 @@ from .._typing import FilePath, Readable, Writable
 from .atomic import is_file, replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
-from .names import renamer
+from .names import is_unicode, renamer
 from .placement import local_ranges, put_like, shardings_for
+from .stream import write_all
 from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
 
 _Tree = TypeVar("_Tree")
@@ -52,12 +53,13 @@ def save(
 
     - `path_or_file`: a path, to which `.safetensors` is appended if it has no suffix; or
         a binary file open for writing, such as an `io.BytesIO` or what `fsspec.open` opens
-        in cloud storage.
+        in cloud storage. Nothing may follow in that file: to put several trees into one,
+        save a dictionary of them.
     - `tree`: any pytree. JAX and NumPy arrays of any dtype of numbers, typed PRNG keys,
         NumPy scalars and Python `bool`, `int`, `float` and `complex` are saved; other
         leaves are not.
     - `metadata`: a dictionary of strings to keep in the file beside the tree;
-        [`equinox_like.load_metadata`][] reads them.
+        [`equinox_like.load_metadata`][] reads them. They must be valid Unicode.
     - `durable`: whether to wait until all data are on the disk, so that a file given by
         its path survives a power failure. It may take ten times as long.
 
@@ -67,7 +69,8 @@ def save(
     traced array, one with parts on other hosts, an array of Python objects. `OSError` if
     the file cannot be written, for example because the disk is full. `TypeError` if `tree`
     is a class or a function in place of a tree. `ValueError` if an open file is in another
-    mode, or is to be `durable`.
+    mode, or is to be `durable`, and for metadata and names that the format cannot hold.
+    An old file is not replaced then.
 
     !!! example
 
@@ -92,9 +95,9 @@ def save(
     head = header(texts, tensors)
     size = len(head) + sum(data.nbytes for _, _, data in tensors)
     with _to_write(path_or_file, durable, size) as file:
-        file.write(head)
+        write_all(file, head)
         for _, _, data in tensors:
-            file.write(data.data)
+            write_all(file, data)
 
 
 def load(
@@ -187,7 +190,7 @@ def load(
             if strict or isinstance(leaf, jax.ShapeDtypeStruct):
                 faults.missing(key_path, name, plain_path(key_path))
         elif problem := what_is_wrong(tensor, leaf):
-            faults.mismatch(key_path, name, str(tensor), problem)
+            faults.mismatch(key_path, name, str(tensor), problem, tensor.note)
         elif verify and not file.is_intact(
             name, local_ranges(tensor.leaf_shape, sharding)
         ):
@@ -274,9 +277,9 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
     for path, leaf in items:
         name = plain_path(path)
         try:
-            if isinstance(leaf, jax.ShapeDtypeStruct):
-                raise TypeError("a ShapeDtypeStruct has no values to save")
             if is_savable(leaf):
+                if not is_unicode(name):
+                    raise ValueError("its name is not valid Unicode: rename it")
                 if name in seen:
                     raise ValueError(
                         "another leaf, or the metadata, has the same name: rename it"
@@ -305,6 +308,11 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
                 f"`metadata` must map strings to strings, but {key!r} is mapped to "
                 f"{value!r}. Convert other values to text, for example with "
                 "`json.dumps`."
+            )
+        if not is_unicode(key + value):
+            raise ValueError(
+                f"`metadata` must be valid Unicode, but {key!r} is mapped to {value!r}. "
+                "Convert such text, which `os.fsdecode` makes, with `json.dumps`."
             )
     for taken in RESERVED & metadata.keys():
         raise ValueError(

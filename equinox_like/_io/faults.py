@@ -29,10 +29,12 @@ class Faults:
         # Shown between backticks.
         self.absent.append(name if own in (None, name) else f"{name}` for `{own}")
 
-    def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
+    def mismatch(
+        self, path: _Path, name: str, found: str, wanted: str, note: str = ""
+    ) -> None:
         self._note(path)
         self.lines.append(
-            f"`{name}` is {found} in {self.holder}, but {wanted} in `{self.target}`"
+            f"`{name}` is {found} in {self.holder}, but {wanted} in `{self.target}`{note}"
         )
 
     def damaged(self, path: _Path, name: str) -> None:

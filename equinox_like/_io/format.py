@@ -8,6 +8,7 @@ file before we read it.
 import functools
 import json
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterable
@@ -28,6 +29,8 @@ _VERSION: Final = 1
 _OWN_SUM: Final = "equinox_like_sum"
 RESERVED: Final = frozenset({_OWN, _OWN_SUM})
 _ALIGNMENT: Final = 64
+# The `safetensors` package reads no header that is longer.
+_MAX_HEADER: Final = 100_000_000
 
 
 def alignment(size: int) -> int:
@@ -56,6 +59,13 @@ def header(
     if entries:
         head = head[:-1] + b"," + listed.encode()[1:]
     head += b" " * (-(8 + len(head)) % _ALIGNMENT)
+    if len(head) > _MAX_HEADER:
+        raise ValueError(
+            f"The header of the file would have {len(head):,} bytes, and safetensors "
+            f"allows {_MAX_HEADER:,}. It has the metadata, of {len(str(texts)):,} "
+            f"characters, and the names of {len(tensors):,} leaves: save large metadata "
+            "as an array of bytes in the tree, and a tree of so many leaves in parts."
+        )
     return struct.pack("<Q", len(head)) + head
 
 
@@ -182,13 +192,13 @@ def _require_sound(path: str, file: Any) -> None:
         with safetensors.safe_open(file.name, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
-        start = file.read(len(MAGIC))
-        fix = ""
+        start = file.read(8)
+        fix = _other_size(start, file)
         if not start:
             fix = (
                 " Nothing is left to read: an open file may need `file.seek(0)` first."
             )
-        elif start == MAGIC:
+        elif start.startswith(MAGIC):
             fix = " `tree_deserialise_leaves` loads files of `.npy` records."
         elif start.startswith(b"PK"):  # a zip archive
             fix = (
@@ -198,3 +208,28 @@ def _require_sound(path: str, file: Any) -> None:
         raise RuntimeError(
             f"{path} is not a safetensors file, or is damaged: {error}.{fix}"
         ) from error
+
+
+def _other_size(start: bytes, file: Any) -> str:
+    """What to do if the file is shorter or longer than its header says, else nothing."""
+    length = int.from_bytes(start, "little")
+    size = os.fstat(file.fileno()).st_size - 8
+    if not 0 < length <= min(size, _MAX_HEADER):
+        is_cut = 0 < size < length <= _MAX_HEADER and file.read(1) == b"{"
+        return f" The file is cut: its header has {length} bytes." if is_cut else ""
+    try:
+        header = json.loads(file.read(length))
+        header.pop(METADATA, None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        behind = size - length - end
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return ""
+    if behind < 0:
+        return f" The file is cut: its last {-behind} bytes are missing."
+    if not behind:
+        return ""
+    return (
+        f" {behind} bytes follow the tree that starts the file. `save` needs the rest of "
+        "an open file for itself: save several trees as one, `{'a': a, 'b': b}`, each to "
+        "a file of its own, or by `tree_serialise_leaves`, one after the other."
+    )

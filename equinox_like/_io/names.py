@@ -1,4 +1,4 @@
-"""`renamer`: under which name a leaf of a tree is stored."""
+"""Under which name a leaf of a tree is stored, and which names can be stored."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,3 +44,8 @@ def renamer(
             "function: `lambda name: table.get(name, name)`."
         )
     return lambda name: table.get(name, name)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether `text` has no lone surrogate, which the readers of a file refuse."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)

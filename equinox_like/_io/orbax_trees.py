@@ -5,6 +5,7 @@ leaves. See `equinox_like/orbax.py`; this file is imported by that one only, sin
 needs Orbax.
 """
 
+import json
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -50,6 +51,10 @@ def refuse_unsavable(tree: Any) -> None:
         problem = _why_unsavable(leaf)
         if problem is not None:
             raise LeafError(f"`{name}` ({describe_array(leaf)}) {problem}.", path)
+        try:
+            json.dumps(_description(leaf))
+        except (TypeError, ValueError) as error:  # a Ref, or thousands of digits
+            raise LeafError(f"`{name}` cannot be saved: {error}.", path) from None
 
 
 def as_pytree_save(tree: Any) -> Any:

@@ -39,8 +39,9 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
 
     **Raises:**
 
-    `TypeError` for an array of Python objects, a masked array, and an integer beyond 64
-    bits.
+    `TypeError` for an array of Python objects, a masked array, a
+    `jax.ShapeDtypeStruct`, and an integer beyond 64 bits. `ValueError` for a dtype that
+    could not be read again.
 
     !!! example
 

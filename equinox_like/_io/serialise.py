@@ -29,6 +29,7 @@ from .records import (
     default_serialise_filter_spec,
     read_leaf,
 )
+from .stream import whole
 from .structure import (
     Records,
     Structure,
@@ -71,8 +72,9 @@ def tree_serialise_leaves(
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, if a leaf cannot be written:
-    for example because it is a tracer or holds Python objects. `OSError` if the file
-    cannot be written, for example because the disk is full. `ValueError` if
+    for example because it is a tracer or a `jax.ShapeDtypeStruct`, or holds Python
+    objects. `OSError` if the file cannot be written, for example because the disk is full,
+    or if it is in non-blocking mode and would have to wait. `ValueError` if
     `filter_spec` is not a prefix of `pytree`. `TypeError` if `pytree` is a class
     in place of an instance.
 
@@ -95,8 +97,9 @@ def tree_serialise_leaves(
         refuse_class(pytree, "pytree")
     items, _ = _assign(filter_spec, pytree, is_leaf, "pytree")
     if is_file(path_or_file, "write"):
+        file = whole(path_or_file)
         for spec, path, leaf in items:
-            _write_leaf(path_or_file, spec, path, leaf)
+            _write_leaf(file, spec, path, leaf)
         return
     with replacing(with_suffix(path_or_file, ".eqx")) as file:
         written: list[tuple[str, int]] = []
@@ -165,7 +168,8 @@ def tree_deserialise_leaves(
     items, rebuild = _assign(filter_spec, like, is_leaf, "like")
     put = putter(copy=True)
     if is_file(path_or_file, "read"):
-        return rebuild([_read_leaf(path_or_file, *item, put=put) for item in items])
+        file = whole(path_or_file)
+        return rebuild([_read_leaf(file, *item, put=put) for item in items])
     path = with_suffix(path_or_file, ".eqx")
     with opened(path) as file:
         saved = find_structure(file)

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._errors import LeafError
 from .._tree.arrays import (
     describe_array,
     describe_type,
     is_typed_key,
+    struct_of,
     with_key,
     without_key,
 )
@@ -49,7 +51,8 @@ def state_dict(tree: Any) -> dict[str, Any]:
 
     **Raises:**
 
-    `ValueError` if two leaves have the same dotted name, naming both paths.
+    `ValueError` if two leaves have the same dotted name, naming both paths. `LeafError` for
+    a `jax.Ref`.
 
     !!! example
 
@@ -61,7 +64,14 @@ def state_dict(tree: Any) -> dict[str, Any]:
         assert list(eqx.state_dict(model)) == ["weight", "bias"]
         ```
     """
-    return {name: without_key(leaf) for name, _, leaf in _named_leaves(tree)}
+    for path, leaf in jtu.tree_leaves_with_path(tree):
+        if isinstance(leaf, jax.Ref):
+            raise LeafError(
+                f"`{path_str(path, 'tree')}` is a `jax.Ref`, which a state dict does not "
+                "have: put what it holds into the tree, `ref[...]`.",
+                path,
+            )
+    return {name: _numbers(leaf) for name, _, leaf in _named_leaves(tree)}
 
 
 def load_state_dict(
@@ -159,7 +169,7 @@ class _Unfit(Exception):
 def _convert(value: Any, like: Any) -> Any:
     array = _as_array(value)
     if is_typed_key(like):
-        data = jax.eval_shape(jax.random.key_data, like)
+        data = _numbers(struct_of(like))
         _require(array, data.dtype, data.shape)
         if not isinstance(array, jax.Array):
             array = jax.device_put(array)
@@ -172,6 +182,13 @@ def _convert(value: Any, like: Any) -> Any:
     if isinstance(like, np.ndarray) or not isinstance(array, jax.Array):
         return np.array(array)  # `put_like` places it
     return jnp.array(array)
+
+
+def _numbers(leaf: Any) -> Any:
+    """What a state dict has of a leaf: of typed keys, or of a struct of them, the data."""
+    if isinstance(leaf, jax.ShapeDtypeStruct) and is_typed_key(leaf):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return without_key(leaf)
 
 
 def _convert_number(array: Any, like: Any) -> Any:

@@ -43,12 +43,13 @@ def structure_record(
         "ends": ends,
         "selection": is_selection,
     }
-    text = json.dumps(described)[:-1]
+    # Text with lone surrogates, too, is read as it is written.
+    text = json.dumps(described, ensure_ascii=False)[:-1]
 
     def record(size: int) -> bytes:
         file = io.BytesIO()
         whole = f'{text}, "record_bytes": {size:>20}}}'
-        write_record(file, np.array(whole.encode()))
+        write_record(file, np.array(whole.encode(errors="surrogatepass")))
         return file.getvalue()
 
     return record(len(record(0)))

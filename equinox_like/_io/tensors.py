@@ -37,7 +37,20 @@ _NATIVE: Final = {
     "float32": "F32",
     "float64": "F64",
 }
-_FROM_NATIVE: Final = {there: here for here, there in _NATIVE.items()}
+# From the names in files to ours. Only newer versions and other programs write the last.
+_FROM_NATIVE: Final = {there: here for here, there in _NATIVE.items()} | {
+    "C64": "complex64",
+    "F4": "float4_e2m1fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+# The dtypes that NumPy lacks. A name in a file is looked up here, and nowhere else.
+_EXTENSIONS: Final = {
+    name: np.dtype(value)
+    for name, value in vars(ml_dtypes).items()
+    if isinstance(value, type) and issubclass(value, np.generic)
+}
 _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 # The types of Python numbers, and the dtypes that each may be loaded from.
 NUMBERS: Final[dict[Any, Any]] = {
@@ -74,6 +87,19 @@ class Tensor(NamedTuple):
         return self.shape[:-1] if "dtype" in self.kind else self.shape
 
     @property
+    def note(self) -> str:
+        """What to add to an error about this tensor."""
+        is_known = self.leaf_dtype is not None
+        return (
+            "" if is_known else f"; `load` does not read the dtype {self._dtype_name}"
+        )
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a byte has two elements, the first in its lower four bits."""
+        return self.dtype == "F4"
+
+    @property
     def is_weak(self) -> bool:
         return self.kind.get("weak_type") == "true"
 
@@ -83,7 +109,7 @@ class Tensor(NamedTuple):
         if dtype is None:
             return True
         shape = self.shape if "key" in self.kind else self.leaf_shape
-        return size == dtype.itemsize * math.prod(shape)
+        return size * (2 if self.is_packed else 1) == dtype.itemsize * math.prod(shape)
 
     @property
     def _dtype_name(self) -> str:
@@ -96,9 +122,16 @@ class Tensor(NamedTuple):
 
 
 def is_savable(leaf: Any) -> bool:
-    """Whether a leaf is data, which files hold; raises `TypeError` for a `jax.Ref`."""
+    """Whether a leaf is data, which files hold.
+
+    **Raises:**
+
+    `TypeError` for a `jax.Ref`, and for a `jax.ShapeDtypeStruct`.
+    """
     if isinstance(leaf, jax.Ref):
         raise TypeError("a `jax.Ref` cannot be saved: save what it holds, `ref[...]`")
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise TypeError("a ShapeDtypeStruct has no values to save")
     return is_array(leaf) or is_number(leaf)
 
 
@@ -117,7 +150,7 @@ def in_numpy(leaf: Any) -> np.ndarray:
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask")
     try:
-        return np.asarray(leaf)
+        array = np.asarray(leaf)
     except Exception:
         if isinstance(leaf, Tracer):
             raise TypeError(
@@ -130,6 +163,10 @@ def in_numpy(leaf: Any) -> np.ndarray:
                 "processes, which gives each the whole tree, and save that in one"
             ) from None
         raise
+    # NumPy takes any byte but 0 for true, JAX and the readers of files only 1.
+    if array.dtype == np.bool_:
+        return np.asarray(array.view(np.uint8) != 0)
+    return array
 
 
 def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
@@ -155,7 +192,9 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
         try:
             leaf = np.asarray(leaf, python)
         except OverflowError:
-            raise TypeError(f"the integer {leaf} needs more than 64 bits") from None
+            raise TypeError(
+                f"an integer of {leaf.bit_length()} bits does not fit into 64 bits"
+            ) from None
     array = in_numpy(leaf)
     tensor, little = _as_stored(array.dtype, array.shape)
     if not array.flags.c_contiguous or array.dtype != little:
@@ -195,6 +234,8 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
     """
     dtype = tensor.leaf_dtype
     assert dtype is not None
+    if tensor.is_packed:
+        data = np.stack([data & 15, data >> 4], axis=-1)
     if "key" in tensor.kind:
         words = jax.device_put(data.view(np.uint32).reshape(tensor.shape).copy())
         try:
@@ -247,10 +288,5 @@ def _is_struct_of(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
 @functools.cache
 def _known_dtype(name: str) -> np.dtype | None:
     """The dtype with this name, or `None` if it is not a dtype of plain numbers."""
-    if name in _NATIVE or name in _COMPLEX:
-        return jnp.dtype(name)
-    try:
-        dtype = np.dtype(getattr(ml_dtypes, name))
-    except (AttributeError, TypeError):
-        return None
-    return dtype
+    is_common = name in _NATIVE or name in _COMPLEX
+    return jnp.dtype(name) if is_common else _EXTENSIONS.get(name)
