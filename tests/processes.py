@@ -19,13 +19,13 @@ def start(script: Path, *options, devices: int) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen) -> str:
+def finish(process: subprocess.Popen, timeout: float = 300) -> str:
     """What it printed, once it has ended well."""
     try:
-        out, error = process.communicate(timeout=300)
+        out, error = process.communicate(timeout=timeout)
     finally:
         process.kill()
-    assert process.returncode == 0, error
+    assert process.returncode == 0, f"{process.returncode}: {out}\n{error}"
     return out
 
 

@@ -2,19 +2,21 @@
 
 JAX warns of an unusable donation while it lowers, and after a call it deletes the
 arrays whose buffers XLA could reuse. So a call for which JAX has no trace is inspected
-before it runs. After every call, donated arrays that are still alive because NumPy
-reads their memory are deleted here.
+before it runs. After every call, those that were donated by name are deleted here if no
+output could reuse them. An array whose memory NumPy holds stays alive, as with `jax.jit`.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from .._compat.deleted import DELETES_BUFFERS_ONLY
+from .._compat.deleted import DELETES_BUFFERS_ONLY, delete_whole
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
+from .._compat.messages import tells_of_deleted_array
 from .._core.base import jit_is_disabled
+from .._core.deletion import delete_array
 from .._errors import DonationError, DonationWarning
 from .donation import (
     Donation,
@@ -38,6 +40,7 @@ from .specialization import (
 
 Buffers = Sequence[int | Buffer | None]
 _NOT_RUN: Any = object()
+_FAILED = -1  # in place of the number of a trace
 
 
 class DonatingSpecialization(Specialization):
@@ -97,6 +100,7 @@ class DonatingSpecialization(Specialization):
         except BaseException as e:
             lowering_warnings.show_again()
             forget_calls(self.function)
+            self._deletion.fail(layout, leaves, e)
             raise_explained(e, layout, leaves)
         if inspects:
             lowering_warnings.show_again()
@@ -182,32 +186,21 @@ class DonatingSpecialization(Specialization):
         )
 
 
-class _AfterCall(NamedTuple):
-    """What to do after a call that deleted these donated arrays.
-
-    The other fields hold the indices of donated arrays.
-    """
-
-    deleted: Sequence[bool | None]
-    to_delete: Sequence[int]
-    to_note: Sequence[int]
-
-
 class Deletion:
-    """Deletes, after a call, donated arrays that JAX left alive.
+    """Completes what JAX deleted in a call, and notes which function deleted it.
 
     `DonatingSpecialization` and the stage `Compiled` both use it.
     """
 
     def __init__(self, donation: Donation, record: Record):
-        self._donation = donation
+        self._by_name = donation.names is not None
         self._record = record
         self.forget()
 
     def forget(self) -> None:
-        # By the number of the trace: what to do after a call. Most calls leave the
-        # same arrays alive as the last one did.
-        self._after: dict[int | None, _AfterCall] = {}
+        # By the number of the trace: which donated arrays the last call left deleted,
+        # and what to do with which of them. Most calls are like the last one.
+        self._after: dict[int | None, tuple[Sequence[Any], ...]] = {}
 
     def finish(
         self,
@@ -223,49 +216,40 @@ class Deletion:
         donated = layout.take_donated(leaves)
         deleted = are_deleted(donated)
         after = self._after.get(number)
-        if after is None or after.deleted != deleted:
+        if after is None or after[0] != deleted:
             if jit_is_disabled():
                 return
-            to_delete = self._alive_though_aliased(layout, leaves, deleted, outcomes)
-            after = _after_call(layout, donated, deleted, to_delete)
-            self._after[number] = after
-        for i in after.to_delete:
-            donated[i].delete()
-        self._record.calls.append([weakref.ref(donated[i]) for i in after.to_note])
+            sharded = {i for i, x in enumerate(donated) if are_any_sharded([x])}
+            alive = [i for i, is_deleted in enumerate(deleted) if is_deleted is False]
+            found: Sequence[Any] = ()
+            if alive and (self._by_name or not sharded.isdisjoint(alive)):
+                found = layout.donated_of_data(outcomes(layout, leaves))
+            # NumPy holds the memory of these. If they are on several devices, JAX may
+            # have deleted a part of each.
+            held = {i for i in alive if found and isinstance(found[i], int)}
+            others = [i for i in alive if i not in held and self._by_name]
+            useless = [i for i in others if found[i] is not Buffer.NOT_DONATED]
+            in_part = [
+                i
+                for i in sharded
+                if (DELETES_BUFFERS_ONLY if deleted[i] else i in held)
+            ]
+            # One array of each argument is noted: to note them all would cost every call.
+            gone = {i for i, is_deleted in enumerate(deleted) if is_deleted}
+            gone.update(useless, in_part)
+            arguments = layout.arguments_of_donated
+            to_note = {arguments[i]: i for i in sorted(gone, reverse=True)}
+            after = self._after[number] = deleted, useless, in_part, [*to_note.values()]
+        _, useless, in_part, to_note = after
+        for i in useless:
+            delete_array(donated[i])
+        for i in in_part:
+            delete_whole(donated[i])
+        self._record.calls.append([weakref.ref(donated[i]) for i in to_note])
 
-    def _alive_though_aliased(
-        self,
-        layout: Layout,
-        leaves: list[Any],
-        deleted: Sequence[bool | None],
-        outcomes: Callable[[Layout, list[Any]], Buffers],
-    ) -> list[int]:
-        """The donated arrays to delete: JAX copied them because NumPy reads their memory.
-
-        Those that were donated by name are deleted even if no output could reuse them.
-        """
-        alive = [i for i, is_deleted in enumerate(deleted) if is_deleted is False]
-        if not alive or self._donation.names is not None:
-            return alive
-        found = layout.donated_of_data(outcomes(layout, leaves))
-        return [i for i in alive if isinstance(found[i], int)]
-
-
-def _after_call(
-    layout: Layout,
-    donated: Sequence[Any],
-    deleted: Sequence[bool | None],
-    to_delete: list[int],
-) -> _AfterCall:
-    all_deleted = [
-        i for i, is_deleted in enumerate(deleted) if is_deleted or i in to_delete
-    ]
-    # One array of each argument is noted. To note them all would cost every call.
-    to_note: dict[int, int] = {}
-    arguments = layout.arguments_of_donated
-    for i in all_deleted:
-        to_note.setdefault(arguments[i], i)
-    if DELETES_BUFFERS_ONLY:
-        sharded = {i for i in all_deleted if len(donated[i].sharding.device_set) > 1}
-        to_delete = sorted(sharded.union(to_delete))
-    return _AfterCall(deleted, to_delete, [*to_note.values()])
+    def fail(self, layout: Layout, leaves: list[Any], error: BaseException) -> None:
+        """After a call that raised `error`, unless an earlier call deleted the arrays."""
+        is_late = not isinstance(error, DonationError | UnexpectedTrace)
+        if is_late and not tells_of_deleted_array(error):
+            kept = [Buffer.NOT_DONATED] * len(leaves)
+            self.finish(layout, leaves, _FAILED, lambda *_: kept)

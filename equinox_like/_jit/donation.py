@@ -86,7 +86,9 @@ class Donation:
                 'of them, or donate the others by name, as in `donate=("model",)`.'
                 + advice
             )
-        outcome = "stay alive" if self.names is None else "are deleted anyway"
+        outcome = "are deleted anyway, unless NumPy holds their memory"
+        if self.names is None:
+            outcome = "stay alive"
         warn(
             f"Some donated buffers were not usable: {listing}. No remaining output has "
             f"their size, or the function does not use them; these arrays {outcome}. "

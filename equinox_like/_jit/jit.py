@@ -61,7 +61,8 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
         callable pytree are traced, too. Without `fun` a decorator is returned, as in
         `@filter_jit(donate="arrays")`.
     - `donate`: which arrays are donated, so that outputs may reuse their buffers. The
-        call deletes a donated array if its buffer could be reused.
+        call deletes a donated array if its buffer could be reused. An array whose memory
+        NumPy holds is copied and stays alive, in each mode, as with `jax.jit`.
         - `"none"`: no array.
         - `"arrays"`, alias `"all"`: every JAX array in the arguments. An array whose
             buffer no output can reuse stays alive.

@@ -86,7 +86,8 @@ class DonationReport:
     `rows` has one [`equinox_like.DonationRow`][] for each array of the arguments, in the
     order of the signature. Their `outcome` is
 
-    - `"aliased"`: an output reuses the buffer; `output` is its path;
+    - `"aliased"`: an output reuses the buffer; `output` is its path. If NumPy holds the
+        buffer when the function is called, JAX copies it, and the array stays alive;
     - `"donor"`: no output reuses the buffer, but XLA may use it for temporary values.
         `"warn"` and `"strict"` treat it as unusable;
     - `"unusable"`: donated, but no output can reuse the buffer; `reason` says why;

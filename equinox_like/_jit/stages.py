@@ -268,6 +268,7 @@ class Compiled(_Stage[_P, _T]):
             if self._call.waits:
                 wait_for(out)
         except Exception as e:
+            self._deletion.fail(layout, leaves, e)
             raise_explained(e, layout, leaves)
         if layout.donates:
             self._deletion.finish(layout, leaves, None, lambda *_: self._outcomes)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from .._compat.trace_state import at_top_level
+from .._core.deletion import delete_array
 from .._core.sharding import constrain, is_sharding, refuse_misfit
 from .._errors import DonationError
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete
@@ -84,7 +85,8 @@ def filter_device_put(
     - `device`: a device, a sharding, a `PartitionSpec` for the mesh in use, a
         `jax.memory.Space`, which keeps the sharding, a prefix tree of these, or `None` to
         leave an array where it is.
-    - `donate`: whether the JAX arrays of `tree` are deleted.
+    - `donate`: whether the JAX arrays of `tree` are deleted. An array whose memory NumPy
+        holds stays alive.
     - `may_alias`: whether the result may share memory with `tree`. By default it may if
         nothing is donated.
 
@@ -138,12 +140,10 @@ def filter_device_put(
 
     out = _placed("device", "tree", tree, device, put)
     if donate:
-        # Deleted at the end, because a tree may hold an array twice. JAX's own `donate`
-        # is not used: it leaves most arrays alive, and deletes too much of typed
-        # PRNG keys.
-        for x in jtu.tree_leaves(tree):
-            if is_concrete(x) and not x.is_deleted():
-                x.delete()
+        # At the end, because a tree may hold an array twice. JAX's own `donate` is not
+        # used: it leaves most arrays alive, and deletes too much of typed PRNG keys.
+        for x in filter(is_concrete, jtu.tree_leaves(tree)):
+            delete_array(x)
     return out
 
 

@@ -1,0 +1,30 @@
+"""Deletes an array that another thread may be reading.
+
+`.delete()` would end the process if another thread is converting the array to NumPy,
+because it frees what that thread reads. A donation waits for such a thread. So the array
+is donated to a program that returns it, and what it returns is dropped.
+"""
+
+import functools
+from typing import Any
+
+import jax
+
+from .._compat.deleted import delete_whole
+
+
+def delete_array(x: jax.Array) -> None:
+    """Deletes an array, unless NumPy holds its memory: then it stays alive."""
+    if x.is_deleted():
+        return
+    with jax.disable_jit(False):
+        _program(x.sharding)(x)
+    if len(x.sharding.device_set) > 1:
+        delete_whole(x)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(sharding: Any) -> Any:
+    return jax.jit(
+        jax.lax.optimization_barrier, donate_argnums=0, out_shardings=sharding
+    )
