@@ -20,6 +20,7 @@ from ._errors import (
     MissingKeyError as MissingKeyError,
     NotAnArrayError as NotAnArrayError,
     NotInvertibleError as NotInvertibleError,
+    RetraceWarning as RetraceWarning,
     ShapeError as ShapeError,
 )
 from ._jit import (

@@ -5,6 +5,8 @@ EQX_ON_ERROR_BREAKPOINT_FRAMES  how many frames JAX's debugger then shows
 EQX_GETKEY_SEED                 the seed of `internal.GetKey()`
 EQX_REGISTRY                    how `filter_jit` flattens its arguments: with a registry of
                                 its `own`, or with JAX's, which is `public`
+EQX_RETRACE_WARNING             whether a function that is compiled again and again causes
+                                a `RetraceWarning`: on or off
 """
 
 import os
@@ -58,9 +60,21 @@ def read_registry(value: str) -> str:
     return value
 
 
+def read_retrace_warning(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError(
+            "The environment variable EQX_RETRACE_WARNING must be on or off; got "
+            f"{value!r}."
+        )
+    return value == "on"
+
+
 ON_ERROR: Final = read_mode(os.environ.get("EQX_ON_ERROR", "raise"))
 BREAKPOINT_FRAMES: Final = read_frames(
     os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
 )
 GETKEY_SEED: Final = read_seed(os.environ.get("EQX_GETKEY_SEED"))
 REGISTRY: Final = read_registry(os.environ.get("EQX_REGISTRY", "own"))
+WARNS_OF_RETRACES: Final = read_retrace_warning(
+    os.environ.get("EQX_RETRACE_WARNING", "on")
+)

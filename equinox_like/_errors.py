@@ -13,7 +13,8 @@
     └── ShapeError          a layer was given an array of another shape than it takes;
                             a TypeError and AssertionError, too
     UserWarning
-    └── DonationWarning    a donated buffer could not be reused
+    ├── DonationWarning    a donated buffer could not be reused
+    └── RetraceWarning     a function is compiled again and again
 
 Each is exported from `equinox_like`, so that users can catch it. Exceptions that are
 caught within the library are defined where they are raised.
@@ -84,6 +85,36 @@ class NotInvertibleError(ValueError):
     """No inverse of a function can be derived, or the given inverse is wrong.
 
     Raised by [`equinox_like.filter_invertible`][].
+    """
+
+
+class RetraceWarning(UserWarning):
+    """A compiled function is traced and compiled again and again.
+
+    Issued once for each function of [`equinox_like.filter_jit`][]: at the 8th trace for
+    another static value at the same place, such as a Python number, a string, or a
+    function that is made in each call; and at the 16th for another shape of the same
+    array, for another structure, or for another value of a context. It tells the place,
+    the last two values and the fix.
+
+    `warnings.filterwarnings("ignore", category=equinox_like.RetraceWarning)` or the
+    environment variable `EQX_RETRACE_WARNING=off` switches it off.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+        import pytest
+
+        @eqx.filter_jit
+        def step(x, rate):
+            return x * rate
+
+        with pytest.warns(eqx.RetraceWarning, match="pass `jnp.asarray"):
+            for i in range(9):
+                step(jnp.ones(3), 0.9**i)  # compiled 9 times
+        ```
     """
 
 

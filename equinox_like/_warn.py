@@ -18,5 +18,8 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_passed_over(filename: str) -> bool:
-    # Runtime type checkers add their own frames around the library's functions.
-    return filename.startswith((FOLDER, "<@beartype")) or "/jaxtyping/" in filename
+    # Runtime type checkers add their own frames around the library's functions, and JAX
+    # calls the library when it transforms a compiled function.
+    return filename.startswith((FOLDER, "<@beartype")) or any(
+        folder in filename for folder in ("/jaxtyping/", "/jax/_src/")
+    )

@@ -44,3 +44,12 @@ def test_seed_is_an_integer_if_it_is_given():
         ValueError, match=r"EQX_GETKEY_SEED must be an integer; got 'x'"
     ):
         _environment.read_seed("x")
+
+
+def test_retrace_warning_is_on_or_off():
+    assert _environment.read_retrace_warning("on")
+    assert not _environment.read_retrace_warning("off")
+    with pytest.raises(
+        ValueError, match="EQX_RETRACE_WARNING must be on or off; got '0'"
+    ):
+        _environment.read_retrace_warning("0")

@@ -192,6 +192,7 @@ def test_public_names_are_these():
         "OutputRow",
         "Partial",
         "Retrace",
+        "RetraceWarning",
         "STATIC",
         "Selection",
         "ShapeError",

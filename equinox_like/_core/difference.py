@@ -6,10 +6,14 @@ than it was compiled for. Loops use it to compare the carry before and after a s
 """
 
 import dataclasses
+import enum
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
+import numpy as np
 
 from .._module.module import BoundMethod, Module
 from .._tree.filters import is_array, is_number
@@ -23,6 +27,10 @@ STRUCTURE: Final = "tree structure"
 ARRAY_TYPE: Final = "array type"
 STATIC_TYPE: Final = "static type"
 STATIC_VALUE: Final = "static value"
+
+# After how many values a place that changes causes a warning.
+FEW: Final = 8
+MANY: Final = 16
 
 # The name and number of leaves of each argument, the callable itself first (see `Layout`).
 Arguments = Sequence[tuple[str, int]]
@@ -38,6 +46,8 @@ class Difference:
     after: str
     # How to fix it; empty if that is not known.
     fix: str = ""
+    # How many values of this place cause a `RetraceWarning`: 0 for any number of them.
+    limit: int = 0
 
     def __str__(self) -> str:
         return f"`{self.path}` was {self.before}, and is now {self.after}."
@@ -140,12 +150,14 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
             yield Difference(path, ARRAY_TYPE, old.value, new.value)
         return
     if type(old) is not type(new):
-        yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
+        texts = describe_both(old, new, _described)
+        yield Difference(path, STRUCTURE, *texts, limit=MANY)
         return
     steps, children, was = _children(old)
     other_steps, others, now = _children(new)
     if steps != other_steps:
-        yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
+        texts = describe_both(old, new, _described)
+        yield Difference(path, STRUCTURE, *texts, limit=MANY)
         return
     found = list(_in_static_fields(path, old, new))
     for step, child, other in zip(steps, children, others, strict=True):
@@ -153,7 +165,7 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
     yield from found
     if not found and strict_treedef(was) != strict_treedef(now):
         # The children agree, so the node's own auxiliary data differs.
-        yield Difference(path, STRUCTURE, _held(was), _held(now))
+        yield Difference(path, STRUCTURE, _held(was), _held(now), limit=MANY)
 
 
 def _in_static_fields(path: str, old: Any, new: Any) -> Iterator[Difference]:
@@ -172,18 +184,43 @@ def _static(
         kind = STATIC_VALUE if type(old) is type(new) else STATIC_TYPE
         was, now = describe_both(old, new, repr)
         was = f"the static value {was}"
-        yield Difference(path, kind, was, now, _fix(old, new, is_field))
+        yield Difference(
+            path, kind, was, now, _fix(old, new, is_field), _limit(old, new)
+        )
+
+
+def _limit(old: Any, new: Any) -> int:
+    """A number may change in each step, as may a function that is made for each. There
+    are only so many dtypes, classes, and functions with code of their own."""
+    if isinstance(new, bool | enum.Enum | type | np.dtype):
+        return 0
+    if isinstance(new, _SIMPLE):
+        return FEW
+    if callable(new) and not dataclasses.is_dataclass(new):
+        return FEW if _code_of(old) is _code_of(new) else 0
+    return MANY
+
+
+_SIMPLE: Final = int | float | complex | str | bytes | tuple | list | dict | set
+
+
+def _code_of(fun: Any) -> Any:
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(inspect.unwrap(fun), "__code__", fun)
 
 
 def _fix(old: Any, new: Any, is_field: bool) -> str:
     fixes = []
     if is_field:
         fixes.append("It is a static field.")
-    elif is_number(new):
+    if is_number(new):
         fixes.append(
             f"It is a Python {type(new).__name__} and so static: pass "
             "`jnp.asarray(...)`, or keep its value fixed."
         )
+    if isinstance(new, str):
+        fixes.append("It is a string and so static: keep it fixed, or pass a number.")
     if callable(new) and _shown_name(old) == _shown_name(new):
         fixes.append(
             "It is a new function object: create it once, and pass the same one."

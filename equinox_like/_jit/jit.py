@@ -299,6 +299,8 @@ class Jitted(Transformed[_P, _T]):
             return specialization.stage(name, layout, leaves)
         except Exception as e:
             raise_explained(e, layout, leaves)
+        finally:
+            specialization.new_traces.clear()  # a stage for each shape is no accident
 
     def _shown_around_(self) -> tuple[str, str]:
         start, end = super()._shown_around_()

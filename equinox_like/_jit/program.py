@@ -21,6 +21,7 @@ from .layout import Layout, LayoutTable, keep
 from .retrace import Trace
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization
+from .storm import Storm
 
 flatten = registry.flatten
 
@@ -61,6 +62,7 @@ class Program:
         self._specializations: dict[Skeleton, Specialization] = {}
         self._lock = threading.RLock()
         self._donates = self.donation.is_any
+        self.storm = Storm()
         self._without_donation = without_donation
 
     def call(self, call: Call) -> Any:

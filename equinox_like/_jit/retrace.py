@@ -16,7 +16,7 @@ import jax
 
 from .._compat.trace_state import settings, trace_context
 from .._core.context import Context, values_here
-from .._core.difference import Arguments, Difference, differences
+from .._core.difference import MANY, Arguments, Difference, differences
 from .._tree.arrays import is_weak
 from .._tree.splitting import Skeleton
 
@@ -122,11 +122,20 @@ class Retrace:
     __repr__ = __str__
 
 
-def explain(function: str, trace: Trace, before: Sequence[Trace]) -> Retrace:
-    """The differences of `trace` from the most similar trace of `before`."""
+def explain(
+    function: str, trace: Trace, before: Sequence[Trace], searched: int = 0
+) -> Retrace:
+    """The differences of `trace` from the most similar trace of `before`, of whose
+    latest this many are searched, or `_SEARCHED`."""
     known = [old for old in before if not old.is_forgotten(trace)]
-    found = [list(_differences(old, trace)) for old in known[-_SEARCHED:]]
-    return Retrace(function, min(reversed(found), key=len, default=[]))
+    nearest: list[Difference] = []
+    for old in reversed(known[-(searched or _SEARCHED) :]):
+        found = list(_differences(old, trace))
+        if not nearest or len(found) < len(nearest):
+            nearest = found
+        if len(found) <= 1:
+            break
+    return Retrace(function, nearest)
 
 
 def _differences(old: Trace, new: Trace) -> Iterator[Difference]:
@@ -153,7 +162,7 @@ def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
         fix = (
             "Each shape is compiled separately: pad to a few sizes, as `bucketed` does."
         )
-        yield Difference(name, SHAPE, was, now, fix)
+        yield Difference(name, SHAPE, was, now, fix, MANY)
     if not same_dtype:
         if not same_shape:
             was, now = f"an array of dtype {old.dtype}", f"of dtype {new.dtype}"
@@ -199,7 +208,8 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
     for context in contexts:
         was, now = (repr(x.get(context, context.default)) for x in (before, after))
         fix = "Each value is compiled separately, once."
-        yield Difference(f"the context {context.name}", CONTEXT, was, now, fix)
+        place = f"the context {context.name}"
+        yield Difference(place, CONTEXT, was, now, fix, MANY)
     if not settings and not contexts:
         yield Difference(
             "the context",

@@ -7,11 +7,11 @@ specialization.
 """
 
 import collections
+import contextlib
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import jax
@@ -24,6 +24,7 @@ from .._compat.tracer import known_array
 from .._core.base import jit_is_disabled, name_of
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
+from .._errors import RetraceWarning
 from .._tree.arrays import is_concrete, is_weak
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
@@ -32,7 +33,8 @@ from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import note_losses
 from .hidden import Assignments, refuse_hidden_tracers
 from .layout import DONATE, MAX_KEPT, Layout, chained, groups_of, keep
-from .retrace import Trace, announce, trace_of
+from .retrace import Trace, announce, explain, trace_of
+from .storm import SEARCHED
 
 
 class Outputs:
@@ -84,7 +86,10 @@ class Specialization:
         shardings = program.shardings
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
+        # Of new traces: warnings to issue, and the traces that were not counted yet.
         self._warnings: list[str] = []
+        self.new_traces: list[Trace] = []
+        self._program = weakref.ref(program)
         # Whether each call must wait for a runtime check; `None` if that depends on the
         # trace, or after a new trace. Below: which traces hold one, by context and avals.
         self.must_wait: bool | None = False
@@ -113,11 +118,14 @@ class Specialization:
 
     def wait_for_check(self, layout: Layout, leaves: list[Any], out: Any) -> None:
         """Waits for the output, after a call, if the program holds a runtime check."""
-        warnings, self._warnings = self._warnings, []  # of new traces
+        warnings, self._warnings = self._warnings, []
+        new_traces, self.new_traces = self.new_traces, []
         for text in warnings:
             warn(text)
         if jit_is_disabled():
             return
+        if new_traces:
+            self._warn_of_storm(new_traces, out)
         newest = self._newest_trace()
         if not there_are_checks():
             self._settle(newest, False)
@@ -139,6 +147,26 @@ class Specialization:
                 self._settle(newest, must_wait)
         if must_wait:
             wait_for(out)
+
+    def _warn_of_storm(self, new_traces: list[Trace], out: Any) -> None:
+        """Warns if this function is compiled again and again.
+
+        A part of another program is not compiled by itself.
+        """
+        program: Any = self._program()
+        arrays = () if at_top_level() else jtu.tree_leaves(out)[:1]
+        if program is None or not program.storm.is_watched:
+            return
+        if any(known_array(x) is None for x in arrays):
+            return
+        before = [t for t in program.traces() if all(t is not x for x in new_traces)]
+        text = None
+        with contextlib.suppress(Exception):  # such as one of a user's `__repr__`
+            for trace in new_traces:
+                retrace = explain(program.name, trace, before, SEARCHED)
+                text = program.storm.warning(retrace) or text
+        if text is not None:
+            warn(text, RetraceWarning)
 
     def _look_for_check(self, key: Any, groups: Sequence[Any]) -> bool:
         """Whether the trace for these groups, which JAX has in its cache, holds a check."""
@@ -215,6 +243,7 @@ class Specialization:
             if trace is not None:  # only now, as JAX forgets a trace that fails
                 with own._lock:
                     own.traces.append(trace)
+                    own.new_traces.append(trace)
                     own.must_wait = None
                     own._warnings += assignments.warnings(name_of(fun))
             return result
@@ -243,7 +272,7 @@ class _Expected(threading.local):
 
     specialization: Specialization | None = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def trace_of(self, specialization: Specialization) -> Iterator[None]:
         before, self.specialization = self.specialization, specialization
         try:

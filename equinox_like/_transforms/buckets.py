@@ -138,6 +138,8 @@ class Bucketed(Transformed[_P, _T]):
             for name, of_axes in axes.items()
             for axis, sizes in of_axes.items()
         )
+        jitted: Any = self.__wrapped__
+        jitted._program.storm.padded.update(axes)
         self._fill = fill
         self._crop = crop
 

@@ -486,6 +486,7 @@ class TestCaches:
         eqx.clear_caches()
         assert compiled(jnp.ones(3))[0].tolist() == [1, 1, 1]
 
+    @pytest.mark.filterwarnings("ignore::equinox_like.RetraceWarning")
     def test_number_of_programs_is_bounded_in_every_table(self, monkeypatch):
         from equinox_like._jit import layout
 
