@@ -39,7 +39,7 @@ from .spec import (
     spec_of,
     warn_of_unused_post_init,
 )
-from .values import JITTED, why_unhashable
+from .values import JITTED, warn_of_unannotated, why_unhashable
 
 _new = object.__new__
 
@@ -197,6 +197,7 @@ class ModuleMeta(abc.ABCMeta):
             shown = str(signature_of(cls)).removesuffix(" -> None")
             cls.__doc__ = cls.__name__ + shown
         _set_spec(cls, spec)
+        warn_of_unannotated(cls, namespace)
         if body_is_empty:
             register_empty(cls)
         elif not namespace.get("_registers_itself_", False):

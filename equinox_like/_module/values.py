@@ -19,6 +19,7 @@ import numpy as np
 from .._compat.batching import wrapped_by
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like
+from .._tree.nodes import with_article
 from .._tree.paths import plain_path
 from .._warn import warn
 from .flatten import OPEN, SCANNED, ContainsItself, Node
@@ -65,6 +66,35 @@ def may_hold_callable(value: Any) -> bool:
         harmless_types.add(kind)
         return False
     return True
+
+
+def warn_of_unannotated(cls: Any, namespace: dict[str, Any]) -> None:
+    """Warns of layers and arrays in the body of a class that are not fields."""
+    declared = {*cls.__dataclass_fields__}.union(
+        *(getattr(base, "__abstractclassvars__", ()) for base in cls.__bases__)
+    )
+    for name, value in namespace.items():
+        if name in declared or (name.startswith("__") and name.endswith("__")):
+            continue
+        for leaf in leaves_of(value, is_leaf=_is_module):
+            if not _is_module(leaf):
+                found = describe_array(leaf) if isinstance(leaf, jax.Array) else None
+            # A Module without arrays is a constant, like a function: so are decorated
+            # methods. But one that behaves differently at inference must be found then.
+            elif any(map(is_array, leaves_of(leaf))) or hasattr(leaf, "inference"):
+                found = with_article(type(leaf).__name__)
+            else:
+                found = None
+            if found is not None:
+                kind = type(value).__name__
+                warn(
+                    f"`{cls.__qualname__}.{name}` holds {found} and has no annotation, so "
+                    "it is an attribute of the class and not a field: it is not a part of "
+                    "the tree, and never trained, saved or moved. Annotate it, as in "
+                    f"`{name}: {kind}`, and assign `self.{name}` in `__init__`. If it is a "
+                    f"constant of all instances, write `{name}: ClassVar[{kind}]`."
+                )
+                break
 
 
 def check_statics(self: Any, fields: Fields) -> None:

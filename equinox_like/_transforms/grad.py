@@ -22,6 +22,7 @@ from .._core.pack import pack, unpack
 from .._core.parts import Rest, value_and_aux
 from .._module.fields import field
 from .._module.freezing import trainable_leaves
+from .._module.module import Module
 from .._tree.filters import is_inexact_array
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
 from .._tree.partitioning import evaluate_filter
@@ -170,7 +171,7 @@ def filter_grad(
 
     **Raises:**
 
-    `TypeError` if `x` is not passed by position, if it has leaves but none can be
+    `TypeError` if `x` is not passed by position, if none of its leaves can be
     differentiated, or `wrt` chooses none of these, or if it holds a `jax.Ref`.
     `ValueError` if `argnums` is given, or `wrt` does not fit `x`.
 
@@ -281,8 +282,10 @@ def first_argument(
             raise
     if len(places) < len(leaves):
         _refuse_refs(fun, treedef, leaves, chosen)
-        if not places:
-            raise _nothing_to_differentiate(fun, leaves)
+    # A Jacobian for an empty tuple has no columns, but an empty Module is a mistake.
+    is_gradient = transformation.endswith("grad")
+    if not places and (leaves or is_gradient or isinstance(x, Module)):
+        raise _nothing_to_differentiate(fun, x, leaves)
     if wrt is not None:
         places = [i for i in places if chosen[i]]
         if leaves and not places:
@@ -305,7 +308,18 @@ def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any], chosen: list[bool]) 
             )
 
 
-def _nothing_to_differentiate(fun: Any, leaves: list[Any]) -> TypeError:
+def _nothing_to_differentiate(fun: Any, x: Any, leaves: list[Any]) -> TypeError:
+    if not leaves:
+        fix = ""
+        if isinstance(x, Module):
+            fix = (
+                " A Module's leaves are in its annotated fields: an attribute of the "
+                "class without an annotation, and a static field, hold none."
+            )
+        return TypeError(
+            f"The first argument of `{name_of(fun)}` has nothing to differentiate: it is "
+            f"{describe_node(x)}, a tree without leaves.{fix}"
+        )
     if any(map(is_inexact_array, leaves)):
         return TypeError(
             f"The first argument of `{name_of(fun)}` has nothing to differentiate: all its "

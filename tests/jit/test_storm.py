@@ -143,14 +143,11 @@ def test_what_is_compiled_as_a_part_of_another_program_is_not_counted():
 @pytest.mark.parametrize("transform", [eqx.filter_grad, eqx.filter_vmap])
 def test_a_storm_under_an_eager_transformation_is_warned_of(transform):
     f = eqx.filter_jit(lambda x, i: jnp.sum(x * i))
-    g = transform(lambda x, i: f(x, i))
-    (warning,) = warnings_of(
-        lambda: (
-            [g(jnp.ones(2), i) for i in map(float, range(12))]
-            if transform is eqx.filter_grad
-            else [eqx.filter_vmap(lambda x: f(x, i))(jnp.ones(2)) for i in range(12)]
-        )
-    )
+
+    def call(i):
+        transform(lambda x: f(x, i))(jnp.ones(2))
+
+    (warning,) = warnings_of(lambda: list(map(call, range(12))))
     assert warning.filename == __file__
 
 

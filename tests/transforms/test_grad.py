@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import jax
@@ -206,9 +206,36 @@ def test_complex_arrays_are_differentiated():
     assert eqx.filter_grad(lambda z: z**2, holomorphic=True)(z) == 2 * z
 
 
-def test_argument_without_leaves_returns_itself():
-    assert eqx.filter_grad(lambda x: jnp.zeros(()))(None) is None
-    assert eqx.filter_grad(lambda x: 1.0)(()) == ()
+class Empty(eqx.Module):
+    layers: ClassVar[list] = [jnp.ones(2)]
+
+
+@pytest.mark.parametrize(
+    ("x", "found"),
+    [
+        (None, "it is None, a tree without leaves"),
+        ((), "it is a tuple of length 0, a tree without leaves"),
+        ({"a": [None]}, r"it is a dict with the keys \['a'\], a tree without leaves"),
+        (Empty(), "it is an Empty, a tree without leaves.*annotated fields"),
+    ],
+)
+@pytest.mark.parametrize(
+    "transform",
+    [
+        eqx.filter_grad,
+        eqx.filter_value_and_grad,
+        functools.partial(eqx.filter_grad, wrt=True),
+        lambda f: eqx.filter_jit(eqx.filter_grad(f)),
+    ],
+)
+def test_argument_without_leaves_is_an_error_that_tells_it(transform, x, found):
+    def loss(x):
+        return jnp.zeros(())
+
+    with pytest.raises(
+        TypeError, match=f"`loss` has nothing to differentiate: {found}"
+    ):
+        transform(loss)(x)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +272,14 @@ def test_wrt_may_be_a_decorators_option_and_a_single_callable():
     assert gradient["w"].tolist() == [[1, 1]]
 
 
+@pytest.mark.parametrize(
+    "transform", [eqx.filter_jacfwd, eqx.filter_jacrev, eqx.filter_hessian]
+)
+def test_jacobian_of_a_module_without_leaves_is_an_error(transform):
+    with pytest.raises(TypeError, match="it is an Empty, a tree without leaves"):
+        transform(lambda x: jnp.ones(2))(Empty())
+
+
 def test_wrt_that_chooses_nothing_is_an_error():
     with pytest.raises(TypeError, match=r"`total`.*`wrt=False` chooses none"):
         eqx.filter_grad(total, wrt=False)(jnp.ones(2))
@@ -252,7 +287,6 @@ def test_wrt_that_chooses_nothing_is_an_error():
         eqx.filter_grad(total, wrt={"w": False, "n": True})({"w": jnp.ones(2), "n": 1})
     with pytest.raises(ValueError):
         eqx.filter_grad(total, wrt={"other": True})({"w": jnp.ones(2)})
-    assert eqx.filter_grad(lambda x: 1.0, wrt=True)(()) == ()
 
 
 @pytest.mark.parametrize(
