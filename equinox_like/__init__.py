@@ -36,11 +36,9 @@ from ._module import (
     AbstractVar as AbstractVar,
     Module as Module,
     Partial as Partial,
-    StrictConfig as StrictConfig,
     field as field,
     frozen as frozen,
     module_update_wrapper as module_update_wrapper,
-    static_field as static_field,
     trainable as trainable,
     unfrozen as unfrozen,
 )

@@ -52,6 +52,42 @@ def test_every_public_name_is_the_one_of_this_library():
     assert out == "passed\n", out
 
 
+def test_names_that_only_equinox_has():
+    out = run("""
+        import warnings
+        import equinox_like.as_equinox
+        import equinox as eqx
+        import jax
+
+        for spelling in ("force_abstract", "force_abstact"):
+            config = eqx.StrictConfig(**{spelling: True}, allow_method_override=True)
+
+            class Abstract(eqx.Module, strict=config):
+                pass
+
+            class Concrete(Abstract, strict=True):
+                pass
+
+            Concrete()
+            try:
+                Abstract()
+            except TypeError as error:
+                assert "abstract" in str(error)
+            else:
+                raise AssertionError
+        with warnings.catch_warnings(record=True) as caught:
+
+            class Named(eqx.Module):
+                name: str = eqx.static_field(default="first")
+
+        assert "deprecated: write `field(static=True" in str(caught[0].message)
+        assert caught[0].filename == "<string>"
+        assert Named().name == "first" and not jax.tree.leaves(Named())
+        print("passed")
+    """)
+    assert out == "passed\n", out
+
+
 def test_files_have_the_records_of_the_leaves_alone(tmp_path):
     out = run(f"""
         import io, pathlib

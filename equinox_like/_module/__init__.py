@@ -3,9 +3,8 @@
 from .abstract import (
     AbstractClassVar as AbstractClassVar,
     AbstractVar as AbstractVar,
-    StrictConfig as StrictConfig,
 )
-from .fields import field as field, static_field as static_field
+from .fields import field as field
 from .freezing import (
     Frozen as Frozen,
     frozen as frozen,

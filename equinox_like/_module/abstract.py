@@ -110,42 +110,6 @@ _KINDS: Final = {"AbstractVar": AbstractVar, "AbstractClassVar": AbstractClassVa
 _OWN: Final = "_module_abstract_"
 
 
-class StrictConfig:
-    """Accepted as `strict=` of a Module class, for code that was written for Equinox.
-
-    `strict=True` is accepted as well, and checks nothing: a subclass may override methods.
-
-    **Arguments:**
-
-    - `force_abstract` (or `force_abstact`, the spelling in Equinox): the class cannot be
-        instantiated, as by `is_abstract=True`.
-    - `**kwargs`: ignored.
-
-    !!! example
-
-        ```python
-        import equinox_like as eqx
-
-        class Base(eqx.Module, strict=eqx.StrictConfig(force_abstract=True)):
-            pass
-
-        class Derived(Base):
-            pass
-
-        Derived()
-        ```
-    """
-
-    def __init__(
-        self,
-        force_abstact: bool = False,
-        *,
-        force_abstract: bool = False,
-        **kwargs: Any,
-    ):
-        self.force_abstract = force_abstact or force_abstract
-
-
 def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
     """The abstract variables in the body of `cls`, a dict from name to kind."""
     declared = {}

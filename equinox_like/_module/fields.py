@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from .._warn import warn
-
 _CONVERTER = "converter"
 _STATIC = "static"
 _TRAINABLE = "trainable"
@@ -74,26 +72,6 @@ def field(
     if not trainable:
         metadata[_TRAINABLE] = False
     return dataclasses.field(metadata=metadata, **kwargs)
-
-
-def static_field(**kwargs: Any) -> Any:
-    """The same as `field(static=True, ...)`. Deprecated: it issues a warning.
-
-    !!! example
-
-        ```python
-        import warnings
-        import equinox_like as eqx
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-
-            class Named(eqx.Module):
-                name: str = eqx.static_field(default="first")
-        ```
-    """
-    warn("`static_field(...)` is deprecated: write `field(static=True, ...)`.")
-    return field(static=True, **kwargs)
 
 
 def is_static(f: dataclasses.Field) -> bool:

@@ -256,21 +256,6 @@ def test_class_declared_abstract_is_refused_but_not_its_subclass():
     assert Concrete(1).x == 1
 
 
-@pytest.mark.parametrize("spelling", ["force_abstract", "force_abstact"])
-def test_strict_config_forces_abstractness_in_either_spelling(spelling):
-    config = eqx.StrictConfig(**{spelling: True}, allow_method_override=True)
-
-    class Abstract(eqx.Module, strict=config):
-        pass
-
-    class Concrete(Abstract, strict=True):
-        pass
-
-    with pytest.raises(TypeError, match="abstract"):
-        Abstract()
-    Concrete()
-
-
 def test_virtual_subclass_is_refused():
     with pytest.raises(ValueError, match=r"register <class 'int'>.*HasX"):
         HasX.register(int)

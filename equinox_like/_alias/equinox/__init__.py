@@ -9,6 +9,7 @@ from ._files import (
     tree_serialise_leaves as tree_serialise_leaves,
 )
 from ._forward import names_of
+from ._names import StrictConfig as StrictConfig, static_field as static_field
 
 # The version of Equinox that the library is compatible with.
 __version__ = "0.13.8"
