@@ -15,7 +15,7 @@ from jax.sharding import (
     Sharding,
 )
 
-from .._tree.arrays import describe_array
+from .._tree.arrays import describe_array, is_typed_key
 from .._tree.filters import is_array
 
 
@@ -97,6 +97,41 @@ def refuse_misfit(
             ) from cause
 
 
+def memory_of(spec: Any) -> str:
+    """The memory kind that `spec` names.
+
+    A `PartitionSpec`, and the sharding of an abstract mesh, name none: as for a value,
+    JAX then takes that of the device.
+    """
+    return getattr(getattr(spec, "sharding", spec), "memory_kind", None) or "device"
+
+
+def in_memory(x: Any, spec: Any) -> Any:
+    """The traced array `x`, moved to the host if `spec` says so."""
+    is_host = memory_of(spec) == "pinned_host"
+    return jax.device_put(x, jax.memory.Space.Host) if is_host else x
+
+
+def refuse_memory(option: str, name: str, spec: Any, x: Any) -> None:
+    """Raises `ValueError` if the traced array `x` is in another memory than `spec` says.
+
+    JAX ignores the memory of a constraint. Within a trace it moves nothing to unpinned
+    memory, and no typed keys that are sharded over a mesh.
+    """
+    wanted = memory_of(spec)
+    is_host = jax.typeof(x).memory_space == jax.memory.Space.Host
+    found = "pinned_host" if is_host else "device"
+    is_mesh_of_keys = is_typed_key(x) and isinstance(spec, NamedSharding)
+    only_outside = wanted == "unpinned_host" or (is_mesh_of_keys and wanted != "device")
+    if wanted != found or only_outside:
+        raise ValueError(
+            f"`{option}` gives {spec} for `{name}` ({describe_array(x)}), which is in "
+            f"the memory {found!r}. Under a transformation of JAX, such as `jax.jit`, "
+            "this moves nothing between memories: call `filter_device_put`"
+            f"{' outside of it' if only_outside else ''}."
+        )
+
+
 def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     """`x` with the sharding `spec`, within a trace, for any axis types of the mesh.
 
@@ -104,6 +139,7 @@ def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     sharding. Automatic axes need `with_sharding_constraint`, which has a gradient only
     if no axis is explicit. A mesh with both needs both.
     """
+    refuse_memory(option, name, spec, x)
     mesh, parts = jax.sharding.get_abstract_mesh(), getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
         return jax.lax.with_sharding_constraint(x, spec)

@@ -32,7 +32,6 @@ from .layout import Layout, keep
 from .specialization import (
     Specialization,
     UnexpectedTrace,
-    abstract,
     expected,
     raise_explained,
     traits_of,
@@ -181,9 +180,7 @@ class DonatingSpecialization(Specialization):
         return found
 
     def _lower(self, layout: Layout, leaves: list[Any]) -> Any:
-        return lowering_warnings.lower(
-            lambda: self.stage("lower", layout, abstract(leaves))
-        )
+        return lowering_warnings.lower(lambda: self.stage("lower", layout, leaves))
 
 
 class Deletion:

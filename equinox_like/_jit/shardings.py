@@ -6,6 +6,7 @@ returns one list of arrays for each leaf of the prefix tree, and JAX applies one
 sharding to each list.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -15,7 +16,15 @@ import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from .._compat.messages import tells_of_missing_mesh, tells_of_other_sharding
-from .._core.sharding import constrain, is_sharding, refuse_misfit, refuse_other
+from .._core.sharding import (
+    constrain,
+    in_memory,
+    is_sharding,
+    memory_of,
+    refuse_memory,
+    refuse_misfit,
+    refuse_other,
+)
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
@@ -91,6 +100,8 @@ class Shardings:
             chosen = _chosen("out_shardings", name, spec, x)
             if chosen is not None:
                 refuse_misfit("out_shardings", name, chosen, x)
+                # JAX ignores the memory of the `out_shardings` of an inner `jit`.
+                leaves[i] = x = in_memory(x, chosen)
                 if callable(spec):
                     leaves[i] = constrain("out_shardings", name, x, chosen)
         arrays, number = outputs.take_apart(treedef.unflatten(leaves))
@@ -245,9 +256,20 @@ class _Sharded:
             raise
 
     def _make(self, specs: Any) -> Any:
-        for name, spec in zip(self._layout.data_names, chained(specs), strict=True):
+        fun = self._traced
+        named = list(zip(self._layout.data_names, chained(specs), strict=True))
+        for name, spec in named:
             refuse_other("in_shardings", name, spec)
-        return jax.jit(self._traced, in_shardings=specs, **self._options)
+
+        @functools.wraps(fun)
+        def traced(*groups):
+            # JAX ignores the memory for a NumPy array, and within another trace.
+            for (name, spec), x in zip(named, chained(groups), strict=True):
+                if spec is not None and memory_of(spec) != "unpinned_host":
+                    refuse_memory("in_shardings", name, spec, x)
+            return fun(*groups)
+
+        return jax.jit(traced, in_shardings=specs, **self._options)
 
     def _choose(self, groups: Any) -> Any:
         names = iter(self._layout.data_names)

@@ -142,7 +142,7 @@ class Specialization:
             key = trace_context(), avals
             must_wait = self._holds_check.get(key)
             if must_wait is None:
-                must_wait = self._look_for_check(key, layout.groups(abstract(leaves)))
+                must_wait = self._look_for_check(key, groups)
             if self._are_all(must_wait, groups):
                 self._settle(newest, must_wait)
         if must_wait:
@@ -189,7 +189,7 @@ class Specialization:
                 continue
             if trace.context != trace_context():
                 return False
-            rest = iter(map(_struct_of_aval, trace.avals))
+            rest = iter(trace.avals)
             alike = [tuple(itertools.islice(rest, len(group))) for group in groups]
             if self._look_for_check(key, alike) is not must_wait:
                 return False
@@ -315,13 +315,6 @@ def _traits(x: Any) -> Any:
 def abstract(leaves: list[Any]) -> list[Any]:
     """The leaves, with a `jax.ShapeDtypeStruct` in place of each known JAX array."""
     return [_struct_of(x) if is_concrete(x) else x for x in leaves]
-
-
-def _struct_of_aval(aval: Any) -> jax.ShapeDtypeStruct:
-    sharding = None if aval.sharding.mesh.empty else aval.sharding
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=sharding, weak_type=is_weak(aval)
-    )
 
 
 def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:

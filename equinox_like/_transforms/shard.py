@@ -32,7 +32,8 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
 
     Within `jax.jit` this is a constraint on the sharding of the arrays. For the
     explicit axes of a mesh it is a `jax.sharding.reshard`. Within `jax.shard_map` it
-    concerns the axes that are not manual.
+    concerns the axes that are not manual. A constraint moves nothing between memories,
+    such as `memory_kind="pinned_host"`: use [`equinox_like.filter_device_put`][].
 
     **Returns:**
 
@@ -40,8 +41,9 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
 
     **Raises:**
 
-    `ValueError` if there is no sharding for an array, or none that fits its shape, or if
-    several processes pass different values;
+    `ValueError` if there is no sharding for an array, or none that fits its shape, if it
+    names another memory than that of a traced array, or if several processes pass
+    different values;
     [`equinox_like.DonationError`][] if an array was deleted before; `TypeError` for
     a NumPy array of a dtype that JAX does not have, such as text. Each names its path.
 
@@ -85,6 +87,8 @@ def filter_device_put(
     - `device`: a device, a sharding, a `PartitionSpec` for the mesh in use, a
         `jax.memory.Space`, which keeps the sharding, a prefix tree of these, or `None` to
         leave an array where it is.
+        Within `jax.jit` too, arrays are moved and split; only `"unpinned_host"`, and
+        PRNG keys on the host that are split over a mesh, are refused there.
     - `donate`: whether the JAX arrays of `tree` are deleted. An array whose memory NumPy
         holds stays alive.
     - `may_alias`: whether the result may share memory with `tree`. By default it may if
@@ -130,9 +134,14 @@ def filter_device_put(
         _refuse_deleted("filter_device_put", name, x)
         if not shares and not isinstance(x, jax.Array):
             x = np.array(x)
-        if spec is not None and not isinstance(spec, jax.memory.Space):
+        if spec is None or isinstance(spec, jax.memory.Space):
+            out = jax.device_put(x, spec)
+        else:
             spec = _fitting("device", name, x, spec)
-        out = jax.device_put(x, spec)
+            out = jax.device_put(x, spec)
+            if not at_top_level():
+                # JAX moves it between memories, and ignores the automatic axes.
+                out = constrain("device", name, out, spec)
         if shares or not is_concrete(x) or not is_concrete(out):
             return out
         overlap = not set(buffer_pointers(x)).isdisjoint(buffer_pointers(out))

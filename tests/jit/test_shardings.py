@@ -60,6 +60,62 @@ def module_level(x):
     return 2 * x
 
 
+def memories(sharding):
+    return [sharding.with_memory_kind(m) for m in ("pinned_host", "unpinned_host")]
+
+
+class TestMemory:
+    """What JAX ignores is done, or is an error that names the argument."""
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_argument_on_the_host_is_traced_once_as_such(self, split, late):
+        for sharding in (split, jax.sharding.SingleDeviceSharding(jax.devices()[0])):
+            x = jax.device_put(X, sharding.with_memory_kind("pinned_host"))
+            spaces = []
+
+            def f(x, spaces=spaces):
+                spaces.append(jax.typeof(x).memory_space)
+                return x
+
+            if late:
+                eqx.error_if  # noqa: B018  # from here on, traces are searched for checks
+            for options in ({}, {"in_shardings": x.sharding}, {"donate": "warn"}):
+                out = eqx.filter_jit(f, **options)(x)
+                assert out.sharding.memory_kind == "pinned_host"
+            assert spaces == [jax.memory.Space.Host] * 3
+
+    def test_array_in_another_memory_than_its_in_sharding_is_refused(self, split):
+        host = split.with_memory_kind("pinned_host")
+        on_host = eqx.filter_jit(lambda x: x, in_shardings={"x": host})
+        assert on_host(jax.device_put(X, host)).sharding.memory_kind == "pinned_host"
+        refused = (
+            r"`x` \(float32\[8\]\), which is in the memory '%s'.*`filter_device_put`"
+        )
+        for x in (X, jnp.asarray(X), jax.device_put(X, split)):
+            with pytest.raises(ValueError, match=refused % "device"):
+                on_host(x)
+        with pytest.raises(ValueError, match=refused % "device"):
+            jax.jit(on_host)(jnp.asarray(X))
+        chosen = eqx.filter_jit(lambda x: x, in_shardings=lambda x: host)
+        with pytest.raises(ValueError, match=refused % "device"):
+            chosen(X)
+        on_device = eqx.filter_jit(lambda x: x, in_shardings=split)
+        with pytest.raises(ValueError, match=refused % "pinned_host"):
+            on_device(jax.device_put(X, host))
+
+    def test_output_goes_to_the_memory_of_its_sharding(self):
+        single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        for split in (NamedSharding(MESHES["Auto"], P("d")), single):
+            host, unpinned = memories(split)
+            for given in (host, lambda x, host=host: host):
+                f = eqx.filter_jit(lambda x: 2 * x, out_shardings=given)
+                for out in (f(X), jax.jit(f)(X), eqx.filter_jit(f)(X)):
+                    assert out.sharding.is_equivalent_to(host, 1)
+                    np.testing.assert_array_equal(np.asarray(out), 2 * X)
+            f = eqx.filter_jit(lambda x: 2 * x, out_shardings=unpinned)
+            assert f(X).sharding.memory_kind == "unpinned_host"
+
+
 class TestInputs:
     def test_one_sharding_is_for_all_arrays(self, split):
         out = eqx.filter_jit(both, in_shardings=split)(model(), X)

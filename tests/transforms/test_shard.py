@@ -1,6 +1,7 @@
 """filter_shard and filter_device_put: where arrays go, and what shares memory."""
 
 import contextlib
+import functools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -167,6 +168,89 @@ def test_memory_of_the_host_and_back_under_jit_keeps_shardings():
     back = eqx.filter_device_put(out, device)
     assert back.weight.sharding.memory_kind == "device"
     assert back.weight.tolist() == [2.0 * i for i in range(8)]
+
+
+def shardings_of(memory):
+    """One of each kind that can name a memory, over the first devices."""
+    first = jax.devices()[0]
+    named = [NamedSharding(mesh_of((AUTO, AUTO)), s) for s in (P("x"), P())]
+    for sharding in (jax.sharding.SingleDeviceSharding(first), *named):
+        yield sharding.with_memory_kind(memory)
+
+
+MEMORIES = ["device", "pinned_host", "unpinned_host"]
+TRANSFORMATIONS = {
+    "nothing": lambda f: f,
+    "filter_jit": eqx.filter_jit,
+    "jax.jit": jax.jit,
+    "filter_vmap": lambda f: lambda m: eqx.filter_vmap(f, axis_size=3, in_axes=None)(m),
+    "filter_grad": lambda f: lambda m: eqx.filter_grad(lambda m: f(m).weight.sum())(m),
+}
+
+
+@pytest.mark.parametrize("to", MEMORIES)
+@pytest.mark.parametrize("start", ["device", "pinned_host"])
+@pytest.mark.parametrize("within", TRANSFORMATIONS)
+@pytest.mark.parametrize("move", [eqx.filter_shard, eqx.filter_device_put])
+def test_memory_is_that_of_the_sharding_or_an_error_names_what_moves(
+    move, within, start, to
+):
+    for start_sharding, sharding in zip(
+        shardings_of(start), shardings_of(to), strict=True
+    ):
+        model = Model(jax.device_put(jnp.arange(8.0), start_sharding))
+        found = []
+
+        def moved(model, sharding=sharding, found=found):
+            model = move(model, sharding)
+            found.append(jax.typeof(model.weight).memory_space)
+            return model
+
+        try:
+            out = TRANSFORMATIONS[within](moved)(model)
+        except ValueError as error:
+            assert within != "nothing"
+            if "filter_device_put" in str(error):
+                may_move = move is eqx.filter_device_put and to != "unpinned_host"
+                assert ".weight` (float32[8]), which is in the memory" in str(error)
+                assert start != to and not may_move
+            else:  # JAX has no gradient of a sum on the host
+                assert within == "filter_grad" and "float32<host>" in str(error)
+            continue
+        if within != "filter_grad":  # where it is the gradient, in the input's memory
+            assert out.weight.sharding.memory_kind == to
+            expected = np.broadcast_to(np.arange(8.0), out.weight.shape)
+            np.testing.assert_array_equal(np.asarray(out.weight), expected)
+        host = jax.memory.Space.Host
+        assert all((space == host) == (to == "pinned_host") for space in found)
+
+
+@every_mesh
+def test_device_put_under_jit_splits_as_it_does_outside(kinds):
+    """JAX ignores the automatic axes."""
+    mesh = mesh_of(kinds)
+    x = jnp.arange(16.0).reshape(4, 4)
+    with jax.set_mesh(mesh):
+        for spec in (P("x", "y"), P(None, "x"), P()):
+            for sharding in (spec, NamedSharding(mesh, spec)):
+                put = functools.partial(eqx.filter_device_put, device=sharding)
+                for f in (put, eqx.filter_jit(put)):
+                    assert is_split(f(x), spec, mesh) and (f(x) == x).all()
+                loss = lambda x, put=put: (put(x) ** 2).sum()  # noqa: E731
+                assert (eqx.filter_grad(loss)(put(x)) == 2 * x).all()
+
+
+def test_keys_on_a_mesh_are_split_under_jit_and_not_moved_to_the_host_silently():
+    sharding = NamedSharding(mesh_of((AUTO, AUTO)), P("x"))
+    keys = jax.random.split(jax.random.key(0), 4)
+    put = functools.partial(eqx.filter_device_put, device=sharding)
+    for out in (put(keys), eqx.filter_jit(put)(keys)):
+        assert out.sharding.is_equivalent_to(sharding, 1) and (out == keys).all()
+    on_host = sharding.with_memory_kind("pinned_host")
+    put = functools.partial(eqx.filter_device_put, device=on_host)
+    assert put(keys).sharding.memory_kind == "pinned_host"
+    with pytest.raises(ValueError, match=r"`tree` \(key.*`filter_device_put` outside"):
+        eqx.filter_jit(put)(keys)
 
 
 class TestErrors:
