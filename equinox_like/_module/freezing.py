@@ -273,7 +273,7 @@ def frozen(tree: Any) -> Any:
     return tree if isinstance(tree, Frozen) else Frozen(tree)
 
 
-def unfrozen(tree: Any) -> Any:
+def unfrozen(tree: _Tree) -> _Tree:
     """Undoes [`equinox_like.frozen`][]: each frozen part is trainable again.
 
     !!! example

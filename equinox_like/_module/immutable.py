@@ -24,22 +24,25 @@ class Immutable(Shown, Node):
         # `WRAPPER_ATTRIBUTES`.
         _open_names_: ClassVar[frozenset[str]]
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
-        if name in self._is_open_ or name == "__orig_class__":
-            try:
-                _set(self, name, value)
-            except AttributeError as error:
-                _note_property(self, name, error)
-                raise
-        else:
-            refuse_assignment(self, name)
+    # Type checkers that see these allow any name to be assigned and deleted.
+    if not TYPE_CHECKING:
 
-    def __delattr__(self, name: str) -> None:
-        if name in self._is_open_:
-            _unset(self, name)
-        else:
-            refuse_assignment(self, name)
+        def __setattr__(self, name: str, value: Any) -> None:
+            # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
+            if name in self._is_open_ or name == "__orig_class__":
+                try:
+                    _set(self, name, value)
+                except AttributeError as error:
+                    _note_property(self, name, error)
+                    raise
+            else:
+                refuse_assignment(self, name)
+
+        def __delattr__(self, name: str) -> None:
+            if name in self._is_open_:
+                _unset(self, name)
+            else:
+                refuse_assignment(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
         # Only the parts of the tree; cached properties are computed again.

@@ -370,8 +370,10 @@ class BoundMethod(Module):
             _leave_out_this_frame(e)
             raise
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        refuse_assignment(self, name)
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            refuse_assignment(self, name)
 
 
 def _leave_out_this_frame(error: Exception) -> None:

@@ -6,7 +6,7 @@ passed to the function unchanged.
 
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from .._core.caches import on_clear
 from .._core.pack import pack, unpack
 from .._core.parts import Rest, take_apart
 from .._jit.layout import keep
+from .._module import Module
 from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_array_or_struct
 from .._tree.splitting import STATIC, Skeleton, merge, split
@@ -24,6 +25,23 @@ from .arguments import show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Model = TypeVar("_Model", bound=Module)
+
+
+@overload
+def filter_eval_shape(
+    fun: Callable[..., _Model], /, *args: Any, **kwargs: Any
+) -> _Model: ...
+
+
+@overload
+def filter_eval_shape(
+    fun: Callable[..., jax.Array], /, *args: Any, **kwargs: Any
+) -> jax.ShapeDtypeStruct: ...
+
+
+@overload
+def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
 
 
 @frames_hidden

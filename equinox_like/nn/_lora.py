@@ -7,7 +7,7 @@ copy of the layer with another weight.
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,10 @@ from ._sharding import explicit_mesh, like
 from ._state import StateIndex
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
-_Layer = TypeVar("_Layer")
+_Layer = TypeVar("_Layer", covariant=True)
+_P = ParamSpec("_P")
 _Tree = TypeVar("_Tree")
+_Y = TypeVar("_Y")
 
 
 class LoRA(StatefulLayer, Generic[_Layer]):
@@ -148,7 +150,9 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         return jax.tree.leaves(self.b)[0].shape[-1]
 
     @computes("eqx.nn.LoRA")
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self: "LoRA[Callable[_P, _Y]]", /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> _Y:
         """Calls the layer with the updated weight."""
         if not takes_key(self.layer):
             kwargs.pop("key", None)

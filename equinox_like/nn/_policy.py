@@ -2,7 +2,8 @@
 
 import abc
 import inspect
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -17,7 +18,10 @@ from ._callables import check_layer
 from ._precision import cast, compute_dtype, floating, is_real
 from ._stateful import StatefulLayer, is_stateful, takes_key
 
+_Layer = TypeVar("_Layer", covariant=True)
+_P = ParamSpec("_P")
 _Tree = TypeVar("_Tree")
+_Y = TypeVar("_Y")
 # Methods that compute nothing: they return parameters, which are not cast.
 _OF_STRUCTURE = ("unstack",)
 _SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
@@ -115,10 +119,10 @@ class Policy(Module):
         return cast(tree, self.output_dtype)
 
 
-class _Casting(StatefulLayer):
+class _Casting(StatefulLayer, Generic[_Layer]):
     """A layer that wraps another one, and has the attributes of the wrapped layer."""
 
-    layer: AbstractVar[Any]
+    layer: AbstractVar[_Layer]
 
     @abc.abstractmethod
     def _run(
@@ -126,7 +130,9 @@ class _Casting(StatefulLayer):
     ) -> Any:
         """Calls the layer, or a method of it, with casts before and after."""
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self: "_Casting[Callable[_P, _Y]]", /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> _Y:
         """Casts, calls the layer, and casts what it returns."""
         if not takes_key(self.layer):
             kwargs.pop("key", None)
@@ -164,7 +170,7 @@ def _is_method(layer: Any, name: str) -> bool:
     return callable(getattr(type(layer), name, None))
 
 
-class Mixed(_Casting):
+class Mixed(_Casting[_Layer]):
     """The result of [`equinox_like.nn.mixed`][]: a layer that is called by a policy.
 
     Its attributes are those of the layer. Its methods are called by the policy, too. What
@@ -172,7 +178,7 @@ class Mixed(_Casting):
     they are in `layer`, so a part of the layer that is called computes in its own dtype.
     """
 
-    layer: Any
+    layer: _Layer
     policy: Policy = field(static=True)
     keep: tuple[type, ...] = field(static=True)
 
@@ -180,7 +186,7 @@ class Mixed(_Casting):
         self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         dtype = self.policy.compute_dtype
-        layer = cast(self.layer, dtype, self.keep)
+        layer: Any = cast(self.layer, dtype, self.keep)
         if dtype is not None and self.keep:
             layer = _with_kept(layer, dtype, self.keep)
         args, kwargs = cast((args, kwargs), dtype)
@@ -204,7 +210,7 @@ class _Kept(_Casting):
         return cast(run(*args, **kwargs), self.outer_dtype)
 
 
-def mixed(layer: Any, policy: Policy | str, *, keep: Any = ()) -> Mixed:
+def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Layer]:
     """A layer that computes in another dtype than that of its parameters.
 
     Norms and softmax are still computed in float32 at least. Gradients have the dtype

@@ -2,9 +2,10 @@
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, SupportsIndex, overload
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import jax
+from jaxtyping import Array
 
 from .._annotations import signature_of
 from .._module import Module
@@ -22,8 +23,11 @@ from ._stateful import (
     refuse_key,
 )
 
+_S = TypeVar("_S")
+_Y = TypeVar("_Y", covariant=True)
 
-class Sequential(StatefulLayer):
+
+class Sequential(StatefulLayer, Generic[_Y]):
     """Calls its members one after the other, each on the result of the previous member.
 
     It can be indexed, sliced and iterated over; `len` is the number of members.
@@ -51,6 +55,16 @@ class Sequential(StatefulLayer):
 
     layers: tuple[Any, ...]
 
+    # Without a type variable, as mypy joins the members of a list to `object`.
+    @overload
+    def __init__(
+        self: "Sequential[Array]",
+        layers: Iterable[StatefulLayer | Callable[..., Array]],
+    ): ...
+
+    @overload
+    def __init__(self: "Sequential[Any]", layers: Iterable[Callable[..., Any]]): ...
+
     def __init__(self, layers: Iterable[Callable[..., Any]]):
         """**Arguments:**
 
@@ -61,6 +75,14 @@ class Sequential(StatefulLayer):
         `TypeError` for a class of layers in place of a layer.
         """
         self.layers = as_layers("Sequential", "layers", layers)
+
+    @overload
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> _Y: ...
+
+    @overload
+    def __call__(
+        self, x: Any, state: _S, *, key: PRNGKeyArray | None = None
+    ) -> tuple[_Y, _S]: ...
 
     @jax.named_scope("eqx.nn.Sequential")
     def __call__(
@@ -110,7 +132,7 @@ class Sequential(StatefulLayer):
         return any(map(is_stateful, self.layers))
 
     @overload
-    def __getitem__(self, index: slice) -> "Sequential": ...
+    def __getitem__(self, index: slice) -> "Sequential[_Y]": ...
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Any: ...
@@ -136,7 +158,7 @@ def _require_callable(i: int, layer: Any) -> None:
         )
 
 
-class Lambda(Module):
+class Lambda(Module, Generic[_Y]):
     """A function as a layer.
 
     [`equinox_like.nn.Sequential`][] takes plain functions directly; `Lambda` is for
@@ -153,9 +175,9 @@ class Lambda(Module):
         ```
     """
 
-    fn: Callable[[Any], Any]
+    fn: Callable[[Any], _Y]
 
-    def __init__(self, fn: Callable[[Any], Any]):
+    def __init__(self, fn: Callable[[Any], _Y]):
         """**Arguments:**
 
         - `fn`: a callable of one argument. If it is a pytree, its arrays are those of the
@@ -168,7 +190,7 @@ class Lambda(Module):
         check_function("Lambda", "fn", fn)
         self.fn = fn
 
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> _Y:
         """**Returns:** `fn(x)`. `key` is ignored."""
         return self.fn(x)
 

@@ -36,8 +36,9 @@ from ._stateful import (
     refuse_key,
 )
 
-_L = TypeVar("_L")
+_L = TypeVar("_L", covariant=True)
 _M = TypeVar("_M")
+_Y = TypeVar("_Y")
 
 
 class Stacked(StatefulLayer, Generic[_L]):
@@ -145,14 +146,14 @@ class Stacked(StatefulLayer, Generic[_L]):
 
     @computes("eqx.nn.Stacked")
     def __call__(
-        self,
+        self: "Stacked[Callable[..., _Y]]",
         x: Any,
         state: Any = ABSENT,
         *,
         key: PRNGKeyArray | None = None,
         xs: Any = ABSENT,
         **broadcast: Any,
-    ) -> Any:
+    ) -> _Y:
         """**Arguments:**
 
         - `x`: passed to the first layer; the result of each one is passed to the next. An
@@ -222,10 +223,11 @@ class Stacked(StatefulLayer, Generic[_L]):
             x, (ys, new_state) = jax.lax.scan(
                 step, x, inputs, self.depth, unroll=self.unroll
             )
-        out = x if xs is ABSENT else (x, ys)
+        out: Any = x if xs is ABSENT else (x, ys)
         if state is ABSENT:
             return out
-        return out, state if new_state is None else state.update(new_state)
+        out = out, state if new_state is None else state.update(new_state)
+        return out
 
     def is_stateful(self) -> bool:
         """Whether the layers are stateful."""

@@ -83,9 +83,9 @@ class StateIndex(Module, Generic[_T]):
     """
 
     marker: Any = field(static=True)
-    init: Any = field(trainable=False)
+    init: _T = field(trainable=False)
 
-    def __init__(self, init: Any):
+    def __init__(self, init: _T):
         """**Arguments:**
 
         - `init`: the value that the state starts with: an array, or a pytree of arrays
