@@ -115,9 +115,9 @@ class Save(_ocp.args.CheckpointArgs):
     **Raises:**
 
     `LeafError`, a `RuntimeError` with attribute `path`, before anything is written, if
-    an array is traced or was deleted, is a `jax.ShapeDtypeStruct` or a masked array, or
-    is of a dtype that Orbax does not store. `TypeError` if `tree` is a class or a function
-    in place of a tree.
+    an array is traced or was deleted, is a `jax.ShapeDtypeStruct`, a `jax.Ref` or a masked
+    array, or is of a dtype or has a path that Orbax does not store. `TypeError` if
+    `tree` is a class or a function in place of a tree.
 
     !!! example
 
@@ -159,15 +159,17 @@ class Restore(_ocp.args.CheckpointArgs):
         be `jax.ShapeDtypeStruct`s, as [`equinox_like.filter_eval_shape`][] makes them.
     - `shardings`: a device, a sharding, or a prefix tree of these, such as
         [`equinox_like.shardings`][] makes of `like`. The mesh may differ from that of
-        the saved arrays. Where it is `None`, arrays go where those of `like` are.
+        the saved arrays. Where it is `None`, arrays go where those of `like` are. It is
+        needed for arrays that were saved from several devices, if `like` has structs.
     - `at`: a pattern for paths, or a sequence of patterns: only nodes that match are
         read, with all that is below them. Other leaves come from `like`.
 
     **Raises:**
 
     `TypeError` if `like` is a class in place of an instance. `LeafError`, a `RuntimeError`
-    with attribute `path`, while restoring. `ValueError` if a pattern matches nothing, or if
-    the checkpoint was not saved by `Save`.
+    with attribute `path`, while restoring: for differences from `like`, and if data are
+    damaged. `ValueError` if a pattern matches nothing, or if the checkpoint was not saved
+    by `Save`.
     """
 
     like: Any

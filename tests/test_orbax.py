@@ -1,18 +1,21 @@
 """Any tree in the checkpoints of Orbax: what is saved comes back, or an error says why."""
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from hypothesis import given
 from jax.sharding import AxisType, PartitionSpec as P
 from processes import run_together, start
 from strategies import ARRAYS, OWN_PRNG, same
@@ -333,3 +336,187 @@ def test_without_orbax_the_error_says_what_to_install():
     code = "import sys; sys.modules['orbax'] = None; import equinox_like.orbax"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install orbax-checkpoint" in done.stderr
+
+
+# Damage
+
+
+MESH = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+DAMAGED = {
+    "big": jax.random.normal(jax.random.key(0), (50, 50)),
+    "half": jnp.ones((4, 3), jnp.bfloat16),
+    "host": np.arange(5),
+    "key": jax.random.key(3),
+    "name": "text",
+    "rate": 0.25,
+    "sharded": jax.device_put(jnp.arange(300.0), jax.NamedSharding(MESH, P("x"))),
+    "step": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """The folder of a checkpoint, and the bytes of its files."""
+    path = tmp_path_factory.mktemp("sound") / "checkpoint"
+    with ocp.Checkpointer(orbax.TreeHandler()) as checkpointer:
+        checkpointer.save(path, args=orbax.Save(DAMAGED))
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return path, {file: file.read_bytes() for file in files}
+
+
+@pytest.fixture(autouse=True)
+def mend(request):
+    yield
+    if "sound" in request.fixturenames:
+        restore_files(request.getfixturevalue("sound")[1])
+        gc.collect()  # what Orbax left is for this test, which ignores it
+
+
+def restore_files(files):
+    for file, content in files.items():
+        file.write_bytes(content)
+
+
+def restored(path, like=DAMAGED, **options):
+    with ocp.Checkpointer(orbax.TreeHandler()) as checkpointer:
+        return checkpointer.restore(path, args=orbax.Restore(like, **options))
+
+
+def ends_well(path):
+    """Whether the error of a damaged checkpoint came; else all must be as saved."""
+    try:
+        again = restored(path)
+    except eqx.LeafError as error:
+        assert len(str(error)) > 20
+        return True
+    assert all(map(same, *map(jax.tree.leaves, (again, DAMAGED))))
+    assert again["sharded"].sharding == DAMAGED["sharded"].sharding
+    return False
+
+
+# Orbax does not wait for the other arrays if one cannot be read.
+ignored = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
+)
+
+
+@ignored
+@given(data=st.data())
+def test_damaged_checkpoint_is_an_error_or_as_saved(sound, data):
+    path, files = sound
+    restore_files(files)
+    file = data.draw(st.sampled_from(sorted(files)))
+    content = bytearray(files[file])
+    position = data.draw(st.integers(0, len(content) - 1))
+    match data.draw(st.sampled_from(["flip", "flip", "cut", "digit", "zero", "gone"])):
+        case "flip":
+            content[position] ^= 1 << data.draw(st.integers(0, 7))
+        case "cut":
+            content = content[:position]
+        case "digit":
+            content[position] = ord(data.draw(st.sampled_from("0123456789")))
+        case "zero":
+            content[position : position + 16] = bytes(len(content[position:][:16]))
+        case "gone":
+            file.unlink()
+    if file.exists():
+        file.write_bytes(content)
+    ends_well(path)
+
+
+@ignored
+def test_damaged_data_are_an_error_that_names_the_leaf(sound):
+    path, files = sound
+    # What is large is in a file of its own.
+    file = max(files, key=lambda file: len(files[file]))
+    errors = 0
+    for position in range(0, len(files[file]), 400):
+        content = bytearray(files[file])
+        content[position] ^= 4
+        file.write_bytes(content)
+        if ends_well(path):
+            errors += 1
+            with pytest.raises(
+                eqx.LeafError, match=r"`\['big'\]` is damaged"
+            ) as caught:
+                restored(path)
+            assert jax.tree_util.keystr(caught.value.path) == "['big']"
+            # Other leaves can be read.
+            rest = restored(path, at=["['half']", "['sharded']"])
+            assert same(rest["sharded"], DAMAGED["sharded"])
+    assert errors > 10
+
+
+@ignored
+@pytest.mark.parametrize("old", ["0.25", "3", "float32[50,50]", "text", "bfloat16"])
+def test_damaged_description_is_an_error(sound, old):
+    path, files = sound
+    file = path / "_METADATA"
+    text = files[file].decode()
+    start = text.index("equinox_like")
+    description = text[start:].replace(old, old[:-1] + "4", 1)
+    assert description != text[start:]
+    file.write_text(text[:start] + description)
+    with pytest.raises(eqx.LeafError, match="damaged"):
+        restored(path)
+
+
+def test_missing_checkpoint_is_an_ordinary_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        restored(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("host", jnp.asarray, "it was read as ArrayImpl"),
+        ("sharded", np.asarray, "it was read as ndarray"),
+        ("big", lambda x: x[0], r"its data are float32\[50\], not float32\[50,50\]"),
+        ("key", lambda x: x[:1], r"its data are uint32\[1\], not uint32\[2\]"),
+        (
+            "half",
+            lambda x: x.astype("f4"),
+            r"its data are float32\[4,3\], not bfloat16",
+        ),
+        ("sharded", lambda x: jax.device_put(x, jax.devices()[1]), "with the sharding"),
+        ("rate", None, None),
+        ("big", lambda x: -x, "its data do not match its checksum"),
+        ("sharded", lambda x: x.at[299].set(0), "its data do not match its checksum"),
+        ("big", lambda x: None, "it was read as NoneType"),
+    ],
+)
+def test_what_orbax_reads_is_compared_with_what_was_saved(sound, name, change, problem):
+    class Handler(ocp.PyTreeCheckpointHandler):
+        def restore(self, directory, args):
+            read = super().restore(directory, args=args)
+            key = f"['{name}']"
+            return read | {key: change(read[key])} if change else read
+
+    with ocp.Checkpointer(orbax.TreeHandler(Handler())) as checkpointer:
+        restore = lambda: checkpointer.restore(  # noqa: E731
+            sound[0], args=orbax.Restore(DAMAGED)
+        )
+        if change is None:
+            assert all(map(same, *map(jax.tree.leaves, (restore(), DAMAGED))))
+            return
+        match = rf"`\['{name}'\]` is damaged: .*{problem}"
+        with pytest.raises(eqx.LeafError, match=match) as caught:
+            restore()
+    assert jax.tree_util.keystr(caught.value.path) == f"['{name}']"
+
+
+@pytest.mark.parametrize("name", ["\udce9", "x" * 70_000], ids=["surrogate", "long"])
+def test_name_that_orbax_cannot_store_is_an_error(name):
+    class Key:
+        def __str__(self):
+            return name
+
+    class Node:
+        pass
+
+    jax.tree_util.register_pytree_with_keys(
+        Node, lambda node: (((Key(), 1.0),), None), lambda *_: Node()
+    )
+    with pytest.raises(eqx.LeafError, match="too long for Orbax, or is not valid Uni"):
+        orbax.Save(Node())

@@ -24,7 +24,7 @@ from .atomic import is_file, replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
 from .names import is_unicode, renamer
-from .placement import local_ranges, put_like, shardings_for
+from .placement import is_homeless, local_ranges, put_like, shardings_for
 from .stream import write_all
 from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
 
@@ -139,7 +139,8 @@ def load(
         contain its own shards, or without `verify` only the shards.
     - `shardings`: a device, a sharding, or a prefix tree of these, such as
         [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
-        arrays of `like` are. Where it is `None`, `like` decides.
+        arrays of `like` are. Where it is `None`, `like` decides. An array that was saved
+        from several devices needs one or the other, if there are several devices.
     - `rename`: from a path in `like`, such as `"layers[0].weight"`, to the path in the
         file: a dictionary of those that differ, or a function for all.
 
@@ -191,6 +192,8 @@ def load(
                 faults.missing(key_path, name, plain_path(key_path))
         elif problem := what_is_wrong(tensor, leaf):
             faults.mismatch(key_path, name, str(tensor), problem, tensor.note)
+        elif "devices" in tensor.kind and is_homeless(leaf, sharding):
+            faults.homeless(key_path, name)
         elif verify and not file.is_intact(
             name, local_ranges(tensor.leaf_shape, sharding)
         ):

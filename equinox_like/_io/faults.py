@@ -21,6 +21,7 @@ class Faults:
         self.first: _Path | None = None
         self.lines: list[str] = []
         self.absent: list[str] = []
+        self.unplaced: list[str] = []
         self.extra: list[str] = []
 
     def missing(self, path: _Path, name: str, own: str | None = None) -> None:
@@ -37,9 +38,19 @@ class Faults:
             f"`{name}` is {found} in {self.holder}, but {wanted} in `{self.target}`{note}"
         )
 
-    def damaged(self, path: _Path, name: str) -> None:
+    def damaged(
+        self,
+        path: _Path,
+        name: str,
+        problem: str = "its data do not match its checksum",
+    ) -> None:
         self._note(path)
-        self.lines.append(f"`{name}` is damaged: its data do not match its checksum")
+        self.lines.append(f"`{name}` is damaged: {problem}")
+
+    def homeless(self, path: _Path, name: str) -> None:
+        """The array was on several devices, and nothing says where to place it now."""
+        self._note(path)
+        self.unplaced.append(name)
 
     def left_over(self, names: Iterable[str]) -> None:
         self.extra = sorted(names)
@@ -69,6 +80,13 @@ class Faults:
             lines.append(f"missing in {self.holder}: {listed(self.absent, _SHOWN)}")
         if self.extra:
             lines.append(f"only in {self.holder}: {listed(self.extra, _SHOWN)}")
+        if self.unplaced:
+            lines.append(
+                "saved from several devices, and nothing says where to place them now: "
+                f"{listed(self.unplaced, _SHOWN)}. Pass shardings, such as "
+                f"`equinox_like.shardings({self.target}, mesh, rules)`, or one device, "
+                "`jax.devices()[0]`"
+            )
         if fix and (self.absent or self.extra):
             lines.append(fix)
         if lines:

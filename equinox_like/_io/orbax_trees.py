@@ -6,6 +6,7 @@ needs Orbax.
 """
 
 import json
+import zlib
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -29,13 +30,17 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
 from .._tree.paths import listed, plain_path
 from .faults import Faults
+from .names import is_unicode
 from .narrow import WIDE, narrowed, narrows_to, not_in_jax
-from .placement import shardings_for
+from .placement import is_homeless, is_spread, shardings_for
+from .sums import content_sums
 from .tensors import is_savable, number_type
 
 # The key of our entry in Orbax's custom metadata, and the version of its format.
 _OWN: Final = "equinox_like"
-_VERSION: Final = 1
+_VERSION: Final = 2
+# The database of Orbax has keys of up to 64 KiB, and the path is a part of them.
+_MAX_NAME: Final = 60_000
 # Saved if there are no arrays, since Orbax refuses to save an empty dictionary.
 _FILLER: Final = "<no arrays>"
 
@@ -48,6 +53,12 @@ def refuse_unsavable(tree: Any) -> None:
         if name in names:
             raise LeafError(f"Two leaves have the path `{name}`.", path)
         names.add(name)
+        if not is_unicode(name) or len(name.encode()) > _MAX_NAME:
+            raise LeafError(
+                f"A path of {len(name)} characters is too long for Orbax, or is not valid "
+                f"Unicode: {name[:80]!r}.",
+                path,
+            )
         problem = _why_unsavable(leaf)
         if problem is not None:
             raise LeafError(f"`{name}` ({describe_array(leaf)}) {problem}.", path)
@@ -64,12 +75,21 @@ def as_pytree_save(tree: Any) -> Any:
     for path, leaf in jtu.tree_leaves_with_path(tree):
         name = plain_path(path)
         leaves[name] = _description(leaf)
+        if is_spread(leaf):
+            leaves[name]["devices"] = len(leaf.sharding.device_set)
         if is_array(leaf) and leaf.size:  # Orbax cannot save empty arrays
             arrays[name] = _stored(leaf)
+    for name, total in zip(arrays, content_sums(arrays.values()), strict=True):
+        leaves[name]["sum"] = total
+    text = json.dumps(leaves)
+    own = {"version": _VERSION, "leaves": text, "sum": _text_sum(_VERSION, text)}
     return ocp.args.PyTreeSave(
-        arrays or {_FILLER: np.zeros((), np.int8)},
-        custom_metadata={_OWN: {"version": _VERSION, "leaves": leaves}},
+        arrays or {_FILLER: np.zeros((), np.int8)}, custom_metadata={_OWN: own}
     )
+
+
+def _text_sum(version: Any, text: Any) -> str:
+    return f"{zlib.crc32(f'{version} {text}'.encode()):08x}"
 
 
 def _stored(leaf: Any) -> Any:
@@ -148,6 +168,26 @@ class _Wanted(NamedTuple):
     def is_narrowed(self) -> bool:
         return _is_narrowed(self.saved, self.like)
 
+    @property
+    def stored(self) -> str:
+        """The description of the array that Orbax has."""
+        if "key" in self.saved:
+            return describe_array(jax.eval_shape(jax.random.key_data, self.like))
+        return self.saved["array"]
+
+    def damage(self, array: Any) -> str | None:
+        """How the array that was read differs from the one that was saved, if at all."""
+        sharding = None if self.is_narrowed else self.sharding
+        kind = np.ndarray if sharding is None else jax.Array
+        if not isinstance(array, kind):
+            return f"it was read as {type(array).__name__}"
+        if (found := describe_array(array)) != self.stored:
+            return f"its data are {found}, not {self.stored}"
+        if isinstance(array, jax.Array) and sharding is not None:
+            if not array.sharding.is_equivalent_to(sharding, array.ndim):
+                return f"it was read with the sharding {array.sharding}"
+        return None
+
 
 def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) -> Any:
     """The tree that the handler `arrays` reads, by the arguments of `Restore`."""
@@ -156,7 +196,7 @@ def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) ->
     saved = _saved_leaves(arrays, directory)
     names = [plain_path(path) for path, _ in items]
     chosen = _chosen(names, at)
-    _refuse_differences(directory, items, chosen, saved, at is None)
+    _refuse_differences(directory, items, chosen, where, saved, at is None)
     wanted = {
         i: _Wanted(names[i], path, leaf, where[i], saved[names[i]])
         for i, (path, leaf) in enumerate(items)
@@ -170,21 +210,40 @@ def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) ->
     return treedef.unflatten(leaves)
 
 
+class _NoDescriptionError(LeafError, ValueError):
+    """Another program saved the checkpoint, or what shows that we did is damaged."""
+
+
 def _saved_leaves(arrays: Any, directory: Any) -> dict[str, dict[str, Any]]:
-    own = (arrays.metadata(directory).custom_metadata or {}).get(_OWN)
+    try:
+        own = (arrays.metadata(directory).custom_metadata or {}).get(_OWN)
+    except Exception as error:
+        if not directory.exists():
+            raise
+        raise LeafError(
+            f"The metadata of {directory} cannot be read, so it is damaged: "
+            + _first_line(error)
+        ) from error
     if own is None:
-        raise ValueError(
-            f"{directory} was not saved by `equinox_like.orbax.Save`: it has no "
-            "description of its leaves. Restore it with "
+        raise _NoDescriptionError(
+            f"{directory} was not saved by `equinox_like.orbax.Save`, or is damaged: it "
+            "has no description of its leaves. Restore it with "
             "`orbax.checkpoint.args.PyTreeRestore`."
         )
-    if own["version"] != _VERSION:
-        raise ValueError(
-            f"{directory} was saved in version {own['version']!r} of the format; this "
+    own = own if isinstance(own, dict) else {}
+    version, text = own.get("version"), own.get("leaves")
+    if own.get("sum") != _text_sum(version, text):
+        raise LeafError(
+            f"{directory} is damaged: the description of its leaves does not match its "
+            "checksum."
+        )
+    if version != _VERSION:
+        raise _NoDescriptionError(
+            f"{directory} was saved in version {version!r} of the format; this "
             f"`equinox_like.orbax` reads version {_VERSION}. Install a newer "
             "`equinox_like`."
         )
-    return own["leaves"]
+    return json.loads(str(text))
 
 
 def _chosen(names: list[str], at: Any) -> list[bool]:
@@ -204,12 +263,15 @@ def _refuse_differences(
     directory: Any,
     items: list[tuple[Any, Any]],
     chosen: list[bool],
+    where: list[Any],
     saved: dict[str, dict[str, Any]],
     is_whole: bool,
 ) -> None:
     faults = Faults(str(directory), "the checkpoint")
     names = [plain_path(path) for path, _ in items]
-    for (path, leaf), name, is_wanted in zip(items, names, chosen, strict=True):
+    for (path, leaf), name, is_wanted, sharding in zip(
+        items, names, chosen, where, strict=True
+    ):
         if not is_wanted:
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 raise LeafError(
@@ -224,6 +286,8 @@ def _refuse_differences(
             found, wanted = _shown(saved[name]), _shown(_description(leaf))
             if found != wanted and not _is_narrowed(saved[name], leaf):
                 faults.mismatch(path, name, found, wanted)
+            elif "devices" in saved[name] and is_homeless(leaf, sharding):
+                faults.homeless(path, name)
     if is_whole:
         known = set(names)
         faults.left_over(name for name in saved if name not in known)
@@ -245,17 +309,49 @@ def _shown(description: dict[str, Any]) -> str:
 
 
 def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
-    args = {
-        each.name: _restore_args(each)
-        for each in wanted
-        if is_array_or_struct(each.like) and each.like.size
-    }
-    if not args:
+    wanted = [x for x in wanted if is_array_or_struct(x.like) and x.like.size]
+    faults = Faults(str(directory), "the checkpoint")
+    try:
+        read = _read_together(arrays, directory, wanted)
+    except Exception:
+        # One by one, to find those that cannot be read.
+        read = {}
+        for each in wanted:
+            try:
+                read |= _read_together(arrays, directory, [each])
+            except Exception as error:
+                problem = f"it cannot be read: {_first_line(error)}"
+                faults.damaged(each.path, each.name, problem)
+    whole = []
+    for each in wanted:
+        if problem := each.name in read and each.damage(read[each.name]):
+            faults.damaged(each.path, each.name, problem)
+        elif each.name in read:
+            whole.append(each)
+    sums = content_sums(read[each.name] for each in whole)
+    for each, total in zip(whole, sums, strict=True):
+        if total != each.saved["sum"]:
+            faults.damaged(each.path, each.name)
+    faults.raise_any()
+    return read
+
+
+def _first_line(error: Exception) -> str:
+    """The start of the message, which TensorStore follows by pages of settings."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+
+
+def _read_together(
+    arrays: Any, directory: Any, wanted: list[_Wanted]
+) -> dict[str, Any]:
+    if not wanted:
         return {}
+    args = {each.name: _restore_args(each) for each in wanted}
     restore = ocp.args.PyTreeRestore(
         dict.fromkeys(args, 0), restore_args=args, partial_restore=True
     )
-    return arrays.restore(directory, args=restore)
+    read = arrays.restore(directory, args=restore)
+    return {name: read[name] for name in args}
 
 
 def _restore_args(wanted: _Wanted) -> Any:

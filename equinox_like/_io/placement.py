@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceShar
 from .._compat.put import putter
 from .._compat.tracer import Tracer
 from .._errors import LeafError
-from .._tree.arrays import describe_array
+from .._tree.arrays import describe_array, is_concrete
 from .._tree.match import spread
 from .._tree.paths import plain_path
 from .narrow import not_in_jax
@@ -28,14 +28,30 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
     """
     specs = (spec for _, spec in spread(shardings, like, "shardings", "like"))
     return [
-        _sharding_for(path, leaf, spec)
+        sharding_for(path, leaf, spec)
         for (path, leaf), spec in zip(
             jtu.tree_leaves_with_path(like), specs, strict=True
         )
     ]
 
 
-def _sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | None:
+def is_spread(leaf: Any) -> bool:
+    """Whether a leaf is an array on several devices, sharded or replicated."""
+    return is_concrete(leaf) and len(leaf.sharding.device_set) > 1
+
+
+def is_homeless(like: Any, sharding: Sharding | None) -> bool:
+    """Whether nothing says on which of several devices an array shall be.
+
+    An array that was saved from several devices is then an error: on one of them, it
+    might not fit, or be slow without a word. An array in `like` says where, even if it is
+    on the default device.
+    """
+    is_open = sharding is None and isinstance(like, jax.ShapeDtypeStruct)
+    return is_open and jax.device_count() > 1
+
+
+def sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | None:
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return None
     name = f"`{plain_path(path)}` ({describe_array(leaf)})"

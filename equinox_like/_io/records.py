@@ -19,6 +19,7 @@ from .._tree.filters import is_number
 from .._tree.nodes import with_article
 from .narrow import narrowed, narrows_to, not_in_jax
 from .npy import Header, read_data, read_header, write_record
+from .placement import sharding_for
 from .tensors import NUMBERS, in_numpy, is_loadable, is_savable, number_type
 
 _KEY_PREFIX: Final = "key<"
@@ -78,6 +79,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
     - `f`: a binary file, open for reading.
     - `x`: a leaf of the tree to load into; a `jax.ShapeDtypeStruct` stands for a JAX array.
+        A JAX array is placed where `x` is committed, or as the struct says.
 
     **Returns:**
 
@@ -116,12 +118,15 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
 def read_leaf(f: Any, x: Any, put: Put) -> Any:
     """As `default_deserialise_filter_spec`, with `put` to make JAX arrays."""
-    if is_typed_key(x):
-        return _read_key(f, x)
     if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
         if problem := not_in_jax(x.dtype):
             raise RecordMismatch(f"has {problem}")
-        return put(_read_array(f, x.shape, x.dtype, narrow=True))
+        sharding = sharding_for((), x, None)
+        if is_typed_key(x):
+            array = _read_key(f, x)
+        else:
+            array = put(_read_array(f, x.shape, x.dtype, narrow=True))
+        return array if sharding is None else jax.device_put(array, sharding)
     if isinstance(x, np.ndarray):
         return _read_array(f, x.shape, x.dtype)
     if isinstance(x, np.generic):

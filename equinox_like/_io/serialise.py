@@ -22,6 +22,7 @@ from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
 from .atomic import content_of, is_file, opened, replacing, with_suffix
 from .npy import bytes_remaining
+from .placement import is_homeless, is_spread
 from .records import (
     RecordMismatch,
     check_alike,
@@ -102,13 +103,13 @@ def tree_serialise_leaves(
             _write_leaf(file, spec, path, leaf)
         return
     with replacing(with_suffix(path_or_file, ".eqx")) as file:
-        written: list[tuple[str, int]] = []
+        written: list[tuple[str, int, bool]] = []
         end, is_selection = 0, False
         for spec, path, leaf in items:
             _write_leaf(file, spec, path, leaf)
             start, end = end, file.tell()
             if end != start:
-                written.append((path_str(path), end))
+                written.append((path_str(path), end, is_spread(leaf)))
             elif is_loadable(leaf):
                 is_selection = True
         file.flush()
@@ -132,7 +133,8 @@ def tree_deserialise_leaves(
     - `path_or_file`: a path, to which `.eqx` is appended if it has no suffix; or a binary
         file open for reading, which is left after the last record that was read.
     - `like`: a tree of the same structure, whose leaves have the types, shapes and dtypes
-        of those saved. [`equinox_like.filter_eval_shape`][] makes one without computing.
+        of those saved. [`equinox_like.filter_eval_shape`][] makes one without computing. An
+        array is placed where that of `like` is committed, or as the struct says.
     - `filter_spec`: a function `(file, leaf of like) -> leaf`, or a prefix tree of such
         functions; by default [`equinox_like.default_deserialise_filter_spec`][]. Where it
         is not the default, paths are not compared.
@@ -147,7 +149,8 @@ def tree_deserialise_leaves(
 
     `FileNotFoundError` if there is no such file. `LeafError`, a `RuntimeError` with
     attribute `path`, if the file was saved from a tree of another structure, if a leaf has
-    another type, shape or dtype, or if the file is damaged. `RuntimeError` if something
+    another type, shape or dtype, if the file is damaged, or if `like` has a struct without
+    a sharding for an array that was on several devices. `RuntimeError` if something
     is left over in a file that is named by its path.
 
     !!! example
@@ -249,6 +252,7 @@ def _read_leaves(
     end = file.tell()
     for spec, path, like in items:
         start = end
+        is_default = spec is default_deserialise_filter_spec
         try:
             leaf = _read_leaf(file, spec, path, like, put)
         except LeafError as error:
@@ -258,10 +262,16 @@ def _read_leaves(
         end = file.tell()
         if end != start:
             # A custom function, here or when saving, may have skipped some leaves.
-            is_default = spec is default_deserialise_filter_spec
-            if is_default and not records.are_selection:
-                if not records.is_next(path):
-                    raise _other_structure(path, items, records.names)
+            is_known = is_default and not records.are_selection
+            if is_known and not records.is_next(path):
+                raise _other_structure(path, items, records.names)
+            is_open = is_homeless(like, getattr(like, "sharding", None))
+            if is_default and records.is_next_spread and is_open:
+                raise _error_at(
+                    path,
+                    "it was saved from several devices, and `like` does not say where to "
+                    "place it now. Give its `jax.ShapeDtypeStruct` a `sharding`.",
+                )
             if not records.are_intact(start, end):
                 raise _error_at(
                     path, "it is damaged: its data do not match its checksum"

@@ -25,23 +25,26 @@ class Structure(NamedTuple):
     ends: list[Any] | None
     # Whether a custom function has skipped leaves that have data.
     is_selection: bool
+    # The numbers of the leaves that were arrays on several devices.
+    spread: list[Any]
 
 
-_UNKNOWN: Final = Structure([], [], None, False)
+_UNKNOWN: Final = Structure([], [], None, False, [])
 _STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
 
 
 def structure_record(
-    written: list[tuple[str, int]], is_selection: bool, content: np.ndarray
+    written: list[tuple[str, int, bool]], is_selection: bool, content: np.ndarray
 ) -> bytes:
-    ends = [end for _, end in written]
+    ends = [end for _, end, _ in written]
     bounds = zip([0, *ends], ends, strict=False)
     described = {
         "equinox_like": 1,
-        "leaves": [name for name, _ in written],
+        "leaves": [name for name, _, _ in written],
         "sums": [checksum(content[start:end]) for start, end in bounds],
         "ends": ends,
         "selection": is_selection,
+        "spread": [i for i, (_, _, is_spread) in enumerate(written) if is_spread],
     }
     # Text with lone surrogates, too, is read as it is written.
     text = json.dumps(described, ensure_ascii=False)[:-1]
@@ -83,19 +86,23 @@ def read_structure(file: Any) -> Structure | None:
 def _as_structure(found: Any) -> Structure:
     """**Raises:** `KeyError` or `TypeError` if `found` is not such a description."""
     names, sums, ends = found["leaves"], found.get("sums", []), found.get("ends")
-    texts, numbers = (names, sums), [] if ends is None else ends
+    spread = found.get("spread", [])
+    texts, numbers = (names, sums), spread if ends is None else [*ends, *spread]
     if not all(type(x) is list and all(type(y) is str for y in x) for x in texts):
         raise TypeError
-    if type(numbers) is not list or not all(type(x) is int for x in numbers):
+    if not all(type(x) is int for x in numbers):
         raise TypeError
-    return Structure(names, sums, ends, found.get("selection") is True)
+    return Structure(names, sums, ends, found.get("selection") is True, spread)
 
 
 class Records:
     """Compares the records that are read with the names and checksums in the file."""
 
     def __init__(self, saved: Structure | None, content: np.ndarray):
-        self.names, self._sums, self._ends, self.are_selection = saved or _UNKNOWN
+        self.names, self._sums, self._ends, self.are_selection, spread = (
+            saved or _UNKNOWN
+        )
+        self._spread = set(spread)
         self._is_known = saved is not None
         self._content = content
         self._next = 0
@@ -105,6 +112,11 @@ class Records:
             return True
         left = self._next < len(self.names)
         return left and self.names[self._next] == path_str(path)
+
+    @property
+    def is_next_spread(self) -> bool:
+        """Whether the next leaf was an array on several devices."""
+        return self._next in self._spread
 
     def are_intact(self, start: int, end: int) -> bool:
         """Whether the records from `start` to `end` match their checksums."""

@@ -18,6 +18,7 @@ from .._compat.tracer import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key, with_key
 from .._tree.filters import is_array, is_array_or_struct, is_number
 from .narrow import WIDE, narrowed, narrows_to
+from .placement import is_spread
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {
@@ -66,8 +67,8 @@ class Tensor(NamedTuple):
 
     `kind` has what safetensors cannot describe: `{"dtype": ...}`, `{"python": ...}`,
     `{"dtype": ..., "key": ...}` with the implementation of a PRNG,
-    `{"weak_type": "true"}` for a weak dtype, or `{"jax": "true"}` for a JAX array of 64
-    bits.
+    `{"weak_type": "true"}` for a weak dtype, `{"jax": "true"}` for a JAX array of 64
+    bits, or `{"devices": ...}` with their number for an array on several devices.
     """
 
     dtype: str
@@ -178,8 +179,11 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
     """
     kind: dict[str, str] = {}
     if isinstance(leaf, jax.Array):
+        if is_spread(leaf):
+            kind["devices"] = str(len(leaf.sharding.device_set))
         if is_typed_key(leaf):
-            kind = {"dtype": leaf.dtype.name, "key": str(jax.random.key_impl(leaf))}
+            kind["dtype"] = leaf.dtype.name
+            kind["key"] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         else:
             if leaf.weak_type:

@@ -1,0 +1,81 @@
+"""A checksum of an array that is the same however the array is sharded.
+
+It is the sum, over all elements, of a mix of their bits and their position, so that each
+device can sum up its own shard. It changes with each change of one element, and with other
+changes except for one in 2**32.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+# The mesh in use may lack the devices of an array.
+_NO_MESH: Final = Mesh(np.empty((), object), ())
+# Below this size in bytes, compiling a program takes longer than copying the array.
+_SMALL: Final = 1 << 22
+_PIECE: Final = 1 << 16
+
+
+def content_sums(arrays: Iterable[Any]) -> list[str]:
+    """The checksum of each array, of JAX or NumPy, as a text of 8 characters.
+
+    Arrays with shards on other hosts need the same call in all processes.
+    """
+    return [f"{int(total):08x}" for total in jax.device_get(list(map(_sum, arrays)))]
+
+
+def _sum(x: Any) -> Any:
+    if isinstance(x, jax.Array):
+        is_large = x.nbytes > _SMALL and next(iter(x.devices())).platform != "cpu"
+        if is_large or not x.is_fully_addressable:
+            with jax.set_mesh(_NO_MESH):
+                return sum_on_devices(x)
+        # Without the cache of the array, which would keep its memory from being donated.
+        x = np.asarray(x.addressable_data(0) if x.is_fully_replicated else x)
+    return sum_on_host(x)
+
+
+@jax.jit
+def sum_on_devices(x: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag], axis=-1)
+    if x.dtype != np.bool_:
+        x = jax.lax.bitcast_convert_type(x, f"uint{min(_bits(x.dtype), 32)}")
+    words, place = x.astype(np.uint32), jnp.uint32(0)
+    for axis, n in enumerate(words.shape):
+        index = jax.lax.broadcasted_iota(np.uint32, words.shape, axis)
+        place = place * jnp.uint32(n % (1 << 32)) + index
+    return jnp.sum(_mixed(words ^ _mixed(place)), dtype=np.uint32)
+
+
+def sum_on_host(x: np.ndarray) -> int:
+    data = np.ascontiguousarray(x).reshape(-1)
+    words = data.view(f"u{min(x.dtype.itemsize, 4)}")
+    # The upper bits of a byte with fewer are of no account.
+    mask = np.uint32(
+        (1 << 32) - 1 if x.dtype.itemsize > 1 else (1 << _bits(x.dtype)) - 1
+    )
+    total = 0
+    for start in range(0, words.size, _PIECE):
+        piece = words[start : start + _PIECE].astype(np.uint32) & mask
+        place = np.arange(start, start + piece.size).astype(np.uint32)
+        total += int(_mixed(piece ^ _mixed(place)).sum(dtype=np.uint32))
+    return total % (1 << 32)
+
+
+def _bits(dtype: Any) -> int:
+    if dtype == np.bool_:
+        return 8
+    info = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+    return info(dtype).bits
+
+
+def _mixed(x: Any) -> Any:
+    """A permutation of the integers of 32 bits that scatters them (MurmurHash3's)."""
+    for shift, factor in (16, 0x85EBCA6B), (13, 0xC2B2AE35):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
