@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from .._compat.deleted import delete_whole
+from .._compat.deleted import MAY_CRASH, delete_rest
 
 
 def delete_array(x: jax.Array) -> None:
@@ -20,7 +20,17 @@ def delete_array(x: jax.Array) -> None:
     with jax.disable_jit(False):
         _program(x.sharding)(x)
     if len(x.sharding.device_set) > 1:
-        delete_whole(x)
+        delete_rest(x)
+        fatal.exist = MAY_CRASH
+
+
+class _Fatal:
+    """Whether there have been deleted arrays on which JAX may crash."""
+
+    exist = False
+
+
+fatal = _Fatal()
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._compat.deleted import DELETES_BUFFERS_ONLY, delete_whole
+from .._compat.deleted import MAY_CRASH, delete_rest
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
 from .._compat.messages import tells_of_deleted_array
 from .._core.base import jit_is_disabled
-from .._core.deletion import delete_array
+from .._core.deletion import delete_array, fatal
 from .._errors import DonationError, DonationWarning
 from .donation import (
     Donation,
@@ -226,11 +226,8 @@ class Deletion:
             held = {i for i in alive if found and isinstance(found[i], int)}
             others = [i for i in alive if i not in held and self._by_name]
             useless = [i for i in others if found[i] is not Buffer.NOT_DONATED]
-            in_part = [
-                i
-                for i in sharded
-                if (DELETES_BUFFERS_ONLY if deleted[i] else i in held)
-            ]
+            in_part = [i for i in sharded if i in held]
+            fatal.exist |= MAY_CRASH and bool(sharded)
             # One array of each argument is noted: to note them all would cost every call.
             gone = {i for i, is_deleted in enumerate(deleted) if is_deleted}
             gone.update(useless, in_part)
@@ -241,7 +238,7 @@ class Deletion:
         for i in useless:
             delete_array(donated[i])
         for i in in_part:
-            delete_whole(donated[i])
+            delete_rest(donated[i])
         self._record.calls.append([weakref.ref(donated[i]) for i in to_note])
 
     def fail(self, layout: Layout, leaves: list[Any], error: BaseException) -> None:

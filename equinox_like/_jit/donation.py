@@ -323,7 +323,7 @@ def refuse_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> N
 def refuse_fatal(layout: Layout, leaves: list[Any]) -> None:
     """Raises for arrays on several devices that crash the process on jax 0.10."""
     data = layout.take_data(leaves)
-    any_deleted = True in are_deleted(data)
+    any_deleted = any(map(is_deleted, data))
     if not any_deleted and len(set(map(id, data))) == len(data):
         return
     if are_any_sharded(data):

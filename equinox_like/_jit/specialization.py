@@ -17,11 +17,13 @@ from typing import Any, NoReturn
 import jax
 import jax.tree_util as jtu
 
+from .._compat.deleted import MAY_CRASH
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.trace_state import at_top_level, trace_context
 from .._compat.tracer import known_array
 from .._core.base import jit_is_disabled, name_of
+from .._core.deletion import fatal
 from .._core.parts import Rest, take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
@@ -30,7 +32,7 @@ from .._tree.registry import registry
 from .._tree.splitting import Skeleton, merge
 from .._warn import warn
 from .checks import explained, holds_check, there_are_checks, wait_for
-from .donation import note_losses
+from .donation import note_losses, refuse_fatal
 from .hidden import Assignments, refuse_hidden_tracers
 from .layout import DONATE, MAX_KEPT, Layout, chained, groups_of, keep
 from .retrace import Trace, announce, explain, trace_of
@@ -99,6 +101,8 @@ class Specialization:
 
     def run(self, layout: Layout, leaves: list[Any]) -> Any:
         try:
+            if MAY_CRASH and fatal.exist:
+                refuse_fatal(layout, leaves)
             if layout.is_whole:
                 out = self.function(tuple(leaves))
             else:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from equinox_like._compat.deleted import delete_whole, may_be_donated
+from equinox_like._compat.deleted import delete_rest, may_be_donated
 
 ARRAYS = {
     "float": lambda: jnp.ones(3),
@@ -26,31 +26,31 @@ def test_array_without_a_traceback_is_not_known_to_be_donated():
     assert not may_be_donated(object())
 
 
-def sharded(spec):
+@pytest.mark.parametrize("spec", [P(), P("d")], ids=["whole", "split"])
+@pytest.mark.parametrize("part", range(4))
+def test_array_of_which_jax_deleted_a_part_is_deleted(spec, part):
+    x = sharded(jnp.arange(8.0), spec)
+    view = np.asarray(x.addressable_shards[part].data)
+    values = view.tolist()
+    jax.jit(jax.lax.optimization_barrier, donate_argnums=0)(x)
+    for _ in range(2):
+        delete_rest(x)
+        assert x.is_deleted() and view.tolist() == values
+        with pytest.raises(RuntimeError, match="deleted"):
+            np.asarray(x)
+
+
+def test_key_is_deleted():
+    x = sharded(jax.random.split(jax.random.key(0), 8), P("d"))
+    delete_rest(x)
+    assert x.is_deleted()
+
+
+def sharded(x, spec):
     axis_types = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((4,), ("d",), axis_types=axis_types)
-    x = jax.random.split(jax.random.key(0), 8) if spec is None else jnp.ones(8)
-    return jax.device_put(x, jax.sharding.NamedSharding(mesh, spec or P("d")))
+    return jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
 
 
-@pytest.mark.parametrize("spec", [P(), P("d"), None], ids=["whole", "split", "keys"])
-@pytest.mark.parametrize("is_held", [True, False])
-def test_array_of_which_jax_deleted_a_part_is_deleted_whole(spec, is_held):
-    for _ in range(2):
-        x = sharded(spec)
-        first = x if spec is None else x.addressable_shards[0].data
-        view = np.asarray(first) if is_held and spec is not None else None
-        jax.jit(jax.lax.optimization_barrier, donate_argnums=0)(x)
-        shape, sharding = x.shape, x.sharding
-        delete_whole(x)
-        assert x.is_deleted() and x.shape == shape and x.sharding == sharding
-        with pytest.raises(RuntimeError, match="deleted"):
-            jax.block_until_ready(jax.jit(lambda x: x[::-1])(x))
-        assert view is None or view.tolist() == first.tolist()
-
-
-def test_array_without_the_private_methods_is_left_as_it_is():
-    class Array:
-        pass
-
-    delete_whole(Array())
+def test_array_without_the_private_method_is_left_as_it_is():
+    delete_rest(object())
