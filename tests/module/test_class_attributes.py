@@ -49,7 +49,7 @@ def test_the_warning_points_at_the_class():
     with pytest.warns(UserWarning) as caught:
 
         class Net(eqx.Module):
-            layers = [LINEAR]
+            layers = [LINEAR]  # noqa: RUF012
 
     assert caught[0].filename == __file__
     assert "Net.layers` holds a Linear" in str(caught[0].message)
@@ -75,7 +75,7 @@ def test_what_is_not_lost_is_not_warned_of():
             activation = eqx.Partial(jax.nn.gelu, approximate=True)
             tanh = eqx.nn.Lambda(jnp.tanh)
             pool = eqx.nn.MaxPool1d(2)
-            kinds = [eqx.nn.Linear, jnp.float32]
+            kinds = eqx.nn.Linear, jnp.float32
             fixed = staticmethod(eqx.filter_jit(lambda x: x))
 
             class Inner(eqx.Module):
