@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from .._errors import LeafError
 from .._tree.paths import listed
+from .names import hint_of_state
 
 _SHOWN: Final = 20
 
@@ -89,6 +90,8 @@ class Faults:
             )
         if fix and (self.absent or self.extra):
             lines.append(fix)
+        if hint := hint_of_state([*self.extra, *self.absent]):
+            lines.append(hint)
         if lines:
             raise LeafError(
                 f"Cannot load {self.source} into `{self.target}`:\n  "

@@ -1,7 +1,8 @@
 """Under which name a leaf of a tree is stored, and which names can be stored."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import jax.tree_util as jtu
 
@@ -49,3 +50,18 @@ def renamer(
 def is_unicode(text: str) -> bool:
     """Whether `text` has no lone surrogate, which the readers of a file refuse."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+BEFORE_STATE: Final = (
+    "this tree was taken before `make_with_state`; take it from the model that it "
+    "returned"
+)
+
+
+def hint_of_state(unmatched: Iterable[str]) -> str:
+    """A sentence on `make_with_state`, which deletes the initial values of a model, if
+    these are among the names that a file or a tree has, and the other one lacks."""
+    found = [name for name in unmatched if re.search(r"\.init($|[.\[])", name)]
+    if not found:
+        return ""
+    return f"If `{found[0]}` is the initial value of a StateIndex: {BEFORE_STATE}."

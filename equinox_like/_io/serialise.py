@@ -21,6 +21,7 @@ from .._tree.paths import listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
 from .atomic import content_of, is_file, opened, replacing, with_suffix
+from .names import hint_of_state
 from .npy import bytes_remaining
 from .placement import is_homeless, is_spread
 from .records import (
@@ -341,5 +342,5 @@ def _differences(items: list[Any], saved: list[str]) -> str:
         )
     return (
         f"Only in the file: {listed(only_saved, _SHOWN)}; only in `like`: "
-        f"{listed(only_like, _SHOWN)}."
-    )
+        f"{listed(only_like, _SHOWN)}. {hint_of_state([*only_saved, *only_like])}"
+    ).strip()

@@ -13,8 +13,10 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import wadler_lindig as wl
 from jaxtyping import Array
 
+from .._io.names import BEFORE_STATE
 from .._module import Module, field
 from .._module.construct import filled
 from .._tree import is_array_like, tree_pformat
@@ -36,7 +38,11 @@ class Marker:
     """The marker of an index without a name. Compared by identity."""
 
     def __repr__(self) -> str:
-        return "<unnamed>"
+        # JAX shows it if trees from before and after `make_with_state` meet.
+        return f"<unnamed: {BEFORE_STATE}>"
+
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        return wl.TextDoc("<unnamed>")
 
 
 class RowMarker(NamedTuple):
@@ -245,9 +251,11 @@ class State(Cached):
                     "layers within `make_with_state`, which makes a State for them."
                 )
             known = ", ".join(map(str, _by_name(self._alive()))) or "nothing"
+            is_named = isinstance(index.marker, str)
             raise KeyError(
-                f"This State has no value for {index.marker!r}; it has {known}. Was it "
-                "made together with this model?"
+                f"This State has no value for {index.marker if is_named else '<unnamed>'};"
+                f" it has {known}. Was it made together with this model?"
+                + ("" if is_named else f" If not, {BEFORE_STATE}.")
             )
         return index.marker
 
