@@ -20,7 +20,7 @@ from .._compat.source_info import pass_over, was_cut
 from .._module.construct import filled
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
-from .._module.module import Module
+from .._module.module import Module, as_pytree
 from .._module.names import OfCallables, function_of as function_of, name_of as name_of
 from .._module.partial import Partial
 from .._tree.at import NOT_GIVEN as NOT_GIVEN
@@ -64,6 +64,7 @@ class Transformed(Module, Generic[_P, _T]):
 
     def __init__(self, fun: Any):
         require_callable(fun, self._transformation_)
+        fun = as_pytree(fun)
         is_opaque = jtu.all_leaves([fun])
         self._tree = None if is_opaque else fun
         self._opaque = fun if is_opaque else None

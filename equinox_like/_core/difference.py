@@ -15,7 +15,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 import numpy as np
 
-from .._module.module import BoundMethod, Module
+from .._module.module import BoundMethod, Module, as_pytree
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import children_of, describe_both, describe_node, with_article
 from .._tree.paths import path_str
@@ -221,11 +221,22 @@ def _fix(old: Any, new: Any, is_field: bool) -> str:
         )
     if isinstance(new, str):
         fixes.append("It is a string and so static: keep it fixed, or pass a number.")
-    if callable(new) and _shown_name(old) == _shown_name(new):
-        fixes.append(
-            "It is a new function object: create it once, and pass the same one."
-        )
+    if callable(new) and (
+        _code_of(old) is _code_of(new) or _shown_name(old) == _shown_name(new)
+    ):
+        fixes.append(_fix_of_function(new))
     return " ".join(fixes)
+
+
+def _fix_of_function(fun: Any) -> str:
+    if isinstance(fun, functools.partial):
+        parts = as_pytree(fun.func), fun.args, fun.keywords
+        if any(map(is_array, jtu.tree_leaves(parts))):
+            return (
+                "A `functools.partial` is not a pytree: its arrays are constants of the "
+                "program. Use `equinox_like.Partial`."
+            )
+    return "It is a new function object: create it once, and pass the same one."
 
 
 def _shown_name(fun: Any) -> str:

@@ -31,7 +31,7 @@ from .._typing import JitOptions
 from .checks import holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
-from .layout import Layout
+from .layout import Layout, with_methods
 from .program import Program, Settings
 from .programs import owner_of_programs, program_of
 from .report import DonationReport, report_on
@@ -274,7 +274,7 @@ class Jitted(Transformed[_P, _T]):
         self, args: Any, kwargs: Any, program: Program
     ) -> tuple[Layout, list[Any]]:
         """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
-        call = self._tree, args, kwargs
+        call = with_methods((self._tree, args, kwargs))
         layout = program.layouts.make(call, is_data=is_array_or_struct)
         return layout, jtu.tree_leaves(call)
 

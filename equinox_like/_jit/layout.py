@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
+from .._module.module import as_pytree
 from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
 from .._tree.registry import registry
@@ -159,6 +160,11 @@ class Layout:
         return list(zip(self.data_names, data, self._are_donated, strict=True))
 
 
+def with_methods(call: Call) -> Call:
+    """The call, with each `model.__call__` as a pytree, so that it is not static."""
+    return jtu.tree_map(as_pytree, call)
+
+
 def groups_of(
     leaves: Iterable[_T], label_of: Callable[[_T], Any]
 ) -> Iterator[tuple[Any, Iterator[_T]]]:
@@ -208,6 +214,9 @@ class LayoutTable:
 
     def add(self, call: Call) -> tuple[Layout, list[Any]]:
         leaves, structure = registry.flatten(call)
+        if any(as_pytree(x) is not x for x in leaves):
+            # Such a call has no layout of its own, so that others need not be inspected.
+            return self.fit(with_methods(call))
         # This builds the lazy instances of the call; the next call has lazy ones again.
         if forget_other_classes(call) or registry.adopt(call):
             leaves, structure = registry.flatten(call)

@@ -27,7 +27,7 @@ from .by_value import is_empty, register_empty, restore
 from .construct import construct
 from .dataclass import is_dunder, make_dataclass, put_attributes
 from .fields import field
-from .flatten import WRAPPER_ATTRIBUTES, Node, register
+from .flatten import OPEN, WRAPPER_ATTRIBUTES, Node, register
 from .immutable import Immutable, refuse_assignment
 from .names import OfCallables, code_of, show_function
 from .spec import (
@@ -275,8 +275,9 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
     abstract method.
 
     A method read from an instance is a pytree with the leaves of the instance, so
-    it can be passed to `jax.jit` and the like, too. Special methods, such as `__call__`,
-    are not: pass the instance itself.
+    it can be passed to `jax.jit` and the like, too. A special method, such as `__call__`,
+    is one for the transformations of this library, as in `filter_vmap(model.__call__)`,
+    and as an argument of what `filter_jit` returns. Elsewhere pass the instance itself.
 
     **Raises:**
 
@@ -374,6 +375,18 @@ class BoundMethod(Module):
 
         def __setattr__(self, name: str, value: Any) -> None:
             refuse_assignment(self, name)
+
+
+def as_pytree(fun: Any) -> Any:
+    """`fun`; a special method of a Module, `model.__call__`, as a pytree like any other
+    method. Python would call its descriptor at each `model(x)`, so it has none."""
+    if type(fun) is not types.MethodType or not isinstance(fun.__self__, Module):
+        return fun
+    if OPEN in raw_dict(
+        fun.__self__
+    ):  # in `__init__`, where a tree may not hold `self`
+        return fun
+    return MethodDescriptor(fun.__func__).__get__(fun.__self__)
 
 
 def _leave_out_this_frame(error: Exception) -> None:

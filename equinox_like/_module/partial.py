@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from .._annotations import signature_of
-from .module import Module
+from .module import Module, as_pytree
 from .names import OfCallables, code_of, name_of, show_function
 
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ class Partial(Module, Generic[_T]):
     __code__ = OfCallables(lambda self: code_of(self.func) or Partial.__call__.__code__)
 
     def __init__(self, func: Callable[..., _T], /, *args: Any, **kwargs: Any):
-        self.func = func
+        self.func = as_pytree(func)
         self.args = args
         self.keywords = kwargs
 
