@@ -18,15 +18,11 @@ if sys.version_info >= (3, 14):
     import annotationlib
     from annotationlib import Format
 
+    _OPTIONS: Any = {"annotation_format": Format.FORWARDREF}
+
     def annotations_of(x: Any) -> dict[str, Any]:
         """The own annotations of a class or function."""
         return annotationlib.get_annotations(x, format=Format.FORWARDREF)
-
-    def signature_of(fun: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
-        """As `inspect.signature`."""
-        return inspect.signature(
-            fun, follow_wrapped=follow_wrapped, annotation_format=Format.FORWARDREF
-        )
 
     def annotate(
         function: Any, make: Callable[[Callable[[Any], Any]], dict[str, Any]]
@@ -40,10 +36,21 @@ if sys.version_info >= (3, 14):
 
 else:
     annotations_of = inspect.get_annotations
-    signature_of = inspect.signature
+    _OPTIONS: Any = {}
 
     def annotate(
         function: Any, make: Callable[[Callable[[Any], Any]], dict[str, Any]]
     ) -> None:
         """Sets a function's annotations to `make(annotations_of)`."""
         function.__annotations__ = make(annotations_of)
+
+
+def signature_of(fun: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
+    """As `inspect.signature`, and `(*args, **kwargs)` for what has none, such as `max`."""
+    try:
+        return inspect.signature(fun, follow_wrapped=follow_wrapped, **_OPTIONS)
+    except ValueError:
+        return _ANY
+
+
+_ANY: Final = inspect.signature(lambda *args, **kwargs: None)

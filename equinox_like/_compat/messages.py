@@ -27,6 +27,12 @@ _CALLBACK: Final = (
     "lowering for python_callback",
     "is different from the lowering platform",
 )
+_UNCONVERTED: Final = (
+    "Triggering __jax_array__()",
+    "Cannot determine dtype of",
+    "is not a valid JAX array type",
+    "as an abstract array",
+)
 _UNSTABLE: Final = "no compatibility guarantees"
 _CUDNN: Final = re.compile(r"custom_call @(__cudnn\$\w+)")
 
@@ -63,6 +69,11 @@ def tells_of_callback(error: BaseException) -> bool:
     """Whether a program that calls Python was to be exported, or to be lowered for
     another platform than that of this host, or for several."""
     return any(text in str(error) for text in _CALLBACK)
+
+
+def tells_of_unconverted(error: BaseException) -> bool:
+    """Whether JAX was given an object that it does not convert to an array."""
+    return any(text in str(error) for text in _UNCONVERTED)
 
 
 def exported_cudnn_calls(error: BaseException) -> list[str]:

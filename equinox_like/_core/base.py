@@ -28,6 +28,7 @@ from .._tree.cached import set_raw_dict
 from .._tree.require import require_callable as require_callable
 from .._warn import FOLDER
 from .pickling import is_global, reduce_global
+from .unconverted import name_unconverted
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -213,6 +214,11 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except Exception as e:
             hide_frames(e)
+            own = args[0] if args else None
+            if isinstance(own, Transformed):
+                name_unconverted(e, own.__wrapped__, args[1:], kwargs)
+            else:
+                name_unconverted(e, function, args, kwargs)
             raise
 
     return call

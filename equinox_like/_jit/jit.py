@@ -21,6 +21,7 @@ from .._core.base import (
     name_of,
     refuse_deprecated,
 )
+from .._core.unconverted import name_unconverted
 from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial
@@ -160,6 +161,7 @@ class JittedMethod(Partial[Any]):
             return jitted._program.call((jitted._tree, (*self.args, *args), kwargs))
         except Exception as e:
             hide_frames(e)
+            name_unconverted(e, jitted.__wrapped__, (*self.args, *args), kwargs)
             raise
 
 
@@ -180,7 +182,7 @@ class Jitted(Transformed[_P, _T]):
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         super().__init__(fun)
         name = name_of(fun)
-        signature = signature_of(fun)  # raises if `fun` has no signature
+        signature = signature_of(fun)
         Donation(donate).check_names(signature, name)
         shardings = None
         if any(option in jitkwargs for option in OPTIONS):
@@ -194,6 +196,7 @@ class Jitted(Transformed[_P, _T]):
             return self._program.call((self._tree, args, kwargs))
         except Exception as e:
             hide_frames(e)
+            name_unconverted(e, self.__wrapped__, args, kwargs)
             raise
 
     @frames_hidden

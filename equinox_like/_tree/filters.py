@@ -46,7 +46,7 @@ def is_array_like(element: Any) -> bool:
         assert not eqx.is_array_like([1.0])
         ```
     """
-    return is_array(element) or is_number(element) or _has_conversion(element)
+    return is_array(element) or is_number(element) or has_conversion(element)
 
 
 def is_inexact_array(element: Any) -> bool:
@@ -87,7 +87,7 @@ def is_inexact_array_like(element: Any) -> bool:
     """
     if is_array(element):
         return is_inexact_array(element)
-    if _has_conversion(element) and callable(element.__jax_array__):
+    if has_conversion(element) and callable(element.__jax_array__):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, (float, complex))
 
@@ -106,6 +106,6 @@ def is_none(element: Any) -> bool:
     return element is None
 
 
-def _has_conversion(element: Any) -> bool:
+def has_conversion(element: Any) -> bool:
     # A class with this attribute cannot be converted; its instances can.
     return hasattr(element, "__jax_array__") and not isinstance(element, type)

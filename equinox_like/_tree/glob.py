@@ -11,10 +11,10 @@ from .paths import STRING_KEY
 def matches(pattern: str, path: str) -> bool:
     """Whether `pattern` matches the whole of `path`, as `plain_path` writes it.
 
-    `*` matches anything within one component, and `**` any number of components. All
-    other characters match themselves, brackets too. The path of the tree itself is
-    empty, so only `""` and `"**"` match it. A key of a dictionary is one component,
-    also if it contains dots or brackets.
+    `*` matches anything within one component, and `**` any number of components; `\\*` is
+    an asterisk. All other characters match themselves, brackets too. The path of the tree
+    itself is empty, so only `""` and `"**"` match it. A key of a dictionary is one
+    component, also if it contains dots or brackets.
     """
     if not path:
         return pattern in ("", "**")
@@ -46,7 +46,7 @@ def check_patterns(patterns: Iterable[Any], argument: str) -> None:
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
     pattern = _with_plain_keys(pattern.removeprefix("."))
-    parts = re.split(r"(\*\*\.?|\*)", pattern)
+    parts = re.split(r"(\\.|\*\*\.?|\*)", pattern)
     return re.compile("".join(map(_expression, parts)))
 
 
@@ -55,6 +55,8 @@ def _expression(part: str) -> str:
         return r"(?:.*\.)?"
     if part == "**":
         return ".*"
+    if part == r"\*":  # a backslash of a key is doubled, as in `repr`
+        return r"\*"
     return r"[^.\[\]]*" if part == "*" else re.escape(part)
 
 

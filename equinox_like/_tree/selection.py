@@ -130,7 +130,8 @@ class Selection(Generic[_Tree, _Node]):
 
         - `patterns`: paths as [`equinox_like.save`][] writes them, `"layers[0].weight"`, in
             which `*` stands for anything within one component, and `**` for any number of
-            components: `"blocks[*].attention.**"`, `"**.bias"`. The tree itself has the
+            components: `"blocks[*].attention.**"`, `"**.bias"`. An asterisk in a key of a
+            dictionary is written `\\*`, as in `r"['\\*']"`. The tree itself has the
             empty path, which `""` and `"**"` match.
 
         **Raises:**

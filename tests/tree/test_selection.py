@@ -264,3 +264,16 @@ def test_weight_decay_mask_for_optax(model):
 def test_class_in_place_of_a_model_is_refused() -> None:
     with pytest.raises(TypeError, match="`tree` is the class `Linear`"):
         eqx.select(nn.Linear)
+
+
+KEYS = ["*", "**", "a*", "?", "[", "]", "[0]", ".", "a.b", "it's", '"', "'"]
+KEYS += ["\\", "\\*", ""]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_selected_alone(key):
+    tree = {k: {"x": i} for i, k in enumerate(KEYS)}
+    path = f"[{key!r}]".replace("*", r"\*")
+    assert eqx.select(tree).at(path).get() == (tree[key],)
+    assert eqx.select(tree).at(f"{path}**").within(path).get() == (tree[key]["x"],)
+    assert eqx.select(tree).at(f"{path}['x']").get() == (tree[key]["x"],)
