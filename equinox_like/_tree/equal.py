@@ -14,9 +14,8 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .arrays import is_concrete, is_weak
-from .cached import Cached
 from .filters import is_array, is_inexact_array
-from .strict import strictly_same
+from .strict import strict_treedef
 
 
 def tree_equal(
@@ -31,14 +30,19 @@ def tree_equal(
 
     Two arrays are equal if their shape, dtype and values are. Weak types are ignored, and
     a NumPy array can equal a JAX array. Other leaves are compared by `==`. An array never
-    equals something that is not an array, and NaN does not equal NaN. Static fields are
-    compared by `==`, too; a JAX array in a static field equals only itself.
+    equals something that is not an array, and NaN does not equal NaN.
+
+    Static fields, and keys of dictionaries, are compared by the strict rule of
+    [`equinox_like.filter_jit`][], by type and value at every depth: `1`, `1.0` and `True`
+    differ, a NaN equals itself, and a JAX array equals only itself. So trees that are
+    equal have the same structure for a compiled function. `a == b` for two Modules is
+    this function.
 
     **Arguments:**
 
     - `*pytrees`: one tree or more.
     - `typematch`: if `True`, leaves must also have the same type, so `1` and `1.0`
-        differ, and so do a NumPy and a JAX array. Static fields are not affected.
+        differ, and so do a NumPy and a JAX array.
     - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in
         `jax.numpy.allclose`. Everything else is compared exactly.
     - `check_dtype`: if `False`, arrays of different dtypes can be equal: their values are
@@ -69,10 +73,12 @@ def tree_equal(
     if not pytrees:
         raise TypeError("`tree_equal` takes at least one tree.")
     leaves, treedef = jtu.tree_flatten(pytrees[0])
+    structure = strict_treedef(treedef) if len(pytrees) > 1 else None
     arrays = []
     for pytree in pytrees[1:]:
         others, other_treedef = jtu.tree_flatten(pytree)
-        if treedef != other_treedef and not _same_structure(treedef, other_treedef):
+        # JAX compares some parts by `==`; in ours, `1` and `True` differ.
+        if treedef != other_treedef or structure != strict_treedef(other_treedef):
             return False
         for a, b in zip(leaves, others, strict=True):
             if typematch and not _same_type(a, b):
@@ -97,38 +103,6 @@ def tree_equal(
         lambda so_far, answer: so_far & _moved_to(so_far, answer),
         [_jax_equal(a, b, rtol, atol) for a, b in arrays],
     )
-
-
-def _same_structure(a: Any, b: Any) -> bool:
-    """Whether two treedefs are equal if static fields are compared by `==`.
-
-    As structure, `1` and `1.0` differ, and so do `jnp.float32` and its dtype.
-    """
-    return (
-        _same_node(a.node_data(), b.node_data())
-        and a.num_nodes == b.num_nodes
-        and all(map(_same_structure, a.children(), b.children()))
-    )
-
-
-def _same_node(a: Any, b: Any) -> bool:
-    if a is None or b is None or a[0] is not b[0]:
-        return a is b
-    (kind, aux), (_, other) = a, b
-    if not (issubclass(kind, Cached) and hasattr(aux, "statics")):
-        return aux == other
-    # See `_module/flatten.py`.
-    statics = zip(aux.statics.values(), other.statics.values(), strict=True)
-    return aux[:2] == other[:2] and all(_same_value(*pair) for pair in statics)
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    if strictly_same(a, b):
-        return True
-    try:
-        return not (is_array(a) or is_array(b)) and bool(a == b)
-    except Exception:
-        return False
 
 
 def _same_type(a: Any, b: Any) -> bool:

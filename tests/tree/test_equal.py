@@ -309,22 +309,42 @@ def test_static_fields_count_as_structure():
     assert eqx.tree_equal({"a": 1}, {"b": 1}) is False
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (1, 1.0),
-        (jnp.float32, np.dtype("float32")),
-        ((1, jnp.int8), (1.0, np.dtype("int8"))),
-    ],
-)
-def test_static_fields_are_compared_by_the_equality_of_their_values(one, other):
-    a, b = [Affine(1, one), Affine(2, one)], [Affine(1, other), Affine(2, other)]
-    assert a[0] == b[0]
-    assert eqx.tree_equal(a, b) is True
-    assert eqx.tree_equal(a, b, typematch=True) is True
-    assert eqx.tree_equal(a, [*b, 1]) is False
-    assert eqx.tree_equal(a, [b[1], b[0]]) is False
-    assert eqx.tree_equal(Affine(1, [one, 2]), Affine(1, [other, 3])) is False
+STATICS = [1, 1.0, True, 0.0, -0.0, math.nan, np.float64(1.0), 1 + 0j, "1", b"1", None]
+STATICS += [(1,), (1.0,), [1], [True], {"a": 1}, {"a": 1.0}, {1: 2}, {True: 2}, (0.0,)]
+STATICS += [(-0.0,), frozenset({1}), frozenset({True}), slice(1), slice(1.0)]
+STATICS += [jnp.float32, np.dtype("float32"), (1, (2, math.nan)), (1, (2.0, math.nan))]
+STATICS += [
+    np.ones(2),
+    np.ones(2, np.int32),
+    np.array([0.0, -0.0]),
+    np.array([0.0, 0.0]),
+]
+
+
+@pytest.mark.parametrize("one", STATICS, ids=str)
+def test_static_fields_are_equal_where_filter_jit_shares_a_program(one):
+    compiled = eqx.filter_jit(lambda x: 1)
+    compiled(Affine(1, one))
+    for other in map(copy.deepcopy, STATICS):
+        shares = compiled.explain(Affine(1, other)) is None
+        a, b = [Affine(1, one), Affine(2, one)], [Affine(1, other), Affine(2, other)]
+        assert eqx.tree_equal(a, b) is shares
+        assert eqx.tree_equal(a, b, typematch=True) is shares
+        assert (a[0] == b[0]) is shares
+        assert (jtu.tree_structure(a) == jtu.tree_structure(b)) or not shares
+        assert eqx.tree_equal(a, [*b, 1]) is False
+        assert eqx.tree_equal(a, [b[1], b[0]]) is False
+    assert eqx.tree_equal(Affine(1, [one, 2]), Affine(1, [one, 3])) is False
+
+
+def test_keys_and_wrapped_callables_obey_the_same_rule():
+    assert eqx.tree_equal({1: 2}, {1: 2}) is True
+    assert eqx.tree_equal({1: 2}, {True: 2}) is False
+    assert eqx.tree_equal({0.0: 2}, {-0.0: 2}) is False
+    one, other = Affine(1, {1: "a"}), Affine(1, {True: "a"})
+    assert one != other and eqx.tree_equal([one], [other]) is False
+    assert eqx.tree_equal(one, one, other) is False
+    assert eqx.tree_equal(one, copy.deepcopy(one), one) is True
 
 
 @pytest.mark.filterwarnings("ignore:.*static:UserWarning")
