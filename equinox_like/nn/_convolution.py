@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, first_values
 from ._keys import split_key
+from ._precision import in_float32
 from ._shape import (
     as_padding,
     as_size,
@@ -125,7 +127,7 @@ def convolved(
             ) from error
         y = jax.lax.squeeze(y, (0,)).astype(x.dtype)
         # The flag decides, not whether the bias is `None`.
-        return y + bias if conv.use_bias else y
+        return in_float32(jnp.add, y, bias) if conv.use_bias else y
 
     if out_sharding is None:
         out_sharding = _default_sharding(conv, x, weight)

@@ -18,7 +18,7 @@ from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, Layout, first_values
 from ._keys import split_key
-from ._precision import computes
+from ._precision import computes, in_float32
 from ._shape import as_size, check_input, jax_array, parameter_shape
 from ._sharding import explicit_mesh, like, parts, placed, split_by, thawed
 
@@ -146,7 +146,7 @@ class Einsum(Module):
             return y
         names = zip(_expanded(axes.out, y.ndim), y.shape, strict=True)
         shape = [size if name in axes.weight else 1 for name, size in names]
-        return y + like(jnp.reshape(self.bias, shape), y)
+        return in_float32(jnp.add, y, like(jnp.reshape(self.bias, shape), y))
 
 
 @dataclasses.dataclass(frozen=True)

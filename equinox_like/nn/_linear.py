@@ -15,7 +15,7 @@ from .._tree import is_array
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, first_values, output_first
 from ._keys import split_key
-from ._precision import computes
+from ._precision import computes, in_float32
 from ._shape import as_size_or_scalar, check_input, jax_array, parameter_shape
 from ._sharding import explicit_mesh, like, product
 
@@ -122,7 +122,8 @@ class Linear(Module):
             check_input(self, x, weight_shape[1:])
         y = product(_product, jax_array(x), self.weight, out_sharding)
         if self.bias is not None:
-            y = y + (self.bias if out_sharding is None else like(self.bias, y))
+            bias = self.bias if out_sharding is None else like(self.bias, y)
+            y = in_float32(jnp.add, y, bias)
         return jnp.reshape(y, ()) if self.out_features == "scalar" else y
 
 
@@ -163,7 +164,7 @@ def mapped(layer: Any, x: Array) -> Array:
         return jax.vmap(layer)(x)
     with jax.named_scope("eqx.nn.Linear"):
         y = _product(x, layer.weight)
-        return y if layer.bias is None else y + layer.bias[None]
+        return y if layer.bias is None else in_float32(jnp.add, y, layer.bias[None])
 
 
 def _product(x: Array, weight: Any) -> Array:

@@ -16,7 +16,7 @@ from .._tree.arrays import is_concrete
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, initialised, layout_of, parameter_dtype
 from ._keys import key_named
-from ._precision import cast_to_precision, summed_in_float32
+from ._precision import cast_to_precision, in_float32, summed_in_float32
 from ._rope import cos_and_sin, powers, row_positions
 from ._shape import (
     as_even_size,
@@ -142,7 +142,7 @@ class LearnedPositionalEmbedding(Module):
             if offset < 0 or offset > shape[0] - length:
                 _check_range(self, np.arange(offset, offset + length), shape[0])
             rows = cast_to_precision(_slice(weight, offset, length))
-            return x + like(rows, x)
+            return in_float32(jnp.add, x, like(rows, x))
         places = row_positions(self, length, offset, positions)
         if not jnp.issubdtype(places.dtype, jnp.integer):
             raise TypeError(
@@ -162,7 +162,7 @@ class LearnedPositionalEmbedding(Module):
                 "out of range.",
             )
         rows = cast_to_precision(_rows(weight, places))
-        return x + like(rows, x)
+        return in_float32(jnp.add, x, like(rows, x))
 
 
 class SinusoidalPositionalEmbedding(Module):

@@ -16,7 +16,7 @@ from .._core.context import Context
 from .._tree import is_array
 from .._typing import DTypeLike
 from ._kv_cache import KVCache
-from ._shape import check_dtype
+from ._shape import check_dtype, jax_array
 from ._state import State, StateIndex
 
 _T = TypeVar("_T")
@@ -98,15 +98,61 @@ def is_real(node: Any) -> bool:
     return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
 
 
-def is_half(node: Any) -> bool:
-    """Whether `node` is a real array in less than single precision."""
-    return is_real(node) and jnp.finfo(node.dtype).bits < 32
+def is_half(*nodes: Any) -> bool:
+    """Whether these are arrays that promote to a real dtype of less than 32 bits."""
+    if not all(map(is_array, nodes)):
+        return False
+    dtype = jnp.result_type(*nodes)
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
 def accumulation_dtype(*arrays: Array) -> np.dtype:
     """The dtype to which the arrays promote, of at least single precision."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*(x.dtype for x in arrays), jnp.float32)
+
+
+def in_float32(f: Callable[..., Array], *arrays: Any) -> Array:
+    """Computes `f(*arrays)` in float32 if the arrays are in half precision: for layers of
+    your own.
+
+    The gradient of a parameter that is broadcast, such as a bias or a scale, is a sum over
+    all positions and examples. JAX sums in the dtype in which the parameter is
+    broadcast, and in bfloat16 a sum of ones stops at 256. Here it is summed in float32.
+
+    **Arguments:**
+
+    - `f`: a function of arrays, such as `jnp.add`, that returns an array.
+    - `*arrays`: its arguments, arrays or numbers.
+
+    **Returns:**
+
+    What `f` returns. If the arrays promote to a real dtype of less than 32 bits, `f` gets
+    them in float32, and its result is cast to that dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Scale(eqx.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                return eqx.nn.in_float32(jnp.multiply, self.weight, x)
+
+        scale, x = Scale(jnp.ones(3, jnp.bfloat16)), jnp.ones((1000, 3), jnp.bfloat16)
+        grads = eqx.filter_grad(lambda scale: jax.vmap(scale)(x).sum())(scale)
+        assert grads.weight.tolist() == [1000, 1000, 1000]
+        ```
+    """
+    arrays = tuple(jax_array(x) for x in arrays)
+    if not is_half(*arrays):
+        return f(*arrays)
+    dtype = jnp.result_type(*arrays)
+    return f(*cast(arrays, jnp.float32)).astype(dtype)
 
 
 def summed_in_float32(

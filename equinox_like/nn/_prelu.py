@@ -6,7 +6,7 @@ from jaxtyping import Array
 
 from .._module import Module
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._precision import computes
+from ._precision import computes, in_float32
 from ._shape import as_array, check_dtype, jax_array
 from ._sharding import like
 
@@ -63,4 +63,4 @@ class PReLU(Module):
         """
         x = as_array(self, "x", x)
         slope = like(jax_array(self.negative_slope), x)
-        return jnp.where(x >= 0, x, slope * x)
+        return in_float32(lambda a, x: jnp.where(x >= 0, x, a * x), slope, x)

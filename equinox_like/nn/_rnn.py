@@ -15,7 +15,7 @@ from .._tree.nodes import describe_node
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ._init import Init, dtype_of, first_values, gates
 from ._keys import split_key
-from ._precision import computes
+from ._precision import computes, in_float32
 from ._shape import (
     as_divisor,
     as_size,
@@ -128,11 +128,11 @@ class GRUCell(Module):
         from_input = matvec(self.weight_ih, jax_array(input))
         # The flag decides, not whether the bias is `None`.
         if self.use_bias:
-            from_input = from_input + self.bias  # pyright: ignore[reportOperatorIssue]
+            from_input = in_float32(jnp.add, from_input, self.bias)
         reset_i, update_i, new_i = jnp.split(from_input, 3)
         reset_h, update_h, new_h = jnp.split(matvec(self.weight_hh, hidden), 3)
         if self.use_bias:
-            new_h = new_h + self.bias_n  # pyright: ignore[reportOperatorIssue]
+            new_h = in_float32(jnp.add, new_h, self.bias_n)
         reset = jax.nn.sigmoid(reset_i + reset_h)
         update = jax.nn.sigmoid(update_i + update_h)
         new = jnp.tanh(new_i + reset * new_h)
@@ -238,7 +238,7 @@ class LSTMCell(Module):
         )
         # The flag decides, not whether the bias is `None`.
         if self.use_bias:
-            total = total + self.bias  # pyright: ignore[reportOperatorIssue]
+            total = in_float32(jnp.add, total, self.bias)
         i, f, g, o = jnp.split(total, 4)
         c = jax.nn.sigmoid(f) * jax_array(c) + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c

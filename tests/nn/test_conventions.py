@@ -505,3 +505,137 @@ def test_length_may_be_a_symbolic_dimension(name, without_type_checks):
         out, expected = exported(x), eqx.filter_jit(f)(x)
         out, expected = jax.device_get((out, expected))
         assert eqx.tree_equal(out, expected, rtol=1e-5, atol=1e-6)
+
+
+# Gradients in half precision
+
+NUMBER = 4096  # of positions; in bfloat16, a sum of ones stops at 256
+MORE_LAYERS = {
+    "vector PReLU": (lambda dt, k: nn.PReLU(jnp.full((2, 1), 0.25), dtype=dt), (2, 3)),
+    "grouped Conv": (
+        lambda dt, k: nn.Conv1d(4, 4, 3, groups=4, padding=1, dtype=dt, key=k),
+        (4, 5),
+    ),
+    "biased attention": (
+        lambda dt, k: nn.MultiheadAttention(
+            2,
+            4,
+            use_query_bias=True,
+            use_key_bias=True,
+            use_value_bias=True,
+            use_output_bias=True,
+            dtype=dt,
+            key=k,
+        ),
+        (3, 4),
+    ),
+    "RNN": (
+        lambda dt, k: nn.RNN.build(
+            nn.LSTMCell, 3, 2, bidirectional=True, dtype=dt, key=k
+        ),
+        (3, 3),
+    ),
+    "LoRA": (
+        lambda dt, k: nn.LoRA(
+            nn.GRUCell(3, 2, dtype=dt, key=k),
+            2,
+            weight_name=("weight_ih", "weight_hh"),
+            key=k,
+        ),
+        (3,),
+    ),
+    "WeightNorm": (
+        lambda dt, k: nn.WeightNorm(nn.Conv1d(2, 3, 2, dtype=dt, key=k)),
+        (2, 5),
+    ),
+    "Stacked": (
+        lambda dt, k: nn.Stacked(lambda k: nn.Linear(3, 3, dtype=dt, key=k), 2, key=k),
+        (3,),
+    ),
+    "BatchNorm": (lambda dt, k: nn.make_with_state(nn.BatchNorm)(3, dtype=dt), (3, 2)),
+}
+
+
+class Called(eqx.Module):
+    """A layer that is called with a batch of arrays."""
+
+    layer: object
+
+    def __call__(self, xs):
+        if isinstance(self.layer, tuple):
+            return self.layer[0](xs, self.layer[1])[0]
+        return jax.vmap(self._of_one)(xs)
+
+    def _of_one(self, x):
+        match self.layer:
+            case nn.Embedding():  # `call` adds a row to `x`, outside of the layer
+                return nn.in_float32(jnp.add, self.layer(2), x.reshape(1))
+            case nn.RNN():
+                return self.layer(x)[0]
+            case nn.LoRA():
+                return self.layer(x, jnp.stack([x[0], -x[1]]))
+        return call(self.layer, x)
+
+
+def built(name, dtype=jnp.float32):
+    build, shape = (LAYERS | MORE_LAYERS)[name]
+    return Called(build(dtype, KEY)), shape
+
+
+def gradients(layer, policy, *args):
+    """By `loss(layer, xs, factors)`; the factors keep XLA from folding constants."""
+    params, rest = eqx.partition(layer, eqx.is_inexact_array)
+
+    def loss(params, xs, factors):
+        model = eqx.combine(params, rest)
+        model = model if policy is None else nn.mixed(model, policy)
+        out = model(xs).astype(jnp.float32)
+        return jnp.sum(out * factors.reshape(-1, *[1] * (out.ndim - 1)))
+
+    return jax.grad(loss)(params, *args)
+
+
+def each_pair(grads, others):
+    paths = jax.tree_util.tree_leaves_with_path(grads)
+    for (path, one), other in zip(paths, jax.tree.leaves(others), strict=True):
+        yield path, np.asarray(one, np.float64), np.asarray(other, np.float64)
+
+
+@pytest.mark.parametrize("name", LAYERS | MORE_LAYERS)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_gradient_on_ones_is_that_of_float32(name, dtype) -> None:
+    layer, shape = built(name)
+    # Less than 1, because sums of more than 65504 are infinite in float16.
+    args = jnp.ones((NUMBER, *shape)), jnp.full(NUMBER, 0.125)
+    run = eqx.filter_jit(gradients)
+    policy = f"params=f32,compute={dtype},output=f32"
+    # Several layers, or steps, round one after the other.
+    tolerance = 0.03 if name in ("MLP", "scan MLP", "RNN") else 0.01
+    for path, found, exact in each_pair(
+        run(layer, policy, *args), run(layer, None, *args)
+    ):
+        atol = tolerance * np.abs(exact).max() + 1e-6 * NUMBER
+        np.testing.assert_allclose(found, exact, 0, atol, err_msg=str(path))
+
+
+# In BatchNorm, the examples depend on each other.
+@pytest.mark.parametrize("name", sorted({*LAYERS, *MORE_LAYERS} - {"BatchNorm"}))
+@pytest.mark.parametrize("stored", [False, True])
+def test_gradient_is_the_sum_of_those_of_all_examples(name, stored) -> None:
+    layer, shape = built(name, jnp.bfloat16 if stored else jnp.float32)
+    policy = "compute=bf16,output=f32"
+    rng = np.random.default_rng(0)
+    xs = jnp.asarray(rng.normal(size=(NUMBER // 4, *shape)), jnp.float32)
+    factors = jnp.asarray(rng.normal(size=NUMBER // 4), jnp.float32)
+
+    def of_each(layer, xs, factors):
+        each = lambda x, f: gradients(layer, policy, x[None], f[None])  # noqa: E731
+        return jax.vmap(each)(xs, factors)
+
+    whole = eqx.filter_jit(gradients)(layer, policy, xs, factors)
+    parts = eqx.filter_jit(of_each)(layer, xs, factors)
+    for path, found, each in each_pair(whole, parts):
+        # Each example's gradient is rounded, and so is the result.
+        error = np.abs(found - each.sum(0))
+        limit = 2**-6 * (np.abs(found) + np.sqrt((each**2).sum(0))) + 1e-3
+        assert (error <= limit).all(), (path, error, limit)

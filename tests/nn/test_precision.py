@@ -1,10 +1,13 @@
 """`nn.precision`: each layer computes as it does under a policy of its own."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn
+from jax.sharding import PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -175,3 +178,98 @@ def test_cast_to_precision_casts_within_only() -> None:
     with nn.precision("bfloat16"):
         cast = nn.cast_to_precision(tree)
     assert cast["x"].dtype == jnp.bfloat16 and cast["i"].dtype == jnp.int32
+
+
+EIGHT_THOUSAND = jnp.ones((8192, 4))
+
+
+def in_a_scan(model, xs):
+    return jax.lax.scan(lambda total, x: (total + model(x).sum(), None), 0.0, xs)[0]
+
+
+def over_devices(model, xs):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    arrays, rest = eqx.partition(model, eqx.is_array)
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()
+    )
+    def total(arrays, xs):
+        return jax.lax.psum(jax.vmap(eqx.combine(arrays, rest))(xs).sum(), "data")
+
+    return total(arrays, xs)
+
+
+def on_an_explicit_mesh(model, xs):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return jax.vmap(model)(jax.sharding.reshard(xs, P("data"))).sum()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda model, xs: jax.vmap(model)(xs).sum(),
+        lambda model, xs: jax.vmap(jax.vmap(model))(xs.reshape(64, 128, 4)).sum(),
+        in_a_scan,
+        over_devices,
+        on_an_explicit_mesh,
+    ],
+    ids=["vmap", "vmap of vmap", "scan", "shard_map", "explicit mesh"],
+)
+def test_gradient_of_a_bias_is_summed_in_float32(total, dtype) -> None:
+    model = nn.mixed(nn.Linear(4, 2, key=K), f"params=f32,compute={dtype},output=f32")
+    grads = eqx.filter_jit(eqx.filter_grad(total))(model, EIGHT_THOUSAND)
+    assert grads.bias.tolist() == [8192, 8192]
+
+
+def test_convolution_with_a_bias_learns_in_bfloat16(key) -> None:
+    x = jax.random.normal(key, (16, 1, 16, 16))
+    model = nn.mixed(nn.Conv2d(1, 1, 1, key=key), "compute=bf16,output=f32")
+
+    def loss(model):
+        return jnp.mean((jax.vmap(model)(x) - (0.5 * x + 3)) ** 2)
+
+    @eqx.filter_jit
+    def step(model, _):
+        grads = eqx.filter_grad(loss)(model)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), None
+
+    for _ in range(60):
+        model, _ = step(model, None)
+    assert loss(model) < 0.01
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_function_computes_half_precision_in_float32(dtype) -> None:
+    seen = []
+
+    def scaled(x, y, i):
+        seen.append((x.dtype, y.dtype, i.dtype))
+        return x * y * i
+
+    x, i = jnp.ones(2, dtype), jnp.arange(2)
+    out = nn.in_float32(scaled, x, x, i)
+    assert seen == [("float32", "float32", i.dtype)] and out.dtype == dtype
+
+
+@pytest.mark.parametrize("other", [jnp.float32(2), 2.0, jnp.arange(2), 2j])
+def test_function_of_wider_numbers_gets_them_as_they_are(other) -> None:
+    x = jnp.ones(2)
+    out = nn.in_float32(lambda x, y: x * y + x.dtype.itemsize, x, other)
+    assert out.tolist() == (x * other + 4).tolist() and out.dtype == (x * other).dtype
+    mixed = nn.in_float32(jnp.add, x.astype(jnp.bfloat16), x)
+    assert mixed.dtype == jnp.float32
+
+
+def test_gradient_of_a_scale_of_the_users_is_summed_in_float32() -> None:
+    class Scale(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return nn.in_float32(jnp.multiply, self.weight, x)
+
+    model = nn.mixed(Scale(jnp.ones(4)), "compute=bf16,output=f32")
+    loss = lambda model: jax.vmap(model)(EIGHT_THOUSAND).sum()  # noqa: E731
+    assert eqx.filter_jit(eqx.filter_grad(loss))(model).weight.tolist() == [8192] * 4
