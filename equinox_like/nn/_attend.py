@@ -6,6 +6,7 @@ There are four: the formula, the formula for a single query with a cache, and th
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,12 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from .._compat.primitive import for_whole_batch
 from .._compat.tracer import known_array
 from .._core.devices import default_device, platform_of
 from .._typing import ArrayLike
 from ._dropout import Dropout
 from ._masks import Visible, combine_masks
-from ._precision import accumulation_dtype
+from ._precision import accumulation_dtype, in_float32, is_half
 from ._shape import within
 from ._sharding import explicit_mesh, parts, split_along
 
@@ -114,10 +116,40 @@ def _split_alike(inputs: Inputs) -> Inputs:
 # The kernels
 
 
-def _scaled(query: Array, scale: ArrayLike | None) -> Array:
-    if scale is None:
-        return query / math.sqrt(query.shape[-1])
-    return query * jnp.asarray(scale, query.dtype)
+def _scaled(x: Array, size: int, scale: ArrayLike | None) -> Array:
+    return x / math.sqrt(size) if scale is None else x * jnp.asarray(scale, x.dtype)
+
+
+def _logits(
+    query: Array,
+    key: Array,
+    scale: ArrayLike | None,
+    product: Callable[[Array, Array], Array],
+) -> Array:
+    size = query.shape[-1]
+    if is_half(query, key):  # a scaled query would be rounded
+        return _scaled(product(query, key), size, scale)
+    return product(_scaled(query, size, scale), key)
+
+
+def _product(query: Array, key: Array) -> Array:
+    if is_half(query, key):
+        return _half_product(query, key)
+    return jnp.einsum("sd,Sd->sS", query, key)
+
+
+@jax.custom_jvp
+def _half_product(query: Array, key: Array) -> Array:
+    # In half precision the differences of large logits would be lost, or infinite.
+    return jnp.einsum("sd,Sd->sS", query, key, preferred_element_type=jnp.float32)
+
+
+@_half_product.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # The products of the backward pass take half precision, too, for their speed.
+    (q, k), (dq, dk) = primals, tangents
+    tangent = jnp.einsum("sd,Sd->sS", dq, k) + jnp.einsum("sd,Sd->sS", q, dk)
+    return _half_product(q, k), tangent.astype(jnp.float32)
 
 
 def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
@@ -135,8 +167,8 @@ def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
 def attention_weights(
     query: Array, key: Array, mask: Any, bias: Any, scale: Any
 ) -> Array:
-    logits = jnp.einsum("sd,Sd->sS", _scaled(query, scale), key)
-    return _softmax(logits, mask, bias).astype(logits.dtype)
+    logits = _logits(query, key, scale, _product)
+    return _softmax(logits, mask, bias).astype(jnp.result_type(query, key))
 
 
 def _formula_kernel(inputs: Inputs) -> tuple[Array, Array]:
@@ -186,8 +218,10 @@ def _one_query_kernel(inputs: Inputs) -> tuple[Array, Array]:
         accumulate = accumulation_dtype(a, b)
         return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)
 
-    query = _in_groups(_scaled(q, scale), 1, shared)
-    logits = summed(query, k[:, :, None], -1)
+    def product(q, k):
+        return summed(_in_groups(q, 1, shared), k[:, :, None], -1)
+
+    logits = _logits(q, k, scale, product)
     logits = logits.reshape(k.shape[0], number).T[:, None]  # (heads, 1, kv)
     mask, bias = (x[None] if x is not None and x.ndim == 2 else x for x in (mask, bias))
     # The dtypes are those of the products in `_formula_kernel`.
@@ -208,6 +242,12 @@ def _xla_kernel(inputs: Inputs) -> Array:
         is_masked = jnp.isneginf(bias)
         mask = combine_masks(mask, ~is_masked)
         bias = jnp.where(is_masked, 0, bias)
+    q = inputs.q
+    if q.dtype == jnp.float16 and known_array(q) is None:
+        supported = lax.platform_dependent(
+            cpu=_on_cpu_p.bind, default=lambda: jnp.array(True)
+        )
+        inputs = inputs._replace(q=jnp.where(supported, q, 0))
     return _jax_kernel("xla", inputs, mask, bias)
 
 
@@ -255,7 +295,7 @@ def _jax_kernel(
         return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
     if scale is not None:  # JAX only takes a Python number, but this may be traced
-        q = _scaled(q, scale)
+        q = in_float32(lambda q: _scaled(q, q.shape[-1], scale), q)
     # JAX's function mixes dtypes, which would fail under "strict" dtype promotion.
     with jax.numpy_dtype_promotion("standard"):
         out = jax.nn.dot_product_attention(
@@ -295,12 +335,23 @@ def _chosen(
             return "cudnn"
         return "xla" if _xla_serves(inputs.q) else None
     if name is not None and obstacle is not None:
-        raise ValueError(
-            f"The implementation {name!r} of attention cannot be used for this call: "
-            f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each "
-            "call."
-        )
+        raise _unusable(name, obstacle)
     return name
+
+
+def _unusable(name: str, obstacle: str) -> ValueError:
+    return ValueError(
+        f"The implementation {name!r} of attention cannot be used for this call: "
+        f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each call."
+    )
+
+
+def _refuse_float16() -> Any:
+    raise _unusable("xla", "it is in float16, which JAX does not compile for CPUs")
+
+
+# Raises when a program is lowered for CPUs. While it is traced, its platform is unknown.
+_on_cpu_p = for_whole_batch("float16_on_cpu", _refuse_float16, lambda: jnp.array(True))
 
 
 def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:

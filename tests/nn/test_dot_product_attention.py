@@ -341,3 +341,83 @@ def test_dtypes_that_differ_are_left_to_the_formula(draw) -> None:
     message = "dtypes bfloat16, float32 and bfloat16"
     with pytest.raises(ValueError, match=message):
         nn.dot_product_attention(q, k.astype("float32"), v, implementation="xla")
+
+
+# The products of queries and keys are large numbers, and their differences matter.
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.7}, {"is_causal": True}])
+@pytest.mark.parametrize("size", [64, 48])
+def test_half_precision_agrees_with_float64(dtype, options, size, draw) -> None:
+    q, k, v = (np.asarray(draw(8, 2, size)).astype(dtype) for _ in range(3))
+    q, k = 4 * q, 4 * k
+    with jax.enable_x64(True):
+        exact = nn.dot_product_attention(
+            *(x.astype("float64") for x in (q, k, v)), **options
+        )
+        exact = np.asarray(exact)
+    given = [jnp.asarray(x) for x in (q, k, v)]
+    atol = 3 * float(jnp.finfo(dtype).eps) * np.abs(v.astype("float64")).max()
+    for run in (nn.dot_product_attention, compiled):
+        out = np.asarray(run(*given, **options), "float64")
+        np.testing.assert_allclose(out, exact, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradient_in_half_precision_agrees_with_float32(dtype, draw) -> None:
+    heads = [3 * jnp.asarray(draw(16, 2, 48), dtype) for _ in range(3)]
+
+    def loss(scale, *heads):
+        out = nn.dot_product_attention(*heads, scale=scale)
+        return jnp.sum(out.astype("float32") ** 2)
+
+    grad = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+    found = grad(jnp.asarray(0.3, dtype), *heads)
+    exact = grad(
+        jnp.asarray(0.3, dtype).astype("float32"), *(x.astype("float32") for x in heads)
+    )
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == dtype
+        error = jnp.linalg.norm(one.astype("float32") - other) / jnp.linalg.norm(other)
+        assert error < 2 * jnp.finfo(dtype).eps
+
+
+def test_products_may_be_larger_than_float16_holds() -> None:
+    signs = jnp.array([1, 1, -1, 1], jnp.float16)[:, None, None]
+    q = 100 * signs * jnp.ones((4, 1, 64), jnp.float16)
+    assert (nn.dot_product_attention(q, q, q) == q).all()
+
+    q, k = jnp.full((1, 1), 300, jnp.float16), jnp.array([[300], [299]], jnp.float16)
+    value, (dq, dk) = jax.value_and_grad(
+        lambda q, k: nn.dot_product_attention(q, k, k).sum(), argnums=(0, 1)
+    )(q, k)
+    assert value == 300 and dq == 0 and dk.tolist() == [[1], [0]]
+    weights = nn.MultiheadAttention(1, 1, dtype="float16", key=jax.random.key(0))
+    assert np.isfinite(weights(k * 100, k * 100, k * 100).astype("float32")).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_decoding_in_half_precision_agrees_with_the_whole(dtype, draw) -> None:
+    layer = nn.MultiheadAttention(2, 96, dtype=dtype, key=jax.random.key(1))
+    layer = eqx.tree_at(
+        ("query_proj.weight", "key_proj.weight"), layer, replace_fn=lambda w: 8 * w
+    )
+    x = jnp.asarray(draw(6, 96), dtype)
+    whole = layer(x, x, x, is_causal=True)
+    cache, rows = layer.init_cache(6), []
+    for i in range(6):
+        row, cache = layer(*[x[i : i + 1]] * 3, is_causal=True, cache=cache)
+        rows.append(row)
+    rows = np.concatenate(rows).astype("float64")
+    atol = 2 * float(jnp.finfo(dtype).eps) * np.abs(rows).max()
+    np.testing.assert_allclose(rows, np.asarray(whole, "float64"), rtol=0, atol=atol)
+
+
+def test_float16_with_xla_on_a_cpu_says_what_to_use() -> None:
+    x = jnp.ones((4, 1, 8), jnp.float16)
+    message = (
+        r"'xla' .* float16, which JAX does not compile for CPUs. Use `implement.*None"
+    )
+    with pytest.raises(ValueError, match=message):
+        compiled(x, x, x, implementation="xla")
