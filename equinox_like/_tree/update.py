@@ -2,8 +2,12 @@
 
 from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._compat.weak_type import weakly_typed
+from .arrays import is_weak
 from .filters import is_array, is_none
 from .match import flatten_up_to
 from .nodes import describe_node
@@ -24,14 +28,16 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
 
     **Returns:**
 
-    The new model. Each sum has the dtype that JAX gives to `leaf + update`; where the
-    update is `None`, the leaf is the identical object.
+    The new model. Each array keeps its dtype: the sum is computed in the dtype that JAX
+    gives to `leaf + update`, and cast. Where the update is `None` or has the dtype
+    float0, the leaf is the identical object.
 
     **Raises:**
 
     `ValueError` if the structures differ. `TypeError`, naming the path, if the two cannot
-    be added, for example because `model` has `None` where `updates` has an array, or if
-    the sum is of another shape than an array of `model`.
+    be added, for example because `model` has `None` where `updates` has an array; if
+    the sum is of another shape than an array of `model`; or if it is complex and the array
+    is real, or floating and the array holds integers.
 
     !!! example
 
@@ -53,17 +59,31 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
 
 
 def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
-    if update is None:
+    # The derivative of an integer has the dtype float0.
+    if update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
         return node
     try:
         if isinstance(node, list | tuple):  # a NumPy array would be added to each item
             raise TypeError("the update of a container must have the same structure.")
         new = node + update
-        if is_array(node) and new.shape != node.shape:
-            raise TypeError(f"the sum has shape {new.shape}.")
-        return new
+        return _like(node, new) if is_array(node) else new
     except (TypeError, ValueError) as error:  # of JAX, of NumPy
         raise TypeError(
             f"Cannot add `{path_str(path, 'updates')}`, {describe_node(update)}, to "
             f"`{path_str(path, 'model')}`, {describe_node(node)}: {error}"
         ) from error
+
+
+def _like(node: Any, new: Any) -> Any:
+    """`new` in the dtype of `node`, so that a compiled function is not retraced."""
+    if new.shape != node.shape:
+        raise TypeError(f"the sum has shape {new.shape}.")
+    for kind in (jnp.number, jnp.inexact, jnp.complexfloating):
+        if jnp.issubdtype(new.dtype, kind) and not jnp.issubdtype(node.dtype, kind):
+            raise TypeError(
+                f"the sum is {new.dtype}, which {node.dtype} cannot hold. Pass "
+                "`update.real`, or None for an array that is not trained."
+            )
+    if new.dtype != node.dtype:
+        new = new.astype(node.dtype)
+    return weakly_typed(new) if is_weak(node) and not is_weak(new) else new

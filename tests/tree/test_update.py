@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from strategies import trees
@@ -43,10 +44,87 @@ def test_none_in_updates_keeps_a_whole_subtree():
     assert new["a"] is model["a"]
 
 
-def test_dtype_is_that_of_the_sum():
-    model = [jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.bfloat16)]
-    new = eqx.apply_updates(model, [jnp.ones(2, jnp.float32), None])
-    assert [x.dtype for x in new] == [jnp.float32, jnp.bfloat16]
+FLOATING = ["float16", "bfloat16", "float32", "float64"]
+RATE = 0.125
+
+
+@pytest.mark.parametrize("wide", [*FLOATING, "complex64"])
+@pytest.mark.parametrize("narrow", [*FLOATING, "complex64", "complex128"])
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_each_array_keeps_its_dtype(narrow, wide, xp):
+    if wide == "complex64" and "complex" not in narrow:
+        return  # an error: see below
+    with jax.enable_x64(True):
+        model = {"a": xp.ones(2, narrow), "b": xp.ones(2, narrow)}
+        new = eqx.apply_updates(model, {"a": xp.full(2, RATE, wide), "b": None})
+        assert new["a"].dtype == narrow and (new["a"] == 1 + RATE).all()
+        assert new["b"] is model["b"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: optax.sgd(rate),
+        lambda rate: optax.sgd(rate, momentum=0.9, accumulator_dtype=jnp.float32),
+        lambda rate: optax.adam(rate, mu_dtype=jnp.float32),
+        lambda rate: optax.adamw(rate),
+        lambda rate: optax.lion(rate),
+        lambda rate: optax.rmsprop(rate),
+        lambda rate: optax.adafactor(rate),
+        lambda rate: optax.lamb(rate),
+        lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.adagrad(rate)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("is_weak", [False, True])
+def test_step_of_any_optimiser_is_traced_once_and_changes_no_dtype(
+    make, dtype, is_weak
+):
+    optimiser, traces = make(jnp.float32(1e-2)), []
+    model = Affine(jnp.ones((4, 4), dtype), jnp.zeros(4, dtype))
+    model = {"linear": model, "scale": jnp.asarray(1.0, None if is_weak else dtype)}
+    state = optimiser.init(model)
+
+    def loss(model):
+        linear = model["linear"]
+        return jnp.sum(
+            model["scale"] * (linear.weight @ jnp.ones(4) + linear.bias) ** 2
+        )
+
+    @eqx.filter_jit
+    def step(model, state):
+        traces.append(None)
+        updates, _ = optimiser.update(eqx.filter_grad(loss)(model), state, model)
+        return eqx.apply_updates(model, updates)
+
+    new = step(model, state)
+    step(new, state)
+    assert len(traces) == 1
+    for before, after in zip(jtu.tree_leaves(model), jtu.tree_leaves(new), strict=True):
+        assert jax.typeof(after) == jax.typeof(before)
+        assert not jnp.array_equal(before, after)
+
+
+@pytest.mark.parametrize("ones", [jnp.ones, np.ones])
+@pytest.mark.parametrize(
+    ("dtype", "update"),
+    [("float32", 1j), ("int32", 0.5), ("int32", 1j), ("bool", 1), ("bool", 0.5)],
+)
+def test_sum_that_the_dtype_cannot_hold_is_refused_by_its_path(ones, dtype, update):
+    model = {"a": [ones(2, dtype)]}
+    message = rf"model\['a'\]\[0\].* which {dtype} cannot hold. Pass `update.real`"
+    with pytest.raises(TypeError, match=message):
+        eqx.apply_updates(model, {"a": [ones(2) * update]})
+
+
+def test_integers_are_kept_where_their_derivative_is_float0():
+    model = {"w": jnp.ones(2), "steps": jnp.arange(2)}
+    loss = lambda model: jnp.sum(model["w"] * model["steps"])  # noqa: E731
+    grads = jax.grad(loss, allow_int=True)(model)
+    new = eqx.apply_updates(model, grads)
+    assert new["steps"] is model["steps"] and new["w"].tolist() == [1, 2]
+    counted = eqx.apply_updates(model, {"w": None, "steps": jnp.ones(2, jnp.int8)})
+    assert counted["steps"].dtype == jnp.int32 and counted["steps"].tolist() == [1, 2]
 
 
 def test_gradients_of_a_module_are_accepted():
