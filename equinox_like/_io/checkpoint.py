@@ -24,7 +24,7 @@ from .atomic import is_file, replacing, with_suffix
 from .faults import Faults
 from .format import METADATA, RESERVED, File, alignment, header
 from .names import is_unicode, renamer
-from .placement import is_homeless, local_ranges, put_like, shardings_for
+from .placement import HOMELESS, is_homeless, local_ranges, put_like, shardings_for
 from .stream import write_all
 from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
 
@@ -191,9 +191,11 @@ def load(
             if strict or isinstance(leaf, jax.ShapeDtypeStruct):
                 faults.missing(key_path, name, plain_path(key_path))
         elif problem := what_is_wrong(tensor, leaf):
-            faults.mismatch(key_path, name, str(tensor), problem, tensor.note)
+            faults.mismatch(key_path, name, str(tensor), problem)
+            if tensor.leaf_dtype is None:
+                faults.lines[-1] += "; `load` does not know this dtype"
         elif "devices" in tensor.kind and is_homeless(leaf, sharding):
-            faults.homeless(key_path, name)
+            faults.note(key_path, f"`{name}` {HOMELESS}")
         elif verify and not file.is_intact(
             name, local_ranges(tensor.leaf_shape, sharding)
         ):

@@ -8,6 +8,7 @@ from .._tree.paths import listed
 from .names import hint_of_state
 
 _SHOWN: Final = 20
+_OTHER_SUM: Final = "its data do not match its checksum"
 
 _Path = tuple[Any, ...]
 
@@ -22,7 +23,6 @@ class Faults:
         self.first: _Path | None = None
         self.lines: list[str] = []
         self.absent: list[str] = []
-        self.unplaced: list[str] = []
         self.extra: list[str] = []
 
     def missing(self, path: _Path, name: str, own: str | None = None) -> None:
@@ -31,27 +31,16 @@ class Faults:
         # Shown between backticks.
         self.absent.append(name if own in (None, name) else f"{name}` for `{own}")
 
-    def mismatch(
-        self, path: _Path, name: str, found: str, wanted: str, note: str = ""
-    ) -> None:
+    def note(self, path: _Path, line: str) -> None:
         self._note(path)
-        self.lines.append(
-            f"`{name}` is {found} in {self.holder}, but {wanted} in `{self.target}`{note}"
-        )
+        self.lines.append(line)
 
-    def damaged(
-        self,
-        path: _Path,
-        name: str,
-        problem: str = "its data do not match its checksum",
-    ) -> None:
-        self._note(path)
-        self.lines.append(f"`{name}` is damaged: {problem}")
+    def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
+        both = f"{found} in {self.holder}, but {wanted} in `{self.target}`"
+        self.note(path, f"`{name}` is {both}")
 
-    def homeless(self, path: _Path, name: str) -> None:
-        """The array was on several devices, and nothing says where to place it now."""
-        self._note(path)
-        self.unplaced.append(name)
+    def damaged(self, path: _Path, name: str, problem: str = _OTHER_SUM) -> None:
+        self.note(path, f"`{name}` is damaged: {problem}")
 
     def left_over(self, names: Iterable[str]) -> None:
         self.extra = sorted(names)
@@ -81,13 +70,6 @@ class Faults:
             lines.append(f"missing in {self.holder}: {listed(self.absent, _SHOWN)}")
         if self.extra:
             lines.append(f"only in {self.holder}: {listed(self.extra, _SHOWN)}")
-        if self.unplaced:
-            lines.append(
-                "saved from several devices, and nothing says where to place them now: "
-                f"{listed(self.unplaced, _SHOWN)}. Pass shardings, such as "
-                f"`equinox_like.shardings({self.target}, mesh, rules)`, or one device, "
-                "`jax.devices()[0]`"
-            )
         if fix and (self.absent or self.extra):
             lines.append(fix)
         if hint := hint_of_state([*self.extra, *self.absent]):

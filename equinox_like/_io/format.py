@@ -212,24 +212,19 @@ def _require_sound(path: str, file: Any) -> None:
 
 def _other_size(start: bytes, file: Any) -> str:
     """What to do if the file is shorter or longer than its header says, else nothing."""
-    length = int.from_bytes(start, "little")
     size = os.fstat(file.fileno()).st_size - 8
-    if not 0 < length <= min(size, _MAX_HEADER):
-        is_cut = 0 < size < length <= _MAX_HEADER and file.read(1) == b"{"
-        return f" The file is cut: its header has {length} bytes." if is_cut else ""
+    length = int.from_bytes(start, "little")
     try:
-        header = json.loads(file.read(length))
-        header.pop(METADATA, None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        behind = size - length - end
+        entries = json.loads(file.read(min(length, _MAX_HEADER)))
+        entries.pop(METADATA, None)
+        ends = (entry["data_offsets"][1] for entry in entries.values())
+        behind = size - length - max(ends, default=0)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return ""
     if behind < 0:
         return f" The file is cut: its last {-behind} bytes are missing."
-    if not behind:
-        return ""
     return (
         f" {behind} bytes follow the tree that starts the file. `save` needs the rest of "
         "an open file for itself: save several trees as one, `{'a': a, 'b': b}`, each to "
         "a file of its own, or by `tree_serialise_leaves`, one after the other."
-    )
+    ) * (behind > 0)

@@ -32,7 +32,7 @@ from .._tree.paths import listed, plain_path
 from .faults import Faults
 from .names import is_unicode
 from .narrow import WIDE, narrowed, narrows_to, not_in_jax
-from .placement import is_homeless, is_spread, shardings_for
+from .placement import HOMELESS, is_homeless, is_spread, shardings_for
 from .sums import content_sums
 from .tensors import is_savable, number_type
 
@@ -54,11 +54,8 @@ def refuse_unsavable(tree: Any) -> None:
             raise LeafError(f"Two leaves have the path `{name}`.", path)
         names.add(name)
         if not is_unicode(name) or len(name.encode()) > _MAX_NAME:
-            raise LeafError(
-                f"A path of {len(name)} characters is too long for Orbax, or is not valid "
-                f"Unicode: {name[:80]!r}.",
-                path,
-            )
+            text = f"The path {name[:80]!r} is not Unicode, or too long for Orbax."
+            raise LeafError(text, path)
         problem = _why_unsavable(leaf)
         if problem is not None:
             raise LeafError(f"`{name}` ({describe_array(leaf)}) {problem}.", path)
@@ -168,25 +165,19 @@ class _Wanted(NamedTuple):
     def is_narrowed(self) -> bool:
         return _is_narrowed(self.saved, self.like)
 
-    @property
-    def stored(self) -> str:
-        """The description of the array that Orbax has."""
-        if "key" in self.saved:
-            return describe_array(jax.eval_shape(jax.random.key_data, self.like))
-        return self.saved["array"]
-
     def damage(self, array: Any) -> str | None:
         """How the array that was read differs from the one that was saved, if at all."""
-        sharding = None if self.is_narrowed else self.sharding
-        kind = np.ndarray if sharding is None else jax.Array
-        if not isinstance(array, kind):
-            return f"it was read as {type(array).__name__}"
-        if (found := describe_array(array)) != self.stored:
-            return f"its data are {found}, not {self.stored}"
-        if isinstance(array, jax.Array) and sharding is not None:
-            if not array.sharding.is_equivalent_to(sharding, array.ndim):
-                return f"it was read with the sharding {array.sharding}"
-        return None
+        stored = self.saved["array"]
+        if "key" in self.saved:
+            stored = describe_array(jax.eval_shape(jax.random.key_data, self.like))
+        where = None if self.is_narrowed else self.sharding
+        found = describe_array(array) if is_array(array) else type(array).__name__
+        is_alike = isinstance(array, np.ndarray if where is None else jax.Array)
+        if is_alike and where is not None:
+            is_alike = array.sharding.is_equivalent_to(where, array.ndim)
+        if is_alike and found == stored:
+            return None
+        return f"{type(array).__name__} {found} was read, not {stored} on {where}"
 
 
 def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) -> Any:
@@ -220,28 +211,19 @@ def _saved_leaves(arrays: Any, directory: Any) -> dict[str, dict[str, Any]]:
     except Exception as error:
         if not directory.exists():
             raise
-        raise LeafError(
-            f"The metadata of {directory} cannot be read, so it is damaged: "
-            + _first_line(error)
-        ) from error
-    if own is None:
+        text = f"The metadata of {directory} cannot be read: {_first_line(error)}"
+        raise LeafError(text) from error
+    if not isinstance(own, dict):
         raise _NoDescriptionError(
             f"{directory} was not saved by `equinox_like.orbax.Save`, or is damaged: it "
             "has no description of its leaves. Restore it with "
             "`orbax.checkpoint.args.PyTreeRestore`."
         )
-    own = own if isinstance(own, dict) else {}
-    version, text = own.get("version"), own.get("leaves")
-    if own.get("sum") != _text_sum(version, text):
+    version, text, total = (own.get(name) for name in ("version", "leaves", "sum"))
+    if total != _text_sum(version, text) or version != _VERSION:
         raise LeafError(
-            f"{directory} is damaged: the description of its leaves does not match its "
-            "checksum."
-        )
-    if version != _VERSION:
-        raise _NoDescriptionError(
-            f"{directory} was saved in version {version!r} of the format; this "
-            f"`equinox_like.orbax` reads version {_VERSION}. Install a newer "
-            "`equinox_like`."
+            f"{directory} is damaged, or was saved by another version of `equinox_like`: "
+            "the description of its leaves does not match its checksum and version."
         )
     return json.loads(str(text))
 
@@ -287,7 +269,7 @@ def _refuse_differences(
             if found != wanted and not _is_narrowed(saved[name], leaf):
                 faults.mismatch(path, name, found, wanted)
             elif "devices" in saved[name] and is_homeless(leaf, sharding):
-                faults.homeless(path, name)
+                faults.note(path, f"`{name}` {HOMELESS}")
     if is_whole:
         known = set(names)
         faults.left_over(name for name in saved if name not in known)
@@ -311,25 +293,22 @@ def _shown(description: dict[str, Any]) -> str:
 def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
     wanted = [x for x in wanted if is_array_or_struct(x.like) and x.like.size]
     faults = Faults(str(directory), "the checkpoint")
+    read: dict[str, Any] = {}
     try:
         read = _read_together(arrays, directory, wanted)
     except Exception:
-        # One by one, to find those that cannot be read.
-        read = {}
-        for each in wanted:
+        for each in wanted:  # one by one, to find those that cannot be read
             try:
                 read |= _read_together(arrays, directory, [each])
             except Exception as error:
                 problem = f"it cannot be read: {_first_line(error)}"
                 faults.damaged(each.path, each.name, problem)
-    whole = []
+    faults.raise_any()
     for each in wanted:
-        if problem := each.name in read and each.damage(read[each.name]):
+        if problem := each.damage(read[each.name]):
             faults.damaged(each.path, each.name, problem)
-        elif each.name in read:
-            whole.append(each)
-    sums = content_sums(read[each.name] for each in whole)
-    for each, total in zip(whole, sums, strict=True):
+    faults.raise_any()
+    for each, total in zip(wanted, content_sums(read.values()), strict=True):
         if total != each.saved["sum"]:
             faults.damaged(each.path, each.name)
     faults.raise_any()
@@ -341,9 +320,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
-def _read_together(
-    arrays: Any, directory: Any, wanted: list[_Wanted]
-) -> dict[str, Any]:
+def _read_together(arrays: Any, directory: Any, wanted: list[_Wanted]) -> Any:
     if not wanted:
         return {}
     args = {each.name: _restore_args(each) for each in wanted}

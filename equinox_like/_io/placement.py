@@ -1,7 +1,7 @@
 """Places the arrays that were read on devices, each device with its own shard."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.tree_util as jtu
@@ -35,6 +35,13 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
     ]
 
 
+HOMELESS: Final = (
+    "was saved from several devices, and nothing says where to place it now: pass "
+    "`shardings`, such as `equinox_like.shardings(like, mesh, rules)` or "
+    "`jax.devices()[0]`, or give the structs of `like` a `sharding`"
+)
+
+
 def is_spread(leaf: Any) -> bool:
     """Whether a leaf is an array on several devices, sharded or replicated."""
     return is_concrete(leaf) and len(leaf.sharding.device_set) > 1
@@ -47,8 +54,8 @@ def is_homeless(like: Any, sharding: Sharding | None) -> bool:
     might not fit, or be slow without a word. An array in `like` says where, even if it is
     on the default device.
     """
-    is_open = sharding is None and isinstance(like, jax.ShapeDtypeStruct)
-    return is_open and jax.device_count() > 1
+    is_struct = isinstance(like, jax.ShapeDtypeStruct)
+    return is_struct and sharding is None and jax.device_count() > 1
 
 
 def sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | None:

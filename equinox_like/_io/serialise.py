@@ -23,7 +23,7 @@ from .._typing import FilePath, Readable, Writable
 from .atomic import content_of, is_file, opened, replacing, with_suffix
 from .names import hint_of_state
 from .npy import bytes_remaining
-from .placement import is_homeless, is_spread
+from .placement import HOMELESS, is_homeless, is_spread
 from .records import (
     RecordMismatch,
     check_alike,
@@ -268,11 +268,7 @@ def _read_leaves(
                 raise _other_structure(path, items, records.names)
             is_open = is_homeless(like, getattr(like, "sharding", None))
             if is_default and records.is_next_spread and is_open:
-                raise _error_at(
-                    path,
-                    "it was saved from several devices, and `like` does not say where to "
-                    "place it now. Give its `jax.ShapeDtypeStruct` a `sharding`.",
-                )
+                raise _error_at(path, f"it {HOMELESS}.")
             if not records.are_intact(start, end):
                 raise _error_at(
                     path, "it is damaged: its data do not match its checksum"

@@ -66,11 +66,8 @@ def state_dict(tree: Any) -> dict[str, Any]:
     """
     for path, leaf in jtu.tree_leaves_with_path(tree):
         if isinstance(leaf, jax.Ref):
-            raise LeafError(
-                f"`{path_str(path, 'tree')}` is a `jax.Ref`, which a state dict does not "
-                "have: put what it holds into the tree, `ref[...]`.",
-                path,
-            )
+            name = path_str(path, "tree")
+            raise LeafError(f"`{name}` is a `jax.Ref`: put `ref[...]` there.", path)
     return {name: _numbers(leaf) for name, _, leaf in _named_leaves(tree)}
 
 

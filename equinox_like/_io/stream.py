@@ -5,7 +5,13 @@ Unbuffered files, pipes and sockets do so. What they return says how much it was
 
 import errno
 import io
-from typing import Any
+from typing import Any, Final
+
+_WOULD_BLOCK: Final = (
+    errno.EAGAIN,
+    "the file is in non-blocking mode, and would have to wait: call "
+    "`os.set_blocking(file.fileno(), True)` first",
+)
 
 
 def write_all(file: Any, data: Any) -> None:
@@ -22,17 +28,14 @@ def write_all(file: Any, data: Any) -> None:
         )  # NumPy's empty ones cannot be cast
     while data:
         count = file.write(data)
-        if count is None:
-            if isinstance(file, io.RawIOBase):
-                raise _would_block("takes no more data now")
-            return  # not every file says how much it wrote
-        # A coroutine has written nothing, and `True` is no number of bytes.
+        if count is None and isinstance(file, io.RawIOBase):
+            raise BlockingIOError(*_WOULD_BLOCK)
+        if count is None:  # not every file says how much it wrote
+            return
+        # A coroutine has written nothing, and `True` is not a number of bytes.
         if type(count) is not int or not 0 < count <= len(data):
-            raise OSError(
-                errno.EIO,
-                f"the file cannot be written: its method `write` returned {count!r} for "
-                f"{len(data)} bytes",
-            )
+            text = f"`write` of the file returned {count!r} for {len(data)} bytes"
+            raise OSError(errno.EIO, text)
         data = memoryview(data)[count:]
 
 
@@ -45,11 +48,10 @@ def read_some(file: Any, size: int) -> bytes:
     """
     data = file.read(size)
     if data is None:
-        raise _would_block("has no data now")
+        raise BlockingIOError(*_WOULD_BLOCK)
     if len(data) > size:
-        raise OSError(
-            errno.EIO, f"`read` of the file returned {len(data)} bytes, not {size}"
-        )
+        text = f"`read` of the file returned {len(data)} bytes, not {size}"
+        raise OSError(errno.EIO, text)
     return data
 
 
@@ -81,14 +83,5 @@ class _Whole:
         return memoryview(data).nbytes
 
     def read(self, size: int | None = -1) -> bytes:
-        if size is None or size < 0:
-            return self._file.read()
-        return read_up_to(self._file, size)
-
-
-def _would_block(problem: str) -> BlockingIOError:
-    return BlockingIOError(
-        errno.EAGAIN,
-        f"the file is in non-blocking mode, and {problem}: "
-        "call `os.set_blocking(file.fileno(), True)` first",
-    )
+        is_all = size is None or size < 0
+        return self._file.read() if is_all else read_up_to(self._file, int(size or 0))

@@ -46,6 +46,8 @@ _FROM_NATIVE: Final = {there: here for here, there in _NATIVE.items()} | {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
+# A byte has two elements, the first in its lower four bits.
+_PACKED: Final = "F4"
 # The dtypes that NumPy lacks. A name in a file is looked up here, and nowhere else.
 _EXTENSIONS: Final = {
     name: np.dtype(value)
@@ -88,19 +90,6 @@ class Tensor(NamedTuple):
         return self.shape[:-1] if "dtype" in self.kind else self.shape
 
     @property
-    def note(self) -> str:
-        """What to add to an error about this tensor."""
-        is_known = self.leaf_dtype is not None
-        return (
-            "" if is_known else f"; `load` does not read the dtype {self._dtype_name}"
-        )
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether a byte has two elements, the first in its lower four bits."""
-        return self.dtype == "F4"
-
-    @property
     def is_weak(self) -> bool:
         return self.kind.get("weak_type") == "true"
 
@@ -110,7 +99,8 @@ class Tensor(NamedTuple):
         if dtype is None:
             return True
         shape = self.shape if "key" in self.kind else self.leaf_shape
-        return size * (2 if self.is_packed else 1) == dtype.itemsize * math.prod(shape)
+        size *= 2 if self.dtype == _PACKED else 1
+        return size == dtype.itemsize * math.prod(shape)
 
     @property
     def _dtype_name(self) -> str:
@@ -196,9 +186,7 @@ def encode_tensor(leaf: Any) -> tuple[Tensor, np.ndarray]:
         try:
             leaf = np.asarray(leaf, python)
         except OverflowError:
-            raise TypeError(
-                f"an integer of {leaf.bit_length()} bits does not fit into 64 bits"
-            ) from None
+            raise TypeError("the integer needs more than 64 bits") from None
     array = in_numpy(leaf)
     tensor, little = _as_stored(array.dtype, array.shape)
     if not array.flags.c_contiguous or array.dtype != little:
@@ -238,7 +226,7 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
     """
     dtype = tensor.leaf_dtype
     assert dtype is not None
-    if tensor.is_packed:
+    if tensor.dtype == _PACKED:
         data = np.stack([data & 15, data >> 4], axis=-1)
     if "key" in tensor.kind:
         words = jax.device_put(data.view(np.uint32).reshape(tensor.shape).copy())

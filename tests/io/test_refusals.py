@@ -262,8 +262,10 @@ def test_cut_stream_says_so(data):
     file = io.BytesIO()
     eqx.save(file, {"x": jnp.ones(20), "n": 3})
     content = file.getvalue()
-    size = data.draw(st.integers(9, len(content) - 1))
-    with pytest.raises(RuntimeError, match=r"damaged: .* The file is cut: its "):
+    start = 8 + int.from_bytes(content[:8], "little")
+    size = data.draw(st.integers(start, len(content) - 1))
+    match = rf"The file is cut: its last {len(content) - size} bytes are missing"
+    with pytest.raises(RuntimeError, match=match):
         eqx.load_metadata(io.BytesIO(content[:size]))
 
 
@@ -315,7 +317,7 @@ def test_two_floats_of_four_bits_in_a_byte_are_read(tmp_path):
 @pytest.mark.parametrize("theirs", ["F6_E2M3", "F6_E3M2"])
 def test_dtype_that_cannot_be_read_is_named_beside_the_tensor(tmp_path, theirs):
     path = foreign(tmp_path / "m.safetensors", theirs, [4], bytes(3))
-    match = rf"`\['x'\]` is {theirs}\[4\] .*`load` does not read the dtype {theirs}$"
+    match = rf"`\['x'\]` is {theirs}\[4\] .*; `load` does not know this dtype$"
     with pytest.raises(eqx.LeafError, match=match):
         eqx.load(path, {"x": jnp.zeros(4)})
 
