@@ -10,6 +10,9 @@ for ever. A pure callback may be moved out of a loop, and run although the loop 
 step. `emit_python_callback` of `jax.interpreters.mlir` avoids all three. On TPU, and if
 it no longer exists, `jax.pure_callback` is used. On a backend where neither works, we
 warn, and Python is not called.
+
+One callback serves all checks of a program, which are in JAX's list of what the program
+keeps alive. If there is no such list, one for all programs is used.
 """
 
 import functools
@@ -103,19 +106,32 @@ def call_host(
     on_tpu: Callable[..., None],
     is_removable: bool = False,
 ) -> Any:
-    """Calls `function(*args)` in Python when a compiled program runs; returns `True`.
+    """Calls Python when a compiled program runs: `function(items, *args)`. Returns `True`.
 
     If it raises, the program ends, without a log entry. A program on TPU cannot be
     ended, so `on_tpu` is called there instead. With `is_removable`, XLA omits the call
     if its result is not used. Use it only in a `function` of `for_whole_batch`: the
     primitive has no rules of its own.
+
+    If a `number_of(item)` is among `args`, the item is `items[number]`.
     """
     return _host_p.bind(
         *args, function=function, on_tpu=on_tpu, is_removable=is_removable
     )
 
 
-_host_p = Primitive("call_host")
+def number_of(item: Any) -> Any:
+    """The number of an item in the compiled program, which keeps the item alive.
+
+    Outside of compiled programs it is 0.
+    """
+    return _number_p.bind(item=item)
+
+
+_number_p, _host_p = Primitive("number_of"), Primitive("call_host")
+finalisations[_number_p] = lambda item: np.int32(0)
+_number_p.def_impl(finalisations[_number_p])
+_number_p.def_abstract_eval(lambda item: jax.typeof(np.int32(0)))
 
 
 @_host_p.def_abstract_eval
@@ -123,7 +139,9 @@ def _(*args: Any, **_: Any) -> Any:
     return jax.make_jaxpr(lambda: np.asarray(True))().out_avals[0]
 
 
-finalisations[_host_p] = lambda *args, function, **_: _by_jax(*args, function=function)
+finalisations[_host_p] = lambda *args, function, **_: _by_jax(
+    *args, function=functools.partial(function, ())
+)
 
 
 def find_emit(interpreter: Any) -> Callable[..., Any] | None:
@@ -214,9 +232,22 @@ def _lower_on_tpu(context: Any, *args: Any, on_tpu: Any, **_: Any) -> Any:
 
 
 _emit = find_emit(mlir)
+_ITEMS: list[Any] = []  # of all programs, if JAX has no list for each
+
+
+def _items_of(context: Any) -> list[Any]:
+    return getattr(context.module_context, "keepalives", _ITEMS)
+
+
+def _lower_number(context: Any, *, item: Any) -> Any:
+    items = _items_of(context)
+    items.append(item)
+    return [mlir.ir_constant(np.int32(len(items) - 1))]
 
 
 def _lower(context: Any, *args: Any, **params: Any) -> Any:
+    for key in ("function", "on_tpu"):
+        params[key] = functools.partial(params[key], _items_of(context))
     # JAX's own text, which `tells_of_callback` knows. With rules for single platforms, JAX
     # would fail with another before it calls one.
     platforms = context.module_context.platforms
@@ -227,4 +258,5 @@ def _lower(context: Any, *args: Any, **params: Any) -> Any:
     return lower_host_call(context, *args, **params, emit=_emit)
 
 
+mlir.register_lowering(_number_p, _lower_number, cacheable=False)
 mlir.register_lowering(_host_p, _lower, cacheable=False)

@@ -8,16 +8,17 @@ state, so failures in other threads cannot be confused.
 """
 
 import dataclasses
+import functools
 import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
+from jax import lax
 
 from .._compat.frames import Frame
-from .._compat.primitive import call_host, for_whole_batch
+from .._compat.primitive import call_host, finalisations, for_whole_batch
 from .._errors import EquinoxRuntimeError
 from .._jit.checks import register_check
 
@@ -30,9 +31,6 @@ class Check:
     # The user's stack frames, within the innermost function that JAX traces as a whole.
     frames: tuple[Frame, ...]
     goes_on: bool
-    # Whether the compiler may drop the check if its result is unused. Other checks may
-    # not even be moved, for example out of a loop that takes no step.
-    is_removable: bool = False
 
     def fail(self, pred: np.ndarray, index: np.ndarray) -> None:
         """Raises or prints a failure."""
@@ -49,9 +47,11 @@ class Check:
 
     def fail_eagerly_if(self, pred: Any, index: Any) -> np.ndarray:
         """The check outside of compiled programs, where the values are known."""
-        pred = np.asarray(pred)
-        if pred.any() and not self.goes_on:
-            raise _report(self._describe(pred, np.asarray(index)))
+        pred, index = np.asarray(pred), np.asarray(index)
+        if pred.any() and self.goes_on:
+            self.fail(pred, index)
+        elif pred.any():
+            raise _error_of(self._describe(pred, index))
         return np.asarray(pred.any())
 
     def _describe(self, pred: np.ndarray, index: np.ndarray) -> str:
@@ -91,23 +91,29 @@ class Check:
         return ", ".join(map(repr, self.messages))
 
 
-def _any(pred: jax.Array, index: jax.Array, check: Check | None = None) -> jax.Array:
-    return pred.any()
+def _any(pred: Any, *_: Any, **__: Any) -> Any:
+    return pred.any() if pred.ndim else pred
 
 
-def _call(pred: jax.Array, index: jax.Array, check: Check) -> jax.Array:
-    return call_host(
-        pred,
-        index,
-        function=check.fail,
-        on_tpu=check.fail_on_tpu,
-        is_removable=check.is_removable,
-    )
+def _fail(checks: Any, pred: Any, index: Any, number: Any) -> None:
+    checks[number.flat[0]].fail(pred, index)
 
 
-def _call_eagerly(pred: Any, index: Any, check: Check) -> np.ndarray:
-    check.fail(np.asarray(pred), np.asarray(index))
-    return np.asarray(True)
+def _fail_on_tpu(checks: Any, pred: Any, index: Any, number: Any) -> None:
+    checks[number.flat[0]].fail_on_tpu(pred, index)
+
+
+def _report(pred: Any, index: Any, number: Any, is_removable: bool) -> Any:
+    # A single bool is true if it is reported. XLA need not compute it once more.
+    args = pred if pred.ndim else np.True_, index, number
+    to = {"function": _fail, "on_tpu": _fail_on_tpu}
+    return call_host(*args, **to, is_removable=is_removable)
+
+
+def _report_if(pred: Any, index: Any, check: Check) -> Any:
+    fail = lambda _, *args: check.fail(*args)  # noqa: E731
+    call = functools.partial(call_host, function=fail, on_tpu=fail)
+    return lax.cond(_any(pred), call, lambda *_: np.False_, pred, index)
 
 
 # Whether any element fails. If that is known, as in code that is not compiled, it raises.
@@ -117,16 +123,18 @@ error_if_p = for_whole_batch(
     like=_any,
     eager=lambda pred, index, check: check.fail_eagerly_if(pred, index),
 )
-# Reports a failure, and returns `True`: for a branch that runs if any element fails.
+# `bind(pred, index, number_of(check))` reports a failure, and returns `True`: for a branch
+# that runs if any element fails. `is_removable`: whether the compiler may drop it if its
+# result is unused. Others may not even be moved, for example out of a loop of no step.
 report_failure_p = for_whole_batch(
-    "report_failure",
-    _call,
-    like=_any,
-    eager=_call_eagerly,
+    "report_failure", _report, like=_any, eager=lambda *_, **__: np.True_
 )
+# There are no numbers without our primitives, so the first one reports.
+finalisations[error_if_p] = _report_if
+finalisations[report_failure_p] = lambda *_, **__: np.True_
 
 
-def _report(text: str) -> EquinoxRuntimeError:
+def _error_of(text: str) -> EquinoxRuntimeError:
     return EquinoxRuntimeError(f"{_ABOVE}\n{text}\n\n{_ADVICE}")
 
 
@@ -147,4 +155,4 @@ This error is from a check of values, while the program ran. To look at them:
 - Set `EQX_ON_ERROR=nan`, and the program goes on with NaN in place of these values.
 """
 
-register_check(error_if_p, _BEGIN, _END, _report)
+register_check(error_if_p, _BEGIN, _END, _error_of)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._compat.frames import traced_frames
+from .._compat.primitive import number_of
 from .._compat.trace_state import at_top_level, within_program
 from .._compat.tracer import Tracer
 from .._compat.varying import varying_axes
@@ -49,7 +50,8 @@ def error_if(
         - `"raise"`: an error is raised. On TPU, where a program cannot stop itself, the
             message is printed and the program waits for the enter key.
         - `"nan"`: the program goes on with NaN in all arrays of `x`, under `jax.vmap` in
-            those of the whole batch; integer arrays are filled with the greatest integer,
+            those of the elements that failed, so that an array that the batch shares is
+            no longer shared; integer arrays are filled with the greatest integer,
             boolean arrays with `True`. PRNG keys do not change. If `pred` is true as a
             Python or NumPy value, there is a warning.
         - `"breakpoint"`: prints the message and opens JAX's debugger. The environment
@@ -275,7 +277,7 @@ def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
             f"{index.dtype}."
         )
     if index.ndim == 0:
-        return pred.any(), index
+        return (pred.any() if pred.ndim else pred), index
     try:
         shape = jnp.broadcast_shapes(pred.shape, index.shape)
     except ValueError as error:
@@ -296,21 +298,35 @@ def _checked(
 ) -> list[Any]:
     """The arrays, spoilt if the check fails. Their derivatives are unchanged."""
     if mode == "nan":
-        spoil = lambda arrays: [spoilt(x, mode) for x in arrays]  # noqa: E731
-        return _changed_if(unvmap_any_p.bind(pred), spoil, arrays)
-    frames, in_shard_map = traced_frames(_PASSED_OVER)
-    if in_shard_map:
-        pred, index = _of_all_devices(pred, index)
-    check = Check(messages, frames, mode == "breakpoint", is_removable)
+        failed, args = unvmap_any_p.bind(pred), (pred,)
+    else:
+        frames, in_shard_map = traced_frames(_PASSED_OVER)
+        if in_shard_map:
+            pred, index = _of_all_devices(pred, index)
+        check = Check(messages, frames, goes_on=mode == "breakpoint")
+        failed = error_if_p.bind(pred, index, check=check)
+        args = pred, index, number_of(check)
+    is_shared = isinstance(failed, Tracer) and mode != "breakpoint"
+    change = _shared if is_shared else _spoilt_if
+    return change(failed, args, arrays, mode, is_removable)
 
-    def fail(arrays: list[Any]) -> list[Any]:
-        failed = report_failure_p.bind(pred, index, check=check)
-        if mode == "breakpoint":
-            failed = _stopping_if(failed)
-        # They depend on `failed`: what is computed from them waits for the report.
-        return [lax.select_n(failed, x, spoilt(x)) for x in arrays]
 
-    return _changed_if(error_if_p.bind(pred, index, check=check), fail, arrays)
+def _spoilt_if(
+    failed: Any, args: tuple[Any, ...], arrays: list[Any], mode: str, is_removable: bool
+) -> list[Any]:
+    def spoil(arrays: list[Any]) -> list[Any]:
+        is_bad = args[0].any()  # one bool for each element of a batch
+        if mode != "nan":
+            # What is computed from the arrays waits for the report.
+            reported = report_failure_p.bind(*args, is_removable=is_removable)
+            is_bad = _stopping_if(reported) & is_bad if mode != "raise" else reported
+        return [lax.select_n(is_bad, x, spoilt(x, mode)) for x in arrays]
+
+    return _changed_if(failed, spoil, arrays)
+
+
+# A compiled program has one function for all checks of arrays of the same types.
+_shared = jax.jit(_spoilt_if, static_argnames=("mode", "is_removable"))
 
 
 def _changed_if(failed: Any, change: Any, arrays: list[Any]) -> list[Any]:

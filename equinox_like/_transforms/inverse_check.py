@@ -33,7 +33,7 @@ def refuse_large(errors: jax.Array, x: Any, name: str) -> Any:
     return jtu.tree_map(lambda a: depend(a) if is_inexact_array(a) else a, x)
 
 
-def _fail(errors: Any, name: str) -> None:
+def _fail(_: Any, errors: Any, name: str) -> None:
     text = _text(errors, name)
     raise NotInvertibleError(f"\n{_BEGIN}\n{text}\n{_END}\n")
 
