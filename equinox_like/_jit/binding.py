@@ -38,14 +38,17 @@ def bind(
     values = {position: kwargs[key] for key, position in by_key.items()}
     values |= dict(enumerate(args, start=1))
 
-    # Keyword-only arguments are not among these.
-    first = bound.args[0] if bound.args else None
+    # Of the first parameter. Of `*args`, only the first one counts.
+    first = bound.arguments.get(next(iter(signature.parameters), ""))
+    firsts = first.values() if isinstance(first, dict) else [first]
+    if isinstance(first, tuple):
+        firsts = first[:1]
     names = argument_names(bound) | {0: (name, None)}
     positions = [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]
     each = []
     for position in positions:
         shown, parameter = names[position]
-        is_donated = parameter is not None and donates(parameter, position == first)
+        is_donated = parameter is not None and donates(parameter, position in firsts)
         each.append(_Argument(shown, spans[position], is_donated))
     canonical = (
         tree,

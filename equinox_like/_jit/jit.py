@@ -67,8 +67,8 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
         - `"none"`: no array.
         - `"arrays"`, alias `"all"`: every JAX array in the arguments. An array whose
             buffer no output can reuse stays alive.
-        - `"all-except-first"`: the same, except for arrays in the first argument. A
-            keyword-only parameter is not a first argument.
+        - `"all-except-first"`: the same, except for arrays in the first parameter of the
+            signature, however it is passed; of `*args`, in the first one.
         - `"warn"`, `"warn-except-first"`: likewise, and a
             [`equinox_like.DonationWarning`][] names the arrays that no output can take,
             once for each compilation, before execution.

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
+from .._core.difference import Arguments
 from .._module.module import as_pytree
 from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
@@ -42,7 +43,7 @@ class Layout:
         labels: Sequence[Any],
         places: Sequence[Any],
         hidden: Sequence[Any],
-        arguments: Sequence[tuple[str, int]],
+        arguments: Arguments,
     ):
         """**Arguments:**
 
@@ -137,10 +138,7 @@ class Layout:
     @property
     def names(self) -> list[str]:
         """For each leaf, in canonical order, an expression like `model.weight`."""
-        own, *parts = self.treedef.children()
-        subtrees = [own, *(child for part in parts for child in part.children())]
-        named = zip(self.arguments, subtrees, strict=True)
-        return [x for (name, _), subtree in named for x in leaf_names(subtree, name)]
+        return _names(self.treedef, self.arguments)
 
     @property
     def number_of_own_data(self) -> int:
@@ -151,8 +149,7 @@ class Layout:
     @property
     def data_names(self) -> list[str]:
         """The names of the leaves that are data."""
-        named = zip(self.names, self.labels, strict=True)
-        return [name for name, label in named if label is not STATIC]
+        return data_names(self.arguments, self)
 
     def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
         """For each data leaf: its name, its value, and whether it is donated."""
@@ -163,6 +160,19 @@ class Layout:
 def with_methods(call: Call) -> Call:
     """The call, with each `model.__call__` as a pytree, so that it is not static."""
     return jtu.tree_map(as_pytree, call)
+
+
+def _names(treedef: Any, arguments: Arguments) -> list[str]:
+    own, *parts = treedef.children()
+    subtrees = [own, *(child for part in parts for child in part.children())]
+    named = zip(arguments, subtrees, strict=True)
+    return [x for (name, _), subtree in named for x in leaf_names(subtree, name)]
+
+
+def data_names(arguments: Arguments, call: Skeleton | Layout) -> list[str]:
+    """The names of the leaves of a call that are data."""
+    named = zip(_names(call.treedef, arguments), call.labels, strict=True)
+    return [name for name, label in named if label is not STATIC]
 
 
 def groups_of(

@@ -6,6 +6,7 @@ their structure (`layout.py`), then the specialization for their static leaves
 function.
 """
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class Program:
     def __repr__(self) -> str:  # shown in errors about mismatched static fields
         return f"<program of {self.name}, donate={self.donate!r}>"
 
-    @property
+    @functools.cached_property
     def without_donation(self) -> "Program":
         return self._without_donation()
 

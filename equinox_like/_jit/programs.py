@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .._core.base import Transformed
 from .._core.caches import on_clear
 from .._module.module import BoundMethod
 from .._tree.compared import Itself
@@ -40,8 +41,12 @@ class Programs:
     def get(self, key: Any, opaque: Callable[[], Any], settings: Settings) -> Program:
         """The program with these settings; the same one for equal settings and keys."""
 
+        reference = weakref.ref(self)
+
         def without_donation():
-            return self.get(key, opaque, settings._replace(donate="none"))
+            # Weakly, as a cycle would keep what a program holds until it is collected.
+            programs = reference() or Programs(None)
+            return programs.get(key, opaque, settings._replace(donate="none"))
 
         def make():
             return Program(opaque, settings, without_donation)
@@ -163,11 +168,13 @@ def _of_value(fun: Any) -> Programs | None:
 
 
 def owner_of_programs(tree: Any) -> Any:
-    """The structure that holds the programs of a callable pytree, if there is one.
+    """The structure of a callable pytree and its programs, if there is a structure.
 
-    They are freed with it. An instance forgets it when an attribute is read.
+    Programs are freed with it. An instance forgets it when an attribute is read.
     """
-    return _structure_of(tree.__self__ if type(tree) is BoundMethod else tree)
+    tree = tree.__self__ if type(tree) is BoundMethod else tree
+    structure = _structure_of(tree)
+    return structure and (structure, _of_structure(structure, tree))
 
 
 def _structure_of(tree: Any) -> Any:
@@ -182,10 +189,21 @@ def _of_tree(tree: Any) -> Programs:
             return _shared((type(tree), strict_treedef(jtu.tree_structure(tree))))
         except Exception:
             return Programs(None)  # the call will raise, and name the leaf
+    return _of_structure(owner, tree)
+
+
+def _of_structure(structure: Any, tree: Any) -> Programs:
     with _lock:
-        if owner.programs is None:
-            owner.programs = Programs(owner)
-        return owner.programs
+        found = structure.programs
+        if type(found) is weakref.ref:
+            found = found()
+        if found is None:
+            found = structure.programs = Programs(structure)
+            # The programs hold the structure, and that of a transformed function holds
+            # what the function captures: a cycle. So its wrappers hold the programs.
+            if isinstance(tree, Transformed):
+                structure.programs = weakref.ref(found)
+        return found
 
 
 def _shared(key: Any) -> Programs:

@@ -19,6 +19,7 @@ from .._core.context import Context, values_here
 from .._core.difference import MANY, Arguments, Difference, differences
 from .._tree.arrays import is_weak
 from .._tree.splitting import Skeleton
+from .layout import data_names
 
 SHAPE: Final = "shape"
 DTYPE: Final = "dtype"
@@ -37,8 +38,7 @@ class Trace(NamedTuple):
 
     arguments: Arguments
     skeleton: Skeleton
-    # The layout computes the arrays' names on demand; `avals` are their types.
-    layout: Any
+    # The types of the arrays.
     avals: tuple[Any, ...]
     context: Any
     settings: dict[str, Any]
@@ -61,11 +61,11 @@ class Trace(NamedTuple):
         return self.context == other.context and self.session is not other.session
 
 
-def trace_of(layout: Any, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
+def trace_of(arguments: Arguments, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
+    # Not the layout, which holds the specialization that holds this.
     return Trace(
-        layout.arguments,
+        arguments,
         skeleton,
-        layout,
         tuple(avals),
         trace_context(),
         settings(),
@@ -82,7 +82,7 @@ def trace_to_be(layout: Any, leaves: Sequence[Any]) -> Trace:
     """What a trace of a call with these leaves would depend on."""
     data = [x for group in layout.groups(leaves) for x in group]
     avals = jax.make_jaxpr(lambda *data: ())(*data).in_avals
-    return trace_of(layout, layout.skeleton(leaves), avals)
+    return trace_of(layout.arguments, layout.skeleton(leaves), avals)
 
 
 class Retrace:
@@ -152,7 +152,9 @@ def _differences(old: Trace, new: Trace) -> Iterator[Difference]:
 
 
 def _named(trace: Trace) -> dict[str, Any]:
-    return dict(zip(trace.layout.data_names, trace.avals, strict=True))
+    return dict(
+        zip(data_names(trace.arguments, trace.skeleton), trace.avals, strict=True)
+    )
 
 
 def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:

@@ -34,7 +34,7 @@ from .._warn import warn
 from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import note_losses, refuse_fatal
 from .hidden import Assignments, refuse_hidden_tracers
-from .layout import DONATE, MAX_KEPT, Layout, chained, groups_of, keep
+from .layout import DONATE, MAX_KEPT, Layout, chained, data_names, groups_of, keep
 from .retrace import Trace, announce, explain, trace_of
 from .storm import SEARCHED
 
@@ -83,8 +83,8 @@ class Specialization:
 
     def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Skeleton):
         self.skeleton = skeleton
-        # That of the first call: traces take the names of arguments from it.
-        self._layout = layout
+        # Those of the first call: traces take the names of arguments from them.
+        self._arguments = layout.arguments
         shardings = program.shardings
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
@@ -227,7 +227,7 @@ class Specialization:
                 if donates and expected.specialization is not own:
                     raise UnexpectedTrace
                 avals = [jax.typeof(x) for group in groups for x in group]
-                trace = trace_of(own._layout, skeleton, avals)
+                trace = trace_of(own._arguments, skeleton, avals)
                 announce(program_reference(), trace)
             parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
             for label, group in zip(labels, groups, strict=True):
@@ -254,7 +254,7 @@ class Specialization:
 
         def names():
             own = self_reference()
-            return None if own is None else own._layout.data_names
+            return None if own is None else data_names(own._arguments, skeleton)
 
         show_as(traced, fun, names)
         options = dict(program.options)

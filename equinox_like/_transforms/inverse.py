@@ -5,6 +5,7 @@ equations with known inputs, and backward through equations whose primitive has 
 below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -107,38 +108,40 @@ def _inlined(closed: Any) -> tuple[list[_Equation], list[int], list[Any]]:
     equations: list[_Equation] = []
     # Equal slices of an array share their numbers, so that all are known when one is.
     slices: dict[Any, list[Any]] = {}
-    count = 0
-
-    def new() -> int:
-        nonlocal count
-        count += 1
-        return count
-
-    def walk(jaxpr: Any, ins: list[Any]) -> list[Any]:
-        numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-        def read(atom: Any) -> Any:
-            return _Literal(atom.val) if is_literal(atom) else numbers[atom]
-
-        for equation in jaxpr.eqns:
-            given = [read(atom) for atom in equation.invars]
-            inner = _called(equation)
-            if inner is not None:
-                consts = [_Literal(value) for value in getattr(inner, "consts", ())]
-                outs = walk(getattr(inner, "jaxpr", inner), consts + given)
-            elif (key := _slice_key(equation, given)) in slices:
-                outs = slices[key]
-            else:
-                outs = [new() for _ in equation.outvars]
-                equations.append(_Equation(jaxpr, equation, given, outs))
-                if key is not None:
-                    slices[key] = outs
-            numbers.update(zip(equation.outvars, outs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
+    new = itertools.count(1).__next__
     jaxpr = closed.jaxpr
     inputs = [new() for _ in [*jaxpr.constvars, *jaxpr.invars]]
-    return equations, inputs, walk(jaxpr, inputs)
+    return equations, inputs, _inline(jaxpr, inputs, new, equations, slices)
+
+
+def _inline(
+    jaxpr: Any,
+    ins: list[Any],
+    new: Callable[[], int],
+    equations: list[_Equation],
+    slices: dict[Any, list[Any]],
+) -> list[Any]:
+    numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
+
+    def read(atom: Any) -> Any:
+        return _Literal(atom.val) if is_literal(atom) else numbers[atom]
+
+    for equation in jaxpr.eqns:
+        given = [read(atom) for atom in equation.invars]
+        inner = _called(equation)
+        if inner is not None:
+            consts = [_Literal(value) for value in getattr(inner, "consts", ())]
+            inner = getattr(inner, "jaxpr", inner)
+            outs = _inline(inner, consts + given, new, equations, slices)
+        elif (key := _slice_key(equation, given)) in slices:
+            outs = slices[key]
+        else:
+            outs = [new() for _ in equation.outvars]
+            equations.append(_Equation(jaxpr, equation, given, outs))
+            if key is not None:
+                slices[key] = outs
+        numbers.update(zip(equation.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
 def _slice_key(equation: Any, ins: list[Any]) -> Any:

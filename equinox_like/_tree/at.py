@@ -242,21 +242,17 @@ def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
     def is_user_leaf(node):
         return is_leaf is not None and is_leaf(node)
 
-    def stop(node):
-        return is_user_leaf(node) or type(node) is tuple
-
-    def copy(tree):
-        parts, treedef = jtu.tree_flatten(tree, stop)
-        return treedef.unflatten(
-            [
-                _Tuple(map(copy, part))
-                if type(part) is tuple and not is_user_leaf(part)
-                else part
-                for part in parts
-            ]
-        )
-
-    return copy(pytree)
+    parts, treedef = jtu.tree_flatten(
+        pytree, lambda node: is_user_leaf(node) or type(node) is tuple
+    )
+    return treedef.unflatten(
+        [
+            _Tuple(_own_tuples(x, is_leaf) for x in part)
+            if type(part) is tuple and not is_user_leaf(part)
+            else part
+            for part in parts
+        ]
+    )
 
 
 def _choose(

@@ -1,5 +1,6 @@
 """Donation: which buffers are reused, what is gone afterwards, and what the errors say."""
 
+import functools
 import gc
 import re
 import warnings
@@ -77,15 +78,63 @@ def test_only_the_first_of_many_positional_arguments_is_spared():
     assert not x.is_deleted() and y.is_deleted()
 
 
-@pytest.mark.parametrize(
-    "f",
-    [lambda *, x, y: (x + 1, y + 1), lambda *args, x, y: (x + 1, y + 1)],
-    ids=["keyword-only", "after *args"],
-)
-def test_keyword_only_parameter_is_not_the_first(f):
+FIRST = {
+    "keyword-only": lambda *, x, y: (x + 1, y + 1),
+    "positional": lambda x, y: (x + 1, y + 1),
+    "both": lambda x, *, y: (x + 1, y + 1),
+    "last by name": lambda *, x, a=0.0, y: (x + 1, y + 1 + a),
+    "with *args": lambda x, *args, y: (x + 1, y + 1),
+    "with **kwargs": lambda *, x, **kwargs: (x + 1, kwargs["y"] + 1),
+    "of a partial": functools.partial(lambda a, *, x, y: (x + a, y + a), 1.0),
+}
+
+
+@pytest.mark.parametrize("f", FIRST.values(), ids=FIRST)
+@pytest.mark.parametrize("mode", ["all-except-first", "warn-except-first"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_first_is_first_by_the_signature(f, mode, turned, ahead):
     x, y = jnp.ones(2), jnp.ones(3)
-    eqx.filter_jit(f, donate="all-except-first")(x=x, y=y)
-    assert x.is_deleted() and y.is_deleted()
+    keywords = {"y": y, "x": x} if turned else {"x": x, "y": y}
+    f = eqx.filter_jit(f, donate=mode)
+    if ahead:
+        f = f.lower(**keywords).compile()
+    f(**keywords)
+    assert not x.is_deleted() and y.is_deleted()
+
+
+def test_first_of_a_mapped_function_is_first_by_the_signature_too():
+    x, y = jnp.ones((4, 2)), jnp.ones((4, 3))
+    f = eqx.filter_pmap(
+        lambda *, x, y: (x + 1, y + 1),
+        in_axes={"x": 0, "y": 0},
+        donate="all-except-first",
+    )
+    f(y=y, x=x)
+    x, y = f(y=jnp.ones((4, 3)), x=x)
+    f(y=y, x=x)
+    assert not x.is_deleted() and y.is_deleted()
+
+
+def test_second_parameter_is_not_the_first_if_that_is_not_passed():
+    for f in (
+        lambda a=0.0, *, x: x + a,
+        lambda *args, x: x + len(args),
+        functools.partial(lambda *, a, x: x + a, a=1.0),
+    ):
+        x = jnp.ones(2)
+        eqx.filter_jit(f, donate="all-except-first")(x=x)
+        assert x.is_deleted()
+
+
+def test_keywords_of_the_first_parameter_are_spared_whatever_their_order():
+    x, y = jnp.ones(2), jnp.ones(3)
+    f = eqx.filter_jit(
+        lambda **kwargs: jax.tree.map(lambda x: x + 1, kwargs),
+        donate="all-except-first",
+    )
+    f(y=y, x=x)
+    assert not x.is_deleted() and not y.is_deleted()
 
 
 def test_nothing_is_donated_by_default():

@@ -217,6 +217,98 @@ def test_all_is_freed_after_each_transformation(name, wrap, request):
     assert [reference() for reference in references] == [None] * len(references)
 
 
+class Scale(eqx.Module):
+    weight: Any
+
+    def __call__(self, x):
+        return x * self.weight[0]
+
+
+class Plain:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, x):
+        return x * self.weight[0]
+
+    def method(self, x):
+        return x * self.weight[0]
+
+
+def closure_over(array):
+    return lambda x: x * array[0]
+
+
+def times(array, x):
+    return x * array[0]
+
+
+CALLABLES = {
+    "closure": closure_over,
+    "partial": lambda array: functools.partial(times, array),
+    "partial of closure": lambda array: functools.partial(closure_over(array)),
+    "Partial": lambda array: eqx.Partial(times, array),
+    "Module": Scale,
+    "method of Module": lambda array: Scale(array).__call__,
+    "object": Plain,
+    "method": lambda array: Plain(array).method,
+}
+WAYS = {
+    **{
+        str(mode): lambda f, x, mode=mode: eqx.filter_jit(f, donate=mode)(x)
+        for mode in [*MODES, "arrays", "strict"]
+    },
+    **{
+        name: lambda f, x, stage=stage: stage(eqx.filter_jit(f), x)
+        for name, stage in STAGES.items()
+    },
+    "jit of grad": lambda f, x: eqx.filter_jit(eqx.filter_grad(f))(x[0]),
+    "jit of value_and_grad": lambda f, x: eqx.filter_jit(eqx.filter_value_and_grad(f))(
+        x[0]
+    ),
+    "jit of vmap": lambda f, x: eqx.filter_jit(eqx.filter_vmap(f))(x),
+    "jit of checkpoint": lambda f, x: eqx.filter_jit(eqx.filter_checkpoint(f))(x),
+    "lower of vmap": lambda f, x: (
+        eqx.filter_jit(eqx.filter_vmap(f)).lower(x).compile()(x)
+    ),
+    **TRANSFORMATIONS,
+}
+
+
+def is_freed_at_once(make, call):
+    """Without the cyclic garbage collector, and JAX's caches as they are."""
+
+    def once():
+        array, x = jnp.ones(1000), jnp.arange(3.0) + 1
+        call(make(array), x)
+        return weakref.ref(array)
+
+    once()  # what is imported or compiled the first time
+    gc.collect()
+    gc.disable()
+    try:
+        references = [once() for _ in range(3)]
+        jax.effects_barrier()
+        # JAX's thread holds the last function that it called back.
+        return [x() for x in references[:2]] == [None, None]
+    finally:
+        gc.enable()
+
+
+@own_registry
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["closure", "partial of closure", "object"])
+def test_dead_function_frees_its_arrays_without_the_collector(way, kind):
+    assert is_freed_at_once(CALLABLES[kind], WAYS[way])
+
+
+@own_registry
+@pytest.mark.parametrize("kind", CALLABLES)
+@pytest.mark.parametrize("way", ["none", "compile", "jit of grad", "pmap", "scan"])
+def test_dead_callable_of_each_kind_frees_its_arrays(way, kind):
+    assert is_freed_at_once(CALLABLES[kind], WAYS[way])
+
+
 @pytest.mark.parametrize("how", ["value", "leaf", "output", "argument"])
 def test_static_value_that_leads_back_to_the_function_is_freed(how):
     def make():
