@@ -275,9 +275,12 @@ class Exported(Generic[_P, _T]):
             else:
                 found = first_difference(name, call.arguments[name], given[name])
             if found is not None:
+                fix = ""
+                if "value ShapeDtypeStruct(" in str(found):
+                    fix = " A `jax.ShapeDtypeStruct` stood for an array: pass an array."
                 raise TypeError(
                     f"{self!r} was called with arguments other than those it was "
-                    f"exported for: {found}"
+                    f"exported for: {found}{fix}"
                 )
         self._fitting = layout, layout.static_key(leaves)
 

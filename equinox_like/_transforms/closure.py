@@ -17,6 +17,7 @@ from .._module.module import Module
 from .._tree.arrays import describe_array, jax_struct_of, struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
+from .._tree.paths import path_str
 from .trace import filter_eval_shape, trace
 
 _P = ParamSpec("_P")
@@ -109,12 +110,20 @@ class ClosureConverted(Module, Generic[_P, _T]):
         self._out = out
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        data, rest = take_apart((args, kwargs))
+        # A struct that stood for an array may be one again, which `_fun` gets as it is.
+        data, rest = take_apart((args, kwargs), is_array_or_struct)
         given = tuple(map(jax_struct_of, data))
         if rest != self._rest or given != self._structs:
             raise self._mismatch(rest.fill(given))
         if self._jaxpr is None:
             return self._fun(*args, **kwargs)
+        for path, leaf in jtu.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise ValueError(
+                    f"`{path_str(path[1:], path[0].key)}` of the closure-converted "
+                    f"`{self._name}` is a `jax.ShapeDtypeStruct`, which stood for an "
+                    "array when it was converted: pass an array."
+                )
         return self._out[1].fill(eval_jaxpr(self._jaxpr, self.consts, *data))
 
     @property

@@ -100,9 +100,9 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
 
     **Arguments:**
 
-    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays, so a model that is
-        too large to build can be summarised through
-        [`equinox_like.filter_eval_shape`][].
+    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays if there are no arrays,
+        so a model that is too large to build can be summarised through
+        [`equinox_like.filter_eval_shape`][]. Beside arrays they are static values.
     - `depth`: the length of the paths in the table: deeper arrays are summed up in one
         row.
     - `where`: restricts the table to a part of the model: a function that returns it,
@@ -140,10 +140,14 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
     shown = [True] * len(found) if where is None else leaves_under(tree, where)
     if not any(shown) and where is not None:
         raise ValueError(f"`summary` found nothing in the tree for `where`, {where!r}.")
+    # A struct stands for an array in a tree of structs, and is a value beside arrays.
+    is_counted = (
+        is_array if any(is_array(p.leaf) for p in found) else is_array_or_struct
+    )
     firsts: dict[int, str] = {}
     kept, arrays = [], []
     for place, trained, is_shown in zip(found, flags, shown, strict=True):
-        if is_shown and is_array_or_struct(place.leaf):
+        if is_shown and is_counted(place.leaf):
             kept.append(place)
             arrays.append(_row(place, trained, firsts))
     rows = arrays if depth is None else _summed(zip(kept, arrays, strict=True), depth)
