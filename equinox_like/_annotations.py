@@ -46,11 +46,15 @@ else:
 
 
 def signature_of(fun: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
-    """As `inspect.signature`, and `(*args, **kwargs)` for what has none, such as `max`."""
+    """As `inspect.signature`, and `(*args, **kwargs)` for functions that have none, such
+    as `max`. A class has one, or `ValueError` is raised."""
     try:
         return inspect.signature(fun, follow_wrapped=follow_wrapped, **_OPTIONS)
     except ValueError:
-        return _ANY
+        if not isinstance(fun, type):
+            return _ANY
+        call = f"lambda *args: {fun.__name__}(*args)"
+        raise ValueError(f"{fun!r} has no signature: pass `{call}`.") from None
 
 
 _ANY: Final = inspect.signature(lambda *args, **kwargs: None)

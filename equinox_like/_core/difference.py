@@ -150,8 +150,7 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
             yield Difference(path, ARRAY_TYPE, old.value, new.value)
         return
     if type(old) is not type(new):
-        texts = describe_both(old, new, _described)
-        yield Difference(path, STRUCTURE, *texts, limit=MANY)
+        yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
         return
     steps, children, was = _children(old)
     other_steps, others, now = _children(new)

@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 
 from .._compat.tracer import Tracer
 from .._core.difference import Arguments
-from .._module.module import as_pytree
+from .._module.module import Module, as_pytree
 from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
 from .._tree.registry import registry
@@ -158,8 +158,15 @@ class Layout:
 
 
 def with_methods(call: Call) -> Call:
-    """The call, with each `model.__call__` as a pytree, so that it is not static."""
-    return jtu.tree_map(as_pytree, call)
+    """The call, with each `model.__call__` as a pytree, so that it is not static.
+
+    What the field of a Module holds stays as it is.
+    """
+    return jtu.tree_map(as_pytree, call, is_leaf=_is_module)
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, Module)
 
 
 def _names(treedef: Any, arguments: Arguments) -> list[str]:
@@ -224,7 +231,8 @@ class LayoutTable:
 
     def add(self, call: Call) -> tuple[Layout, list[Any]]:
         leaves, structure = registry.flatten(call)
-        if any(as_pytree(x) is not x for x in leaves):
+        tops = jtu.tree_leaves(call, is_leaf=_is_module)
+        if any(as_pytree(x) is not x for x in tops):
             # Such a call has no layout of its own, so that others need not be inspected.
             return self.fit(with_methods(call))
         # This builds the lazy instances of the call; the next call has lazy ones again.
