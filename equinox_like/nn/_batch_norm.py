@@ -206,8 +206,8 @@ class BatchNorm(StatefulLayer):
         - `inference`: overrides the layer's own, unless it is `None`.
         - `mask`: which examples count for the statistics: shape `(batch,)`, or `()` for one
             example. The others are normalised, too, with 0 in place of their infinities and
-            NaN. If no example counts, or the batch is empty, the state does not change, and
-            the running averages are used.
+            NaN. If at most one number of each channel counts, or the batch is empty, the
+            state does not change, and the running averages are used.
 
         **Returns:**
 
@@ -217,9 +217,11 @@ class BatchNorm(StatefulLayer):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `x`, `mask` or a value of the state has another
-        shape, or if `x` may be a batch or one example. `NameError` in training if there is
-        no `jax.vmap` of the `axis_name`, and `ValueError` for a complex `x` if the running
-        averages are real. `TypeError` if `state` is not a [`equinox_like.nn.State`][].
+        shape, if `x` may be a batch or one example, or if in training a batch without a
+        mask has one number of each channel, which has no variance. `NameError` in training
+        if there is no `jax.vmap` of the `axis_name`, and `ValueError` for a complex `x` if
+        the running averages are real. `TypeError` if `state` is not a
+        [`equinox_like.nn.State`][].
         """
         check_state(self, state)
         for_inference = bool(at_inference(self, inference))
@@ -242,16 +244,22 @@ class BatchNorm(StatefulLayer):
             x = jnp.where(layout.mask | jnp.isfinite(x), x, 0)
         running = running.astype(work)
         count = None if for_inference else _count(self, x, layout)
-        is_empty = isinstance(count, int) and count == 0
-        if for_inference or is_empty:
+        known = count if isinstance(count, int) else None
+        if known == 1:
+            raise ShapeError(
+                "BatchNorm takes more than one number of each channel in training, but "
+                f"was given one, in an `x` of shape {x.shape}. It is always normalised to "
+                "0. Pass a larger batch, or `inference=True`."
+            )
+        if for_inference or known == 0:
             used = _for_inference(self, running)
         else:
             batch = _batch_moments(self, x, layout, count)
             used, new = _blend(self, running, batch)
             if mask is not None:
-                # If no example counts, the running averages are used and kept.
-                used = _where(batch.count > 0, used, _for_inference(self, running))
-                new = _where(batch.count > 0, new, running)
+                # A single number has no variance: the running averages are used and kept.
+                used = _where(batch.count > 1, used, _for_inference(self, running))
+                new = _where(batch.count > 1, new, running)
             state = _stored(self, state, new, stored)
         y = (x - layout.spread(used.mean, x)) / jnp.sqrt(
             layout.spread(used.variance, x) + jnp.asarray(self.eps, work)

@@ -106,12 +106,14 @@ class GroupNorm(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another number of channels.
+        [`equinox_like.ShapeError`][] if `x` has another number of channels, or one number
+        in each group, which has no variance.
         """
         _check_channels(self, x)
         x = jax_array(x)
         accumulate = accumulation_dtype(x)
         per_group = len(x) // self.groups
+        _require_variance(self, x, "group", per_group * math.prod(x.shape[1:]))
         grouped = x.astype(accumulate).reshape(self.groups, per_group, *x.shape[1:])
         y = jax.vmap(lambda group: standardise(group, self.eps))(grouped)
         y = _affine(self, y.reshape(x.shape)).astype(x.dtype)
@@ -202,16 +204,20 @@ class InstanceNorm(Module):
         """
         _check_channels(self, x)
         x = jax_array(x)
-        if math.prod(x.shape[1:]) == 1:
-            raise ShapeError(
-                "InstanceNorm takes an `x` of shape (channels, size_1, ..., size_n) "
-                "with more than one number in each channel, but was given shape "
-                f"{np.shape(x)}. A single number is always normalised to 0."
-            )
+        _require_variance(self, x, "channel", math.prod(x.shape[1:]))
         wide = x.astype(accumulation_dtype(x))
         y = jax.vmap(lambda channel: standardise(channel, self.eps))(wide)
         y = _affine(self, y).astype(x.dtype)
         return y if state is ABSENT else with_state(self, y, state)
+
+
+def _require_variance(norm: Any, x: Array, part: str, number: int) -> None:
+    if number == 1:
+        raise ShapeError(
+            f"{type(norm).__name__} takes an `x` of shape (channels, size_1, ..., size_n) "
+            f"with more than one number in each {part}, but was given shape "
+            f"{np.shape(x)}. A single number is always normalised to 0."
+        )
 
 
 def _channels(norm: Any, channels: int | None, affine: bool) -> int | None:

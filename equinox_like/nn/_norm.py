@@ -34,7 +34,8 @@ class LayerNorm(Module):
     ones and zeros. From [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba,
     Kiros, Hinton 2016).
 
-    To normalise only the last axes of an array, wrap the layer in `jax.vmap`.
+    To normalise only the last axes of an array, wrap the layer in `jax.vmap`. A single
+    number, of shape `()` or `(1,)`, becomes 0, so that the result is $b$.
 
     !!! example
 

@@ -301,8 +301,59 @@ def test_unbiased_variance_is_stored(x64, draw) -> None:
     stored = outs[1][1].get(unbiased[0].batch_state_index)[1]
     np.testing.assert_allclose(stored, 0.99 + 0.01 * v * 8 / 7, rtol=1e-12)
     norm, state = make(3, unbiased=True)
-    _, state = run(norm, x[:1, :, 0], state)
+    _, state = run(norm, x[:2, :, 0], state, mask=jnp.array([True, False]))
     assert np.isfinite(state.get(norm.batch_state_index)[1]).all()
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
+def test_batch_of_one_number_of_each_channel_is_refused_in_training(
+    mode, shape, draw
+) -> None:
+    message = r"BatchNorm takes more than one number .* given one, .*inference=True"
+    x = draw(*shape)
+    norm, state = make(3, mode=mode)
+    with pytest.raises(eqx.ShapeError, match=message):
+        norm(x, state)
+    named, named_state = make(3, "b", mode=mode)
+    with pytest.raises(eqx.ShapeError, match=message):
+        mapped(named)(x, named_state)
+    ensemble = eqx.filter_vmap(lambda x: norm(x, state))
+    with pytest.raises(eqx.ShapeError, match=message):
+        ensemble(jnp.stack([x, x]))
+    # Not at inference, nor with more positions, examples or devices.
+    norm(x, state, inference=True)
+    mapped(named, inference=True)(x, named_state)
+    wide = draw(1, 3, 2)
+    for batch in (jnp.concatenate([x, x + 1]), wide):
+        assert np.isfinite(run(norm, batch, state)[0]).all()
+    mapped(named)(wide, named_state)
+
+
+def test_devices_count_as_one_batch(draw) -> None:
+    norm, state = make(3, "data")
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    run_on = jax.shard_map(
+        lambda x: norm(x[0], state)[0][None],
+        mesh=mesh,
+        in_specs=P("data"),
+        out_specs=P("data"),
+    )
+    x = draw(2, 3)
+    np.testing.assert_allclose(run_on(x), normalised(x, *moments(x)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_mask_that_leaves_one_number_keeps_the_state(mode, draw) -> None:
+    norm, state = make(3, mode=mode)
+    x = draw(4, 3)
+    _, state = run(norm, x, state, mask=jnp.ones(4, bool))
+    out, after = run(norm, x, state, mask=jnp.arange(4) == 2)
+    assert eqx.tree_equal(after, state)
+    np.testing.assert_allclose(out, run(norm, x, state, inference=True)[0], rtol=1e-6)
+    wide = draw(4, 3, 2)
+    _, after = run(norm, wide, state, mask=jnp.arange(4) == 2)
+    assert not eqx.tree_equal(after, state)
 
 
 @pytest.mark.parametrize("has_mask", [False, True])

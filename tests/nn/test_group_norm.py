@@ -81,3 +81,12 @@ def test_instance_norm_trains(draw) -> None:
         nn.InstanceNorm(2), draw(4, 2, 3)
     )
     assert grads.weight.any() and grads.bias.any()
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1, 1)])
+def test_group_of_one_number_is_refused(shape) -> None:
+    message = r"GroupNorm takes .* more than one number in each group, .*shape \(4,"
+    with pytest.raises(eqx.ShapeError, match=message):
+        nn.GroupNorm(4, 4)(jnp.ones(shape))
+    assert nn.GroupNorm(2, 4)(jnp.ones(shape)).shape == shape
+    assert nn.GroupNorm(4, 4)(jnp.ones((4, 2))).shape == (4, 2)
