@@ -63,7 +63,8 @@ class _LossScale(Module):
         return _times(jnp.asarray(loss), self.loss_scale)
 
     def unscale(self, grads: _Tree) -> _Tree:
-        """Divides the gradients by the scale, in float32 at least; each keeps its dtype."""
+        """Divides the gradients by the scale, and returns them in float32 at least: many
+        of those that the scale keeps from underflow are too small for float16."""
 
         def each(g: Any) -> Any:
             if not is_inexact_array(g):
@@ -73,7 +74,7 @@ class _LossScale(Module):
             wide = accumulation_dtype(g)
             inverse = 1 / self.loss_scale.astype(jnp.finfo(wide).dtype)
             # Unlike a quotient, the product is exact for powers of two on every device.
-            return _times(g.astype(wide), inverse).astype(g.dtype)
+            return _times(g.astype(wide), inverse)
 
         return jax.tree.map(each, grads)
 
