@@ -110,8 +110,8 @@ def generate(
 
     A [`equinox_like.nn.Generation`][]: `tokens`, `length` and `cache`. A row of a batch
     has the same tokens as its prompt alone with the key of the row, up to rounding of
-    the logits. To continue a row, pass its cache, and a prompt that starts with its
-    last token.
+    the logits. A token is -1 if the model returned a NaN for it, or only -inf. To
+    continue a row, pass its cache, and a prompt that starts with its last token.
 
     **Raises:**
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from .._compat.tracer import Tracer
+from .._compat.tracer import Tracer, known_array
 from .._errors import ShapeError
 from .._tree import is_array, is_array_like
 from .._tree.nodes import describe_node
@@ -55,16 +55,18 @@ def sample_logits(
         `jnp.zeros(vocabulary, bool).at[tokens].set(True)`.
 
     All scalars but `top_k` may be traced arrays. The range of a traced one is not
-    checked: a negative temperature is then taken as 0, and a `top_p` out of range is
-    clamped.
+    checked: a negative temperature is then taken as 0, an infinite one draws all tokens
+    that are not forbidden alike, and a `top_p` out of range is clamped.
 
     **Returns:**
 
-    The token: an int32 scalar.
+    The token: an int32 scalar. If a logit is NaN, or all are -inf, there is no token to
+    draw, and a compiled function returns -1, since a check there has a cost.
 
     **Raises:**
 
-    `ValueError` for a number out of range, for no `key` where one is needed, and if only
+    `ValueError` if there is no token to draw and the logits are not traced, for a number
+    out of range, for no `key` where one is needed, and if only
     one of `repetition_penalty` and `seen` is given. `TypeError` for logits that are not
     a floating-point array, or a `top_k` that is not an integer.
     [`equinox_like.ShapeError`][] for arrays of another shape.
@@ -94,21 +96,37 @@ def sample_logits(
         if repetition_penalty is not None and seen is not None:
             logits = jnp.where(seen, _penalised(logits, repetition_penalty), logits)
         best = jnp.argmax(logits).astype(jnp.int32)
+        largest = logits[best]
+        # It is NaN if any logit is.
+        best = jnp.where(largest > -jnp.inf, best, -1)
         if is_greedy(temperature):
-            return best
+            return _checked(best)
         if key is None:
             raise ValueError(
                 "`sample_logits` needs a `key`, unless `temperature` is the number 0."
             )
         temperature = jnp.asarray(temperature, logits.dtype)
         # Subtract the maximum, or a low temperature could make several logits infinite.
-        is_finite = jnp.isfinite(logits[best])
+        is_finite = jnp.isfinite(largest)
         # Less an infinite maximum, logits would be NaN.
         logits = jnp.where(is_finite, logits, 0)
-        logits = (logits - logits[best]) / jnp.where(temperature > 0, temperature, 1)
+        logits = logits - jnp.where(is_finite, largest, 0)
+        divided = logits / jnp.where(temperature > 0, temperature, 1)
+        # With an infinite temperature, the quotient would be NaN.
+        logits = jnp.where(jnp.isneginf(logits), logits, divided)
         with key_named(key, "`sample_logits`"):
             token = _drawn(logits, key, top_k, top_p)
-        return jnp.where((temperature > 0) & is_finite, token, best)
+        return _checked(jnp.where((temperature > 0) & is_finite, token, best))
+
+
+def _checked(token: Array) -> Array:
+    known = known_array(token)
+    if known is not None and (jax.device_get(known) < 0).any():
+        raise ValueError(
+            "`sample_logits` has no token to draw: a logit is NaN, or all are -inf. Look "
+            "for the NaN in the model, or allow a token in the mask of the logits."
+        )
+    return token
 
 
 def _drawn(logits: Array, key: Any, top_k: int | None, top_p: Any) -> Array:

@@ -95,8 +95,6 @@ def test_forbidden_tokens_are_not_drawn(options, key) -> None:
     for temperature in (0.0, 0.7):
         token = nn.sample_logits(logits, key, temperature=temperature, **options)
         assert token == 1 and token.dtype == jnp.int32
-    nothing = jnp.full(4, -jnp.inf)
-    assert nn.sample_logits(nothing, key, **options) == 0
     forced = jnp.array([0.0, jnp.inf, 1.0])
     tokens = jax.vmap(lambda key: nn.sample_logits(forced, key, **options))(
         jax.random.split(key, 8)
@@ -109,6 +107,41 @@ def test_forced_token_is_drawn_without_a_nan(options, key) -> None:
     with jax.debug_nans(True):
         token = nn.sample_logits(jnp.array([0.0, jnp.inf, 1.0]), key, **options)
     assert token == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("number", [jnp.nan, -jnp.inf])
+def test_there_is_no_token_to_draw(options, temperature, number, key) -> None:
+    logits = jnp.full(4, -jnp.inf).at[2].set(number)
+    draw = lambda x, t: nn.sample_logits(x, key, temperature=t, **options)  # noqa: E731
+    message = "no token to draw: a logit is NaN, or all are -inf"
+    with pytest.raises(ValueError, match=message):
+        draw(logits, temperature)
+    with pytest.raises(ValueError, match=message):
+        jax.vmap(lambda x: draw(x, temperature))(jnp.stack([jnp.zeros(4), logits]))
+    assert jax.jit(draw)(logits, temperature) == -1
+    finite = jnp.zeros(4).at[2].set(jnp.nan)
+    assert jax.jit(draw)(finite, temperature) == -1
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"top_p": 1.0}])
+@pytest.mark.parametrize("temperature", [jnp.inf, 1e38, 1.0, 1e-38, 0.0])
+@pytest.mark.parametrize("scale", [1.0, 3e38])
+def test_forbidden_tokens_are_not_drawn_at_any_temperature(
+    options, temperature, scale
+) -> None:
+    logits = scale * jnp.array([-jnp.inf, 1.0, -jnp.inf, 0.5, -1.0, -jnp.inf])
+    keys = jax.random.split(jax.random.key(0), 200)
+    draw = jax.jit(
+        lambda t: jax.vmap(
+            lambda key: nn.sample_logits(logits, key, temperature=t, **options)
+        )(keys)
+    )
+    tokens = set(np.asarray(draw(temperature)).tolist())
+    assert tokens <= {1, 3, 4}
+    if temperature == jnp.inf and scale == 1 and "top_p" not in options:
+        assert tokens == {1, 3, 4}
 
 
 def test_half_precision_and_strict_promotion(strict, key) -> None:
