@@ -27,13 +27,13 @@ class Faults:
 
     def missing(self, path: _Path, name: str, own: str | None = None) -> None:
         """`own`: the name in the target, if it may differ."""
-        self._note(path)
+        self.note(path)
         # Shown between backticks.
         self.absent.append(name if own in (None, name) else f"{name}` for `{own}")
 
-    def note(self, path: _Path, line: str) -> None:
-        self._note(path)
-        self.lines.append(line)
+    def note(self, path: _Path, *lines: str) -> None:
+        self.first = path if self.first is None else self.first
+        self.lines += lines
 
     def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
         both = f"{found} in {self.holder}, but {wanted} in `{self.target}`"
@@ -80,7 +80,3 @@ class Faults:
                 + "\n  ".join(lines),
                 self.first or (),
             )
-
-    def _note(self, path: _Path) -> None:
-        if self.first is None:
-            self.first = path

@@ -49,7 +49,7 @@ def write_record(file: Any, array: np.ndarray) -> None:
     elif is_small:
         write_all(file, header + array.tobytes("F" if array.flags.fnc else "C"))
     else:
-        # If the disk is full, the error of `numpy.save` does not say so.
+        # Without a copy, and an error of `numpy.save` does not say that a disk is full.
         write_all(file, header)
         write_all(file, array.reshape(-1, order="A").view(np.uint8))
 

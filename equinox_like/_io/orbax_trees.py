@@ -56,13 +56,14 @@ def refuse_unsavable(tree: Any) -> None:
         if not is_unicode(name) or len(name.encode()) > _MAX_NAME:
             text = f"The path {name[:80]!r} is not Unicode, or too long for Orbax."
             raise LeafError(text, path)
-        problem = _why_unsavable(leaf)
+        try:
+            problem = _why_unsavable(leaf) if is_savable(leaf) else None
+            if problem is None:
+                json.dumps(_description(leaf))
+        except (TypeError, ValueError) as error:  # no values, or thousands of digits
+            raise LeafError(f"`{name}` cannot be saved: {error}.", path) from None
         if problem is not None:
             raise LeafError(f"`{name}` ({describe_array(leaf)}) {problem}.", path)
-        try:
-            json.dumps(_description(leaf))
-        except (TypeError, ValueError) as error:  # a Ref, or thousands of digits
-            raise LeafError(f"`{name}` cannot be saved: {error}.", path) from None
 
 
 def as_pytree_save(tree: Any) -> Any:
@@ -100,10 +101,8 @@ def _stored(leaf: Any) -> Any:
 
 
 def _why_unsavable(leaf: Any) -> str | None:
-    if not is_array_or_struct(leaf):
+    if not is_array(leaf):
         return None
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return "is a ShapeDtypeStruct, and has no values to save"
     if isinstance(leaf, np.ma.MaskedArray):
         return "is a masked array, which would lose its mask"
     if isinstance(leaf, Tracer):

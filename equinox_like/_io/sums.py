@@ -29,14 +29,16 @@ def content_sums(arrays: Iterable[Any]) -> list[str]:
 
 
 def _sum(x: Any) -> Any:
-    if isinstance(x, jax.Array):
-        is_large = x.nbytes > _SMALL and next(iter(x.devices())).platform != "cpu"
-        if is_large or not x.is_fully_addressable:
-            with jax.set_mesh(_NO_MESH):
-                return sum_on_devices(x)
+    if not isinstance(x, jax.Array):
+        return sum_on_host(x)
+    is_on_host = next(iter(x.devices())).platform == "cpu"
+    is_on_host |= "host" in (x.sharding.memory_kind or "")
+    if x.is_fully_addressable and (is_on_host or x.nbytes < _SMALL):
         # Without the cache of the array, which would keep its memory from being donated.
-        x = np.asarray(x.addressable_data(0) if x.is_fully_replicated else x)
-    return sum_on_host(x)
+        part = x.addressable_data(0) if x.is_fully_replicated else x
+        return sum_on_host(jax.device_get(part))
+    with jax.set_mesh(_NO_MESH):
+        return sum_on_devices(x)
 
 
 @jax.jit
