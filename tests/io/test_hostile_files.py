@@ -190,6 +190,11 @@ HOSTILE = {
         safetensors_file({"['weight']": entry([5, 8], [0, 2**62])}),
         safetensors_file({"['weight']": entry([2**32, 2**32], [0, 160])}, bytes(160)),
         safetensors_file({"['weight']": entry([5, 8], [160, 0])}, bytes(160)),
+        *(
+            safetensors_file({"['weight']": entry([5, 8], offsets)}, bytes(160))
+            for offsets in ([0.16], [0, 1e999], [0, -1e999], [1, "a"], [[], []], {}, 3)
+        ),
+        safetensors_file([1], bytes(160)),
         safetensors_file({"['weight']": entry([-5, -8], [0, 160])}, bytes(160)),
         safetensors_file({"['weight']": entry([5, 8], [0, 160], "OBJECT")}, bytes(160)),
         safetensors_file({"['weight']": entry([5.5, 8], [0, 160])}, bytes(160)),
