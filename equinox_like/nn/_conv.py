@@ -166,20 +166,10 @@ class Conv(Module):
         return convolved(self, x, _padded, out_sharding, self.stride)
 
 
-class Conv1d(Conv):
-    """[`equinox_like.nn.Conv`][] with one spatial axis: for sequences.
+class _ConvNd(Conv):
+    """Base class of those with a fixed number of spatial axes."""
 
-    !!! example
-
-        ```python
-        import equinox_like as eqx
-        import jax
-        import jax.numpy as jnp
-
-        conv = eqx.nn.Conv1d(3, 8, kernel_size=5, key=jax.random.key(0))
-        assert conv(jnp.ones((3, 20))).shape == (8, 16)
-        ```
-    """
+    _num_spatial_dims = 0
 
     def __init__(
         self,
@@ -201,7 +191,7 @@ class Conv1d(Conv):
     ):
         """Arguments as for [`equinox_like.nn.Conv`][]."""
         super().__init__(
-            1,
+            self._num_spatial_dims,
             in_channels,
             out_channels,
             kernel_size,
@@ -219,7 +209,25 @@ class Conv1d(Conv):
         )
 
 
-class Conv2d(Conv):
+class Conv1d(_ConvNd):
+    """[`equinox_like.nn.Conv`][] with one spatial axis: for sequences.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv1d(3, 8, kernel_size=5, key=jax.random.key(0))
+        assert conv(jnp.ones((3, 20))).shape == (8, 16)
+        ```
+    """
+
+    _num_spatial_dims = 1
+
+
+class Conv2d(_ConvNd):
     """[`equinox_like.nn.Conv`][] with two spatial axes: for images.
 
     !!! example
@@ -234,45 +242,10 @@ class Conv2d(Conv):
         ```
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = (1, 1),
-        padding: Padding = (0, 0),
-        dilation: int | Sequence[int] = (1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: DTypeLike | None = None,
-        *,
-        key: PRNGKeyArray,
-        preferred_element_type: DTypeLike | None = None,
-        weight_init: Init | None = None,
-        bias_init: Init | None = None,
-    ):
-        """Arguments as for [`equinox_like.nn.Conv`][]."""
-        super().__init__(
-            2,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            use_bias,
-            padding_mode,
-            dtype,
-            key=key,
-            preferred_element_type=preferred_element_type,
-            weight_init=weight_init,
-            bias_init=bias_init,
-        )
+    _num_spatial_dims = 2
 
 
-class Conv3d(Conv):
+class Conv3d(_ConvNd):
     """[`equinox_like.nn.Conv`][] with three spatial axes: for volumes.
 
     !!! example
@@ -287,42 +260,7 @@ class Conv3d(Conv):
         ```
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = (1, 1, 1),
-        padding: Padding = (0, 0, 0),
-        dilation: int | Sequence[int] = (1, 1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: DTypeLike | None = None,
-        *,
-        key: PRNGKeyArray,
-        preferred_element_type: DTypeLike | None = None,
-        weight_init: Init | None = None,
-        bias_init: Init | None = None,
-    ):
-        """Arguments as for [`equinox_like.nn.Conv`][]."""
-        super().__init__(
-            3,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            use_bias,
-            padding_mode,
-            dtype,
-            key=key,
-            preferred_element_type=preferred_element_type,
-            weight_init=weight_init,
-            bias_init=bias_init,
-        )
+    _num_spatial_dims = 3
 
 
 def _padded(conv: Conv, x: Array, kernel: Sequence[int]) -> tuple[Array, Any]:

@@ -172,22 +172,10 @@ class ConvTranspose(Module):
         return convolved(self, x, _padded, out_sharding, ones, self.stride)
 
 
-class ConvTranspose1d(ConvTranspose):
-    """[`equinox_like.nn.ConvTranspose`][] with one spatial axis: for sequences.
+class _ConvTransposeNd(ConvTranspose):
+    """Base class of those with a fixed number of spatial axes."""
 
-    `output_padding` comes before `padding` here.
-
-    !!! example
-
-        ```python
-        import equinox_like as eqx
-        import jax
-        import jax.numpy as jnp
-
-        up = eqx.nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1, key=jax.random.key(0))
-        assert up(jnp.ones((3, 10))).shape == (8, 20)
-        ```
-    """
+    _num_spatial_dims = 0
 
     def __init__(
         self,
@@ -210,7 +198,7 @@ class ConvTranspose1d(ConvTranspose):
     ):
         """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
         super().__init__(
-            1,
+            self._num_spatial_dims,
             in_channels,
             out_channels,
             kernel_size,
@@ -229,7 +217,27 @@ class ConvTranspose1d(ConvTranspose):
         )
 
 
-class ConvTranspose2d(ConvTranspose):
+class ConvTranspose1d(_ConvTransposeNd):
+    """[`equinox_like.nn.ConvTranspose`][] with one spatial axis: for sequences.
+
+    `output_padding` comes before `padding` here.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        up = eqx.nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1, key=jax.random.key(0))
+        assert up(jnp.ones((3, 10))).shape == (8, 20)
+        ```
+    """
+
+    _num_spatial_dims = 1
+
+
+class ConvTranspose2d(_ConvTransposeNd):
     """[`equinox_like.nn.ConvTranspose`][] with two spatial axes: for images.
 
     `output_padding` comes before `padding` here.
@@ -246,47 +254,10 @@ class ConvTranspose2d(ConvTranspose):
         ```
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = (1, 1),
-        output_padding: int | Sequence[int] = (0, 0),
-        padding: Padding = (0, 0),
-        dilation: int | Sequence[int] = (1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: DTypeLike | None = None,
-        *,
-        key: PRNGKeyArray,
-        preferred_element_type: DTypeLike | None = None,
-        weight_init: Init | None = None,
-        bias_init: Init | None = None,
-    ):
-        """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
-        super().__init__(
-            2,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            output_padding,
-            dilation,
-            groups,
-            use_bias,
-            padding_mode,
-            dtype,
-            key=key,
-            preferred_element_type=preferred_element_type,
-            weight_init=weight_init,
-            bias_init=bias_init,
-        )
+    _num_spatial_dims = 2
 
 
-class ConvTranspose3d(ConvTranspose):
+class ConvTranspose3d(_ConvTransposeNd):
     """[`equinox_like.nn.ConvTranspose`][] with three spatial axes: for volumes.
 
     `output_padding` comes before `padding` here.
@@ -303,44 +274,7 @@ class ConvTranspose3d(ConvTranspose):
         ```
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = (1, 1, 1),
-        output_padding: int | Sequence[int] = (0, 0, 0),
-        padding: Padding = (0, 0, 0),
-        dilation: int | Sequence[int] = (1, 1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: DTypeLike | None = None,
-        *,
-        key: PRNGKeyArray,
-        preferred_element_type: DTypeLike | None = None,
-        weight_init: Init | None = None,
-        bias_init: Init | None = None,
-    ):
-        """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
-        super().__init__(
-            3,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            output_padding,
-            dilation,
-            groups,
-            use_bias,
-            padding_mode,
-            dtype,
-            key=key,
-            preferred_element_type=preferred_element_type,
-            weight_init=weight_init,
-            bias_init=bias_init,
-        )
+    _num_spatial_dims = 3
 
 
 def _check_output_padding(conv: ConvTranspose) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,25 @@ class Pool(Module):
         )
 
 
-class MaxPool1d(Pool):
+class _PoolNd(Pool):
+    """Base class of those with a fixed operation and number of spatial axes."""
+
+    _num_spatial_dims = 0
+    _reduction: ClassVar[tuple[Any, Any]] = (-jnp.inf, jax.lax.max)
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: _Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        n = self._num_spatial_dims
+        super().__init__(*self._reduction, n, kernel_size, stride, padding, use_ceil)
+
+
+class MaxPool1d(_PoolNd):
     """The maximum of each window, along one spatial axis.
 
     !!! example
@@ -135,20 +153,10 @@ class MaxPool1d(Pool):
         ```
     """
 
-    def __init__(
-        self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
-        use_ceil: bool = False,
-    ):
-        """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(
-            -jnp.inf, jax.lax.max, 1, kernel_size, stride, padding, use_ceil
-        )
+    _num_spatial_dims = 1
 
 
-class MaxPool2d(Pool):
+class MaxPool2d(_PoolNd):
     """The maximum of each window, along two spatial axes.
 
     !!! example
@@ -162,20 +170,10 @@ class MaxPool2d(Pool):
         ```
     """
 
-    def __init__(
-        self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
-        use_ceil: bool = False,
-    ):
-        """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(
-            -jnp.inf, jax.lax.max, 2, kernel_size, stride, padding, use_ceil
-        )
+    _num_spatial_dims = 2
 
 
-class MaxPool3d(Pool):
+class MaxPool3d(_PoolNd):
     """The maximum of each window, along three spatial axes.
 
     !!! example
@@ -189,22 +187,11 @@ class MaxPool3d(Pool):
         ```
     """
 
-    def __init__(
-        self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
-        use_ceil: bool = False,
-    ):
-        """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(
-            -jnp.inf, jax.lax.max, 3, kernel_size, stride, padding, use_ceil
-        )
+    _num_spatial_dims = 3
 
 
-class _AvgPool(Pool):
-    def __init__(self, num_spatial_dims: int, *args: Any):
-        super().__init__(0, jax.lax.add, num_spatial_dims, *args)
+class _AvgPool(_PoolNd):
+    _reduction = (0, jax.lax.add)
 
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """As for [`equinox_like.nn.Pool`][]; integers and bools are averaged to floats.
@@ -241,15 +228,7 @@ class AvgPool1d(_AvgPool):
         ```
     """
 
-    def __init__(
-        self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
-        use_ceil: bool = False,
-    ):
-        """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(1, kernel_size, stride, padding, use_ceil)
+    _num_spatial_dims = 1
 
 
 class AvgPool2d(_AvgPool):
@@ -268,15 +247,7 @@ class AvgPool2d(_AvgPool):
         ```
     """
 
-    def __init__(
-        self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
-        use_ceil: bool = False,
-    ):
-        """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(2, kernel_size, stride, padding, use_ceil)
+    _num_spatial_dims = 2
 
 
 class AvgPool3d(_AvgPool):
@@ -295,15 +266,7 @@ class AvgPool3d(_AvgPool):
         ```
     """
 
-    def __init__(
-        self,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: _Padding = 0,
-        use_ceil: bool = False,
-    ):
-        """Arguments as for [`equinox_like.nn.Pool`][]."""
-        super().__init__(3, kernel_size, stride, padding, use_ceil)
+    _num_spatial_dims = 3
 
 
 def _check_padding(pool: Pool) -> None:
