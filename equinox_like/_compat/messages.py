@@ -13,7 +13,7 @@ UNUSABLE_DONATION: Final = re.compile("Some donated buffers were not usable")
 
 # The last one: another thread has donated the array since JAX began the call.
 _DELETED: Final = (
-    "has been deleted",
+    "been deleted",
     "Invalid buffer passed",
     "Expected args to execute_sharded_on_local_devices",
 )

@@ -25,6 +25,7 @@ from .._module.names import OfCallables, function_of as function_of, name_of as 
 from .._module.partial import Partial
 from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
+from .._tree.deleted import explain_deleted
 from .._tree.require import require_callable as require_callable
 from .._warn import FOLDER
 from .pickling import is_global, reduce_global
@@ -206,7 +207,10 @@ def hide_frames(error: BaseException) -> None:
 
 
 def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator: applies `hide_frames` to the errors that `function` raises."""
+    """Decorator: applies `hide_frames` to the errors that `function` raises.
+
+    Those about deleted arguments name the leaf.
+    """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -214,6 +218,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except Exception as e:
             hide_frames(e)
+            explain_deleted(e, function, args, kwargs)
             own = args[0] if args else None
             if isinstance(own, Transformed):
                 name_unconverted(e, own.__wrapped__, args[1:], kwargs)

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._compat.weak_type import weakly_typed
 from .._errors import LeafError
+from .._tree.deleted import deleted_named
 from .._tree.nodes import describe_node
 from .._tree.paths import plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
@@ -35,6 +36,7 @@ _SUFFIX: Final = ".safetensors"
 _Path = tuple[Any, ...]
 
 
+@deleted_named
 def save(
     path_or_file: FilePath | Writable,
     tree: Any,

@@ -15,6 +15,7 @@ import numpy as np
 
 from .._compat.put import Put, putter
 from .._errors import LeafError
+from .._tree.deleted import deleted_named
 from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
 from .._tree.paths import listed, path_str, plain_path
@@ -48,6 +49,7 @@ _SHOWN = 5
 _Path = tuple[Any, ...]
 
 
+@deleted_named
 def tree_serialise_leaves(
     path_or_file: FilePath | Writable,
     pytree: Any,

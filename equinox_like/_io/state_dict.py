@@ -54,6 +54,9 @@ def state_dict(tree: Any) -> dict[str, Any]:
     `ValueError` if two leaves have the same dotted name, naming both paths. `LeafError` for
     a `jax.Ref`.
 
+    The result shares arrays with `tree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python

@@ -18,9 +18,9 @@ from .._compat.messages import tells_of_deleted_array
 from .._core.base import jit_is_disabled
 from .._core.deletion import delete_array, fatal
 from .._errors import DonationError, DonationWarning
+from .._tree.deleted import Record
 from .donation import (
     Donation,
-    Record,
     are_any_sharded,
     are_deleted,
     lowering_warnings,

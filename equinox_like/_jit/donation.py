@@ -9,14 +9,11 @@ the leaf.
 import inspect
 import threading
 import warnings
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from .._compat.deleted import may_be_donated
 from .._compat.lowered import Buffer
 from .._compat.messages import (
     UNUSABLE_DONATION,
@@ -26,6 +23,7 @@ from .._compat.messages import (
 )
 from .._errors import DonationError, DonationWarning
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
+from .._tree.deleted import refuse_deleted
 from .._tree.paths import listed
 from .._warn import warn
 from .layout import Layout
@@ -198,29 +196,6 @@ def refuse_shared(
         ) from error
 
 
-def refuse_deleted(
-    named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
-) -> None:
-    deleted = [(name, x) for name, x, _ in named if is_deleted(x)]
-    if not deleted:
-        return
-    # Shown is one of which it is known where it was donated to, if there is one.
-    owners = ((name, x, _owner_of(x)) for name, x in deleted)
-    name, x, owner = next((o for o in owners if o[2]), (*deleted[0], None))
-    more = len(deleted) - 1
-    others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
-    reason = "donated to " + (f"`{owner}`" if owner else "an earlier call")
-    if not owner and not may_be_donated(x):
-        reason += ", or its `delete` method was called"
-    it = f"`{name}`" if more else "it"
-    raise DonationError(
-        f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {reason}. A "
-        "donated array may be overwritten by the output: use what that call returned "
-        "in its place; or keep the array, by passing a copy of it to that call or by "
-        '`filter_jit(..., donate="none")`.'
-    ) from error
-
-
 def refuse_to_run_again(error: Exception) -> None:
     """Raises if JAX tried to run the function again because it had found a NaN."""
     before = error.__context__
@@ -253,36 +228,6 @@ def note_losses(error: BaseException, named: Sequence[tuple[str, Any, bool]]) ->
             )
     else:
         error.add_note("No donated array is lost.")
-
-
-class Record:
-    """Donated arrays that the last calls of one program deleted: one per argument.
-
-    They are held weakly, because a deleted array may still hold a copy that NumPy made.
-    Their `id`s alone would not do, because Python reuses the `id` of a freed object.
-    """
-
-    def __init__(self, name: str):
-        self.name = name
-        self.calls: deque[Sequence[weakref.ref[Any]]] = deque(maxlen=_CALLS)
-        with _lock:
-            _records.add(self)
-
-
-# How many calls a `Record` remembers.
-_CALLS: Final = 16
-_records: Final[weakref.WeakSet[Record]] = weakref.WeakSet()
-
-
-def _owner_of(x: Any) -> str | None:
-    """The name of the program that has deleted an array, as far as records tell."""
-    with _lock:
-        found = list(_records)
-    for record in found:
-        # A copy, because another thread may append.
-        if any(ref() is x for call in record.calls.copy() for ref in call):
-            return record.name
-    return None
 
 
 def are_deleted(arrays: Sequence[Any]) -> list[bool | None]:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._compat.trace_state import at_top_level
+from .._tree.deleted import Record
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton
 from .binding import Call
 from .donating import DonatingSpecialization
-from .donation import Donate, Donation, Record
+from .donation import Donate, Donation
 from .layout import Layout, LayoutTable, keep
 from .retrace import Trace
 from .shardings import OPTIONS, Shardings

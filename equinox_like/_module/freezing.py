@@ -256,6 +256,9 @@ def frozen(tree: Any) -> Any:
 
     A `Frozen`, whose `value` is `tree`. A `Frozen` is returned unchanged.
 
+    The result shares arrays with `tree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python
@@ -275,6 +278,9 @@ def frozen(tree: Any) -> Any:
 
 def unfrozen(tree: _Tree) -> _Tree:
     """Undoes [`equinox_like.frozen`][]: each frozen part is trainable again.
+
+    The result shares arrays with `tree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
 
     !!! example
 

@@ -13,6 +13,7 @@ from .._compat.trace_state import at_top_level
 from .._core.base import name_of, require_callable
 from .._core.parts import Rest, take_apart
 from .._tree.arrays import is_typed_key, struct_of, with_key, without_key
+from .._tree.deleted import deleted_named
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
 from .._tree.match import leaf_name, pair_leaves
@@ -20,6 +21,7 @@ from .._tree.nodes import describe_node
 from .._tree.paths import path_str
 
 
+@deleted_named
 def filter_pure_callback(
     callback: Callable[..., Any],
     /,
@@ -98,6 +100,7 @@ def filter_pure_callback(
     return call.result.fill(_bound(jax.pure_callback, call, options))
 
 
+@deleted_named
 def filter_io_callback(
     callback: Callable[..., Any],
     /,

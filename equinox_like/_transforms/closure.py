@@ -109,6 +109,7 @@ class ClosureConverted(Module, Generic[_P, _T]):
         self._rest = rest
         self._out = out
 
+    @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         # A struct that stood for an array may be one again, which `_fun` gets as it is.
         data, rest = take_apart((args, kwargs), is_array_or_struct)

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 from .._compat.trace_state import at_top_level
 from .._core.deletion import delete_array
 from .._core.sharding import constrain, is_sharding, refuse_misfit
-from .._errors import DonationError
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete
 from .._tree.copy import copy_array
+from .._tree.deleted import refuse_deleted
 from .._tree.filters import is_array
 from .._tree.match import spread
 from .._tree.paths import path_str
@@ -47,6 +47,9 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     [`equinox_like.DonationError`][] if an array was deleted before; `TypeError` for
     a NumPy array of a dtype that JAX does not have, such as text. Each names its path.
 
+    The result shares arrays with `x`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python
@@ -63,7 +66,7 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     """
 
     def shard(name: str, x: Any, spec: Any) -> Any:
-        _refuse_deleted("filter_shard", name, x)
+        refuse_deleted([(name, x)])
         spec = _fitting("device_or_shardings", name, x, spec)
         if at_top_level():
             return jax.device_put(x, spec)
@@ -131,7 +134,7 @@ def filter_device_put(
     shares = not donate if may_alias is None else may_alias
 
     def put(name: str, x: Any, spec: Any) -> Any:
-        _refuse_deleted("filter_device_put", name, x)
+        refuse_deleted([(name, x)])
         if not shares and not isinstance(x, jax.Array):
             x = np.array(x)
         if spec is None or isinstance(spec, jax.memory.Space):
@@ -154,13 +157,6 @@ def filter_device_put(
         for x in filter(is_concrete, jtu.tree_leaves(tree)):
             delete_array(x)
     return out
-
-
-def _refuse_deleted(function: str, name: str, x: Any) -> None:
-    if is_concrete(x) and x.is_deleted():
-        raise DonationError(
-            f"`{function}`: `{name}` ({describe_array(x)}) was donated or deleted."
-        )
 
 
 def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, overload
 import jax.tree_util as jtu
 
 from .at_where import choose_places, is_function
+from .deleted import deleted_named
 from .filters import is_array
 from .nodes import Nodes, describe_node
 from .require import refuse_callable_leaf, require_callable
@@ -47,6 +48,7 @@ def tree_at(
     replace_fn: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> _Tree: ...
+@deleted_named
 def tree_at(
     where: Any,
     pytree: Any,
@@ -94,6 +96,9 @@ def tree_at(
     path does not exist, or if the tree of bools has another structure. `TypeError` if
     `where` is none of these or returns anything else that is not in the tree, or if
     `replace` for several nodes is a dictionary, a set, or has no length.
+
+    The result shares arrays with `pytree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
 
     !!! example
 

@@ -32,6 +32,9 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
     `ValueError` if the node is its own child. [`equinox_like.tree_check`][] finds
     longer cycles.
 
+    The result shares arrays with `pytree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python

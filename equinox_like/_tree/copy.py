@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._compat.trace_state import at_top_level
-from .._errors import DonationError
-from .arrays import describe_array, is_concrete, is_typed_key
+from .arrays import is_concrete, is_typed_key
+from .deleted import refuse_deleted
 from .filters import is_array
 from .paths import path_str
 
@@ -55,10 +55,7 @@ def _copy(path: tuple[Any, ...], x: Any) -> Any:
     if not is_concrete(x):
         return x.copy()
     if x.is_deleted():
-        raise DonationError(
-            f"Cannot copy `{path_str(path, 'pytree')}`, {describe_array(x)}: it was "
-            "donated or deleted. Copy it before that."
-        )
+        refuse_deleted([(path_str(path, "pytree"), x)])
     return copy_array(x)
 
 

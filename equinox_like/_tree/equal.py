@@ -14,10 +14,12 @@ import numpy as np
 
 from .._compat.tracer import Tracer
 from .arrays import is_concrete, is_weak
+from .deleted import deleted_named
 from .filters import is_array, is_inexact_array
 from .strict import strict_treedef
 
 
+@deleted_named
 def tree_equal(
     *pytrees: Any,
     typematch: bool = False,

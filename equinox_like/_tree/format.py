@@ -145,10 +145,8 @@ class TreeWLCustom:
     def _jax_array(self, x: Any) -> Any:
         import wadler_lindig as wl
 
-        if self.short_arrays:
-            return self._array(x)
-        if is_deleted(x):
-            return self._array(x, "deleted")
+        if self.short_arrays or is_deleted(x):
+            return self._array(x, "deleted" if is_deleted(x) else None)
         return wl.TextDoc(repr(x))
 
     def _array(self, x: Any, kind: str | None = None) -> Any:

@@ -44,6 +44,9 @@ def tree_inference(
     attribute `inference` that cannot be set: a static field, a property or a class
     attribute.
 
+    The result shares arrays with `pytree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python

@@ -48,6 +48,9 @@ def filter(
     `ValueError` if `filter_spec` is not a prefix of `pytree`, or has a leaf that is
     neither a bool nor a callable.
 
+    The result shares arrays with `pytree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python
@@ -74,6 +77,9 @@ def partition(
     are in the other one. [`equinox_like.combine`][] puts them together again.
 
     Arguments and errors are those of [`equinox_like.filter`][].
+
+    The result shares arrays with `pytree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
 
     !!! example
 
@@ -114,6 +120,9 @@ def combine(*pytrees: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     **Raises:**
 
     `ValueError` if the structures differ, `TypeError` if no tree is given.
+
+    The result shares arrays with `pytrees`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
 
     !!! example
 

@@ -108,6 +108,9 @@ def split(
 
     `ValueError` if a static leaf cannot be hashed, naming its path.
 
+    The result shares arrays with `tree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python
@@ -146,6 +149,9 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
     **Raises:**
 
     `ValueError` if a group is missing, or has too few or too many leaves.
+
+    The result shares arrays with `groups`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
 
     !!! example
 

@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 
 from .._compat.weak_type import weakly_typed
 from .arrays import is_weak
+from .deleted import deleted_named
 from .filters import is_array, is_none
 from .match import flatten_up_to
 from .nodes import describe_node
@@ -16,6 +17,7 @@ from .paths import path_str
 _Tree = TypeVar("_Tree")
 
 
+@deleted_named
 def apply_updates(model: _Tree, updates: Any) -> _Tree:
     """Adds `updates` to `model`, leaf by leaf.
 
@@ -38,6 +40,9 @@ def apply_updates(model: _Tree, updates: Any) -> _Tree:
     be added, for example because `model` has `None` where `updates` has an array; if
     the sum is of another shape than an array of `model`; or if it is complex and the array
     is real, or floating and the array holds integers.
+
+    The result shares arrays with `model`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
 
     !!! example
 

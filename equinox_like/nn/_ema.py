@@ -16,6 +16,7 @@ from .._module.construct import filled
 from .._module.freezing import trainable_leaves
 from .._tree import is_array, partition
 from .._tree.copy import tree_copy
+from .._tree.deleted import deleted_named
 from .._tree.nodes import describe_node
 from .._tree.splitting import STATIC, Skeleton, make_skeleton, merge
 from .._typing import ArrayLike, DTypeLike
@@ -78,6 +79,7 @@ class EMA(Module, Generic[_Model]):
     debias: bool = field(static=True)
     _skeleton: Skeleton = field(static=True, repr=False)
 
+    @deleted_named
     def __init__(
         self,
         model: _Model,
@@ -132,6 +134,7 @@ class EMA(Module, Generic[_Model]):
         self.debias = debias
 
     @jax.named_scope("eqx.nn.EMA")
+    @deleted_named
     def update(self, model: _Model) -> "EMA[_Model]":
         """The average after one more training step.
 

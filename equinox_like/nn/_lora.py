@@ -263,6 +263,9 @@ def add_lora(
 
     `ValueError` if `where` chooses no such weight, or the weight of a layer in a LoRA.
 
+    The result shares arrays with `model`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python
@@ -314,6 +317,9 @@ def merge_lora(model: _Tree) -> _Tree:
 
     It has the structure from before [`equinox_like.nn.add_lora`][], unless a part was
     frozen then. Each weight is rounded to its dtype.
+
+    The result shares arrays with `model`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
 
     !!! example
 

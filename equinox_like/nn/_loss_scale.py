@@ -17,6 +17,7 @@ from .._tree import (
     is_inexact_array_like,
     tree_at,
 )
+from .._tree.deleted import deleted_named
 from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node
 from .._tree.paths import path_str
@@ -44,6 +45,7 @@ class NoLossScale(Module):
         """Multiplies the loss by the scale, which is 1: returns `loss`."""
         return loss
 
+    @deleted_named
     def unscale(self, grads: _Tree) -> _Tree:
         """Divides gradients by the scale, which is 1: returns `grads`."""
         return grads
@@ -62,6 +64,7 @@ class _LossScale(Module):
         """Multiplies the loss by the scale, in the loss's dtype."""
         return _times(jnp.asarray(loss), self.loss_scale)
 
+    @deleted_named
     def unscale(self, grads: _Tree) -> _Tree:
         """Divides the gradients by the scale, and returns them in float32 at least: many
         of those that the scale keeps from underflow are too small for float16."""

@@ -230,6 +230,9 @@ def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Laye
     static and class methods, which have no arrays. Its attribute `layer` is the layer
     without the policy.
 
+    The result shares arrays with `layer`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python

@@ -29,6 +29,9 @@ class Shared(Module, Generic[_Tree]):
     node in all its places. So a shared array has one gradient, the sum over its uses, and
     an optimiser updates it once.
 
+    It shares arrays with the tree that it is made of: to donate one deletes those of the
+    other. [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python

@@ -335,6 +335,9 @@ def delete_init_state(model: _Tree) -> _Tree:
 
     The same tree, in which no [`equinox_like.nn.StateIndex`][] has leaves.
 
+    The result shares arrays with `model`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
     !!! example
 
         ```python

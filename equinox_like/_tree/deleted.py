@@ -1,0 +1,115 @@
+"""Errors about deleted arrays: which leaf it is, and which function it was donated to.
+
+JAX's own errors name neither. Nothing is inspected before an error: only then are the
+arguments searched for deleted arrays.
+"""
+
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+import jax.tree_util as jtu
+
+from .._annotations import signature_of
+from .._compat.deleted import may_be_donated
+from .._compat.messages import tells_of_deleted_array
+from .._errors import DonationError
+from .arrays import describe_array, is_deleted
+from .paths import path_str
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: errors of JAX about deleted arguments name the leaf and the donor."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except Exception as e:
+            explain_deleted(e, function, args, kwargs)
+            raise
+
+    return call
+
+
+def explain_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
+    """Raises a `DonationError` if a deleted array in the arguments caused `error`."""
+    if tells_of_deleted_array(error):
+        leaves = []
+        for name, tree in _arguments(function, args, kwargs):
+            for path, x in jtu.tree_flatten_with_path(tree)[0]:
+                leaves.append((path_str(path, name), x))
+        # A call within the function may have named a leaf of its own arguments.
+        refuse_deleted(leaves, error.__cause__ or error)
+
+
+def _arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    wrapped = getattr(args[0], "__wrapped__", None) if args else None
+    if wrapped is not None:  # the method of a transformed function
+        yield getattr(wrapped, "__name__", type(wrapped).__name__), args[0]
+        function, args = wrapped, args[1:]
+    try:
+        bound = signature_of(function).bind(*args, **kwargs)
+        yield from bound.arguments.items()
+    except (TypeError, ValueError):
+        yield from {"args": args, "kwargs": kwargs}.items()
+
+
+def refuse_deleted(
+    named: Sequence[tuple[Any, ...]], error: BaseException | None = None
+) -> None:
+    deleted = [(name, x) for name, x, *_ in named if is_deleted(x)]
+    if not deleted:
+        return
+    # Shown is one of which it is known where it was donated to, if there is one.
+    owners = ((name, x, _owner_of(x)) for name, x in deleted)
+    name, x, owner = next((o for o in owners if o[2]), (*deleted[0], None))
+    more = len(deleted) - 1
+    others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
+    reason = "donated to " + (f"`{owner}`" if owner else "an earlier call")
+    if not owner and not may_be_donated(x):
+        reason += ", or its `delete` method was called"
+    it = f"`{name}`" if more else "it"
+    raise DonationError(
+        f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {reason}. A "
+        "donated array may be overwritten by the output: use what that call returned "
+        "in its place; or keep the array, by passing a copy of it to that call or by "
+        '`filter_jit(..., donate="none")`.'
+    ) from error
+
+
+class Record:
+    """Donated arrays that the last calls of one program deleted: one per argument.
+
+    They are held weakly, because a deleted array may still hold a copy that NumPy made.
+    Their `id`s alone would not do, because Python reuses the `id` of a freed object.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.calls: deque[Sequence[weakref.ref[Any]]] = deque(maxlen=_CALLS)
+        with _lock:
+            _records.add(self)
+
+
+# How many calls a `Record` remembers.
+_CALLS: Final = 16
+_records: Final[weakref.WeakSet[Record]] = weakref.WeakSet()
+_lock = threading.RLock()  # reentrant: a finaliser may wrap a function
+
+
+def _owner_of(x: Any) -> str | None:
+    """The name of the program that has deleted an array, as far as records tell."""
+    with _lock:
+        found = list(_records)
+    for record in found:
+        # A copy, because another thread may append.
+        if any(ref() is x for call in record.calls.copy() for ref in call):
+            return record.name
+    return None
