@@ -21,13 +21,17 @@ def delete_array(x: jax.Array) -> None:
         _program(x.sharding)(x)
     if len(x.sharding.device_set) > 1:
         delete_rest(x)
-        fatal.exist = MAY_CRASH
+        fatal.add()
 
 
 class _Fatal:
     """Whether there have been deleted arrays on which JAX may crash."""
 
     exist = False
+
+    def add(self) -> None:
+        """After an array on several devices was deleted."""
+        self.exist = MAY_CRASH
 
 
 fatal = _Fatal()

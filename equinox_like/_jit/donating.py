@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._compat.deleted import MAY_CRASH, delete_rest
+from .._compat.deleted import delete_rest
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
@@ -227,7 +227,8 @@ class Deletion:
             others = [i for i in alive if i not in held and self._by_name]
             useless = [i for i in others if found[i] is not Buffer.NOT_DONATED]
             in_part = [i for i in sharded if i in held]
-            fatal.exist |= MAY_CRASH and bool(sharded)
+            if sharded:
+                fatal.add()
             # One array of each argument is noted: to note them all would cost every call.
             gone = {i for i, is_deleted in enumerate(deleted) if is_deleted}
             gone.update(useless, in_part)

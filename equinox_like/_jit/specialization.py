@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import jax
 import jax.tree_util as jtu
 
-from .._compat.deleted import MAY_CRASH
 from .._compat.fast_path import forget_calls
 from .._compat.keys import stored_as
 from .._compat.trace_state import at_top_level, trace_context
@@ -101,7 +100,7 @@ class Specialization:
 
     def run(self, layout: Layout, leaves: list[Any]) -> Any:
         try:
-            if MAY_CRASH and fatal.exist:
+            if fatal.exist:
                 refuse_fatal(layout, leaves)
             if layout.is_whole:
                 out = self.function(tuple(leaves))

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 from .._annotations import signature_of
 from .._compat.deleted import may_be_donated
 from .._compat.messages import tells_of_deleted_array
-from .._errors import DonationError
+from .._errors import DonationError, LeafError
 from .arrays import describe_array, is_deleted
 from .paths import path_str
 
@@ -45,6 +45,8 @@ def explain_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> 
         for name, tree in _arguments(function, args, kwargs):
             for path, x in jtu.tree_flatten_with_path(tree)[0]:
                 leaves.append((path_str(path, name), x))
+        if isinstance(error, LeafError):  # names the leaf, but not who took it
+            leaves = [(name, x) for name, x in leaves if may_be_donated(x)]
         # A call within the function may have named a leaf of its own arguments.
         refuse_deleted(leaves, error.__cause__ or error)
 

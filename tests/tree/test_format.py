@@ -97,7 +97,7 @@ def test_values_of_arrays_print_if_asked_for():
 def test_deleted_arrays_print_without_their_values():
     x = jnp.ones(2)
     x.delete()
-    assert eqx.tree_pformat([x]) == "[f32[2]]"
+    assert eqx.tree_pformat([x]) == "[f32[2](deleted)]"
     assert eqx.tree_pformat([x], short_arrays=False) == "[f32[2](deleted)]"
 
 
