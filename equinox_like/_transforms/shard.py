@@ -11,9 +11,10 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 from .._compat.trace_state import at_top_level
 from .._core.deletion import delete_array
 from .._core.sharding import constrain, is_sharding, refuse_misfit
+from .._errors import DonationError
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete
 from .._tree.copy import copy_array
-from .._tree.deleted import refuse_deleted
+from .._tree.deleted import fate_of
 from .._tree.filters import is_array
 from .._tree.match import spread
 from .._tree.paths import path_str
@@ -66,7 +67,7 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     """
 
     def shard(name: str, x: Any, spec: Any) -> Any:
-        refuse_deleted([(name, x)])
+        _refuse_deleted("filter_shard", name, x)
         spec = _fitting("device_or_shardings", name, x, spec)
         if at_top_level():
             return jax.device_put(x, spec)
@@ -134,7 +135,7 @@ def filter_device_put(
     shares = not donate if may_alias is None else may_alias
 
     def put(name: str, x: Any, spec: Any) -> Any:
-        refuse_deleted([(name, x)])
+        _refuse_deleted("filter_device_put", name, x)
         if not shares and not isinstance(x, jax.Array):
             x = np.array(x)
         if spec is None or isinstance(spec, jax.memory.Space):
@@ -157,6 +158,13 @@ def filter_device_put(
         for x in filter(is_concrete, jtu.tree_leaves(tree)):
             delete_array(x)
     return out
+
+
+def _refuse_deleted(function: str, name: str, x: Any) -> None:
+    if is_concrete(x) and x.is_deleted():
+        raise DonationError(
+            f"`{function}`: `{name}` ({describe_array(x)}) was {fate_of(x)}."
+        )
 
 
 def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:

@@ -63,6 +63,15 @@ def _arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any
         yield from {"args": args, "kwargs": kwargs}.items()
 
 
+def fate_of(x: Any) -> str:
+    """What happened to a deleted array, as far as it is known."""
+    owner = _owner_of(x)
+    if owner:
+        return f"donated to `{owner}`"
+    also = "" if may_be_donated(x) else ", or its `delete` method was called"
+    return f"donated to an earlier call{also}"
+
+
 def refuse_deleted(
     named: Sequence[tuple[Any, ...]], error: BaseException | None = None
 ) -> None:
@@ -70,16 +79,12 @@ def refuse_deleted(
     if not deleted:
         return
     # Shown is one of which it is known where it was donated to, if there is one.
-    owners = ((name, x, _owner_of(x)) for name, x in deleted)
-    name, x, owner = next((o for o in owners if o[2]), (*deleted[0], None))
+    name, x = next((leaf for leaf in deleted if _owner_of(leaf[1])), deleted[0])
     more = len(deleted) - 1
     others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
-    reason = "donated to " + (f"`{owner}`" if owner else "an earlier call")
-    if not owner and not may_be_donated(x):
-        reason += ", or its `delete` method was called"
     it = f"`{name}`" if more else "it"
     raise DonationError(
-        f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {reason}. A "
+        f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {fate_of(x)}. A "
         "donated array may be overwritten by the output: use what that call returned "
         "in its place; or keep the array, by passing a copy of it to that call or by "
         '`filter_jit(..., donate="none")`.'

@@ -79,7 +79,6 @@ class EMA(Module, Generic[_Model]):
     debias: bool = field(static=True)
     _skeleton: Skeleton = field(static=True, repr=False)
 
-    @deleted_named
     def __init__(
         self,
         model: _Model,
