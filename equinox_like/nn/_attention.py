@@ -135,7 +135,7 @@ class MultiheadAttention(Module):
             `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the
             first of `"cudnn"`, `"xla"` and `None` that supports the call; see
             [`equinox_like.nn.dot_product_attention`][]. In float16, a compiled function
-            with `"xla"` cannot be lowered for CPUs. In bfloat16, JAX cannot lower the
+            with `"xla"` is an error on CPUs. In bfloat16, JAX cannot lower the
             gradient of `"xla"` under strict dtype promotion.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
             projections.

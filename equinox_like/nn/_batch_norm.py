@@ -18,7 +18,7 @@ from .._warn import warn
 from ._batch_layout import Layout, laid_out
 from ._inference import at_inference
 from ._init import parameter_dtype
-from ._norm import squared
+from ._norm import nan_if_infinite, squared
 from ._precision import accumulation_dtype, computes
 from ._shape import as_axis, as_eps, as_number, as_size, jax_array
 from ._sharding import explicit_mesh, parts, placed
@@ -394,7 +394,7 @@ def _batch_moments(norm: BatchNorm, x: Array, layout: Layout, count: Any) -> _Mo
 
     center = mean(x)
     off = x - layout.spread(center, x)
-    variance = jnp.maximum(mean(squared(off)), 0).astype(x.dtype)
+    variance = jnp.maximum(nan_if_infinite(mean(squared(off))), 0).astype(x.dtype)
     return _Moments(center, variance, count)
 
 

@@ -41,8 +41,8 @@ def dot_product_attention(
 
     $$\mathrm{softmax}\left(s\, Q K^T + b\right) V$$
 
-    for each head, where $s$ is the `scale` and $b$ the `bias`. The bias is added, and the
-    softmax computed, in float32 at least. From [Attention Is All You Need](
+    for each head, where $s$ is the `scale` and $b$ the `bias`. Up to the softmax, it is
+    computed in float32 at least. From [Attention Is All You Need](
     https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017). It has no parameters;
     [`equinox_like.nn.MultiheadAttention`][] adds the projections. For a batch, wrap it in
     `jax.vmap`.
@@ -85,9 +85,9 @@ def dot_product_attention(
     [`equinox_like.ShapeError`][] if the shapes do not fit together. `TypeError` if `mask`
     or `bias` is not an array, or `bias` is an array of bools.
     [`equinox_like.MissingKeyError`][] if `dropout` is active and there is no `key`.
-    `ValueError` if `window < 1`, or if the
-    implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"` on a
-    host without it.
+    `ValueError` if `window < 1`, or if the implementation does not support the call, as
+    `"xla"` in a compiled function of float16 on a CPU; JAX's own `RuntimeError` for
+    `"cudnn"` on a host without it.
 
     !!! example
 

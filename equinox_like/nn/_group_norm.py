@@ -4,13 +4,14 @@ import math
 from typing import Any, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from .._errors import ShapeError
 from .._module import Module, field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ._norm import cast, parameters, standardise
+from ._norm import cast, centred_and_factor, parameters
 from ._precision import accumulation_dtype, computes
 from ._shape import as_eps, as_size, check_channels_first, jax_array, parameter_shape
 from ._sharding import like
@@ -111,12 +112,9 @@ class GroupNorm(Module):
         """
         _check_channels(self, x)
         x = jax_array(x)
-        accumulate = accumulation_dtype(x)
-        per_group = len(x) // self.groups
-        _require_variance(self, x, "group", per_group * math.prod(x.shape[1:]))
-        grouped = x.astype(accumulate).reshape(self.groups, per_group, *x.shape[1:])
-        y = jax.vmap(lambda group: standardise(group, self.eps))(grouped)
-        y = _affine(self, y.reshape(x.shape)).astype(x.dtype)
+        per_group = len(x) // self.groups * math.prod(x.shape[1:])
+        _require_variance(self, x, "group", per_group)
+        y = _normalised(self, x, self.groups)
         return y if state is ABSENT else with_state(self, y, state)
 
 
@@ -205,9 +203,7 @@ class InstanceNorm(Module):
         _check_channels(self, x)
         x = jax_array(x)
         _require_variance(self, x, "channel", math.prod(x.shape[1:]))
-        wide = x.astype(accumulation_dtype(x))
-        y = jax.vmap(lambda channel: standardise(channel, self.eps))(wide)
-        y = _affine(self, y).astype(x.dtype)
+        y = _normalised(self, x, len(x))
         return y if state is ABSENT else with_state(self, y, state)
 
 
@@ -244,11 +240,22 @@ def _check_channels(norm: GroupNorm | InstanceNorm, x: Any) -> None:
         )
 
 
-def _affine(norm: GroupNorm | InstanceNorm, y: Array) -> Array:
-    if not norm.channelwise_affine:
-        return y
+def _normalised(norm: GroupNorm | InstanceNorm, x: Array, groups: int) -> Array:
+    shape = groups, len(x) // max(groups, 1)
+    grouped = x.astype(accumulation_dtype(x)).reshape(*shape, *x.shape[1:])
+    centred, factor = jax.vmap(lambda group: centred_and_factor(group, norm.eps))(
+        grouped
+    )
+    y = centred.reshape(x.shape)
+    ones = (1,) * (x.ndim - 1)
+    factor = jnp.expand_dims(factor, range(1, x.ndim + 1))
+    factor = jnp.broadcast_to(factor, (*shape, *ones)).reshape(len(x), *ones)
     # The flag decides, not whether the parameters are `None`.
-    return _per_channel(norm.weight, y) * y + _per_channel(norm.bias, y)
+    if norm.channelwise_affine:
+        # First the product of two numbers of each channel, which are few.
+        factor = _per_channel(norm.weight, y) * factor
+        return (y * factor + _per_channel(norm.bias, y)).astype(x.dtype)
+    return (y * factor).astype(x.dtype)
 
 
 def _per_channel(parameter: Any, y: Array) -> Any:

@@ -113,15 +113,16 @@ class LayerNorm(Module):
 
         **Returns:**
 
-        An array of the shape and dtype of `x`. It is computed in float32 at least. If
-        `state` was passed, the pair of that array and `state`.
+        An array of the shape and dtype of `x`. It is computed in float32 at least; if the
+        squares are infinite there, it is NaN. If `state` was passed, the pair of that
+        array and `state`.
 
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `x` has another shape.
         """
         check_input(self, x, _wanted_shape(self))
-        y = _normalised(self, x, standardise)
+        y = _normalised(self, x, _standardise)
         return y if state is ABSENT else with_state(self, y, state)
 
 
@@ -228,14 +229,30 @@ def _normalised(
     return cast(y, x.dtype)
 
 
-def standardise(x: Array, eps: float) -> Array:
+def _standardise(x: Array, eps: float) -> Array:
+    centred, factor = centred_and_factor(x, eps)
+    return centred * factor
+
+
+def centred_and_factor(x: Array, eps: float) -> tuple[Array, Array]:
+    """`x` with a mean of 0, and the factor that makes its variance 1."""
     # With `jnp.var`, programs of many layers take three times as long to compile.
     centred = x - jnp.mean(x)
-    return centred * jax.lax.rsqrt(jnp.mean(squared(centred)) + eps)
+    return centred, _factor(centred, eps)
 
 
 def _divide_by_rms(x: Array, eps: float) -> Array:
-    return x * jax.lax.rsqrt(jnp.mean(squared(x)) + eps).astype(x.dtype)
+    return x * _factor(x, eps).astype(x.dtype)
+
+
+def _factor(x: Array, eps: float) -> Array:
+    return jax.lax.rsqrt(nan_if_infinite(jnp.mean(squared(x)) + eps))
+
+
+def nan_if_infinite(x: Array) -> Array:
+    """`x`, with NaN for infinity. The sum of squares of numbers near 1e20 is infinite in
+    float32, and numbers divided by its root would be 0, silently."""
+    return x + jax.lax.stop_gradient(x - x)
 
 
 def squared(x: Array) -> Array:

@@ -16,7 +16,7 @@ from ._callables import refuse_layer_class
 from ._inference import at_inference
 from ._keys import split_key
 from ._lora import merge_lora, with_weight
-from ._norm import squared
+from ._norm import nan_if_infinite, squared
 from ._precision import accumulation_dtype
 from ._shape import as_eps, as_size
 from ._sharding import explicit_mesh, matvec, placed
@@ -287,7 +287,7 @@ def _iterate(
 
 def _normalised(vector: Array, eps: float, before: Array) -> Array:
     """`vector`, of length 1. If it is zero, `before`: all later ones would be zero."""
-    norm = jnp.linalg.norm(vector)
+    norm = nan_if_infinite(jnp.linalg.norm(vector))
     unit = vector / jnp.maximum(norm, eps).astype(vector.dtype)
     # A sum: for `where`, explicit axes of a mesh would have to split both alike.
     return unit + before * (norm == 0).astype(before.dtype)
@@ -298,4 +298,4 @@ def _square_sum(v: Array, axis: int | None) -> Array:
     v = v.astype(accumulation_dtype(v))
     kept = None if axis is None else axis % v.ndim
     others = tuple(i for i in range(v.ndim) if i != kept)
-    return jnp.sum(squared(v), others, keepdims=True)
+    return nan_if_infinite(jnp.sum(squared(v), others, keepdims=True))

@@ -103,3 +103,50 @@ def test_weight_of_another_size_decides_what_is_taken() -> None:
     norm = nn.LayerNorm(3)
     norm = eqx.tree_at(lambda n: (n.weight, n.bias), norm, (jnp.ones(7), jnp.zeros(7)))
     assert norm(jnp.ones(7)).shape == (7,)
+
+
+def weight_of(norm, scale):
+    return eqx.tree_at(
+        "layer.weight" if hasattr(norm, "layer") else "weight",
+        norm,
+        replace_fn=lambda w: scale * w,
+    )
+
+
+NORMS = {
+    "LayerNorm": lambda: nn.LayerNorm((4, 2)),
+    "RMSNorm": lambda: nn.RMSNorm((4, 2)),
+    "GroupNorm": lambda: nn.GroupNorm(2, 4),
+    "InstanceNorm": lambda: nn.InstanceNorm(4),
+    "BatchNorm": lambda: nn.make_with_state(nn.BatchNorm)(2),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_numbers_whose_squares_are_infinite_give_nan_and_not_zeros(name, dtype) -> None:
+    norm = NORMS[name]()
+
+    @eqx.filter_jit
+    def run(norm, x):
+        return norm[0](x, norm[1])[0] if isinstance(norm, tuple) else norm(x)
+
+    x = jnp.arange(1.0, 9.0, dtype=dtype).reshape(4, 2)
+    expected = run(norm, x * 1e5).astype("float32")
+    assert jnp.abs(expected).max() > 0.1
+    large = run(norm, x * jnp.asarray(1e17, dtype)).astype("float32")
+    np.testing.assert_allclose(large, expected, rtol=0.02, atol=0.02)
+    assert jnp.isnan(run(norm, x * jnp.asarray(1e30, dtype))).all()
+    grad = eqx.filter_grad(lambda x: run(norm, x).sum())(x * jnp.asarray(1e30, dtype))
+    assert jnp.isnan(grad).all()
+
+
+def test_weights_whose_squares_are_infinite_give_nan_and_not_zeros(key) -> None:
+    linear = nn.Linear(2, 2, use_bias=False, key=key)
+    make = nn.make_with_state(lambda: nn.SpectralNorm(linear, "weight", key=key))
+    spectral, state = make()
+    x = jnp.ones(2)
+    assert jnp.isnan(weight_of(spectral, 1e25)(x, state)[0]).all()
+    weight = nn.WeightNorm(linear)
+    np.testing.assert_allclose(weight_of(weight, 1e15)(x), weight(x), rtol=1e-5)
+    assert jnp.isnan(weight_of(weight, 1e25)(x)).all()
