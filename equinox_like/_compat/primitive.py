@@ -113,25 +113,21 @@ def call_host(
     if its result is not used. Use it only in a `function` of `for_whole_batch`: the
     primitive has no rules of its own.
 
-    If a `number_of(item)` is among `args`, the item is `items[number]`.
+    If the number of an item, by `number_p`, is among `args`, it is `items[number]`.
     """
     return _host_p.bind(
         *args, function=function, on_tpu=on_tpu, is_removable=is_removable
     )
 
 
-def number_of(item: Any) -> Any:
-    """The number of an item in the compiled program, which keeps the item alive.
+number_p: Any = Primitive("number_of")
+"""`number_p.bind(item=item)` is the number of an item in the compiled program, which keeps
+the item alive. Outside of compiled programs it is 0."""
+finalisations[number_p] = lambda item: np.int32(0)
+number_p.def_impl(finalisations[number_p])
+number_p.def_abstract_eval(lambda item: jax.typeof(np.int32(0)))
 
-    Outside of compiled programs it is 0.
-    """
-    return _number_p.bind(item=item)
-
-
-_number_p, _host_p = Primitive("number_of"), Primitive("call_host")
-finalisations[_number_p] = lambda item: np.int32(0)
-_number_p.def_impl(finalisations[_number_p])
-_number_p.def_abstract_eval(lambda item: jax.typeof(np.int32(0)))
+_host_p = Primitive("call_host")
 
 
 @_host_p.def_abstract_eval
@@ -258,5 +254,5 @@ def _lower(context: Any, *args: Any, **params: Any) -> Any:
     return lower_host_call(context, *args, **params, emit=_emit)
 
 
-mlir.register_lowering(_number_p, _lower_number, cacheable=False)
+mlir.register_lowering(number_p, _lower_number, cacheable=False)
 mlir.register_lowering(_host_p, _lower, cacheable=False)

@@ -98,11 +98,8 @@ class _Derivative:
         online = Online(self._checkpoints, self._max_steps)
 
         def cond(carry):
-            count, _, _, state = carry
-            is_on = goes_on(state)
-            return (
-                is_on if self._max_steps is None else (count < self._max_steps) & is_on
-            )
+            is_on, limit = goes_on(carry[-1]), self._max_steps
+            return is_on if limit is None else (carry[0] < limit) & is_on
 
         def body(carry):
             count, progress, stacks, state = carry
@@ -132,26 +129,22 @@ class _Derivative:
         if not any(wanted):
             return [None] * (sum(consts_given) + sum(state_given))
         state = self._state([value_at(x, 0) for x in saved.stacks], saved.buffers)
-        of_consts, wanted = spread_backward(
+        masks = spread_backward(
             self._step, saved.consts, state, consts_given, self._perturbed, wanted
         )
+        of_consts, wanted = masks
         ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
         ct_state = [
             jnp.zeros_like(x) if type(ct) is Zero else ct
             for x, ct in zip(take(state, wanted), take(cotangents, wanted), strict=True)
         ]
-        found = self._sweep(saved, of_consts, wanted, ct_consts, ct_state)
+        found = self._sweep(saved, masks, ct_consts, ct_state)
         ct_consts = put([None] * len(of_consts), of_consts, found[0])
         ct_state = put([None] * len(wanted), wanted, found[1])
         return [*take(ct_consts, consts_given), *take(ct_state, state_given)]
 
     def _sweep(
-        self,
-        saved: _Saved,
-        of_consts: Mask,
-        of_state: Mask,
-        ct_consts: Any,
-        ct_state: Any,
+        self, saved: _Saved, masks: tuple[Mask, Mask], ct_consts: Any, ct_state: Any
     ) -> tuple[list[Any], list[Any]]:
         """Differentiates the steps from the last to the first."""
 
@@ -161,25 +154,16 @@ class _Derivative:
                 saved.consts, target, marks, stacks, buffers
             )
             buffers, more, ct_state = self._pull_back(
-                saved.consts, state, of_consts, of_state, ct_state
+                saved.consts, state, masks, ct_state
             )
             ct_consts = [a + b for a, b in zip(ct_consts, more, strict=True)]
             step, _ = marks.last()
             marks = marks.pop_if(step == target)
             return target - 1, marks, stacks, buffers, ct_consts, ct_state
 
-        carry = (
-            saved.count - 1,
-            saved.marks,
-            saved.stacks,
-            saved.buffers,
-            ct_consts,
-            ct_state,
-        )
-        *_, ct_consts, ct_state = lax.while_loop(
-            lambda carry: carry[0] >= 0, body, carry
-        )
-        return ct_consts, ct_state
+        start = saved.count - 1, saved.marks, saved.stacks, saved.buffers
+        carry = *start, ct_consts, ct_state
+        return lax.while_loop(lambda carry: carry[0] >= 0, body, carry)[-2:]
 
     def _replay(
         self, consts: Any, target: Any, marks: Marks, stacks: Any, buffers: Any
@@ -189,22 +173,21 @@ class _Derivative:
         Saves states on the way, if there are free slots.
         """
 
-        def advance(carry):
-            step, state = carry
-            return step + 1, self._step(consts, state)
-
         def body(carry):
-            step, marks, stacks, state = carry
-            stop, is_saved = marks.next_stop(step, target)
-            step, state = lax.while_loop(lambda c: c[0] < stop, advance, (step, state))
+            step, stop, marks, stacks, state = carry
+            step, state = step + 1, self._step(consts, state)
+            is_saved = (step == stop) & (stop < target)
             stacks = self._put_if(is_saved, stacks, marks.free_slot(), state)
-            return step, marks.push_if(is_saved, step), stacks, state
+            marks = marks.push_if(is_saved, step)
+            stop = jnp.where(is_saved, marks.next_stop(step, target), stop)
+            return step, stop, marks, stacks, state
 
         step, slot = marks.last()
-        loaded = [value_at(x, slot) for x in stacks]
-        carry = step, marks, stacks, self._state(loaded, buffers)
-        _, marks, stacks, state = lax.while_loop(lambda c: c[0] < target, body, carry)
-        return marks, stacks, state
+        state = self._state([value_at(x, slot) for x in stacks], buffers)
+        if marks.steps is None:
+            return marks, stacks, state  # nothing to recompute
+        carry = step, marks.next_stop(step, target), marks, stacks, state
+        return lax.while_loop(lambda carry: carry[0] < target, body, carry)[2:]
 
     def _put_if(self, pred: Any, stacks: Any, slot: Any, state: Any) -> list[Any]:
         saved = zip(stacks, take(state, self._is_saved), strict=True)
@@ -215,9 +198,10 @@ class _Derivative:
         return put(state, self._is_buffer, buffers)
 
     def _pull_back(
-        self, consts: Any, state: Any, of_consts: Mask, of_state: Mask, cotangents: Any
+        self, consts: Any, state: Any, masks: tuple[Mask, Mask], cotangents: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """The buffers after a step, and the cotangents of its consts and its input."""
+        of_consts, of_state = masks
 
         def step(moving_consts, moving_state):
             out = self._step(

@@ -75,7 +75,8 @@ def put_if(pred: Any, stack: Any, slot: Any, x: Any) -> Any:
 class Marks(NamedTuple):
     """The saved steps and their slots, in the order of time.
 
-    `slots` is a permutation of all slots. Those after the first `count` are free.
+    `slots` is a permutation of all slots. Those after the first `count` are free. If every
+    step is saved in the slot of its number, both arrays are `None`.
     """
 
     steps: Any
@@ -85,19 +86,19 @@ class Marks(NamedTuple):
     def last(self) -> tuple[Any, Any]:
         """The last saved step, and its slot."""
         i = self.count - 1
+        if self.steps is None:
+            return i, i
         return value_at(self.steps, i), value_at(self.slots, i)
 
     def pop_if(self, pred: Any) -> "Marks":
         return self._replace(count=self.count - jnp.where(pred, 1, 0))
 
-    def next_stop(self, step: Any, target: Any) -> tuple[Any, Any]:
-        """The next step on the way from `step` to `target`, and whether to save it.
+    def next_stop(self, step: Any, target: Any) -> Any:
+        """The next step to save on the way from `step` to `target`; else `target`.
         Every step is saved if there are enough free slots, else the one midway."""
         free = len(self.steps) - self.count
-        between = target - step - 1
-        is_saved = (free > 0) & (between > 0)
-        stop = jnp.where(between <= free, step + 1, (step + target + 1) // 2)
-        return jnp.where(is_saved, stop, target), is_saved
+        stop = jnp.where(target - step <= free + 1, step + 1, (step + target + 1) // 2)
+        return jnp.where(free > 0, stop, target)
 
     def free_slot(self) -> Any:
         """A free slot, if there is one."""
@@ -144,16 +145,21 @@ class Online:
         # The first step that is placed by levels instead of rounds.
         self._rounds_end = (checkpoints + 1) * (checkpoints + 2) // 2 - 1
         most = MOST_STEPS if max_steps is None else max_steps
+        self._saves_all = most <= checkpoints
         self._has_levels = most > self._rounds_end
 
-    def start(self) -> Progress:
+    def start(self) -> Progress | None:
+        if self._saves_all:
+            return None
         zeros = jnp.zeros(self._c, np.int32)
         before = jnp.arange(-1, self._c - 1, dtype=np.int32)
         length = np.int32(self._c + 1)
         return Progress(zeros, before, zeros, length, anchor=length)
 
-    def save(self, progress: Progress, step: Any) -> tuple[Progress, Any, Any]:
+    def save(self, progress: Any, step: Any) -> tuple[Progress | None, Any, Any]:
         """The new progress, the slot for this step, and whether the step is saved."""
+        if progress is None:
+            return None, step, True
         steps, before, levels, length, anchor, last, top, below = progress
         is_early = step < self._c  # there are free slots
         # If it is known to be false, XLA removes what the levels need.
@@ -162,8 +168,7 @@ class Online:
         is_dispensable = (below.slot > 0) & (below.level + 2 <= top.level)
         makes_way = jnp.where(is_late, is_dispensable, ~is_anchor)
         dropped = jnp.where(is_late, below.slot, top.slot)
-        slot = jnp.where(makes_way, dropped, last.slot)
-        slot = jnp.where(is_early, step, slot)
+        slot = jnp.where(is_early, step, jnp.where(makes_way, dropped, last.slot))
         # Slot 0 holds the first step, which is never overwritten.
         is_saved = is_early | (slot > 0) & (is_late | (step != anchor - 1))
         is_moved = makes_way & is_saved & ~is_early  # to the end of the list
@@ -179,22 +184,18 @@ class Online:
         in_round = top._replace(slot=top.slot + jnp.where(is_moved, 1, 0))
         in_round = _where(is_anchor, _Saved(np.int32(1), top.slot), in_round)
         top = _where(is_late, by_level, in_round)
-        found = value_at(before, top.before), value_at(levels, top.before)
+        of_below = value_at(before, top.before), value_at(levels, top.before)
+        below = _Saved(top.before, *of_below)
+        steps = put_if(is_saved, steps, slot, step)
         length = length - jnp.where(is_anchor, 1, 0)
-        progress = Progress(
-            steps=put_if(is_saved, steps, slot, step),
-            before=before,
-            levels=levels,
-            length=length,
-            anchor=anchor + jnp.where(is_anchor, length, 0),
-            last=last,
-            top=top,
-            below_top=_Saved(top.before, *found),
-        )
+        anchor = anchor + jnp.where(is_anchor, length, 0)
+        progress = Progress(steps, before, levels, length, anchor, last, top, below)
         return progress, slot, is_saved
 
-    def marks(self, progress: Progress, steps: Any) -> Marks:
+    def marks(self, progress: Progress | None, steps: Any) -> Marks:
         """The marks after this number of steps."""
+        if progress is None:
+            return Marks(None, None, steps)
         before = put_if(True, progress.before, progress.top.slot, progress.top.before)
 
         def body(carry):

@@ -123,7 +123,7 @@ error_if_p = for_whole_batch(
     like=_any,
     eager=lambda pred, index, check: check.fail_eagerly_if(pred, index),
 )
-# `bind(pred, index, number_of(check))` reports a failure, and returns `True`: for a branch
+# Reports a failure of the check with the number, and returns `True`: for a branch
 # that runs if any element fails. `is_removable`: whether the compiler may drop it if its
 # result is unused. Others may not even be moved, for example out of a loop of no step.
 report_failure_p = for_whole_batch(

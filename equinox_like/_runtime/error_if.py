@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._compat.frames import traced_frames
-from .._compat.primitive import number_of
+from .._compat.primitive import number_p
 from .._compat.trace_state import at_top_level, within_program
 from .._compat.tracer import Tracer
 from .._compat.varying import varying_axes
@@ -305,7 +305,7 @@ def _checked(
             pred, index = _of_all_devices(pred, index)
         check = Check(messages, frames, goes_on=mode == "breakpoint")
         failed = error_if_p.bind(pred, index, check=check)
-        args = pred, index, number_of(check)
+        args = pred, index, number_p.bind(item=check)
     is_shared = isinstance(failed, Tracer) and mode != "breakpoint"
     change = _shared if is_shared else _spoilt_if
     return change(failed, args, arrays, mode, is_removable)

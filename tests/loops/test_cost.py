@@ -97,6 +97,10 @@ def test_a_step_only_updates_elements_of_the_arrays_of_checkpoints(program):
     assert found <= {"dynamic_update_slice", "scatter"}  # the latter under `jax.vmap`
 
 
+def is_program(x):
+    return hasattr(getattr(x, "jaxpr", x), "eqns")
+
+
 def operations_on_whole(jaxpr, within_loop):
     """The operations within loops that return arrays with all checkpoints."""
     for equation in jaxpr.eqns:
@@ -168,3 +172,68 @@ def test_there_may_be_more_checkpoints_than_an_int32_counts_steps_for():
 
     by_jax = jax.grad(lambda x: jax.lax.fori_loop(0, 9, lambda _, x: jnp.sin(x), x))
     assert jnp.allclose(jax.jit(jax.grad(run))(1.0), by_jax(1.0))
+
+
+def count(jaxpr, name):
+    """How many equations of this name there are, also in nested programs."""
+    found = 0
+    for equation in jaxpr.eqns:
+        found += equation.primitive.name == name
+        for x in jax.tree.leaves(equation.params, is_leaf=is_program):
+            found += count(getattr(x, "jaxpr", x), name) if is_program(x) else 0
+    return found
+
+
+@pytest.mark.parametrize("run", [eqxi.while_loop, eqx.filter_while_loop])
+@pytest.mark.parametrize("checkpoints", [5, 6, 100])
+def test_a_loop_that_saves_every_step_has_no_program_to_recompute_one(run, checkpoints):
+    def power(x):
+        options = {"kind": "checkpointed", "max_steps": 5, "checkpoints": checkpoints}
+        return run(lambda c: c[0] < 3, step, (jnp.asarray(0), x), **options)[1]
+
+    jaxpr = jax.make_jaxpr(jax.grad(power))(1.0).jaxpr
+    assert count(jaxpr, "while") == 2  # there and back
+    assert count(jaxpr, "sin") == 2  # there, and before the derivative
+    by_hand = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))
+    assert jax.jit(jax.grad(power))(1.0) == by_hand(1.0)
+
+
+def solve(x):
+    """As a solver of differential equations: stages within steps, and outputs between."""
+
+    def stage(carry):
+        i, x, ks = carry
+        return i + 1, x, ks.at[i].set(jnp.sin(x + ks[i - 1]))
+
+    def output(carry):
+        i, x, ys = carry
+        return i + 1, x, ys.at[i].set(2 * x)
+
+    def inner(body, size, init):
+        return eqxi.while_loop(
+            lambda carry: carry[0] < size,
+            body,
+            init,
+            kind="checkpointed",
+            max_steps=size,
+            checkpoints=size,
+            buffers=lambda carry: carry[2],
+        )
+
+    def outer(carry):
+        i, x, ys = carry
+        _, _, ks = inner(stage, 4, (1, x, jnp.zeros((4, *x.shape))))
+        x = x + 0.1 * ks.sum(0)
+        return i + 1, x, inner(output, 6, (i % 3, x, ys))[2]
+
+    init = 0, x, jnp.zeros((6, *x.shape))
+    options = {"kind": "checkpointed", "max_steps": 64}
+    return eqxi.while_loop(lambda c: c[1].sum() < 9, outer, init, **options)[2].sum()
+
+
+def test_a_loop_in_a_loop_is_in_the_program_once_for_each_time_that_it_runs():
+    jaxpr = jax.make_jaxpr(jax.grad(solve))(jnp.ones(3)).jaxpr
+    # Of the outer loop: there, the order of the saved steps, back, and recomputed. Of each
+    # inner loop: there, recomputed, there and back for the derivative.
+    assert count(jaxpr, "while") == 4 + 2 * 4
+    assert count(jaxpr, "sin") == 4
