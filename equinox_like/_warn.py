@@ -12,14 +12,16 @@ FOLDER = os.path.join(os.path.dirname(sys._getframe().f_code.co_filename), "")
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """`warnings.warn` with the line that called into the library."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_passed_over(frame.f_code.co_filename):
+    while frame.f_back is not None and _is_internal(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level + 1)
 
 
-def _is_passed_over(filename: str) -> bool:
-    # Runtime type checkers add their own frames around the library's functions, and JAX
-    # calls the library when it transforms a compiled function.
-    return filename.startswith((FOLDER, "<@beartype")) or any(
-        folder in filename for folder in ("/jaxtyping/", "/jax/_src/")
-    )
+def is_passed_over(filename: str) -> bool:
+    # Runtime type checkers add their own frames around the library's functions.
+    return filename.startswith((FOLDER, "<@beartype")) or "/jaxtyping/" in filename
+
+
+def _is_internal(filename: str) -> bool:
+    # JAX calls the library when it transforms a compiled function.
+    return is_passed_over(filename) or "/jax/_src/" in filename

@@ -10,8 +10,11 @@ resolve to `equinox_like`, in every library that is imported later:
 `-m module` in place of the script a module. `importlib.metadata` then reports the
 version of Equinox that this library is compatible with.
 
-Importing this module puts a folder with a package `equinox` first on `sys.path`.
-Nothing else is changed.
+Importing this module puts a folder with a package `equinox` first on `sys.path`, and last
+on `sys.meta_path` what explains that a private module of Equinox is missing. Nothing else
+is changed. A pickle that was made with Equinox needs these modules, and cannot be loaded:
+save the model by `equinox.tree_serialise_leaves` there, and load that file by
+`tree_deserialise_leaves`.
 """
 
 import importlib

@@ -284,6 +284,57 @@ def test_the_loop_that_astronomix_imports():
     assert out == "16.0 32.0\n"
 
 
+def test_pickle_made_with_equinox_says_what_to_do():
+    out = run("""
+        import importlib, pickle
+        import equinox_like.as_equinox
+
+        def make(module, name):
+            return f"c{module}\\n{name}\\n.".encode()
+
+        for module in ("equinox.nn._linear", "equinox._module._prebuilt", "equinox._jit"):
+            try:
+                pickle.loads(make(module, "Linear"))
+            except ModuleNotFoundError as error:
+                assert error.name == module and str(error).startswith(
+                    f"No module named {module!r}"
+                )
+                assert "`equinox.tree_serialise_leaves`" in str(error)
+                assert "`tree_deserialise_leaves`" in str(error)
+            else:
+                raise AssertionError(module)
+        # What an importer of an optional module relies on.
+        try:
+            import equinox.nn._unknown
+        except ImportError:
+            print("passed")
+        assert importlib.util.find_spec("equinoxes") is None
+    """)
+    assert out == "passed\n", out
+
+
+def test_pytest_names_parameters_as_with_equinox(tmp_path):
+    """By their type, as a Module has no `__name__`."""
+    (tmp_path / "test_it.py").write_text(
+        textwrap.dedent("""
+        import equinox as eqx, jax, pytest
+
+        class Call(eqx.Module):
+            def __call__(self): ...
+
+        each = Call(), eqx.nn.Identity(), eqx.nn.Lambda(len), len, Call
+
+        @pytest.mark.parametrize("x", each)
+        def test_it(x): ...
+        """)
+    )
+    arguments = "-m", "equinox_like.as_equinox", "-m", "pytest", "--collect-only", "-q"
+    out = run("", *arguments, "-p", "no:cacheprovider", str(tmp_path))
+    names = [line.partition("::")[2] for line in out.splitlines() if "::" in line]
+    shown = ["x0", "x1", "x2", "len", "Call"]
+    assert names == [f"test_it[{name}]" for name in shown], out
+
+
 def test_unknown_private_name_is_an_attribute_error():
     out = run("""
         import equinox_like.as_equinox

@@ -31,7 +31,8 @@ class Buffer:
     def __init__(self, array: Any, pred: Any):
         # An array, or the buffer of an outer loop.
         self._array = array
-        # Writes have an effect only where this is true. See `stage`.
+        # Writes have an effect only where this is true. See `stage`. It is an array, so
+        # that a buffer is a `jaxtyping.PyTree[jax.Array]`, as diffrax expects.
         self._pred = pred
         self._trace = current_trace()
 

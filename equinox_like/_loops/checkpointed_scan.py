@@ -24,7 +24,7 @@ def output_types(f: Step, carry: Sequence[Any], xs: Sequence[Any]) -> Sequence[A
 
     @functools.wraps(f)
     def types(carry, xs):
-        return f(True, carry, [x[0] for x in xs])
+        return f(jnp.asarray(True), carry, [x[0] for x in xs])
 
     carry, xs = list(map(jnp.asarray, carry)), list(map(jnp.asarray, xs))
     while True:

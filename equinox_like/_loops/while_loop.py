@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
+
 from .._core.base import frames_hidden, name_of, require_callable
 from .flat_carry import FlatCarry, arrays_of
 from .kinds import LoopKind, runner
@@ -105,7 +107,7 @@ def while_loop(
         return init_val
 
     def cond(data):
-        return cond_fun(carry.fill(True, data))
+        return cond_fun(carry.fill(jnp.asarray(True), data))
 
     def body(pred, data):
         return carry.flatten(body_fun(carry.fill(pred, data)))

@@ -29,7 +29,7 @@ from .dataclass import is_dunder, make_dataclass, put_attributes
 from .fields import field
 from .flatten import OPEN, WRAPPER_ATTRIBUTES, Node, register
 from .immutable import Immutable, refuse_assignment
-from .names import OfCallables, code_of, show_function
+from .names import NameForJAX, OfCallables, code_of, show_function
 from .spec import (
     ModuleSpec,
     convert_annotations,
@@ -307,7 +307,7 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
     """
 
     # JAX reads these: see `names.py`.
-    __name__ = OfCallables(lambda self: type(self).__name__)  # pyright: ignore[reportAssignmentType]
+    __name__ = NameForJAX(lambda self: type(self).__name__)  # pyright: ignore[reportAssignmentType]
     __code__ = OfCallables(lambda self: code_of(type(self).__call__))
 
     def __eq__(self, other: object) -> Any:

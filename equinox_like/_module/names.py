@@ -6,11 +6,13 @@ JAX reads `__name__` and `__code__` of each function that it transforms. Without
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 from .._annotations import ARE_LAZY
+from .._warn import is_passed_over
 
 
 def function_of(fun: Any) -> Any:
@@ -47,6 +49,22 @@ class OfCallables:
         raise AttributeError(
             f"{owner.__name__!r} object has no attribute {self.name!r}"
         )
+
+
+class NameForJAX(OfCallables):
+    """The `__name__` of a Module, which JAX alone sees.
+
+    A Module is not a function. To others it has no name, as with Equinox: pytest, for one,
+    names a test by the `__name__` of its parameter.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and is_passed_over(frame.f_code.co_filename):
+            frame = frame.f_back
+        reader = "" if frame is None else frame.f_globals.get("__name__", "")
+        is_for_jax = reader.startswith("jax.")
+        return super().__get__(instance if is_for_jax else None, owner)
 
 
 class _Doc:

@@ -40,6 +40,11 @@ class EnumerationItem(Module):
     _index: Any
     _enumeration: Any = field(static=True)
 
+    @property
+    def _value(self) -> Any:
+        """The index, by the name that libraries written for Equinox read."""
+        return self._index
+
     def is_traced(self) -> bool:
         """Whether it is only known at run time which item this is."""
         return isinstance(self._index, Tracer)

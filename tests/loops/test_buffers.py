@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from equinox_like import internal as eqxi
 
@@ -430,3 +430,42 @@ class TestSelectIfVmap:
         for name in ("select_if_vmap", "maybe_set", "read_buffer"):
             assert name not in final and name in str(jax.make_jaxpr(run)(X))
         assert close(eqxi.finalise_fn(run)(X), run(X))
+
+
+@pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed", "scan"])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.grad, jax.vmap])
+def test_buffer_is_a_pytree_of_jax_arrays_wherever_users_see_it(kind, transform):
+    """diffrax annotates the carry of its loops so, and jaxtyping checks it."""
+    found = []
+
+    def note(buffer):
+        found.append([isinstance(x, jax.Array) for x in jax.tree.leaves(buffer)])
+        assert isinstance(buffer, PyTree[jax.Array])
+
+    def body(carry, _=None):
+        i, buffer = carry
+        note(buffer)
+        return i + 1, buffer.at[i].set(2 * buffer[i])
+
+    def cond(carry):
+        note(carry[1])
+        return carry[0] < 3
+
+    def run(x):
+        init = 0, jnp.broadcast_to(x, (3,))
+        options = {"buffers": lambda carry: carry[1]}
+        if kind == "scan":
+            step = lambda carry, _: (body(carry), None)  # noqa: E731
+            options |= {"kind": "checkpointed", "checkpoints": 2}
+            return eqxi.scan(step, init, None, 3, **options)[0][1].sum()
+        if kind == "checkpointed":
+            options["checkpoints"] = 2
+        out = eqxi.while_loop(cond, body, init, kind=kind, max_steps=3, **options)
+        return out[1].sum()
+
+    if kind == "lax" and transform is jax.grad:
+        with pytest.raises(ValueError, match="Reverse-mode"):
+            transform(run)(1.0)
+    else:
+        transform(run)(jnp.ones(2) if transform is jax.vmap else 1.0)
+    assert found and all(map(all, found))

@@ -599,6 +599,18 @@ def test_programs_of_a_model_bear_its_name():
     assert "jit_Weighted" in f.lower(jnp.ones(3)).as_text()
 
 
+@pytest.mark.parametrize(
+    "model", [Weighted(2.0), eqx.nn.Lambda(jnp.sin), eqx.nn.Sequential([])], ids=str
+)
+def test_a_model_is_no_function_so_only_jax_sees_a_name(model):
+    """pytest names a test by the `__name__` of its parameter."""
+    assert not hasattr(model, "__name__") and not hasattr(model, "__qualname__")
+    assert eqx.filter_jit(len).__name__ == eqx.Partial(len).__name__ == "len"
+    assert jax.jit(model).__name__ == type(model).__name__
+    bound = model.__call__
+    assert bound.__name__ == "__call__"
+
+
 def test_what_cannot_be_called_has_no_name():
     class Config(eqx.Module):
         x: int = 1

@@ -423,3 +423,14 @@ def test_item_of_a_function_with_a_rule_of_its_own_raises(wrap):
     assert gradient(jnp.asarray(1.0)) == 2
     with pytest.raises(Exception, match="Too many steps"):
         jax.block_until_ready(gradient(jnp.asarray(-1.0)))
+
+
+def test_index_has_the_name_that_libraries_read():
+    class Colours(eqx.Enumeration):
+        red = "Red."
+        blue = "Blue."
+
+    assert Colours.red._value == 0 and Colours.blue._value == 1
+    chosen = jax.jit(lambda p: Colours.where(p, Colours.red, Colours.blue))(False)
+    assert chosen._value == 1
+    assert eqx.filter_jit(lambda x: x._value + 1)(Colours.blue) == 2

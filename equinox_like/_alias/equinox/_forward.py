@@ -1,8 +1,32 @@
 """Forwards the names of a module of the alias `equinox` to one of `equinox_like`."""
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
+
+
+class _Private:
+    """The last finder of modules: for what is not in the alias."""
+
+    def __init__(self, package: str):
+        self.start = f"{package}."
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.startswith(self.start):
+            raise ModuleNotFoundError(
+                f"No module named {name!r}: `equinox` is `equinox_like` here, which lacks "
+                "the private modules of Equinox. A pickle made with Equinox names them. "
+                "Load it where Equinox is installed, save the model by "
+                "`equinox.tree_serialise_leaves`, and load that file here by "
+                "`tree_deserialise_leaves` into a model that is built in the same way.",
+                name=name,
+            )
+
+
+def explain_private_modules(package: str) -> None:
+    """Has the import of a private module of Equinox say what to do."""
+    sys.meta_path.append(_Private(package))
 
 
 def names_of(
