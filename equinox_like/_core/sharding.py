@@ -121,8 +121,8 @@ def refuse_memory(option: str, name: str, spec: Any, x: Any) -> None:
     wanted = memory_of(spec)
     is_host = jax.typeof(x).memory_space == jax.memory.Space.Host
     found = "pinned_host" if is_host else "device"
-    is_mesh_of_keys = is_typed_key(x) and isinstance(spec, NamedSharding)
-    only_outside = wanted == "unpinned_host" or (is_mesh_of_keys and wanted != "device")
+    is_split_key = is_typed_key(x) and isinstance(spec, NamedSharding)
+    only_outside = wanted in ("unpinned_host", is_split_key and "pinned_host")
     if wanted != found or only_outside:
         raise ValueError(
             f"`{option}` gives {spec} for `{name}` ({describe_array(x)}), which is in "

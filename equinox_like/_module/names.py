@@ -60,10 +60,9 @@ class NameForJAX(OfCallables):
 
     def __get__(self, instance: Any, owner: type) -> Any:
         frame: Any = sys._getframe(1)
-        while frame is not None and is_passed_over(frame.f_code.co_filename):
-            frame = frame.f_back
-        reader = "" if frame is None else frame.f_globals.get("__name__", "")
-        is_for_jax = reader.startswith("jax.")
+        while is_passed_over(frame.f_code.co_filename):
+            frame = frame.f_back  # the outermost one is not of the library
+        is_for_jax = frame.f_globals.get("__name__", "").startswith("jax.")
         return super().__get__(instance if is_for_jax else None, owner)
 
 

@@ -25,19 +25,11 @@ from .arguments import show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_Model = TypeVar("_Model", bound=Module)
+_M = TypeVar("_M", bound=Module)
 
 
 @overload
-def filter_eval_shape(
-    fun: Callable[..., _Model], /, *args: Any, **kwargs: Any
-) -> _Model: ...
-
-
-@overload
-def filter_eval_shape(
-    fun: Callable[..., jax.Array], /, *args: Any, **kwargs: Any
-) -> jax.ShapeDtypeStruct: ...
+def filter_eval_shape(fun: Callable[..., _M], /, *args: Any, **kwargs: Any) -> _M: ...
 
 
 @overload

@@ -120,7 +120,7 @@ class Block(eqx.Module):
 
 # The result has the class of the model, and structs in place of its arrays.
 assert_type(eqx.filter_eval_shape(eqx.nn.MLP, 8, 8, 8, 2, key=key), eqx.nn.MLP)
-assert_type(eqx.filter_eval_shape(loss, scaled, x), jax.ShapeDtypeStruct)
+assert_type(eqx.filter_eval_shape(loss, scaled, x), Any)
 assert_type(eqx.filter_eval_shape(Block).layers, eqx.nn.Sequential[Any])
 
 

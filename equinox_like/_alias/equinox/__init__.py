@@ -8,10 +8,9 @@ from ._files import (
     tree_deserialise_leaves as tree_deserialise_leaves,
     tree_serialise_leaves as tree_serialise_leaves,
 )
-from ._forward import explain_private_modules, names_of
+from ._forward import names_of
 from ._names import StrictConfig as StrictConfig, static_field as static_field
 
 # The version of Equinox that the library is compatible with.
 __version__ = "0.13.8"
-explain_private_modules(__name__)
 __all__, __getattr__, __dir__ = names_of(_library, __name__)

@@ -9,24 +9,19 @@ from typing import Any
 class _Private:
     """The last finder of modules: for what is not in the alias."""
 
-    def __init__(self, package: str):
-        self.start = f"{package}."
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.startswith(self.start):
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name.startswith("equinox."):
             raise ModuleNotFoundError(
                 f"No module named {name!r}: `equinox` is `equinox_like` here, which lacks "
-                "the private modules of Equinox. A pickle made with Equinox names them. "
-                "Load it where Equinox is installed, save the model by "
-                "`equinox.tree_serialise_leaves`, and load that file here by "
-                "`tree_deserialise_leaves` into a model that is built in the same way.",
+                "Equinox's private modules. A pickle made with Equinox names them. Save "
+                "the model by `equinox.tree_serialise_leaves` where Equinox is installed, "
+                "and load that file by `tree_deserialise_leaves` into a model built alike.",
                 name=name,
             )
 
 
-def explain_private_modules(package: str) -> None:
-    """Has the import of a private module of Equinox say what to do."""
-    sys.meta_path.append(_Private(package))
+sys.meta_path.append(_Private)
 
 
 def names_of(
