@@ -71,10 +71,7 @@ from ._position import (
     LearnedPositionalEmbedding as LearnedPositionalEmbedding,
     SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
 )
-from ._precision import (
-    cast_to_precision as cast_to_precision,
-    in_float32 as in_float32,
-)
+from ._precision import cast_to_precision as cast_to_precision, in_float32 as in_float32
 from ._prelu import PReLU as PReLU
 from ._recurrent import RNN as RNN, Bidirectional as Bidirectional
 from ._reinit import reinit as reinit

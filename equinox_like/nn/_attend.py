@@ -6,7 +6,6 @@ There are four: the formula, the formula for a single query with a cache, and th
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -120,12 +119,7 @@ def _scaled(x: Array, size: int, scale: ArrayLike | None) -> Array:
     return x / math.sqrt(size) if scale is None else x * jnp.asarray(scale, x.dtype)
 
 
-def _logits(
-    query: Array,
-    key: Array,
-    scale: ArrayLike | None,
-    product: Callable[[Array, Array], Array],
-) -> Array:
+def _logits(query: Array, key: Array, scale: Any, product: Any) -> Array:
     size = query.shape[-1]
     if is_half(query, key):  # a scaled query would be rounded
         return _scaled(product(query, key), size, scale)
