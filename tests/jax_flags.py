@@ -277,8 +277,6 @@ FAULTS: dict[str, list[Fault]] = {
                 "loops/test_numbers.py"
                 "::test_effects_of_the_unused_trace_do_not_happen[fori]",
                 "loops/test_eager.py::test_function_is_traced_once[fori]",
-                "loops/test_eager.py"
-                "::test_variables_that_functions_read_may_change[fori]",
                 "loops/test_buffers.py"
                 "::test_within_shard_map_buffer_varies_as_what_is_written[bounded]",
                 "loops/test_loop.py::TestErrors"

@@ -73,6 +73,9 @@ class Programs:
     def clear(self) -> None:
         self._all.clear()
 
+    def __repr__(self) -> str:  # shown in errors about mismatched static fields
+        return "<programs>"
+
     def __reduce__(self) -> Any:  # pickled with the function's attributes, as `None`
         return _nothing, ()
 

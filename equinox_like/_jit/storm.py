@@ -28,8 +28,13 @@ class Storm:
 
     def warning(self, retrace: Retrace) -> str | None:
         """The text of the warning, if this retrace causes it."""
+        differences = retrace.differences if self.is_watched else []
+        if not all(difference.limit for difference in differences):
+            return (
+                None  # another use of the function, such as with another class of layer
+            )
         with self._lock:
-            for difference in retrace.differences if self.is_watched else ():
+            for difference in differences:
                 number = self._count(difference)
                 if number and number == difference.limit:
                     self.is_watched = False

@@ -49,6 +49,9 @@ class Fixed:
     def __hash__(self) -> int:
         return hash(self.key)
 
+    def __repr__(self) -> str:
+        return repr(self.value)
+
 
 class Foreign:
     """An output's node that is registered with JAX only, and everything below it."""
