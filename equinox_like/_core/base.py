@@ -78,8 +78,12 @@ class Transformed(Module, Generic[_P, _T]):
             setattr(self, name, value)
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
+    def _held_(self) -> Any:
         return self._opaque if self._tree is None else self._tree
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self._held_
 
     def _shown_around_(self) -> tuple[str, str]:
         """What `__repr__` shows before and after what is wrapped."""

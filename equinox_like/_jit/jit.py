@@ -34,7 +34,7 @@ from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
 from .layout import Layout, with_methods
 from .program import Program, Settings
-from .programs import owner_of_programs, program_of
+from .programs import is_opaque, owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings
@@ -181,6 +181,8 @@ class Jitted(Transformed[_P, _T]):
 
     def __init__(self, fun: Any, donate: Donate, jitkwargs: dict[str, Any]):
         super().__init__(fun)
+        if self._tree is not None and is_opaque(self._tree):
+            self._tree, self._opaque = None, self._tree
         name = name_of(fun)
         signature = signature_of(fun)
         Donation(donate).check_names(signature, name)
@@ -189,7 +191,7 @@ class Jitted(Transformed[_P, _T]):
             shardings = Shardings(jitkwargs, name, signature)
         settings = Settings(name, signature, donate, jitkwargs, shardings)
         self._owner = owner_of_programs(self._tree)
-        self._program = program_of(fun, self._tree, settings)
+        self._program = program_of(self._held_, self._tree, settings)
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
@@ -340,8 +342,7 @@ class Jitted(Transformed[_P, _T]):
 
     def _ingredients(self, donate: Donate) -> tuple[Any, Donate, dict[str, Any]]:
         # Not `__wrapped__`, which for `filter_pmap` is the function before that.
-        fun = self._opaque if self._tree is None else self._tree
-        return fun, donate, self._program.jitkwargs
+        return self._held_, donate, self._program.jitkwargs
 
 
 _REFUSED = {

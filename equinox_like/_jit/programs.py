@@ -16,6 +16,8 @@ import jax.tree_util as jtu
 
 from .._core.base import Transformed
 from .._core.caches import on_clear
+from .._module.construct import filled
+from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import BoundMethod
 from .._tree.compared import Itself
 from .._tree.registry import registry
@@ -109,18 +111,43 @@ def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
         if type(tree) is BoundMethod:
             owner, key = tree.__self__, tree.__func__
         return _of_tree(owner).get(key, _nothing, settings)
+    programs, key, opaque = _of_opaque(fun)
+    return programs.get(key, opaque, settings)
+
+
+def is_opaque(fun: Any) -> bool:
+    """Whether `fun` is not a pytree, or a transformed function without leaves around one
+    that is not: its programs are those of the latter, and do not keep it alive."""
+    inner = fun
+    while isinstance(inner, Transformed):
+        inner = inner._held_
+    return jtu.all_leaves([inner]) and (inner is fun or not jtu.tree_leaves(fun))
+
+
+def _of_opaque(fun: Any) -> tuple[Programs, Any, Callable[[], Any]]:
+    """The programs of a callable, the key for it, and what returns it, or a copy."""
+    if isinstance(fun, Transformed):
+        programs, key, inner = _of_opaque(fun._held_)
+        kind = type(fun)
+        fields = {n: x for n, x in vars(fun).items() if n not in WRAPPER_ATTRIBUTES}
+        shown = {n: x for n, x in vars(fun).items() if n in WRAPPER_ATTRIBUTES}
+        held = fields.pop("_tree"), fields.pop("_opaque")
+        place = "_opaque" if held[0] is None else "_tree"
+        shown |= fields | {"_tree": None, "_opaque": None}
+        key = kind, tuple(fields), strict_key(fields.values()), key
+        return programs, key, lambda: filled(kind, shown | {place: inner()})
     if type(fun) is types.FunctionType:
-        return _of_function(fun).get(None, weakref.ref(fun), settings)
+        return _of_function(fun), None, weakref.ref(fun)
     owner, key, reference = fun, None, weakref.ref
     if isinstance(fun, types.MethodType):
         owner, key, reference = fun.__self__, fun.__func__, weakref.WeakMethod
     elif (programs := _of_value(fun)) is not None:
-        return programs.get(None, lambda: fun, settings)
+        return programs, None, lambda: fun
     try:
         opaque = reference(fun)
     except TypeError:
-        return _shared(Itself(owner)).get(key, lambda: fun, settings)
-    return _of_identity(owner).get(key, opaque, settings)
+        return _shared(Itself(owner)), key, lambda: fun
+    return _of_identity(owner), key, opaque
 
 
 _NAME: Final = "__equinox_like_programs__"
@@ -171,13 +198,11 @@ def _of_value(fun: Any) -> Programs | None:
 
 
 def owner_of_programs(tree: Any) -> Any:
-    """The structure of a callable pytree and its programs, if there is a structure.
+    """The structure that holds the programs of a callable pytree, if there is one.
 
-    Programs are freed with it. An instance forgets it when an attribute is read.
+    They are freed with it. An instance forgets it when an attribute is read.
     """
-    tree = tree.__self__ if type(tree) is BoundMethod else tree
-    structure = _structure_of(tree)
-    return structure and (structure, _of_structure(structure, tree))
+    return _structure_of(tree.__self__ if type(tree) is BoundMethod else tree)
 
 
 def _structure_of(tree: Any) -> Any:
@@ -192,21 +217,10 @@ def _of_tree(tree: Any) -> Programs:
             return _shared((type(tree), strict_treedef(jtu.tree_structure(tree))))
         except Exception:
             return Programs(None)  # the call will raise, and name the leaf
-    return _of_structure(owner, tree)
-
-
-def _of_structure(structure: Any, tree: Any) -> Programs:
     with _lock:
-        found = structure.programs
-        if type(found) is weakref.ref:
-            found = found()
-        if found is None:
-            found = structure.programs = Programs(structure)
-            # The programs hold the structure, and that of a transformed function holds
-            # what the function captures: a cycle. So its wrappers hold the programs.
-            if isinstance(tree, Transformed):
-                structure.programs = weakref.ref(found)
-        return found
+        if owner.programs is None:
+            owner.programs = Programs(owner)
+        return owner.programs
 
 
 def _shared(key: Any) -> Programs:

@@ -20,7 +20,7 @@ class Compiled(Jitted[_P, _T]):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        return self._tree.__wrapped__
+        return self._held_.__wrapped__
 
     def _shown_around_(self) -> tuple[str, str]:
-        return self._tree._shown_around_()
+        return self._held_._shown_around_()

@@ -42,7 +42,10 @@ def explain_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> 
     """Raises a `DonationError` if a deleted array in the arguments caused `error`."""
     if tells_of_deleted_array(error):
         leaves = []
-        for name, tree in _arguments(function, args, kwargs):
+        arguments = dict(_arguments(function, args, kwargs))
+        if isinstance(error, DonationError) and "args" in arguments:
+            return  # `error` has the names of the user's parameters
+        for name, tree in arguments.items():
             for path, x in jtu.tree_flatten_with_path(tree)[0]:
                 leaves.append((path_str(path, name), x))
         if isinstance(error, LeafError):  # names the leaf, but not who took it

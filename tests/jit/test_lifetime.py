@@ -309,6 +309,29 @@ def test_dead_callable_of_each_kind_frees_its_arrays(way, kind):
     assert is_freed_at_once(CALLABLES[kind], WAYS[way])
 
 
+@pytest.mark.parametrize("kind", ["closure", "partial of closure", "object", "method"])
+@pytest.mark.parametrize(
+    "wrap",
+    [eqx.filter_grad, eqx.filter_vmap, lambda f: eqx.filter_vmap(eqx.filter_grad(f))],
+)
+def test_transformed_function_that_is_wrapped_again_is_not_traced_again(kind, wrap):
+    traces, x = [], jnp.arange(3.0)
+
+    class Traced:
+        def __getitem__(self, index):
+            traces.append(index)
+            return 2.0
+
+    fun = CALLABLES[kind](Traced())
+    x = x if wrap is not eqx.filter_grad else x[1]
+    expected = wrap(fun)(x)
+    traces.clear()
+    for _ in range(3):
+        f = eqx.filter_jit(wrap(fun))
+        assert jnp.array_equal(f(x), expected)
+    assert traces == [0] and repr(f).startswith("<filter_jit of ")
+
+
 @pytest.mark.parametrize("how", ["value", "leaf", "output", "argument"])
 def test_static_value_that_leads_back_to_the_function_is_freed(how):
     def make():

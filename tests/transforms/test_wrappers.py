@@ -127,7 +127,7 @@ def test_pickled_pmap_runs_on_the_devices_that_it_had():
     assert out.tolist() == [3, 3] and out.sharding.device_set == set(devices)
     with pytest.raises(ValueError, match=r"pickled for the devices \[\('cpu', 99\)\]"):
         missing = types.SimpleNamespace(platform="cpu", id=99)
-        rebuild, _ = type(f._tree._devices)([missing]).__reduce__()
+        rebuild, _ = type(f._held_._devices)([missing]).__reduce__()
         rebuild([("cpu", 99)])
 
 
