@@ -30,17 +30,6 @@ def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
     return _text(whole), "".join(map(_text, sums))
 
 
-def has_checksum(data: np.ndarray, expected: str) -> bool:
-    """Whether `expected` is the checksum of `data`.
-
-    Files of older versions have 16 characters for more than 64 KB of data: the sum of
-    all 64-bit words, which does not depend on their order.
-    """
-    if len(expected) == 16:
-        return _sum_of_words(data) == expected
-    return checksum(data) == expected
-
-
 def has_pieces(
     data: np.ndarray, expected: str, ranges: Iterable[tuple[int, int]]
 ) -> bool:
@@ -72,10 +61,3 @@ def _crcs(pieces: list[np.ndarray]) -> list[int]:
 
 def _text(crc: int) -> str:
     return f"{crc:0{_WIDTH}x}"
-
-
-def _sum_of_words(data: np.ndarray) -> str:
-    whole = data.nbytes // 8 * 8
-    words = data[:whole].view("<u8")
-    rest = int.from_bytes(data[whole:].tobytes(), "little")
-    return f"{(int(words.sum(dtype=np.uint64)) + rest) % (1 << 64):016x}"

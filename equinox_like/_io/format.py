@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from .atomic import content_of, opened
-from .checksum import checksum_and_pieces, has_checksum, has_pieces
+from .checksum import checksum, checksum_and_pieces, has_pieces
 from .npy import MAGIC, are_bools
 from .tensors import Tensor, decode_tensor
 
@@ -120,8 +120,7 @@ class File:
     ) -> bool:
         """Whether the data of a tensor match their checksum.
 
-        With `ranges` of elements, only the pieces with these elements are read. Files
-        of older versions have no checksums of pieces, so the whole tensor is read.
+        With `ranges` of elements, only the pieces with these elements are read.
         """
         data, tensor = self._bytes(name), self.tensors[name]
         kind = self.kinds.get(name, {})
@@ -132,7 +131,7 @@ class File:
             )
         if "sum" not in kind:
             return tensor.leaf_dtype != np.bool_ or are_bools(data)
-        return has_checksum(data, kind["sum"])
+        return checksum(data) == kind["sum"]
 
     def _bytes(self, name: str) -> np.ndarray:
         start, end = self.entries[name]["data_offsets"]

@@ -271,7 +271,7 @@ def _read_leaves(
             is_open = is_homeless(like, getattr(like, "sharding", None))
             if is_default and records.is_next_spread and is_open:
                 raise _error_at(path, f"it {HOMELESS}.")
-            if not records.are_intact(start, end):
+            if not records.are_intact(end):
                 raise _error_at(
                     path, "it is damaged: its data do not match its checksum"
                 )

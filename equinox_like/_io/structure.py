@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .._tree.paths import path_str
-from .checksum import checksum, has_checksum
+from .checksum import checksum
 from .npy import read_data, read_header, write_record
 
 
@@ -21,15 +21,15 @@ class Structure(NamedTuple):
 
     names: list[Any]
     sums: list[Any]
-    # The position after each leaf; `None` in files of older versions.
-    ends: list[Any] | None
+    # The position after each leaf.
+    ends: list[Any]
     # Whether a custom function has skipped leaves that have data.
     is_selection: bool
     # The numbers of the leaves that were arrays on several devices.
     spread: list[Any]
 
 
-_UNKNOWN: Final = Structure([], [], None, False, [])
+_UNKNOWN: Final = Structure([], [], [], False, [])
 _STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
 
 
@@ -85,14 +85,13 @@ def read_structure(file: Any) -> Structure | None:
 
 def _as_structure(found: Any) -> Structure:
     """**Raises:** `KeyError` or `TypeError` if `found` is not such a description."""
-    names, sums, ends = found["leaves"], found.get("sums", []), found.get("ends")
-    spread = found.get("spread", [])
-    texts, numbers = (names, sums), spread if ends is None else [*ends, *spread]
-    if not all(type(x) is list and all(type(y) is str for y in x) for x in texts):
+    names, sums, ends, spread = (found[x] for x in ("leaves", "sums", "ends", "spread"))
+    for items, kind in (names, str), (sums, str), (ends, int), (spread, int):
+        if type(items) is not list or not all(type(x) is kind for x in items):
+            raise TypeError
+    if not len(names) == len(sums) == len(ends):
         raise TypeError
-    if not all(type(x) is int for x in numbers):
-        raise TypeError
-    return Structure(names, sums, ends, found.get("selection") is True, spread)
+    return Structure(names, sums, ends, found["selection"] is True, spread)
 
 
 class Records:
@@ -118,18 +117,11 @@ class Records:
         """Whether the next leaf was an array on several devices."""
         return self._next in self._spread
 
-    def are_intact(self, start: int, end: int) -> bool:
-        """Whether the records from `start` to `end` match their checksums."""
-        if self._ends is None:
-            return self._is_next_intact(start, end)
+    def are_intact(self, end: int) -> bool:
+        """Whether the next records, up to `end`, match their checksums."""
         while self._next < len(self._ends) and self._ends[self._next] <= end:
-            start = self._ends[self._next - 1] if self._next else 0
-            if not self._is_next_intact(start, self._ends[self._next]):
+            index, self._next = self._next, self._next + 1
+            start = self._ends[index - 1] if index else 0
+            if checksum(self._content[start : self._ends[index]]) != self._sums[index]:
                 return False
         return True
-
-    def _is_next_intact(self, start: int, end: int) -> bool:
-        index, self._next = self._next, self._next + 1
-        if index >= len(self._sums):
-            return True
-        return has_checksum(self._content[start:end], self._sums[index])
