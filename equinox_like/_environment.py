@@ -10,71 +10,42 @@ EQX_RETRACE_WARNING             whether a function that is compiled again and ag
 """
 
 import os
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from ._warn import warn
 
 MODES: Final = ("raise", "nan", "breakpoint", "off")
 
 
-def read_mode(value: str) -> str:
-    if value not in MODES:
+def read_choice(name: str, choices: Sequence[str]) -> str:
+    """The value of a variable. The first of `choices` is the default."""
+    value = os.environ.get(name, choices[0])
+    if value not in choices:
         raise ValueError(
-            f"The environment variable EQX_ON_ERROR must be one of {', '.join(MODES)}; "
-            f"got {value!r}."
-        )
-    if value == "breakpoint":
-        warn(
-            "EQX_ON_ERROR=breakpoint opens a debugger where a check of `error_if` "
-            "fails: the program will wait there for input."
-        )
-    return value
-
-
-def read_frames(value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(
-            "The environment variable EQX_ON_ERROR_BREAKPOINT_FRAMES must be an "
-            f"integer; got {value!r}."
-        ) from None
-
-
-def read_seed(value: str | None) -> int | None:
-    try:
-        return None if value is None else int(value)
-    except ValueError:
-        raise ValueError(
-            "The environment variable EQX_GETKEY_SEED must be an integer; got "
-            f"{value!r}."
-        ) from None
-
-
-def read_registry(value: str) -> str:
-    if value not in ("own", "public"):
-        raise ValueError(
-            "The environment variable EQX_REGISTRY must be own or public; got "
+            f"The environment variable {name} must be one of {', '.join(choices)}; got "
             f"{value!r}."
         )
     return value
 
 
-def read_retrace_warning(value: str) -> bool:
-    if value not in ("on", "off"):
+def read_integer(name: str, default: int | None) -> Any:
+    value = os.environ.get(name)
+    try:
+        return default if value is None else int(value)
+    except ValueError:
         raise ValueError(
-            "The environment variable EQX_RETRACE_WARNING must be on or off; got "
-            f"{value!r}."
-        )
-    return value == "on"
+            f"The environment variable {name} must be an integer; got {value!r}."
+        ) from None
 
 
-ON_ERROR: Final = read_mode(os.environ.get("EQX_ON_ERROR", "raise"))
-BREAKPOINT_FRAMES: Final = read_frames(
-    os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
-)
-GETKEY_SEED: Final = read_seed(os.environ.get("EQX_GETKEY_SEED"))
-REGISTRY: Final = read_registry(os.environ.get("EQX_REGISTRY", "own"))
-WARNS_OF_RETRACES: Final = read_retrace_warning(
-    os.environ.get("EQX_RETRACE_WARNING", "on")
-)
+ON_ERROR: Final = read_choice("EQX_ON_ERROR", MODES)
+if ON_ERROR == "breakpoint":
+    warn(
+        "EQX_ON_ERROR=breakpoint opens a debugger where a check of `error_if` fails: the "
+        "program will wait there for input."
+    )
+BREAKPOINT_FRAMES: Final[int] = read_integer("EQX_ON_ERROR_BREAKPOINT_FRAMES", 1)
+GETKEY_SEED: Final[int | None] = read_integer("EQX_GETKEY_SEED", None)
+REGISTRY: Final = read_choice("EQX_REGISTRY", ("own", "public"))
+WARNS_OF_RETRACES: Final = read_choice("EQX_RETRACE_WARNING", ("on", "off")) == "on"

@@ -1,55 +1,58 @@
 """What the environment may say, and what it may not."""
 
+import runpy
+
 import pytest
 
 from equinox_like import _environment
 
+VARIABLES = [
+    ("EQX_ON_ERROR", "ON_ERROR", "nan", "nan"),
+    ("EQX_ON_ERROR", "ON_ERROR", "off", "off"),
+    ("EQX_ON_ERROR", "ON_ERROR", None, "raise"),
+    ("EQX_ON_ERROR_BREAKPOINT_FRAMES", "BREAKPOINT_FRAMES", "3", 3),
+    ("EQX_ON_ERROR_BREAKPOINT_FRAMES", "BREAKPOINT_FRAMES", None, 1),
+    ("EQX_GETKEY_SEED", "GETKEY_SEED", "3", 3),
+    ("EQX_GETKEY_SEED", "GETKEY_SEED", None, None),
+    ("EQX_REGISTRY", "REGISTRY", "public", "public"),
+    ("EQX_REGISTRY", "REGISTRY", None, "own"),
+    ("EQX_RETRACE_WARNING", "WARNS_OF_RETRACES", "off", False),
+    ("EQX_RETRACE_WARNING", "WARNS_OF_RETRACES", None, True),
+]
 
-@pytest.mark.parametrize("mode", ["raise", "nan", "off"])
-def test_modes_are_taken(mode):
-    assert _environment.read_mode(mode) == mode
+
+def values():
+    return runpy.run_path(_environment.__file__, run_name="equinox_like._environment")
 
 
-def test_breakpoint_mode_is_warned_of():
+@pytest.mark.parametrize(("variable", "name", "text", "value"), VARIABLES)
+def test_variables_are_read_when_the_library_is_imported(
+    variable, name, text, value, monkeypatch
+):
+    monkeypatch.delenv(variable, raising=False)
+    if text is not None:
+        monkeypatch.setenv(variable, text)
+    assert values()[name] == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "wanted"),
+    [
+        ("EQX_ON_ERROR", "", "one of raise, nan, breakpoint, off"),
+        ("EQX_ON_ERROR", "Raise", "one of raise, nan, breakpoint, off"),
+        ("EQX_ON_ERROR_BREAKPOINT_FRAMES", "x", "an integer"),
+        ("EQX_GETKEY_SEED", "x", "an integer"),
+        ("EQX_REGISTRY", "jax", "one of own, public"),
+        ("EQX_RETRACE_WARNING", "0", "one of on, off"),
+    ],
+)
+def test_other_values_are_an_error(variable, text, wanted, monkeypatch):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=f"{variable} must be {wanted}; got {text!r}"):
+        values()
+
+
+def test_breakpoint_mode_is_warned_of(monkeypatch):
+    monkeypatch.setenv("EQX_ON_ERROR", "breakpoint")
     with pytest.warns(UserWarning, match="EQX_ON_ERROR=breakpoint opens a debugger"):
-        assert _environment.read_mode("breakpoint") == "breakpoint"
-
-
-@pytest.mark.parametrize("mode", ["", "Raise", "foo"])
-def test_unknown_mode_is_an_error(mode):
-    with pytest.raises(
-        ValueError, match=f"EQX_ON_ERROR must be one of .* got {mode!r}"
-    ):
-        _environment.read_mode(mode)
-
-
-def test_number_of_frames_is_an_integer():
-    assert _environment.read_frames("3") == 3
-    with pytest.raises(ValueError, match=r"EQX_ON_ERROR_BREAKPOINT_FRAMES.* got 'x'"):
-        _environment.read_frames("x")
-
-
-def test_registry_is_own_or_public():
-    assert _environment.read_registry("public") == "public"
-    with pytest.raises(
-        ValueError, match="EQX_REGISTRY must be own or public; got 'jax'"
-    ):
-        _environment.read_registry("jax")
-
-
-def test_seed_is_an_integer_if_it_is_given():
-    assert _environment.read_seed(None) is None
-    assert _environment.read_seed("3") == 3
-    with pytest.raises(
-        ValueError, match=r"EQX_GETKEY_SEED must be an integer; got 'x'"
-    ):
-        _environment.read_seed("x")
-
-
-def test_retrace_warning_is_on_or_off():
-    assert _environment.read_retrace_warning("on")
-    assert not _environment.read_retrace_warning("off")
-    with pytest.raises(
-        ValueError, match="EQX_RETRACE_WARNING must be on or off; got '0'"
-    ):
-        _environment.read_retrace_warning("0")
+        assert values()["ON_ERROR"] == "breakpoint"

@@ -223,11 +223,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
         except Exception as e:
             hide_frames(e)
             explain_deleted(e, function, args, kwargs)
-            own = args[0] if args else None
-            if isinstance(own, Transformed):
-                name_unconverted(e, own.__wrapped__, args[1:], kwargs)
-            else:
-                name_unconverted(e, function, args, kwargs)
+            name_unconverted(e, function, args, kwargs)
             raise
 
     return call

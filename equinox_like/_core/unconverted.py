@@ -4,14 +4,13 @@ An object with a method `__jax_array__` is static, and JAX refuses to convert it
 traces. Its messages name no argument.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax.tree_util as jtu
 import numpy as np
 
-from .._annotations import signature_of
 from .._compat.messages import tells_of_unconverted
+from .._tree.deleted import named_arguments
 from .._tree.filters import has_conversion, is_array
 from .._tree.nodes import MAKE_A_PYTREE, with_article
 from .._tree.paths import path_str
@@ -24,23 +23,16 @@ def name_unconverted(
     arguments, by one with the path."""
     if not tells_of_unconverted(error):
         return
-    for path, kind in _found(fun, args, kwargs):
-        error.args = (
-            f"`{path}` is {kind}, which has a method `__jax_array__`. JAX does not call it "
-            f"while it traces a function: pass `jnp.asarray({path})`. Or, so that JAX sees "
-            f"the arrays in the object: {MAKE_A_PYTREE}",
-        )
-        return
-
-
-def _found(fun: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, str]]:
-    try:
-        arguments = dict(signature_of(fun).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):
-        arguments = {"args": args, "kwargs": kwargs}
-    for name, tree in arguments.items():
+    for name, tree in named_arguments(fun, args, kwargs):
         for path, leaf in jtu.tree_leaves_with_path(tree):
             if isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.size:
                 path, leaf = (*path, jtu.SequenceKey(0)), leaf.flat[0]
             if has_conversion(leaf) and not is_array(leaf):
-                yield path_str(path, name), with_article(type(leaf).__name__)
+                shown = path_str(path, name)
+                error.args = (
+                    f"`{shown}` is {with_article(type(leaf).__name__)}, which has a method "
+                    "`__jax_array__`. JAX does not call it while it traces a function: "
+                    f"pass `jnp.asarray({shown})`. Or, so that JAX sees the arrays in the "
+                    f"object: {MAKE_A_PYTREE}",
+                )
+                return

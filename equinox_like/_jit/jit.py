@@ -161,7 +161,7 @@ class JittedMethod(Partial[Any]):
             return jitted._program.call((jitted._tree, (*self.args, *args), kwargs))
         except Exception as e:
             hide_frames(e)
-            name_unconverted(e, jitted.__wrapped__, (*self.args, *args), kwargs)
+            name_unconverted(e, None, (jitted, *self.args, *args), kwargs)
             raise
 
 
@@ -198,7 +198,7 @@ class Jitted(Transformed[_P, _T]):
             return self._program.call((self._tree, args, kwargs))
         except Exception as e:
             hide_frames(e)
-            name_unconverted(e, self.__wrapped__, args, kwargs)
+            name_unconverted(e, None, (self, *args), kwargs)
             raise
 
     @frames_hidden

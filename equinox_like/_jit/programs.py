@@ -17,7 +17,6 @@ import jax.tree_util as jtu
 from .._core.base import Transformed
 from .._core.caches import on_clear
 from .._module.construct import filled
-from .._module.flatten import WRAPPER_ATTRIBUTES
 from .._module.module import BoundMethod
 from .._tree.compared import Itself
 from .._tree.registry import registry
@@ -128,14 +127,10 @@ def _of_opaque(fun: Any) -> tuple[Programs, Any, Callable[[], Any]]:
     """The programs of a callable, the key for it, and what returns it, or a copy."""
     if isinstance(fun, Transformed):
         programs, key, inner = _of_opaque(fun._held_)
-        kind = type(fun)
-        fields = {n: x for n, x in vars(fun).items() if n not in WRAPPER_ATTRIBUTES}
-        shown = {n: x for n, x in vars(fun).items() if n in WRAPPER_ATTRIBUTES}
-        held = fields.pop("_tree"), fields.pop("_opaque")
-        place = "_opaque" if held[0] is None else "_tree"
-        shown |= fields | {"_tree": None, "_opaque": None}
+        kind, place = type(fun), "_opaque" if fun._tree is None else "_tree"
+        fields = vars(fun) | {"_tree": None, "_opaque": None}
         key = kind, tuple(fields), strict_key(fields.values()), key
-        return programs, key, lambda: filled(kind, shown | {place: inner()})
+        return programs, key, lambda: filled(kind, fields | {place: inner()})
     if type(fun) is types.FunctionType:
         return _of_function(fun), None, weakref.ref(fun)
     owner, key, reference = fun, None, weakref.ref

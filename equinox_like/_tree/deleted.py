@@ -42,7 +42,7 @@ def explain_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> 
     """Raises a `DonationError` if a deleted array in the arguments caused `error`."""
     if tells_of_deleted_array(error):
         leaves = []
-        arguments = dict(_arguments(function, args, kwargs))
+        arguments = dict(named_arguments(function, args, kwargs))
         if isinstance(error, DonationError) and "args" in arguments:
             return  # `error` has the names of the user's parameters
         for name, tree in arguments.items():
@@ -54,7 +54,11 @@ def explain_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> 
         refuse_deleted(leaves, error.__cause__ or error)
 
 
-def _arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call by the names of the parameters, if these are known.
+
+    `function` may be a method of a transformed function, which comes first.
+    """
     wrapped = getattr(args[0], "__wrapped__", None) if args else None
     if wrapped is not None:  # the method of a transformed function
         yield getattr(wrapped, "__name__", type(wrapped).__name__), args[0]
