@@ -1,10 +1,20 @@
 """What the tests of the layers share."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
 
 import equinox_like as eqx
+
+
+@pytest.fixture(autouse=True)
+def many_shapes():
+    """Tests of a file share compiled functions, which so get arrays of many shapes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eqx.RetraceWarning)
+        yield
 
 
 @pytest.fixture
