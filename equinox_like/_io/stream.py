@@ -23,9 +23,8 @@ def write_all(file: Any, data: Any) -> None:
     """
     if not isinstance(data, bytes):
         data = memoryview(data)
-        data = (
-            data.cast("B") if data.nbytes else b""
-        )  # NumPy's empty ones cannot be cast
+        # NumPy's empty ones cannot be cast.
+        data = data.cast("B") if data.nbytes else b""
     while data:
         count = file.write(data)
         if count is None and isinstance(file, io.RawIOBase):

@@ -382,9 +382,8 @@ def as_pytree(fun: Any) -> Any:
     method. Python would call its descriptor at each `model(x)`, so it has none."""
     if type(fun) is not types.MethodType or not isinstance(fun.__self__, Module):
         return fun
-    if OPEN in raw_dict(
-        fun.__self__
-    ):  # in `__init__`, where a tree may not hold `self`
+    # In `__init__`, where a tree may not hold `self`.
+    if OPEN in raw_dict(fun.__self__):
         return fun
     return MethodDescriptor(fun.__func__).__get__(fun.__self__)
 
