@@ -148,6 +148,21 @@ FAULTS: dict[str, list[Fault]] = {
                 "::test_what_a_custom_rule_drops_has_no_gradient[bounded]",
                 "runtime/test_capture.py"
                 "::test_model_that_takes_a_gradient_gives_each_value_once[True]",
+                "loops/test_buffers.py"
+                "::test_buffer_is_a_pytree_of_jax_arrays_wherever_users_see_it"
+                "[grad-bounded]",
+                "loops/test_cost.py"
+                "::test_there_may_be_more_checkpoints_than_an_int32_counts_steps_for",
+                "loops/test_cost.py"
+                "::test_a_loop_in_a_loop_is_in_the_program_once_for_each_time_that_it_runs",
+                "runtime/test_shared_checks.py"
+                "::test_one_function_serves_all_checks_of_arrays_of_the_same_types"
+                "[gradient of a scan-raise]",
+                "runtime/test_shared_checks.py"
+                "::test_one_function_serves_all_checks_of_arrays_of_the_same_types"
+                "[gradient of a scan-nan]",
+                "runtime/test_shared_checks.py"
+                "::test_the_message_is_that_of_the_check_that_fails[gradient of a scan]",
             ],
         ),
         Fault(
@@ -239,6 +254,34 @@ FAULTS: dict[str, list[Fault]] = {
                 "[jit of vmap]",
                 "runtime/test_progress.py"
                 "::test_bar_is_drawn_at_some_steps_and_ends_full[jit of vmap]",
+                "loops/test_buffers.py"
+                "::test_buffer_is_a_pytree_of_jax_arrays_wherever_users_see_it"
+                "[vmap-bounded]",
+                "runtime/test_shared_checks.py::test_nan_mode_in_nested_batches_and_loops",
+                "nn/test_conventions.py"
+                "::test_gradient_on_ones_is_that_of_float32[bf16-scan MLP]",
+                "nn/test_conventions.py"
+                "::test_gradient_on_ones_is_that_of_float32[bf16-RNN]",
+                "nn/test_conventions.py"
+                "::test_gradient_on_ones_is_that_of_float32[bf16-Stacked]",
+                "nn/test_conventions.py"
+                "::test_gradient_on_ones_is_that_of_float32[f16-scan MLP]",
+                "nn/test_conventions.py"
+                "::test_gradient_on_ones_is_that_of_float32[f16-RNN]",
+                "nn/test_conventions.py"
+                "::test_gradient_on_ones_is_that_of_float32[f16-Stacked]",
+                "nn/test_conventions.py"
+                "::test_gradient_is_the_sum_of_those_of_all_examples[False-scan MLP]",
+                "nn/test_conventions.py"
+                "::test_gradient_is_the_sum_of_those_of_all_examples[False-RNN]",
+                "nn/test_conventions.py"
+                "::test_gradient_is_the_sum_of_those_of_all_examples[False-Stacked]",
+                "nn/test_conventions.py"
+                "::test_gradient_is_the_sum_of_those_of_all_examples[True-scan MLP]",
+                "nn/test_conventions.py"
+                "::test_gradient_is_the_sum_of_those_of_all_examples[True-RNN]",
+                "nn/test_conventions.py"
+                "::test_gradient_is_the_sum_of_those_of_all_examples[True-Stacked]",
             ],
         ),
         Fault(
@@ -384,6 +427,10 @@ FAULTS: dict[str, list[Fault]] = {
                 "runtime/test_progress.py::test_meters_are_static",
                 "runtime/test_progress.py::test_meters_do_not_mix",
                 "runtime/test_progress.py::test_several_devices_have_one_meter",
+                "runtime/test_shared_checks.py"
+                "::test_the_message_is_that_of_the_check_that_fails[scan]",
+                "runtime/test_shared_checks.py"
+                "::test_the_message_is_that_of_the_check_that_fails[while]",
             ],
         ),
         Fault(

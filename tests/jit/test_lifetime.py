@@ -191,11 +191,7 @@ TRANSFORMATIONS = {
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 @pytest.mark.parametrize("wrap", [lambda f: f, eqx.filter_jit], ids=["eager", "jit"])
-def test_all_is_freed_after_each_transformation(name, wrap, request):
-    if name in ("shard_map", "pmap") and not isinstance(registry, OwnRegistry):
-        reason = "JAX's own registry keeps these two alive, with what they capture"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
-
+def test_all_is_freed_after_each_transformation(name, wrap):
     def make():
         captured, x = jnp.ones(1000), jnp.arange(3.0) + 1
 

@@ -106,21 +106,15 @@ def test_branch_that_is_jitted_is_kept_like_a_plain_one():
     assert reference() is None
 
 
-def test_variable_that_a_function_reads_is_a_constant_as_in_jax():
+def test_variable_that_a_function_reads_is_a_constant():
     step = 1.0
 
     def add(carry):
         return carry + step
 
-    def add_both(carry, x):
-        return carry + step, None
-
-    def of_jax():
-        return jax.lax.scan(add_both, ONE, length=1)[0]
-
-    assert eqx.filter_cond(ONE > 0, add, add, ONE) == 2 == of_jax()
+    assert eqx.filter_cond(ONE > 0, add, add, ONE) == 2
     step = 10.0
-    assert eqx.filter_cond(ONE > 0, add, add, ONE) == 2 == of_jax()
+    assert eqx.filter_cond(ONE > 0, add, add, ONE) == 2
     eqx.clear_caches()
     assert eqx.filter_cond(ONE > 0, add, add, ONE) == 11
 
