@@ -64,6 +64,10 @@ def memories(sharding):
     return [sharding.with_memory_kind(m) for m in ("pinned_host", "unpinned_host")]
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10, 2),
+    reason="jax 0.10.0 compiles nothing that is in the memory of the host for CPUs",
+)
 class TestMemory:
     """What JAX ignores is done, or is an error that names the argument."""
 
