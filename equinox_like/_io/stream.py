@@ -63,7 +63,7 @@ def read_up_to(file: Any, size: int) -> bytes:
 
 
 def whole(file: Any) -> Any:
-    """The file for a function of the user, which may not look at what `write` returns."""
+    """The file, for a function of the user that ignores what `write` returns."""
     is_whole = isinstance(file, io.BufferedIOBase | io.TextIOBase | _Whole)
     return file if is_whole else _Whole(file)
 

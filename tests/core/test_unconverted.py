@@ -1,4 +1,4 @@
-"""What JAX does not convert is told by its path, and what has no signature works."""
+"""Errors name what JAX does not convert, and callables without a signature work."""
 
 import functools
 import math
