@@ -9,9 +9,11 @@ others. The array then looks alive, and to use it may crash or hang. `delete_res
 the private `_rewrap_with_aval_and_sharding`; without it, the array stays as it is.
 
 jax 0.10 crashes if a deleted array on several devices is passed to a function that it
-has compiled. Later versions raise an error.
+has compiled. Later versions raise an error. It may also crash if the rest of such an
+array is deleted while another thread reads it, so there the array is only noted.
 """
 
+import weakref
 from typing import Any, Final
 
 import jax
@@ -27,6 +29,9 @@ def may_be_donated(x: Any) -> bool:
     return getattr(stored_as(x), "traceback", None) is not None
 
 
+_in_part: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
+
+
 def delete_rest(x: Any) -> None:
     """Deletes the buffers of `x` that are left, safely beside a thread that reads `x`.
 
@@ -35,5 +40,15 @@ def delete_rest(x: Any) -> None:
     """
     x = stored_as(x)
     wrap = getattr(x, "_rewrap_with_aval_and_sharding", None)
-    if wrap is not None and not x.is_deleted():
+    if MAY_CRASH:
+        _in_part[id(x)] = x
+    elif wrap is not None and not x.is_deleted():
         wrap(x.aval, x.sharding).delete()
+
+
+def is_array_deleted(x: Any) -> bool:
+    """Whether `x`, an array of JAX, is deleted, or a part of it that JAX does not tell."""
+    if x.is_deleted():
+        return True
+    x = stored_as(x)
+    return _in_part.get(id(x)) is x

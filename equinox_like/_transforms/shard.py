@@ -12,7 +12,7 @@ from .._compat.trace_state import at_top_level
 from .._core.deletion import delete_array
 from .._core.sharding import constrain, is_sharding, refuse_misfit
 from .._errors import DonationError
-from .._tree.arrays import buffer_pointers, describe_array, is_concrete
+from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.copy import copy_array
 from .._tree.deleted import fate_of
 from .._tree.filters import is_array
@@ -161,7 +161,7 @@ def filter_device_put(
 
 
 def _refuse_deleted(function: str, name: str, x: Any) -> None:
-    if is_concrete(x) and x.is_deleted():
+    if is_deleted(x):
         raise DonationError(
             f"`{function}`: `{name}` ({describe_array(x)}) was {fate_of(x)}."
         )

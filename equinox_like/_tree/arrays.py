@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._compat.deleted import is_array_deleted
 from .._compat.tracer import Tracer
 
 
@@ -42,7 +43,7 @@ def is_concrete(x: Any) -> bool:
 
 def is_deleted(x: Any) -> bool:
     # A tracer has no buffer, and a NumPy array never loses its own.
-    return is_concrete(x) and x.is_deleted()
+    return is_concrete(x) and is_array_deleted(x)
 
 
 def is_typed_key(x: Any) -> bool:

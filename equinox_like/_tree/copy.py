@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 
 from .._compat.trace_state import at_top_level
 from .._errors import DonationError
-from .arrays import describe_array, is_concrete, is_typed_key
+from .arrays import describe_array, is_concrete, is_deleted, is_typed_key
 from .deleted import fate_of
 from .filters import is_array
 from .paths import path_str
@@ -55,7 +55,7 @@ def _copy(path: tuple[Any, ...], x: Any) -> Any:
         return x
     if not is_concrete(x):
         return x.copy()
-    if x.is_deleted():
+    if is_deleted(x):
         raise DonationError(
             f"Cannot copy `{path_str(path, 'pytree')}`, {describe_array(x)}: it was "
             f"{fate_of(x)}. Copy it before that."

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from equinox_like._compat.deleted import delete_rest, may_be_donated
+import equinox_like as eqx
+from equinox_like._compat.deleted import (
+    MAY_CRASH,
+    delete_rest,
+    is_array_deleted,
+    may_be_donated,
+)
 
 ARRAYS = {
     "float": lambda: jnp.ones(3),
@@ -35,15 +41,21 @@ def test_array_of_which_jax_deleted_a_part_is_deleted(spec, part):
     jax.jit(jax.lax.optimization_barrier, donate_argnums=0)(x)
     for _ in range(2):
         delete_rest(x)
-        assert x.is_deleted() and view.tolist() == values
-        with pytest.raises(RuntimeError, match="deleted"):
-            np.asarray(x)
+        assert is_array_deleted(x) and view.tolist() == values
+        with pytest.raises(eqx.DonationError, match=r"`model` .* has been deleted"):
+            eqx.filter_jit(lambda model: model + 1, donate="arrays")(x)
+        with pytest.raises(eqx.DonationError, match=r"`pytree`.* donated to"):
+            eqx.tree_copy(x)
+        if not MAY_CRASH:
+            assert x.is_deleted()
+            with pytest.raises(RuntimeError, match="deleted"):
+                np.asarray(x)
 
 
 def test_key_is_deleted():
     x = sharded(jax.random.split(jax.random.key(0), 8), P("d"))
     delete_rest(x)
-    assert x.is_deleted()
+    assert is_array_deleted(x)
 
 
 def sharded(x, spec):
@@ -53,4 +65,7 @@ def sharded(x, spec):
 
 
 def test_array_without_the_private_method_is_left_as_it_is():
-    delete_rest(object())
+    class Array:
+        pass
+
+    delete_rest(Array())

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import equinox_like as eqx
+from equinox_like._compat.deleted import MAY_CRASH
 from equinox_like._jit.donation import MODES
 
 P = jax.sharding.PartitionSpec
@@ -557,11 +558,13 @@ class TestAfterACall:
             g(x)
             view = np.asarray(x.addressable_shards[part].data)
             f(x)
-            assert x.is_deleted() and view[1] == 1
+            assert view[1] == 1 and "deleted" in eqx.tree_pformat(x)
             with pytest.raises(eqx.DonationError, match=r"`x`.*donated to"):
                 g(x)
-            with pytest.raises(RuntimeError, match="deleted"):
-                np.asarray(x)
+            if not MAY_CRASH:
+                assert x.is_deleted()
+                with pytest.raises(RuntimeError, match="deleted"):
+                    np.asarray(x)
 
     def test_replicated_array_with_a_view_of_a_shard_is_gone(self):
         mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
