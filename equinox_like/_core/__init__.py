@@ -1,9 +1,9 @@
 """What all transformations share."""
 
-from .at_inference import (
+from .caches import clear_caches as clear_caches
+from .context import (
+    Context as Context,
     inference as inference,
     is_inference as is_inference,
     training as training,
 )
-from .caches import clear_caches as clear_caches
-from .context import Context as Context

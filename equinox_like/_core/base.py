@@ -29,7 +29,7 @@ from .._tree.deleted import explain_deleted
 from .._tree.require import require_callable as require_callable
 from .._warn import FOLDER
 from .pickling import is_global, reduce_global
-from .unconverted import name_unconverted
+from .show_as import name_unconverted
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")

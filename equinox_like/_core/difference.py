@@ -17,8 +17,13 @@ import numpy as np
 
 from .._module.module import BoundMethod, Module, as_pytree
 from .._tree.filters import is_array, is_number
-from .._tree.nodes import children_of, describe_both, describe_node, with_article
-from .._tree.paths import path_str
+from .._tree.nodes import (
+    children_of,
+    describe_both,
+    describe_node,
+    path_str,
+    with_article,
+)
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_treedef, strictly_same
 

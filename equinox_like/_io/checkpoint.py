@@ -17,8 +17,7 @@ import numpy as np
 from .._compat.weak_type import weakly_typed
 from .._errors import LeafError
 from .._tree.deleted import deleted_named
-from .._tree.nodes import describe_node
-from .._tree.paths import plain_path
+from .._tree.nodes import describe_node, plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
 from .._typing import FilePath, Readable, Writable
 from .atomic import is_file, replacing, with_suffix

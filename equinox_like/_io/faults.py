@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from .._errors import LeafError
-from .._tree.paths import listed
+from .._tree.nodes import listed
 from .names import hint_of_state
 
 _SHOWN: Final = 20

@@ -7,8 +7,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._tree.filters import is_none
-from .._tree.nodes import describe_node
-from .._tree.paths import listed
+from .._tree.nodes import describe_node, listed
 
 
 def renamer(

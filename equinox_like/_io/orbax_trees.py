@@ -28,7 +28,7 @@ from .._tree.arrays import (
 )
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
-from .._tree.paths import listed, plain_path
+from .._tree.nodes import listed, plain_path
 from .faults import Faults
 from .names import is_unicode
 from .narrow import WIDE, narrowed, narrows_to, not_in_jax

@@ -13,7 +13,7 @@ from .._compat.tracer import Tracer
 from .._errors import LeafError
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.match import spread
-from .._tree.paths import plain_path
+from .._tree.nodes import plain_path
 from .narrow import not_in_jax
 
 

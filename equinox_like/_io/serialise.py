@@ -17,8 +17,7 @@ from .._compat.put import Put, putter
 from .._errors import LeafError
 from .._tree.deleted import deleted_named
 from .._tree.match import flatten_up_to
-from .._tree.nodes import describe_node
-from .._tree.paths import listed, path_str, plain_path
+from .._tree.nodes import describe_node, listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
 from .atomic import content_of, is_file, opened, replacing, with_suffix

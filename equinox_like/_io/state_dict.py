@@ -17,8 +17,7 @@ from .._tree.arrays import (
     with_key,
     without_key,
 )
-from .._tree.nodes import describe_node
-from .._tree.paths import path_str
+from .._tree.nodes import describe_node, path_str
 from .._tree.require import refuse_class
 from .atomic import is_path
 from .faults import Faults

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .checksum import checksum
 from .npy import read_data, read_header, write_record
 

@@ -24,7 +24,7 @@ from .._compat.messages import (
 from .._errors import DonationError, DonationWarning
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.deleted import refuse_deleted
-from .._tree.paths import listed
+from .._tree.nodes import listed
 from .._warn import warn
 from .layout import Layout
 

@@ -21,7 +21,7 @@ from .._core.base import (
     name_of,
     refuse_deprecated,
 )
-from .._core.unconverted import name_unconverted
+from .._core.show_as import name_unconverted
 from .._module.fields import field
 from .._module.names import show_function
 from .._module.partial import Partial
@@ -33,8 +33,7 @@ from .checks import holds_check
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
 from .layout import Layout, with_methods
-from .program import Program, Settings
-from .programs import is_opaque, owner_of_programs, program_of
+from .program import Program, Settings, is_opaque, owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings

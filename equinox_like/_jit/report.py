@@ -10,7 +10,7 @@ import numpy as np
 
 from .._compat.lowered import Buffer, buffers_of
 from .._tree.arrays import describe_array
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .._tree.table import table_lines
 from .stages import Lowered
 

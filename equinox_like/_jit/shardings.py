@@ -28,8 +28,7 @@ from .._core.sharding import (
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
-from .._tree.nodes import describe_node
-from .._tree.paths import path_str
+from .._tree.nodes import describe_node, path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
 from .layout import Layout, chained, groups_of, keep

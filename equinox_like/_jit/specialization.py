@@ -34,8 +34,7 @@ from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import note_losses, refuse_fatal
 from .hidden import Assignments, refuse_hidden_tracers
 from .layout import DONATE, MAX_KEPT, Layout, chained, data_names, groups_of, keep
-from .retrace import Trace, announce, explain, trace_of
-from .storm import SEARCHED
+from .retrace import SEARCHED, Trace, announce, explain, trace_of
 
 
 class Outputs:

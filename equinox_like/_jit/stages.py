@@ -20,8 +20,8 @@ from .._compat.messages import tells_of_callback
 from .._compat.trace_state import at_top_level
 from .._compat.tracer import Tracer
 from .._core.base import hide_frames
-from .._core.devices import default_device, platform_of
 from .._core.difference import differences
+from .._core.sharding import default_device, platform_of
 from .._errors import DonationError
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array

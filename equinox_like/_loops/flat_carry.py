@@ -8,9 +8,8 @@ import jax.tree_util as jtu
 
 from .._core.difference import tree_differences
 from .._tree.filters import is_array, is_number
-from .._tree.nodes import describe_node
+from .._tree.nodes import describe_node, path_str
 from .._tree.partitioning import map_nodes
-from .._tree.paths import path_str
 from .buffers import Buffer, is_buffer
 from .carry import type_of
 

@@ -13,7 +13,7 @@ from .._core.parts import pair_of, take_apart
 from .._transforms.arguments import show_as_call
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree.filters import is_array
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .._tree.require import require_integer
 from .carry import Carry, with_carry
 from .checkpointed_scan import checkpointed_scan, output_types

@@ -19,8 +19,7 @@ import numpy as np
 from .._compat.batching import wrapped_by
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like
-from .._tree.nodes import with_article
-from .._tree.paths import plain_path
+from .._tree.nodes import plain_path, with_article
 from .._warn import warn
 from .flatten import OPEN, SCANNED, ContainsItself, Node
 

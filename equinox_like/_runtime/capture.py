@@ -17,8 +17,7 @@ from .._core.context import Context
 from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.glob import check_patterns, matches
-from .._tree.nodes import describe_node
-from .._tree.paths import listed
+from .._tree.nodes import describe_node, listed
 from .._tree.require import refuse_class
 from .harvest import Found, Mark, UnreachableError, harvest, marked, marks_of
 from .watched import Around, Replace, See, map_modules, replacement, with_step

@@ -19,8 +19,7 @@ from .._module.freezing import Frozen
 from .._module.module import BoundMethod, Module
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
-from .._tree.nodes import children_of, describe_node
-from .._tree.paths import path_within
+from .._tree.nodes import children_of, describe_node, path_within
 from .harvest import Mark, marked
 
 

@@ -8,9 +8,9 @@ import jax.tree_util as jtu
 from .._annotations import signature_of
 from .._core.base import name_of
 from .._core.show_as import show_as
-from .._jit.binding import argument_names
+from .._jit.layout import argument_names
 from .._tree.filters import is_array
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

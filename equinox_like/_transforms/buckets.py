@@ -26,7 +26,7 @@ from .._jit.retrace import SHAPE, Retrace
 from .._module.fields import field
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array_or_struct
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .._tree.require import require_integer
 
 _P = ParamSpec("_P")

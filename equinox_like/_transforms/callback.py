@@ -17,8 +17,7 @@ from .._tree.deleted import deleted_named
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array
 from .._tree.match import leaf_name, pair_leaves
-from .._tree.nodes import describe_node
-from .._tree.paths import path_str
+from .._tree.nodes import describe_node, path_str
 
 
 @deleted_named

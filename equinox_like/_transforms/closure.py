@@ -17,7 +17,7 @@ from .._module.module import Module
 from .._tree.arrays import describe_array, jax_struct_of, struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .trace import filter_eval_shape, trace
 
 _P = ParamSpec("_P")

@@ -29,8 +29,8 @@ from .._tree.filters import (
     is_number,
 )
 from .._tree.match import pair_leaves
+from .._tree.nodes import path_str
 from .._tree.partitioning import combine, filter, partition
-from .._tree.paths import path_str
 from .._warn import warn
 from .custom_rules import Rules, batched_in_front, check_output, hold, type_of
 from .tangents import is_zero

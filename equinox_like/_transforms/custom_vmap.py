@@ -25,7 +25,7 @@ from .._core.parts import Rest, as_arrays, pair_of, take_apart, take_apart_like
 from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .custom_jvp import filter_custom_jvp
 from .custom_rules import Rules
 from .jvp import filter_jvp

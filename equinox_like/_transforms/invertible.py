@@ -28,9 +28,8 @@ from .._module.fields import field
 from .._tree.arrays import is_typed_key, reusable
 from .._tree.filters import is_array, is_inexact_array
 from .._tree.match import pair_leaves
-from .._tree.nodes import children_of, describe_node
+from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
-from .._tree.paths import path_str
 from .._tree.strict import strictly_same
 from .custom_rules import hold
 from .custom_vjp import filter_custom_vjp

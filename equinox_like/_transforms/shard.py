@@ -17,7 +17,7 @@ from .._tree.copy import copy_array
 from .._tree.deleted import fate_of
 from .._tree.filters import is_array
 from .._tree.match import spread
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 
 _Tree = TypeVar("_Tree")
 

@@ -25,7 +25,7 @@ from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .arguments import by_name, data_names
 from .compiled import Compiled
 

@@ -19,7 +19,7 @@ from .._jit import filter_jit
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array_or_struct
 from .._tree.glob import matches
-from .._tree.paths import leaf_paths, listed, plain_path
+from .._tree.nodes import leaf_paths, listed, plain_path
 from .shard import filter_shard
 from .trace import filter_eval_shape
 

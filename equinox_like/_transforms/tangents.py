@@ -17,9 +17,8 @@ from .._core.pack import pack, unpack
 from .._core.parts import Rest, value_and_aux
 from .._tree.filters import is_array_like, is_inexact_array, is_none
 from .._tree.match import pair_leaves
-from .._tree.nodes import describe_node
+from .._tree.nodes import describe_node, path_str
 from .._tree.partitioning import combine, partition
-from .._tree.paths import path_str
 
 
 def by_parts(fun: Any, rest: Rest, has_aux: bool = False) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_inexact_array, is_none
-from .._tree.paths import path_str
+from .._tree.nodes import path_str
 from .tangents import by_parts, match_tangents, rejoin
 
 _T = TypeVar("_T")

@@ -13,8 +13,7 @@ from typing import Any, TypeGuard
 import jax.tree_util as jtu
 
 from .match import flatten_up_to
-from .nodes import Nodes, describe_node, with_article
-from .paths import path_str
+from .nodes import Nodes, describe_node, path_str, with_article
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
 _Step = tuple[str, Any]

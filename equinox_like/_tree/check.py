@@ -10,8 +10,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .nodes import children_of
-from .paths import path_str
+from .nodes import children_of, path_str
 
 
 def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:

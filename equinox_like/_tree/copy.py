@@ -11,7 +11,7 @@ from .._errors import DonationError
 from .arrays import describe_array, is_concrete, is_deleted, is_typed_key
 from .deleted import fate_of
 from .filters import is_array
-from .paths import path_str
+from .nodes import path_str
 
 _Tree = TypeVar("_Tree")
 

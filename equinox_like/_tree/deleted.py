@@ -18,7 +18,7 @@ from .._compat.deleted import may_be_donated
 from .._compat.messages import tells_of_deleted_array
 from .._errors import DonationError, LeafError
 from .arrays import describe_array, is_deleted
-from .paths import path_str
+from .nodes import path_str
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

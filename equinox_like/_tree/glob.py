@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from .paths import STRING_KEY
+from .nodes import STRING_KEY
 
 
 def matches(pattern: str, path: str) -> bool:

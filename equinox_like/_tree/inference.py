@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 
 from .at import tree_at
-from .paths import path_str
+from .nodes import path_str
 from .require import refuse_class
 
 _Tree = TypeVar("_Tree")

@@ -11,8 +11,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .filters import is_none
-from .nodes import children_of, describe_both, describe_node
-from .paths import path_str
+from .nodes import children_of, describe_both, describe_node, path_str
 
 _Path = tuple[Any, ...]
 _IsLeaf = Callable[[Any], bool] | None

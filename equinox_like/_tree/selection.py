@@ -16,8 +16,7 @@ from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.
 from .._annotations import signature_of
 from .filters import is_array
 from .glob import check_patterns, matches
-from .nodes import Nodes, children_of
-from .paths import listed
+from .nodes import Nodes, children_of, listed
 from .require import not_one_bool, refuse_class, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")

@@ -13,11 +13,10 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .intern import Contents
-from .nodes import describe_node
-from .paths import path_str
+from .nodes import describe_node, path_str
 from .require import require_callable
 from .strict import has_hash, strict_key, strict_treedef
+from .structure import Contents
 
 
 class _Static:

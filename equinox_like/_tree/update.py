@@ -11,8 +11,7 @@ from .arrays import is_weak
 from .deleted import deleted_named
 from .filters import is_array, is_none
 from .match import flatten_up_to
-from .nodes import describe_node
-from .paths import path_str
+from .nodes import describe_node, path_str
 
 _Tree = TypeVar("_Tree")
 

@@ -8,7 +8,7 @@ from .._core.base import frames_hidden, require_callable
 from .._jit import DonationReport, filter_jit
 from .._jit.jit import Jitted, JittedMethod
 from .._tree.arrays import describe_array
-from .._tree.paths import STRING_KEY
+from .._tree.nodes import STRING_KEY
 from .._tree.table import table_lines
 
 _TOTALS = ("arguments", "outputs", "aliased", "temporary", "peak")

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from .._compat.primitive import for_whole_batch
 from .._compat.tracer import known_array
-from .._core.devices import default_device, platform_of
+from .._core.sharding import default_device, platform_of
 from .._typing import ArrayLike
 from ._dropout import Dropout
 from ._masks import Visible, combine_masks

@@ -29,9 +29,8 @@ from .._transforms.trace import filter_eval_shape
 from .._transforms.vmap import filter_vmap
 from .._tree import is_array
 from .._tree.arrays import is_deleted
-from .._tree.nodes import describe_node
+from .._tree.nodes import describe_node, path_str
 from .._tree.partitioning import map_nodes
-from .._tree.paths import path_str
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import check_function
 from ._keys import key_named

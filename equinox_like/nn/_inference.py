@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .._core.at_inference import is_inference
+from .._core.context import is_inference
 from .._warn import warn
 
 

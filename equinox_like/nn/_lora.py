@@ -19,8 +19,8 @@ from .._module.freezing import leaves_under, trainable_leaves
 from .._module.wrapper import check_forwards
 from .._runtime.watched import class_of
 from .._tree import is_array, is_inexact_array, tree_at
+from .._tree.nodes import path_within
 from .._tree.partitioning import map_nodes
-from .._tree.paths import path_within
 from .._tree.selection import select
 from .._typing import ArrayLike, PRNGKeyArray
 from ._callables import refuse_layer_class

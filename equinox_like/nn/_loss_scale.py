@@ -19,8 +19,7 @@ from .._tree import (
 )
 from .._tree.deleted import deleted_named
 from .._tree.match import flatten_up_to
-from .._tree.nodes import describe_node
-from .._tree.paths import path_str
+from .._tree.nodes import describe_node, path_str
 from .._typing import ArrayLike
 from ._precision import accumulation_dtype
 from ._shape import as_number, as_size, described, jax_array

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._tree.glob import matches
-from .._tree.paths import plain_path
+from .._tree.nodes import plain_path
 from .._typing import PRNGKeyArray
 from ._init import WEIGHTS, Init, initialised, layout_of, leading_axes
 from ._keys import key_named

@@ -16,9 +16,8 @@ from .._module import Module, field
 from .._module.construct import filled
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree import combine, is_array, partition
-from .._tree.nodes import describe_node
+from .._tree.nodes import describe_node, path_str
 from .._tree.partitioning import map_arrays, map_nodes
-from .._tree.paths import path_str
 from .._typing import PRNGKeyArray
 from ._callables import as_layers, check_function
 from ._keys import split_key

@@ -22,9 +22,8 @@ from .._module.construct import filled
 from .._tree import is_array_like, tree_pformat
 from .._tree.arrays import is_weak
 from .._tree.cached import Attribute, Cached, forget
-from .._tree.nodes import describe_node
+from .._tree.nodes import describe_node, path_str
 from .._tree.partitioning import map_nodes
-from .._tree.paths import path_str
 from .._tree.registry import register_cached
 from ._callables import check_function, refuse_layer_class, refuse_model
 from ._shape import described

@@ -13,7 +13,7 @@ from .._module.freezing import leaves_under, trainable_leaves
 from .._tree import is_array
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_or_struct
-from .._tree.paths import plain_path
+from .._tree.nodes import plain_path
 from .._tree.table import table_lines
 from ._places import Place, places
 from ._shape import as_size

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import equinox_like as eqx
-from equinox_like._jit import programs
+from equinox_like._jit import program as programs
 from equinox_like._tree.registry import OwnRegistry, registry
 
 MODES = ["none", "arrays", "warn", "all-except-first", ("x",)]
