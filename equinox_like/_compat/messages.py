@@ -2,11 +2,15 @@
 
 JAX has no types or codes for these. Serves jax 0.10 to 0.12. We explain them by the names
 of the arguments. Where JAX words one differently, the answer is no, and users see JAX's
-own message.
+own message; and `call_with_rules` raises JAX's error in a `jax.shard_map` that is not
+compiled.
 """
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
 
 # The warning of donated buffers that no output can reuse.
 UNUSABLE_DONATION: Final = re.compile("Some donated buffers were not usable")
@@ -80,3 +84,23 @@ def exported_cudnn_calls(error: BaseException) -> list[str]:
     """The calls of cuDNN for which a program cannot be exported."""
     text = str(error)
     return sorted(set(_CUDNN.findall(text))) if _UNSTABLE in text else []
+
+
+def call_with_rules(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a `jax.custom_vjp` with symbolic zeros, also within an eager `jax.shard_map`.
+
+    There JAX does not evaluate it eagerly, so it is compiled, also under
+    `jax.disable_jit`.
+    """
+    try:
+        return function(*args)
+    except NotImplementedError as e:
+        if "symbolic_zeros support with shard_map" not in str(e):
+            raise
+    with jax.disable_jit(False):
+        return jax.jit(lambda *args: function(*args))(*args)
+
+
+def is_forward_mode(error: BaseException) -> bool:
+    """Whether this is JAX's error that a `jax.custom_vjp` has no forward mode."""
+    return isinstance(error, TypeError) and "forward-mode autodiff" in str(error)

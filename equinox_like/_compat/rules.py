@@ -16,7 +16,7 @@ import jax
 import jax.core
 from jax.interpreters import ad, batching, mlir
 
-from .primitive import Primitive
+from .primitive import Primitive, finalisations
 
 Zero: Any = ad.Zero
 """The class of symbolic zeros, which rules get and return: `Zero(aval)`."""
@@ -90,3 +90,73 @@ def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
     # A typed key has no weak type.
     weak_type = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)
+
+
+# From the index of an array to its tangent or cotangent; a missing index is a zero.
+Tangents = dict[int, Any]
+
+
+def identity(
+    name: str,
+    *,
+    jvp: Callable[..., tuple[Sequence[Any], Tangents]],
+    transpose: Callable[..., Tangents],
+    batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
+    on_stage: Callable[..., None] = lambda stage, **params: None,
+) -> Any:
+    """A primitive that takes any number of arrays and returns them.
+
+    All of these get the static parameters of the primitive as keyword arguments.
+
+    - `jvp(primals, tangents)` returns the outputs and their tangents. It is called only if
+        some tangent is not a symbolic zero.
+    - `transpose(cotangents)` returns the cotangents of the inputs. It is called only if
+        some cotangent is not a symbolic zero.
+    - `batch(arrays, axes)` returns the outputs and their axes, with `None` for an array
+        that has no batch axis.
+    - `on_stage(stage)` is called when the primitive is evaluated (`"impl"`), abstractly
+        evaluated (`"abstract"`) or lowered (`"mlir"`).
+    """
+    primitive = new_primitive(name)
+
+    def evaluate(*arrays: Any, **params: Any) -> list[Any]:
+        on_stage("impl", **params)
+        return list(arrays)
+
+    def evaluate_abstractly(*avals: Any, **params: Any) -> list[Any]:
+        on_stage("abstract", **params)
+        return list(avals)
+
+    def lower(_: Any, *values: Any, **params: Any) -> list[Any]:
+        on_stage("mlir", **params)
+        return list(values)
+
+    def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
+        out, out_tangents = jvp(primals, _nonzero(tangents), **params)
+        return out, _with_zeros(out_tangents, tangents)
+
+    def go_back(cotangents: Any, *inputs: Any, **params: Any) -> list[Any]:
+        nonzero = _nonzero(cotangents)
+        found = transpose(nonzero, **params) if nonzero else nonzero
+        return [
+            x if is_undefined_primal(i) else None
+            for x, i in zip(_with_zeros(found, cotangents), inputs, strict=True)
+        ]
+
+    primitive.def_impl(evaluate)
+    primitive.def_abstract_eval(evaluate_abstractly)
+    jvp_rules[primitive] = differentiate
+    transposition_rules[primitive] = go_back
+    batching_rules[primitive] = batch
+    mlir.register_lowering(primitive, lower, cacheable=False)
+    finalisations[primitive] = lambda *arrays, **_: list(arrays)
+    return primitive
+
+
+def _nonzero(tangents: Sequence[Any]) -> Tangents:
+    return {i: t for i, t in enumerate(tangents) if not isinstance(t, Zero)}
+
+
+def _with_zeros(tangents: Tangents, given: Sequence[Any]) -> list[Any]:
+    """A tangent for each array; a missing one is the symbolic zero in `given`."""
+    return [tangents.get(i, t) for i, t in enumerate(given)]

@@ -16,7 +16,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._compat.source_info import pass_over, was_cut
+from .._compat.sources import pass_over, was_cut
 from .._module.construct import filled
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES

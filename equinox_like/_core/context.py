@@ -6,7 +6,7 @@ to an `_Entered`. Values that are strictly the same share one `_Entered`, and eq
 one `_Values`; both are compared by identity. So `1` and `True` do not share a trace, and
 a comparison costs no Python call.
 
-Training or inference, as a context. A layer whose own flag is `None` obeys it.
+`inference` and `training` are such a context. A layer whose own flag is `None` obeys it.
 """
 
 import functools

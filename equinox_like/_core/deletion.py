@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from .._compat.deleted import MAY_CRASH, delete_rest
+from .._compat.arrays import MAY_CRASH, delete_rest
 
 
 def delete_array(x: jax.Array) -> None:

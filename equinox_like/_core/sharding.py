@@ -1,8 +1,6 @@
-"""Validates the sharding that a user asks for one array, and applies it.
+"""Validates the sharding that a user asks for one array, and applies it; platforms.
 
 Errors name the option that gave the sharding, and the array.
-
-The device that JAX computes on by default, and the names of platforms.
 """
 
 from typing import Any

@@ -1,10 +1,4 @@
-"""Makes JAX's messages about a function that we made name the user's function.
-
-Names the argument that JAX could not convert to an array.
-
-An object with a method `__jax_array__` is static, and JAX refuses to convert it while it
-traces. Its messages name no argument.
-"""
+"""Makes messages of JAX name the function of the user, and its arguments."""
 
 import inspect
 import types

@@ -14,7 +14,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.weak_type import weakly_typed
+from .._compat.arrays import weakly_typed
 from .._errors import LeafError
 from .._tree.deleted import deleted_named
 from .._tree.nodes import describe_node, plain_path

@@ -15,9 +15,8 @@ import jax.tree_util as jtu
 import numpy as np
 import orbax.checkpoint as ocp
 
-from .._compat.put import putter
-from .._compat.tracer import Tracer
-from .._compat.weak_type import weakly_typed
+from .._compat.arrays import putter, weakly_typed
+from .._compat.tracing import Tracer
 from .._errors import LeafError
 from .._tree.arrays import (
     describe_array,

@@ -8,8 +8,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from .._compat.put import putter
-from .._compat.tracer import Tracer
+from .._compat.arrays import putter
+from .._compat.tracing import Tracer
 from .._errors import LeafError
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.match import spread

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compat.put import Put, putter
+from .._compat.arrays import Put, putter
 from .._errors import LeafError
 from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_number

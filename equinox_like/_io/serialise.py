@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.put import Put, putter
+from .._compat.arrays import Put, putter
 from .._errors import LeafError
 from .._tree.deleted import deleted_named
 from .._tree.match import flatten_up_to

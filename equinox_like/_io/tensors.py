@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key, with_key
 from .._tree.filters import is_array, is_array_or_struct, is_number
 from .narrow import WIDE, narrowed, narrows_to

@@ -14,8 +14,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.failures import forget_failed, runtime_tokens
 from .._compat.jaxpr import name_and_params, opened, programs_in
-from .._compat.tokens import forget_failed, runtime_tokens
 from .donation import explain_failure
 from .layout import Layout
 

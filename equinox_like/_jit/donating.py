@@ -10,9 +10,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._compat.deleted import delete_rest
-from .._compat.fast_path import forget_calls
-from .._compat.keys import stored_as
+from .._compat.arrays import delete_rest, stored_as
+from .._compat.failures import forget_calls
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
 from .._compat.messages import tells_of_deleted_array
 from .._core.base import jit_is_disabled

@@ -5,9 +5,8 @@ array. The bytes also hold a description of the call (`describe.py`): static lea
 baked into the program, so a call must pass equal ones. Loading the bytes never imports,
 unpickles or executes anything in them.
 
-The bytes of an exported function: a header in JSON, and the program of `jax.export`.
-
-Both have a checksum. The header comes after a magic number, its size and its checksum.
+They are a magic number, the size and the checksum of a header, the header in JSON, and
+the program of `jax.export`, whose checksum the header has.
 """
 
 import inspect

@@ -12,8 +12,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from .._compat.trace_state import is_of_current_trace
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer, is_of_current_trace
 from .._core.parts import Rest
 from .._module.values import leaves_of
 from .._tree.match import leaf_name

@@ -10,8 +10,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._compat.trace_state import at_top_level
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer, at_top_level
 from .._core.base import (
     DEPRECATED,
     NOT_GIVEN,

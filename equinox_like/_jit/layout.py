@@ -1,6 +1,4 @@
-"""Binds a call to the signature of its function: names and orders the arguments.
-
-Layouts: how the leaves of a call are sorted into groups of arrays.
+"""Layouts: how a call is bound to the signature, and its leaves are sorted into groups.
 
 A group is a run of consecutive data leaves that are either all donated or all kept. JAX
 donates a group as a whole or not at all. The groups together hold the data leaves in
@@ -19,7 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import jax.tree_util as jtu
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._core.difference import Arguments
 from .._module.module import Module, as_pytree
 from .._tree.cached import forget_other_classes

@@ -5,11 +5,10 @@ their structure (`layout.py`), then the specialization for their static leaves
 (`specialization.py`, `donating.py`). The specialization calls the `jax.jit`-ed
 function.
 
-Where the programs of a callable are stored: if possible, with the callable itself.
-
-So wrapping the callable again finds what was compiled, and all of it is freed with the
-callable. A global `WeakKeyDictionary` would leak: a static leaf in a value may refer to
-the key, and the garbage collector cannot free such a cycle through a global table.
+Programs are stored, if possible, with the callable itself. So wrapping the callable again
+finds what was compiled, and all of it is freed with the callable. A global
+`WeakKeyDictionary` would leak: a static leaf in a value may refer to the key, and the
+garbage collector cannot free such a cycle through a global table.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import jax.tree_util as jtu
 
-from .._compat.trace_state import at_top_level
+from .._compat.tracing import at_top_level
 from .._core.base import Transformed
 from .._core.caches import on_clear
 from .._module.construct import filled

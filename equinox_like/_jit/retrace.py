@@ -2,9 +2,7 @@
 
 A trace depends on the structure and static leaves of the arguments (`difference.py`),
 on the abstract value of each array, and on JAX's configuration. All are kept for each
-trace.
-
-`RetraceWarning`: a function that is compiled again for each value of one argument.
+trace. `Storm` counts the values for which a function is compiled again and again.
 """
 
 import contextvars
@@ -17,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from .._compat.trace_state import settings, trace_context
+from .._compat.tracing import settings, trace_context
 from .._core.context import Context, values_here
 from .._core.difference import MANY, Arguments, Difference, differences
 from .._environment import WARNS_OF_RETRACES

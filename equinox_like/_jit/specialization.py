@@ -17,10 +17,9 @@ from typing import Any, NoReturn
 import jax
 import jax.tree_util as jtu
 
-from .._compat.fast_path import forget_calls
-from .._compat.keys import stored_as
-from .._compat.trace_state import at_top_level, trace_context
-from .._compat.tracer import known_array
+from .._compat.arrays import stored_as
+from .._compat.failures import forget_calls
+from .._compat.tracing import at_top_level, known_array, trace_context
 from .._core.base import jit_is_disabled, name_of
 from .._core.deletion import fatal
 from .._core.parts import Rest, take_apart

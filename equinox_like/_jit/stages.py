@@ -14,11 +14,10 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._compat.deleted import MAY_CRASH
+from .._compat.arrays import MAY_CRASH
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.messages import tells_of_callback
-from .._compat.trace_state import at_top_level
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer, at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences
 from .._core.sharding import default_device, platform_of

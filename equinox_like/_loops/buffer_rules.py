@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._compat.axes import varying_alike
 from .._compat.rules import Zero, instantiate, is_undefined_primal
-from .._compat.varying import varying_alike
 from .._runtime.finalise import register_impl_finalisation
 from .._runtime.vprim import create_vprim
 from .select import select_if_vmap

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.trace_state import current_trace
+from .._compat.tracing import current_trace
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array
 from .._tree.nodes import describe_node

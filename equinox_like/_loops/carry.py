@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat.varying import varying_axes
+from .._compat.axes import varying_axes
 from .._core.base import name_of
 from .._core.difference import tree_differences
 from .._core.parts import take_apart, take_apart_like

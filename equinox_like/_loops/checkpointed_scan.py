@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from .._compat.weak_type import weakly_typed
+from .._compat.arrays import weakly_typed
 from .buffer_rules import read, write
 from .checkpointed import run_checkpointed
 from .place import Place

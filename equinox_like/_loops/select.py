@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._compat.axes import varying_alike
 from .._compat.rules import (
     Zero,
     batching_rules,
@@ -19,7 +20,6 @@ from .._compat.rules import (
     new_primitive,
     transposition_rules,
 )
-from .._compat.varying import varying_alike
 from .._runtime.finalise import register_impl_finalisation
 
 select_if_vmap_p: Any = new_primitive("select_if_vmap")

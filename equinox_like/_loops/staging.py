@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._compat.axes import vary_over, varying_axes
 from .._compat.jaxpr import eval_jaxpr, without_constants
-from .._compat.varying import vary_over, varying_axes
 from .._runtime.unvmap import unvmap_any_p
 from .._transforms.arguments import show_as_call
 from .._tree.arrays import is_weak, reusable

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._tree.at import choosing, tree_at
 from .._tree.filters import is_array_like, is_inexact_array
 from .._tree.glob import matches_above

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .._compat.frames import Frame
 from .._compat.primitive import call_host, finalisations, for_whole_batch
+from .._compat.sources import Frame
 from .._errors import EquinoxRuntimeError
 from .._jit.checks import register_check
 

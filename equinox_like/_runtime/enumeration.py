@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._module import Module, field
 from .._module.dataclass import is_dunder
 from .._tree import is_array, tree_pformat

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._compat.frames import traced_frames
+from .._compat.axes import varying_axes
 from .._compat.primitive import number_p
-from .._compat.trace_state import at_top_level, within_program
-from .._compat.tracer import Tracer
-from .._compat.varying import varying_axes
+from .._compat.sources import traced_frames
+from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.parts import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR

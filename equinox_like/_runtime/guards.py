@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import zero_from_primal
 
-from .._compat.identity import Tangents, identity
+from .._compat.rules import Tangents, identity
 from .._core.parts import take_apart
 from .._transforms.custom_rules import hold
 from .._tree.arrays import with_key, without_key

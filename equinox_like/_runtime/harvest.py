@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from .._compat.identity import Tangents, identity
 from .._compat.jaxpr import (
     interpret,
     mapped_axes,
@@ -28,6 +27,7 @@ from .._compat.jaxpr import (
     scan_sizes,
     shard_mapped,
 )
+from .._compat.rules import Tangents, identity
 from .._core.parts import Rest, take_apart
 from .._transforms.trace import trace
 

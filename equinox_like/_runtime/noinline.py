@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.axes import types_varying_over, varying_alike, varying_axes
 from .._compat.on_host import compute_on_host
 from .._compat.primitive import batch_size, finalisations
 from .._compat.rules import (
@@ -31,9 +32,7 @@ from .._compat.rules import (
     transposition_rules,
     zero_like,
 )
-from .._compat.trace_state import trace_context
-from .._compat.tracer import Tracer
-from .._compat.varying import types_varying_over, varying_alike, varying_axes
+from .._compat.tracing import Tracer, trace_context
 from .._core.base import Transformed, frames_hidden
 from .._core.caches import on_clear
 from .._core.context import entered_here, within

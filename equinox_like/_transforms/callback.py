@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.experimental import io_callback
 
-from .._compat.trace_state import at_top_level
+from .._compat.tracing import at_top_level
 from .._core.base import name_of, require_callable
 from .._core.parts import Rest, take_apart
 from .._tree.arrays import is_typed_key, struct_of, with_key, without_key

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.pack import unpack
 from .._tree.arrays import describe_type

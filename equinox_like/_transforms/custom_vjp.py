@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from .._compat.custom_vjp import call_with_rules, is_forward_mode
-from .._compat.varying import vary_over, varying_axes
+from .._compat.axes import vary_over, varying_axes
+from .._compat.messages import call_with_rules, is_forward_mode
 from .._core.base import (
     NOT_GIVEN,
     Transformed,

@@ -14,8 +14,8 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._compat.batching import mapped_at_once
-from .._compat.custom_vjp import is_forward_mode
-from .._compat.tracer import Tracer
+from .._compat.messages import is_forward_mode
+from .._compat.tracing import Tracer
 from .._core.base import (
     NOT_GIVEN,
     Transformed,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.parts import Rest, take_apart
 from .._module.fields import field

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
-from .._compat.trace_state import at_top_level
+from .._compat.tracing import at_top_level
 from .._core.deletion import delete_array
 from .._core.sharding import constrain, is_sharding, refuse_misfit
 from .._errors import DonationError

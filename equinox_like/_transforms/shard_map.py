@@ -12,8 +12,8 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
 
+from .._compat.axes import varying_axes
 from .._compat.messages import tells_of_other_specs
-from .._compat.varying import varying_axes
 from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
 from .._core.pack import Grouped, unpack
 from .._core.parts import take_apart

@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._compat.scheduler import least_memory
-from .._compat.trace_state import at_top_level
+from .._compat.tracing import at_top_level
 from .._core.base import frames_hidden, jit_is_disabled, require_callable
 from .._core.sharding import refuse_misfit, require_mesh
 from .._jit import filter_jit

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compat.deleted import is_array_deleted
-from .._compat.tracer import Tracer
+from .._compat.arrays import is_array_deleted
+from .._compat.tracing import Tracer
 
 
 def describe_array(x: Any) -> str:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat.trace_state import at_top_level
+from .._compat.tracing import at_top_level
 from .._errors import DonationError
 from .arrays import describe_array, is_concrete, is_deleted, is_typed_key
 from .deleted import fate_of

@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._compat.deleted import may_be_donated
+from .._compat.arrays import may_be_donated
 from .._compat.messages import tells_of_deleted_array
 from .._errors import DonationError, LeafError
 from .arrays import describe_array, is_deleted

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .arrays import is_concrete, is_weak
 from .deleted import deleted_named
 from .filters import is_array, is_inexact_array

@@ -1,8 +1,4 @@
-"""Names of leaves as a user would write them: `model.layers[0].weight`.
-
-`Nodes`: all nodes of a tree, found by identity or by key path. Helpers for one
-node.
-"""
+"""Paths as a user writes them; all nodes of a tree, by identity or path; one node."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .filters import is_array
 from .strict import has_hash, is_compared_by_identity, strict_treedef
 from .structure import (

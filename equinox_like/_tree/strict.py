@@ -6,9 +6,7 @@ values into a key whose `==` and `hash` follow the strict rule. Most values stay
 are, next to their types, so that a comparison costs no Python call. A container becomes
 a tuple of its content. So the key does not change when the container does, and it is
 hashable even if the container is not. Values whose `==` does not return a bool, such as
-arrays, are wrapped: see `compared.py`.
-
-Wrappers for static values whose own `==` cannot be a part of a key: see `strict.py`.
+arrays, are wrapped.
 """
 
 import contextlib
@@ -24,7 +22,7 @@ from typing import Any, Final
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .filters import is_array
 
 # For two values of the same one of these types, `==` follows the strict rule.

@@ -1,9 +1,8 @@
-"""Interning: one object for equal values, so that they are compared by identity.
-
-The static side of a cached node: the node without its arrays.
+"""The static side of a cached node: the node without its arrays, interned.
 
 A cached node, such as a Module, is one node in our registry (`registry.py`). Its children
-are all arrays anywhere below it, and its aux data is a `Structure`.
+are all arrays anywhere below it, and its aux data is a `Structure`. Interning makes one
+object for equal values, so that they are compared by identity.
 """
 
 import threading

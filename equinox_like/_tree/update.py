@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat.weak_type import weakly_typed
+from .._compat.arrays import weakly_typed
 from .arrays import is_weak
 from .deleted import deleted_named
 from .filters import is_array, is_none

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
-from .._compat.identity import Tangents, identity
+from .._compat.rules import Tangents, identity
 from .._core.parts import take_apart
 from .._runtime.spoil import may_depend
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.custom_vjp import is_forward_mode
+from .._compat.messages import is_forward_mode
 from .._runtime.error_if import error_if
 from .._runtime.unvmap import unvmap_all
 from .._transforms.callback import filter_pure_callback

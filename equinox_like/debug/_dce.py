@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .._compat.trace_state import at_top_level, within_program
+from .._compat.tracing import at_top_level, within_program
 from .._core.caches import on_clear
 from .._core.parts import Rest, take_apart
 from .._runtime.spoil import may_depend, spoilt

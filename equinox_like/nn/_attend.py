@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._compat.primitive import for_whole_batch
-from .._compat.tracer import known_array
+from .._compat.tracing import known_array
 from .._core.sharding import default_device, platform_of
 from .._typing import ArrayLike
 from ._dropout import Dropout

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from .._compat.named_axes import pmean, psum
+from .._compat.axes import pmean, psum
 from .._errors import ShapeError
 from .._module import field
 from .._typing import ArrayLike, DTypeLike, PRNGKeyArray

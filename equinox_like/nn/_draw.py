@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from .._compat.trace_state import within_program
+from .._compat.tracing import within_program
 from .._typing import DTypeLike, PRNGKeyArray
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._core.difference import tree_differences
 from .._errors import ShapeError
 from .._module import Module, field

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._core.caches import on_clear
 from .._core.parts import pair_of
 from .._errors import DonationError, ShapeError

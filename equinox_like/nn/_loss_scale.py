@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Bool
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._module import Module, field
 from .._tree import (
     is_array,

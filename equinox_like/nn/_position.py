@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from .._compat.tracer import Tracer
+from .._compat.tracing import Tracer
 from .._errors import ShapeError
 from .._module import Module, field
 from .._runtime.error_if import error_if

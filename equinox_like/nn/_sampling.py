@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from .._compat.tracer import Tracer, known_array
+from .._compat.tracing import Tracer, known_array
 from .._errors import ShapeError
 from .._tree import is_array, is_array_like
 from .._tree.nodes import describe_node

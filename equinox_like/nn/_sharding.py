@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from .._compat.varying import vary_over, varying_axes
+from .._compat.axes import vary_over, varying_axes
 from .._module import Frozen
 from .._tree import is_array
 

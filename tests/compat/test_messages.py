@@ -1,4 +1,4 @@
-"""Each message is provoked in plain JAX, and told from the others."""
+"""JAX's errors and warnings are recognised by their texts; others are not."""
 
 import warnings
 
@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from equinox_like._compat import messages
+from equinox_like._compat.messages import call_with_rules, is_forward_mode
 
 
 def mesh():
@@ -144,3 +145,37 @@ def test_warning_of_an_unusable_donation_is_recognised():
         jax.jit(lambda x: x.sum(), donate_argnums=0)(jnp.ones(3))
     (warning,) = caught
     assert messages.UNUSABLE_DONATION.match(str(warning.message))
+
+
+@jax.custom_vjp
+def double(x):
+    return 2 * x
+
+
+double.defvjp(lambda x: (2 * x.value, None), lambda _, c: (2 * c,), symbolic_zeros=True)
+
+
+def test_function_is_called_within_an_eager_shard_map():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    f = jax.shard_map(
+        lambda x: call_with_rules(double, x),
+        mesh=mesh,
+        in_specs=P("d"),
+        out_specs=P("d"),
+    )
+    assert f(jnp.ones(4)).tolist() == [2, 2, 2, 2]
+
+
+def test_other_errors_pass():
+    def fails(x):
+        raise NotImplementedError("something else")
+
+    with pytest.raises(NotImplementedError, match="something else"):
+        call_with_rules(fails, 1.0)
+
+
+def test_forward_mode_is_recognised():
+    with pytest.raises(TypeError) as caught:
+        jax.jvp(double, (1.0,), (1.0,))
+    assert is_forward_mode(caught.value)
+    assert not is_forward_mode(TypeError("another one"))

@@ -257,7 +257,7 @@ def test_call_within_a_program_is_not_waited_for(waits):
 
 
 def test_what_an_unknown_tracer_holds_is_not_waited_for(waits, monkeypatch):
-    monkeypatch.setattr("equinox_like._compat.tracer._HOLD", ())
+    monkeypatch.setattr("equinox_like._compat.tracing._HOLD", ())
     f = eqx.filter_jit(lambda x: positive(x) + 1)
     jax.vmap(f)(jnp.ones(2))
     assert waits == []

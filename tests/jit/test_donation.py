@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import equinox_like as eqx
-from equinox_like._compat.deleted import MAY_CRASH
+from equinox_like._compat.arrays import MAY_CRASH
 from equinox_like._jit.donation import MODES
 
 P = jax.sharding.PartitionSpec

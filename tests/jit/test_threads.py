@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import equinox_like as eqx
-from equinox_like._compat.trace_state import settings
+from equinox_like._compat.tracing import settings
 
 SECONDS = float(os.environ.get("STRESS_SECONDS", "3"))
 MODES = ["none", "arrays", "all-except-first", "warn", "strict", ("model",)]

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from equinox_like._compat import trace_state
+from equinox_like._compat import tracing as trace_state
 
 WAYS = {
     "in use": trace_state.at_top_level,
     "by opaque state": trace_state.by_opaque_state(),
-    "without the private name": trace_state.find(object()),
+    "without the private name": trace_state.find_top_level(object()),
 }
 
 

@@ -1,22 +1,24 @@
-"""Whether a transformation is active, which settings a trace depends on, and which
-trace is current.
+"""Tracers, and what JAX is tracing now. JAX has no stable way to ask.
 
-JAX has no stable way to ask. Serves jax 0.10 to 0.12.
+Serves jax 0.10 to 0.12.
 
-The first (`at_top_level`) is needed because JAX donates buffers also under eager
-`vmap`, `grad` and `vjp`, where the caller still needs them. It is
-`jax._src.core.trace_state_clean`, which takes 0.2 us a call. The fallback is
-`jax.extend.core.get_opaque_trace_state`, which takes 0.35 us, and whose module is slow
-to import.
-
-The second (`trace_context`) explains why a function is retraced. It is
-`jax._src.config.trace_context`, which is in JAX's cache keys. The fallback is the
-values of `jax.config`.
-
-The third (`current_trace`) tells whether two operations belong to one trace. It is in
-`jax._src.core.trace_ctx`. Without it the buffers of loops assume that they do not, and
-the derivative of reading a buffer is slower. A Ref that a compiled function makes and
-returns is then a tracer in place of an error.
+- `Tracer` is `jax.core.Tracer`, the only name for the class. Not every tracer is a
+  `jax.Array`: one that stands for a `jax.Ref` is not.
+- A transformation outside of compiled functions computes with arrays, which its tracers
+  hold as `val` (`vmap`) or `primal` (derivatives). A compiled function that it calls waits
+  for them if it holds a check. If they are not found, the call does not wait, and JAX
+  raises the error when the result is used.
+- `at_top_level` is needed because JAX donates buffers also under eager `vmap`, `grad` and
+  `vjp`, where the caller still needs them. It is `jax._src.core.trace_state_clean`, which
+  takes 0.2 us a call. The fallback is `jax.extend.core.get_opaque_trace_state`, which takes
+  0.35 us, and whose module is slow to import.
+- `trace_context` explains why a function is retraced. It is
+  `jax._src.config.trace_context`, which is in JAX's cache keys. The fallback is the values
+  of `jax.config`.
+- `current_trace` tells whether two operations belong to one trace. It is in
+  `jax._src.core.trace_ctx`. Without it the buffers of loops assume that they do not, and
+  the derivative of reading a buffer is slower. A Ref that a compiled function makes and
+  returns is then a tracer in place of an error.
 """
 
 import importlib
@@ -27,9 +29,19 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer as Tracer
 
 from .private import private
-from .tracer import Tracer
+
+_HOLD = ("val", "primal")
+
+
+def known_array(x: Any) -> jax.Array | None:
+    """The array that `x` is or stands for; `None` if it is known only when it runs."""
+    while isinstance(x, Tracer):
+        held = (getattr(x, name, None) for name in _HOLD)
+        x = next((y for y in held if isinstance(y, Tracer | jax.Array)), None)
+    return x if isinstance(x, jax.Array) else None
 
 
 def within_program() -> bool:
@@ -40,7 +52,7 @@ def within_program() -> bool:
     return not at_top_level() and isinstance(lax.neg(np.int32(0)), Tracer)
 
 
-def find(core: Any) -> Callable[[], bool]:
+def find_top_level(core: Any) -> Callable[[], bool]:
     """`at_top_level`, from `jax._src.core` or by public means."""
     try:
         return core.trace_state_clean
@@ -72,7 +84,7 @@ def settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name, None) for name in names}
 
 
-at_top_level: Callable[[], bool] = find(private("core"))
+at_top_level: Callable[[], bool] = find_top_level(private("core"))
 """Whether no JAX transformation is active in this thread."""
 
 trace_context: Callable[[], Any] = find_context(private("config"))
