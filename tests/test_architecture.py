@@ -171,7 +171,7 @@ def test_package_layout_on_the_page_has_the_order_of_the_layers():
     parts = {source.relative_to(PACKAGE).parts[0] for source in SOURCES}
     assert set(listed) == parts - {"_alias"}
     with (ROOT / "pyproject.toml").open("rb") as file:
-        (contract,) = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+        contract, _ = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     layers = [layer.split(" | ") for layer in reversed(contract["layers"])]
     height = {name: number for number, layer in enumerate(layers) for name in layer}
     heights = [height[name.removesuffix(".py")] for name in listed[:-1]]

@@ -2,7 +2,38 @@
 
 from .._public import publish as _publish
 from .._tree import tree_inference as _tree_inference
-from ._adaptive_pool import (
+from ._adapt.ema import EMA as EMA
+from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
+from ._adapt.reinit import reinit as reinit
+from ._adapt.reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
+from ._adapt.shared import Shared as Shared
+from ._adapt.summary import (
+    Summary as Summary,
+    SummaryRow as SummaryRow,
+    summary as summary,
+)
+from ._attention.attention import MultiheadAttention as MultiheadAttention
+from ._attention.dot_product import (
+    dot_product_attention as dot_product_attention,
+)
+from ._attention.kv_cache import KVCache as KVCache
+from ._attention.masks import (
+    causal_mask as causal_mask,
+    combine_masks as combine_masks,
+    padding_mask as padding_mask,
+)
+from ._base.precision import (
+    cast_to_precision as cast_to_precision,
+    in_float32 as in_float32,
+)
+from ._base.state import (
+    State as State,
+    StateIndex as StateIndex,
+    delete_init_state as delete_init_state,
+    make_with_state as make_with_state,
+)
+from ._base.stateful import StatefulLayer as StatefulLayer
+from ._layers.adaptive_pool import (
     AdaptiveAvgPool1d as AdaptiveAvgPool1d,
     AdaptiveAvgPool2d as AdaptiveAvgPool2d,
     AdaptiveAvgPool3d as AdaptiveAvgPool3d,
@@ -11,54 +42,30 @@ from ._adaptive_pool import (
     AdaptiveMaxPool3d as AdaptiveMaxPool3d,
     AdaptivePool as AdaptivePool,
 )
-from ._attention import MultiheadAttention as MultiheadAttention
-from ._batch_norm import BatchNorm as BatchNorm
-from ._conv import (
+from ._layers.batch_norm import BatchNorm as BatchNorm
+from ._layers.conv import (
     Conv as Conv,
     Conv1d as Conv1d,
     Conv2d as Conv2d,
     Conv3d as Conv3d,
 )
-from ._conv_transpose import (
+from ._layers.conv_transpose import (
     ConvTranspose as ConvTranspose,
     ConvTranspose1d as ConvTranspose1d,
     ConvTranspose2d as ConvTranspose2d,
     ConvTranspose3d as ConvTranspose3d,
 )
-from ._dot_product_attention import dot_product_attention as dot_product_attention
-from ._dropout import Dropout as Dropout
-from ._einsum import Einsum as Einsum
-from ._ema import EMA as EMA
-from ._embedding import Embedding as Embedding
-from ._generate import Generation as Generation, generate as generate
-from ._group_norm import GroupNorm as GroupNorm, InstanceNorm as InstanceNorm
-from ._kv_cache import KVCache as KVCache
-from ._linear import Identity as Identity, Linear as Linear
-from ._lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
-from ._loss_scale import (
-    DynamicLossScale as DynamicLossScale,
-    NoLossScale as NoLossScale,
-    StaticLossScale as StaticLossScale,
-    all_finite as all_finite,
-    select_tree as select_tree,
-)
-from ._masks import (
-    causal_mask as causal_mask,
-    combine_masks as combine_masks,
-    padding_mask as padding_mask,
-)
-from ._mlp import MLP as MLP
-from ._norm import (
+from ._layers.dropout import Dropout as Dropout
+from ._layers.einsum import Einsum as Einsum
+from ._layers.embedding import Embedding as Embedding
+from ._layers.group_norm import GroupNorm as GroupNorm, InstanceNorm as InstanceNorm
+from ._layers.linear import Identity as Identity, Linear as Linear
+from ._layers.mlp import MLP as MLP
+from ._layers.norm import (
     LayerNorm as LayerNorm,
     RMSNorm as RMSNorm,
 )
-from ._policy import (
-    Mixed as Mixed,
-    Policy as Policy,
-    mixed as mixed,
-    precision as precision,
-)
-from ._pool import (
+from ._layers.pool import (
     AvgPool1d as AvgPool1d,
     AvgPool2d as AvgPool2d,
     AvgPool3d as AvgPool3d,
@@ -67,35 +74,37 @@ from ._pool import (
     MaxPool3d as MaxPool3d,
     Pool as Pool,
 )
-from ._position import (
+from ._layers.position import (
     LearnedPositionalEmbedding as LearnedPositionalEmbedding,
     SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
 )
-from ._precision import cast_to_precision as cast_to_precision, in_float32 as in_float32
-from ._prelu import PReLU as PReLU
-from ._recurrent import RNN as RNN, Bidirectional as Bidirectional
-from ._reinit import reinit as reinit
-from ._reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
-from ._resize import Upsample as Upsample, resize as resize
-from ._reversible import (
+from ._layers.prelu import PReLU as PReLU
+from ._layers.resize import Upsample as Upsample, resize as resize
+from ._layers.rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
+from ._layers.sequential import Lambda as Lambda, Sequential as Sequential
+from ._scale.loss_scale import (
+    DynamicLossScale as DynamicLossScale,
+    NoLossScale as NoLossScale,
+    StaticLossScale as StaticLossScale,
+    all_finite as all_finite,
+    select_tree as select_tree,
+)
+from ._scale.policy import (
+    Mixed as Mixed,
+    Policy as Policy,
+    mixed as mixed,
+    precision as precision,
+)
+from ._scale.reversible import (
     ReversibleBlock as ReversibleBlock,
     ReversibleSequential as ReversibleSequential,
 )
-from ._rnn import GRUCell as GRUCell, LSTMCell as LSTMCell
-from ._rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
-from ._sampling import sample_logits as sample_logits
-from ._scan_cell import scan_cell as scan_cell
-from ._sequential import Lambda as Lambda, Sequential as Sequential
-from ._shared import Shared as Shared
-from ._stacked import Stacked as Stacked
-from ._state import (
-    State as State,
-    StateIndex as StateIndex,
-    delete_init_state as delete_init_state,
-    make_with_state as make_with_state,
-)
-from ._stateful import StatefulLayer as StatefulLayer
-from ._summary import Summary as Summary, SummaryRow as SummaryRow, summary as summary
+from ._scale.stacked import Stacked as Stacked
+from ._sequence.cells import GRUCell as GRUCell, LSTMCell as LSTMCell
+from ._sequence.generate import Generation as Generation, generate as generate
+from ._sequence.rnn import RNN as RNN, Bidirectional as Bidirectional
+from ._sequence.sampling import sample_logits as sample_logits
+from ._sequence.scan_cell import scan_cell as scan_cell
 
 _publish(globals(), __name__)
 

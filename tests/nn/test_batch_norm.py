@@ -9,8 +9,8 @@ from jax.test_util import check_grads
 
 import equinox_like as eqx
 from equinox_like import nn
-from equinox_like.nn import _batch_norm
-from equinox_like.nn._batch_layout import Layout
+from equinox_like.nn._layers import batch_norm as _batch_norm
+from equinox_like.nn._layers.batch_layout import Layout
 
 EPS = 1e-5
 

@@ -1,0 +1,1 @@
+"""What wraps, changes or describes a finished model."""

@@ -1,0 +1,301 @@
+"""`SpectralNorm` and `WeightNorm`: layers that compute the weight of another layer."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from ..._module import Module, field
+from ..._tree import is_array, is_array_like, is_inexact_array
+from ..._typing import ArrayLike, PRNGKeyArray
+from .._base.callables import refuse_layer_class
+from .._base.inference import at_inference
+from .._base.keys import split_key
+from .._base.precision import accumulation_dtype
+from .._base.shape import as_eps, as_size
+from .._base.sharding import explicit_mesh, matvec, placed
+from .._base.state import State, StateIndex, check_state
+from .._base.stateful import StatefulLayer
+from .._layers.norm import nan_if_infinite, squared
+from .lora import merge_lora, with_weight
+
+_Layer = TypeVar("_Layer", covariant=True)
+_Y = TypeVar("_Y")
+
+
+class SpectralNorm(StatefulLayer, Generic[_Layer]):
+    r"""Divides the weight of a layer by its largest singular value.
+
+    A power iteration estimates this value, and continues at each call in training:
+
+    $$u \leftarrow \frac{W v}{\|W v\|}, \qquad v \leftarrow \frac{W^T u}{\|W^T u\|}, \qquad
+    \sigma = u^T W v.$$
+
+    A weight with more than two axes is treated as a matrix with a row for each element of
+    its first axis. Gradients flow through $W$, not through $u$ and $v$, which are kept in
+    the [`equinox_like.nn.State`][]. From [Spectral Normalization for Generative
+    Adversarial Networks](https://arxiv.org/abs/1802.05957) (Miyato et al. 2018).
+
+    A weight of zeros is not divided.
+
+    For complex weights $T$ is the conjugate transpose, and $\sigma$ the largest singular
+    value. (Equinox 0.13.8 does not conjugate, which gives another number.)
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        def make(key):
+            k1, k2 = jax.random.split(key)
+            linear = eqx.nn.Linear(3, 2, key=k1)
+            return eqx.nn.SpectralNorm(linear, "weight", key=k2)
+
+        layer, state = eqx.nn.make_with_state(make)(jax.random.key(0))
+        apply = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))
+        y, state = apply(jnp.ones((8, 3)), state)
+        assert y.shape == (8, 2)
+        ```
+    """
+
+    layer: _Layer
+    weight_name: str = field(static=True)
+    uv_index: StateIndex[Any]
+    num_power_iterations: int = field(static=True)
+    eps: float = field(static=True)
+    inference: bool | Array | None
+
+    def __init__(
+        self,
+        layer: _Layer,
+        weight_name: str,
+        num_power_iterations: int = 1,
+        eps: float = 1e-12,
+        inference: bool | None = False,
+        *,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `layer`: the layer to wrap. The weight of a [`equinox_like.nn.LoRA`][] is the
+            updated one.
+        - `weight_name`: the name of its weight, which has two axes at least.
+        - `num_power_iterations`: the number of iterations at each call in training.
+        - `eps`: the lower bound of each norm, against division by zero.
+        - `inference`: if `True`, `u` and `v` are not updated. If `None`,
+            [`equinox_like.inference`][] and [`equinox_like.training`][] decide.
+        - `key`: a PRNG key for the initial `u` and `v`, which 15 iterations then
+            improve.
+
+        **Raises:**
+
+        `ValueError` if the weight has fewer axes, or `num_power_iterations` or `eps` is
+        not a number of 0 or more; `AttributeError` if there is no such weight.
+        """
+        weight = _weight_of(self, layer, weight_name)
+        self.layer = layer
+        self.weight_name = weight_name
+        self.num_power_iterations = as_size(
+            self, "num_power_iterations", num_power_iterations
+        )
+        self.eps = as_eps(self, eps)
+        self.inference = inference
+        if weight.ndim < 2:
+            raise ValueError(
+                f"SpectralNorm takes a weight with at least two axes; `{weight_name}` "
+                f"has shape {weight.shape}."
+            )
+        matrix = _as_matrix(weight)
+        u_key, v_key = split_key(key, 2, self)
+        u = jax.random.normal(u_key, matrix.shape[:1], matrix.dtype)
+        v = jax.random.normal(v_key, matrix.shape[1:], matrix.dtype)
+        work = accumulation_dtype(weight)
+        u, v = _iterate(*(a.astype(work) for a in (matrix, u, v)), 15, self.eps)
+        self.uv_index = StateIndex((u.astype(weight.dtype), v.astype(weight.dtype)))
+
+    @jax.named_scope("eqx.nn.SpectralNorm")
+    def __call__(
+        self: "SpectralNorm[Callable[..., _Y]]",
+        x: ArrayLike,
+        state: State,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> tuple[_Y, State]:
+        """**Arguments:**
+
+        - `x`: the input of the wrapped layer.
+        - `state`: from [`equinox_like.nn.make_with_state`][], or the last call.
+        - `key`: ignored.
+        - `inference`: overrides the layer's own, unless it is `None`.
+
+        **Returns:**
+
+        The pair of the wrapped layer's output and the new state.
+
+        **Raises:**
+
+        `TypeError` if `state` is not a [`equinox_like.nn.State`][].
+        """
+        check_state(self, state)
+        layer = merge_lora(self.layer)
+        weight = jnp.asarray(getattr(layer, self.weight_name))
+        u, v = state.get(self.uv_index)
+        # Under a `Policy` the weight is cast, but the state is not.
+        stored = u.dtype
+        # In float16 the squares of small and of large weights would be lost.
+        work = accumulation_dtype(weight, u)
+        matrix, u, v = (a.astype(work) for a in (_as_matrix(weight), u, v))
+        for_inference = at_inference(self, inference)
+        if not for_inference:
+            fixed = jax.lax.stop_gradient(matrix)
+            u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
+        u, v = jax.lax.stop_gradient((u, v))
+        projected = matvec(matrix, v)
+        whole = None if explicit_mesh(projected) is None else PartitionSpec()
+        sigma = placed(jnp.vdot, whole, u, projected)
+        # A weight of zeros stays as it is.
+        sigma = jnp.where(sigma == 0, 1, sigma)
+        divided = (weight.astype(work) / sigma).astype(weight.dtype)
+        out = with_weight(layer, self.weight_name, divided)(x)
+        if not for_inference:
+            # Last, so that the state is still valid if the layer refuses `x`.
+            state = state.set(self.uv_index, (u.astype(stored), v.astype(stored)))
+        return out, state
+
+
+class WeightNorm(Module, Generic[_Layer]):
+    r"""Separates the length of a layer's weights from their direction.
+
+    $$W = g\, \frac{v}{\|v\|},$$
+
+    where $v$ is the weight that the layer has, and $g$ starts as $\|v\|$, so that the
+    output does not change at first. The norm is taken over all axes except `axis`, for
+    each element of that axis. Where the norm is zero, $W$ is zero, too. From [Weight
+    Normalization](https://arxiv.org/abs/1602.07868) (Salimans, Kingma 2016).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        layer = eqx.nn.WeightNorm(linear)
+        assert layer.g.shape == (2, 1)
+        assert jnp.allclose(layer(jnp.ones(3)), linear(jnp.ones(3)), atol=1e-6)
+        ```
+    """
+
+    layer: _Layer
+    g: Array
+    weight_name: str = field(static=True)
+    axis: int | None = field(static=True)
+
+    def __init__(
+        self, layer: _Layer, weight_name: str = "weight", axis: int | None = 0
+    ):
+        """**Arguments:**
+
+        - `layer`: the layer to wrap. The weight of a [`equinox_like.nn.LoRA`][] is the
+            updated one.
+        - `weight_name`: the name of its weight.
+        - `axis`: the axis along which each slice has a length of its own. `None`: one
+            length for the whole weight.
+
+        **Raises:**
+
+        `AttributeError` if the layer has no such weight; `ValueError` if the weight has
+        no such axis.
+        """
+        weight = _weight_of(self, layer, weight_name)
+        self.layer = layer
+        self.weight_name = weight_name
+        self.axis = axis
+        if axis is not None and axis not in range(-weight.ndim, weight.ndim):
+            raise ValueError(
+                f"WeightNorm takes an axis of the weight as `axis`, or None; got {axis!r}, "
+                f"and `{weight_name}` has shape {weight.shape}."
+            )
+        lengths = jnp.sqrt(_square_sum(weight, axis))
+        is_inexact = is_inexact_array(weight)
+        self.g = lengths.astype(weight.real.dtype) if is_inexact else lengths
+
+    @jax.named_scope("eqx.nn.WeightNorm")
+    def __call__(
+        self: "WeightNorm[Callable[..., _Y]]",
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> _Y:
+        """**Arguments:**
+
+        - `x`: the input of the wrapped layer.
+        - `key`: ignored.
+
+        **Returns:**
+
+        The wrapped layer's output. The weight is computed in float32 at least.
+        """
+        layer = merge_lora(self.layer)
+        v, g = jnp.asarray(getattr(layer, self.weight_name)), jnp.asarray(self.g)
+        dtype = jnp.result_type(v.dtype, g.dtype)
+        v = v.astype(accumulation_dtype(v))
+        square = _square_sum(v, self.axis)
+        is_zero = square == 0
+        # The gradient of the root of 0 would be NaN, although its value is masked.
+        norm = jnp.sqrt(jnp.where(is_zero, 1, square))
+        weight = jnp.where(is_zero, 0, v * g.astype(square.dtype) / norm)
+        return with_weight(layer, self.weight_name, weight.astype(dtype))(x)
+
+
+def _weight_of(norm: Any, layer: Any, name: str) -> Array:
+    taker = type(norm).__name__
+    refuse_layer_class(taker, "layer", layer)
+    weight = getattr(layer, name, None)
+    if is_array_like(weight):
+        return jnp.asarray(weight)
+    known = [
+        n for n, value in getattr(layer, "__dict__", {}).items() if is_array(value)
+    ]
+    raise AttributeError(
+        f"{taker} takes the name of an array of its layer as `weight_name`; got {name!r}. "
+        f"This {type(layer).__name__} has {', '.join(map(repr, known)) or 'no arrays'}."
+    )
+
+
+def _as_matrix(weight: Array) -> Array:
+    # Not -1, which is ambiguous if there are no rows.
+    return weight.reshape(len(weight), math.prod(weight.shape[1:]))
+
+
+def _iterate(
+    matrix: Array, u: Array, v: Array, number: int, eps: float
+) -> tuple[Array, Array]:
+    for _ in range(number):
+        u = _normalised(matvec(matrix, v), eps, u)
+        v = _normalised(matvec(matrix.T.conj(), u), eps, v)
+    return u, v
+
+
+def _normalised(vector: Array, eps: float, before: Array) -> Array:
+    """`vector`, of length 1. If it is zero, `before`: all later ones would be zero."""
+    norm = nan_if_infinite(jnp.linalg.norm(vector))
+    unit = vector / jnp.maximum(norm, eps).astype(vector.dtype)
+    # A sum: for `where`, explicit axes of a mesh would have to split both alike.
+    return unit + before * (norm == 0).astype(before.dtype)
+
+
+def _square_sum(v: Array, axis: int | None) -> Array:
+    """The sum of squares over all axes but one, in float32 at least."""
+    v = v.astype(accumulation_dtype(v))
+    kept = None if axis is None else axis % v.ndim
+    others = tuple(i for i in range(v.ndim) if i != kept)
+    return nan_if_infinite(jnp.sum(squared(v), others, keepdims=True))

@@ -1,0 +1,377 @@
+"""`MultiheadAttention`: attention with projections of its inputs and its output.
+
+The layer determines which query attends to which key. The projections are in
+`_heads.py`, and the attention itself is in `_attend.py`.
+"""
+
+import functools
+from typing import Any, Literal, overload
+
+import jax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from ..._module import Module, field
+from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from .._base.init import Init
+from .._base.keys import split_key
+from .._base.precision import cast_to_precision
+from .._base.shape import as_divisor, as_size
+from .._base.sharding import whole_along
+from .._layers.dropout import Dropout, resolve_inference
+from .._layers.linear import Linear
+from .attend import Drop, Implementation, Inputs, attend, checked_implementation
+from .dot_product import checked_mask
+from .heads import HeadsFunction, empty_token, joined, projected
+from .kv_cache import (
+    KVCache,
+    check_cache,
+    empty_cache,
+    extended,
+    new_positions,
+    refuse_overfull,
+)
+from .masks import Visible, check_window
+
+_NAME = "MultiheadAttention"
+
+
+class MultiheadAttention(Module):
+    r"""Multi-head attention: for each query, a mean of the values weighted by its match
+    with the keys.
+
+    Each head $i$ has its own projections $Q_i$, $K_i$, $V_i$ of the three inputs, and
+
+    $$\mathrm{head}_i = \mathrm{softmax}\left(\frac{Q_i K_i^T}{\sqrt{d}}\right) V_i,$$
+
+    where $d$ is the size of a row of $Q_i$. The heads are joined and projected once more.
+    From [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al.
+    2017). With `num_kv_heads`, several heads share keys and values: [Fast Transformer
+    Decoding](https://arxiv.org/abs/1911.02150) (Shazeer 2019), [GQA](
+    https://arxiv.org/abs/2305.13245) (Ainslie et al. 2023).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        attention = eqx.nn.MultiheadAttention(2, query_size=8, key=jax.random.key(0))
+        x = jnp.ones((5, 8))
+        assert attention(x, x, x, is_causal=True).shape == (5, 8)
+        assert jax.vmap(attention)(x[None], x[None], x[None]).shape == (1, 5, 8)
+        ```
+    """
+
+    query_proj: Linear
+    key_proj: Linear
+    value_proj: Linear
+    output_proj: Linear
+    dropout: Dropout
+    num_heads: int = field(static=True)
+    query_size: int = field(static=True)
+    key_size: int = field(static=True)
+    value_size: int = field(static=True)
+    output_size: int = field(static=True)
+    qk_size: int = field(static=True)
+    vo_size: int = field(static=True)
+    use_query_bias: bool = field(static=True)
+    use_key_bias: bool = field(static=True)
+    use_value_bias: bool = field(static=True)
+    use_output_bias: bool = field(static=True)
+    num_kv_heads: int = field(static=True)
+    implementation: Implementation = field(static=True)
+
+    def __init__(
+        self,
+        num_heads: int,
+        query_size: int,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        output_size: int | None = None,
+        qk_size: int | None = None,
+        vo_size: int | None = None,
+        use_query_bias: bool = False,
+        use_key_bias: bool = False,
+        use_value_bias: bool = False,
+        use_output_bias: bool = False,
+        dropout_p: float = 0.0,
+        inference: bool | None = False,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        num_kv_heads: int | None = None,
+        implementation: Implementation = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """**Arguments:**
+
+        - `num_heads`: the number of heads.
+        - `query_size`, `key_size`, `value_size`: the sizes of the rows of the inputs; by
+            default that of the query.
+        - `output_size`: the size of the rows of the output; by default that of the query.
+        - `qk_size`, `vo_size`: in each head, the size of the rows of queries and keys, and
+            of values; by default `query_size // num_heads`, rounded down: for example 2 for
+            `query_size=8` and 3 heads, which makes 6 in all. This does not change the size
+            of the output.
+        - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: whether the
+            projections have biases.
+        - `dropout_p`: the probability that a weight is dropped in training.
+        - `inference`: of the dropout, see [`equinox_like.nn.Dropout`][].
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `num_kv_heads`: the number of heads of keys and values, a divisor of
+            `num_heads`; by default `num_heads`. Head `n` of the queries reads head
+            `n // (num_heads // num_kv_heads)` of keys and values.
+        - `implementation`: how attention is computed. `None`: by the formula. `"xla"`,
+            `"cudnn"`: `jax.nn.dot_product_attention` with that backend. `"auto"`: the
+            first of `"cudnn"`, `"xla"` and `None` that supports the call; see
+            [`equinox_like.nn.dot_product_attention`][]. In float16, a compiled function
+            with `"xla"` is an error on CPUs. In bfloat16, JAX cannot lower the
+            gradient of `"xla"` under strict dtype promotion.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
+            projections.
+
+        **Raises:**
+
+        `ValueError` for a size that is negative, or a `num_kv_heads` that does not divide
+        `num_heads`; or if each head would be of size 0. `ZeroDivisionError` if `num_heads`
+        is 0.
+        """
+        query_size = as_size(self, "query_size", query_size)
+        self.num_heads = as_divisor(self, "num_heads", num_heads)
+        per_head = query_size // self.num_heads
+        if per_head == 0 < query_size and None in (qk_size, vo_size):
+            raise ValueError(
+                "MultiheadAttention takes first `num_heads`, and then a `query_size` "
+                f"that is at least as large; got {self.num_heads} and {query_size}, so "
+                "each head would have size 0. Or pass `qk_size` and `vo_size`."
+            )
+
+        def size(name: str, given: int | None, default: int) -> int:
+            return default if given is None else as_size(self, name, given)
+
+        self.query_size = query_size
+        self.key_size = size("key_size", key_size, query_size)
+        self.value_size = size("value_size", value_size, query_size)
+        self.output_size = size("output_size", output_size, query_size)
+        self.qk_size = size("qk_size", qk_size, per_head)
+        self.vo_size = size("vo_size", vo_size, per_head)
+        self.use_query_bias = use_query_bias
+        self.use_key_bias = use_key_bias
+        self.use_value_bias = use_value_bias
+        self.use_output_bias = use_output_bias
+        self.num_kv_heads = _kv_heads(
+            self.num_heads, size("num_kv_heads", num_kv_heads, self.num_heads)
+        )
+        self.implementation = checked_implementation(_NAME, implementation)
+        self.dropout = Dropout(dropout_p, inference)
+
+        linear = functools.partial(
+            Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init
+        )
+        q, k = self.num_heads * self.qk_size, self.num_kv_heads * self.qk_size
+        v, out = self.num_kv_heads * self.vo_size, self.num_heads * self.vo_size
+        q_key, k_key, v_key, out_key = split_key(key, 4, self)
+        self.query_proj = linear(self.query_size, q, use_query_bias, key=q_key)
+        self.key_proj = linear(self.key_size, k, use_key_bias, key=k_key)
+        self.value_proj = linear(self.value_size, v, use_value_bias, key=v_key)
+        self.output_proj = linear(out, self.output_size, use_output_bias, key=out_key)
+
+    @overload
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: HeadsFunction | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        cache: None = None,
+        implementation: Implementation = None,
+        return_weights: Literal[False] = False,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array: ...
+
+    @overload
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: HeadsFunction | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        cache: KVCache | None = None,
+        implementation: Implementation = None,
+        return_weights: bool = False,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Any: ...
+
+    def __call__(
+        self,
+        query: ArrayLike,
+        key_: ArrayLike,
+        value: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: HeadsFunction | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        cache: KVCache | None = None,
+        implementation: Implementation = None,
+        return_weights: bool = False,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Any:
+        """**Arguments:**
+
+        - `query`: shape `(q, query_size)`.
+        - `key_`: shape `(kv, key_size)`. Named so to differ from the PRNG key.
+        - `value`: shape `(kv, value_size)`.
+        - `mask`: which query attends to which key: `True` or nonzero where it does. Pass
+            an array of 0 and -inf as `bias`, not as `mask`.
+            Shape `(q, kv)`, or `(num_heads, q, kv)`. A query that attends to no key
+            returns the mean of all values; with a cache, empty slots count as zeros.
+        - `key`: a PRNG key for the dropout.
+        - `inference`: overrides the dropout's own, unless it is `None`.
+        - `deterministic`: the old name of `inference`. Deprecated.
+        - `process_heads`: a function of the projected queries, keys and values, of shape
+            `(length, heads, size)` each, that returns three arrays of the same shapes.
+            Use it for positional encodings.
+        - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
+            `(num_heads, q, kv)`; axes of size 1 are broadcast.
+        - `is_causal`: if `True`, query `i` attends to key `j` only if `j <= i`. With a
+            cache, `i` and `j` are positions in the whole sequence.
+        - `window`: query `i` attends to key `j` only if `j > i - window`. All of
+            `mask`, `is_causal` and `window` must allow a key.
+        - `cache`: keys and values of earlier tokens, made by `init_cache`. The queries
+            attend to these and then to the new tokens; `mask` and `bias` must be in
+            this order. The positions of all keys are `jnp.concatenate([cache.position,
+            cache.length + jnp.arange(kv)])`.
+        - `implementation`: overrides the layer's own, unless it is `None`.
+        - `return_weights`: whether to return the weights of the heads, too.
+        - `out_sharding`: how to split the output of one example over the explicit axes of
+            a mesh; by default the rows as those of `query`, and the columns as the rows
+            of the weight of `output_proj`.
+
+        **Returns:**
+
+        An array of shape `(q, output_size)`. With a `cache` or `return_weights`, a tuple:
+        that array, then the next cache, then the weights, of shape `(num_heads, q, kv)`
+        and after dropout.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if one of the arrays has another shape, or there
+        are more tokens at once than the cache has slots. `TypeError` if `cache` is not a
+        KVCache, `mask` or `bias` not an array, or `bias` an array of bools.
+        [`equinox_like.MissingKeyError`][] if the dropout is active and there is no
+        `key`. `RuntimeError` if a cache overflows; within a compiled function it is
+        raised by [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the
+        implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"`
+        on a host without it.
+        """
+        inference = resolve_inference("MultiheadAttention", inference, deterministic)
+        # The scope starts after the warning above, so that this points at the caller.
+        with jax.named_scope("eqx.nn.MultiheadAttention"):
+            self, query, key_, value, bias = cast_to_precision(
+                (self, query, key_, value, bias)
+            )
+            check_cache(_NAME, cache)
+            q, k, v = projected(self, query, key_, value, cache, process_heads)
+            new = k.shape[0]
+            slots = None if cache is None else cache.key.shape[0]
+            in_all = q.shape[0], new + (slots or 0)
+            mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all, slots)
+            bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all, slots)
+            positions = seen = None
+            if cache is not None:
+                seen = extended(cache, k, v)
+                k, v = seen.key, seen.value
+                mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
+                positions = new_positions(cache, q.shape[0]), seen.position
+            window = _window(window, cache)
+            visible = Visible(mask, is_causal, window, positions)
+            keys = None if key is None else split_key(key, self.num_heads, self)
+            drop = Drop(self.dropout, keys, inference)
+            # Gathered, because a query attends to the keys of all devices.
+            k, v = whole_along(k, 0), whole_along(v, 0)
+            inputs = Inputs(q, k, v, visible, bias, None, drop)
+            heads, weights = attend(
+                inputs, implementation or self.implementation, return_weights
+            )
+            out = joined(self, heads, out_sharding)
+            more: tuple[Any, ...] = ()
+            if seen is not None:
+                next_cache, out = refuse_overfull(seen.next_cache, out)
+                more = (next_cache,)
+                weights = seen.slots_first(weights, new) if return_weights else None
+            more += (weights,) if return_weights else ()
+        return (out, *more) if more else out
+
+    def init_cache(
+        self,
+        max_length: int,
+        *,
+        dtype: DTypeLike | None = None,
+        overflow: Literal["error", "ring"] = "error",
+    ) -> KVCache:
+        """An empty [`equinox_like.nn.KVCache`][] for calls of this layer.
+
+        **Arguments:**
+
+        - `max_length`: the number of tokens that fit into the cache.
+        - `dtype`: of the cached keys and values, floating or complex; by default that
+            of the parameters of the projections. If it differs from the dtype of a
+            call, keys and values are cast when they are used, so outputs have the same
+            dtype as without a cache.
+        - `overflow`: what happens to a token beyond `max_length`. `"error"`: an error
+            is raised. `"ring"`: it overwrites the oldest one, so that queries attend to
+            the last `max_length` tokens.
+
+        **Raises:**
+
+        `ValueError` if `max_length` is not an int of 1 or more, or for another `dtype` or
+        `overflow`.
+        """
+        key = empty_token(self, "key_proj", self.key_size, self.qk_size, dtype)
+        value = empty_token(self, "value_proj", self.value_size, self.vo_size, dtype)
+        return empty_cache(max_length, key, value, overflow)
+
+
+def _kv_heads(num_heads: int, num_kv_heads: int) -> int:
+    if num_kv_heads < 1 or num_heads % num_kv_heads != 0:
+        raise ValueError(
+            "MultiheadAttention takes a `num_kv_heads` that divides `num_heads`; got "
+            f"{num_kv_heads}, with {num_heads} heads."
+        )
+    return num_kv_heads
+
+
+def _window(window: int | None, cache: KVCache | None) -> int | None:
+    check_window(_NAME, window)
+    if cache is None or cache.overflow == "error":
+        return window
+    # With a ring, a query must not attend to tokens that would already be overwritten
+    # if the tokens were passed one by one.
+    slots = len(cache.key)
+    return slots if window is None else min(window, slots)

@@ -1,0 +1,120 @@
+"""The projections of `MultiheadAttention`, from inputs to heads and heads to output."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from ..._errors import ShapeError
+from ..._tree import combine, is_array, is_inexact_array, partition
+from ..._tree.nodes import describe_node
+from ..._typing import DTypeLike
+from .._base.init import dtype_of
+from .._base.shape import check_dtype, check_input, jax_array, parameter_shape, within
+from .._base.sharding import parts, placed
+from .._layers.linear import Linear, mapped
+
+HeadsFunction = Callable[[Any, Any, Any], Any]
+
+
+def projected(
+    attention: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    cache: Any,
+    process_heads: HeadsFunction | None,
+) -> tuple[Any, ...]:
+    """The projected queries, keys and values, each `(length, heads, size)`."""
+    query, key, value = _checked_inputs(attention, query, key, value, cache)
+    q = _project(attention, "query_proj", query, attention.num_heads)
+    k = _project(attention, "key_proj", key, attention.num_kv_heads)
+    v = _project(attention, "value_proj", value, attention.num_kv_heads)
+    return (q, k, v) if process_heads is None else _processed(process_heads, q, k, v)
+
+
+def _checked_inputs(
+    attention: Any, query: Any, key: Any, value: Any, cache: Any
+) -> list[Array]:
+    inputs = ("query", query), ("key_", key), ("value", value)
+    for name, x in inputs:
+        projection = getattr(attention, f"{name.rstrip('_')}_proj")
+        shape = None
+        if isinstance(projection, Linear):
+            shape = parameter_shape(projection, "weight", 2)
+        check_input(attention, x, (None, None if shape is None else shape[1]), name)
+    query, key, value = (jax_array(x) for _, x in inputs)
+    # Not `len`, which is an error for a symbolic dimension of `jax.export`.
+    if key.shape[0] != value.shape[0]:
+        raise ShapeError(
+            "MultiheadAttention takes as many rows of `key_` as of `value`; got "
+            f"{key.shape[0]} and {value.shape[0]}."
+        )
+    if key.shape[0] == 0 and cache is None:
+        raise ShapeError(
+            "MultiheadAttention takes at least one row of `key_` and `value`: with "
+            "none, there is nothing to average."
+        )
+    return [query, key, value]
+
+
+def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
+    with within(name):
+        rows = mapped(getattr(attention, name), x)
+    return rows.reshape(x.shape[0], num_heads, rows.shape[-1] // num_heads)
+
+
+def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
+    returned = process_heads(*heads)
+    try:
+        processed = tuple(returned)
+    except TypeError:
+        raise ShapeError(
+            "`process_heads` must return queries, keys and values; it returned "
+            f"{describe_node(returned)}."
+        ) from None
+    before = [head.shape for head in heads]
+    after = [jnp.shape(head) for head in processed]
+    if before != after:
+        raise ShapeError(
+            "`process_heads` must return queries, keys and values of the shapes that it "
+            f"was given, {before}; it returned {after}."
+        )
+    return processed
+
+
+def joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
+    """The output projection of the joined heads, of shape `(length, output_size)`."""
+    projection = attention.output_proj
+    heads = heads.reshape(heads.shape[0], heads.shape[1] * heads.shape[2])
+    with within("output_proj"):
+        if out_sharding is None:
+            return mapped(projection, heads)
+        arrays, rest = partition(projection, is_array)
+        return placed(
+            lambda heads, arrays: jax.vmap(combine(arrays, rest))(heads),
+            out_sharding,
+            heads,
+            arrays,
+        )
+
+
+def empty_token(
+    attention: Any, name: str, in_size: int, size: int, dtype: DTypeLike | None
+) -> Array:
+    """Zeros of shape `(1, heads, size)`, with the dtype and sharding of projections."""
+    projection = getattr(attention, name)
+    arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
+    if dtype is None:
+        dtype = dtype_of(projection)
+    check_dtype("`init_cache`", "dtype", dtype)
+    heads = attention.num_kv_heads
+    if not any(any(parts(x)) for x in arrays):
+        return jnp.zeros((1, heads, size), dtype)
+    # A projection of zeros has the right sharding. Within `jit` the arrays must be
+    # used, or the program would not know their devices. XLA removes the product itself.
+    token = _project(attention, name, jnp.zeros((1, in_size), arrays[0].dtype), heads)
+    return jnp.where(jnp.zeros((), bool), token, 0).astype(dtype)

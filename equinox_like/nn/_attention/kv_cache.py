@@ -1,0 +1,317 @@
+"""`KVCache`: the keys and values of the tokens that attention has seen so far.
+
+A call first writes its tokens to their slots, and then attends to the slots, so that a
+compiled loop updates the cache in place. The exception is a call with several tokens
+and a ring: it may overwrite tokens that its first queries still attend to. Then old and
+new tokens are concatenated.
+"""
+
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.lax as lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from ..._compat.tracing import Tracer
+from ..._errors import ShapeError
+from ..._module import Module, field
+from ..._runtime.error_if import error_if
+from ..._tree.nodes import describe_node
+from ..._typing import ArrayLike
+from .._base.shape import as_size, jax_array
+from .._base.sharding import explicit_mesh, parts, placed
+
+
+class KVCache(Module):
+    """Keys and values of earlier tokens, for [`equinox_like.nn.MultiheadAttention`][].
+
+    `attention.init_cache(...)` makes an empty one. Each call takes a cache and returns
+    the next. Shapes and dtypes never change, so it is a carry of `jax.lax.scan`. A loop
+    in a compiled function writes each token in place. A single call does so if the cache
+    is donated.
+
+    **Fields:**
+
+    - `key`: shape `(max_length, kv_heads, qk_size)`. The keys, one row for each slot, after
+        `process_heads`.
+    - `value`: shape `(max_length, kv_heads, vo_size)`. The values.
+    - `position`: int32, shape `(max_length,)`. The position in the sequence of the token in
+        each slot, from 0; -1 if the slot is empty. The token at position `p` is in slot
+        `p % max_length`.
+    - `length`: int32, shape `()`. The number of tokens seen, which is the position of the
+        next one: the `offset` of a positional encoding.
+    - `overflow`: static. `"error"`, or `"ring"`, see `init_cache`.
+
+    None of the arrays is trainable. A batch of sequences has a cache with a leading axis on
+    all arrays, made by `jax.vmap(lambda _: attention.init_cache(n))(jnp.arange(batch))`
+    and passed to the layer under `jax.vmap`; each has a length of its own. The layers of
+    an [`equinox_like.nn.Stacked`][] have one with a leading axis of the depth, made by
+    `jax.vmap(lambda _: stacked.layers.attention.init_cache(n))(jnp.arange(depth))` and
+    passed as `xs`. Its scan copies the caches for each token. To decode long sequences,
+    take the layers of `stacked.unstack()`, with a cache each.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        attention = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+
+        def step(cache, token):
+            token = token[None]
+            out, cache = attention(token, token, token, is_causal=True, cache=cache)
+            return cache, out[0]
+
+        tokens = jax.random.normal(jax.random.key(1), (5, 8))
+        _, outs = jax.lax.scan(step, attention.init_cache(max_length=5), tokens)
+        at_once = attention(tokens, tokens, tokens, is_causal=True)
+        assert jnp.allclose(outs, at_once, atol=1e-5)
+        ```
+    """
+
+    key: Array = field(trainable=False)
+    value: Array = field(trainable=False)
+    position: Array = field(trainable=False)
+    length: Array = field(trainable=False)
+    overflow: Literal["error", "ring"] = field(static=True, default="error")
+
+    _keeps_dtype: ClassVar[bool] = True  # in another `precision`
+
+    def truncate(self, n: ArrayLike) -> "KVCache":
+        """The cache as it was after the first `n` tokens, without the later ones.
+
+        Prompts of different lengths are padded at the end to one length, passed to the
+        layer at once, and the padding is truncated. Setting `length` alone is not
+        enough: queries would still attend to the slots of the padding.
+
+        **Arguments:**
+
+        - `n`: the number of tokens to keep, of all seen so far: an integer from 0 to
+            `length`. It may be traced. If the arrays have leading axes, of a batch or of
+            the layers of an [`equinox_like.nn.Stacked`][], `n` is broadcast to them.
+
+        **Returns:**
+
+        A cache of the same shapes.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `n` cannot be broadcast; `TypeError` if it is not
+        an integer. If `n` is out of range, or if a ring has overwritten tokens that the
+        next query would attend to, the error is that of [`equinox_like.error_if`][],
+        also within a compiled function.
+
+        !!! example
+
+            ```python
+            import equinox_like as eqx
+            import jax
+            import jax.numpy as jnp
+
+            attention = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+            x = jnp.ones((5, 8))  # the last two rows are padding
+            _, cache = attention(x, x, x, is_causal=True, cache=attention.init_cache(8))
+            cache = cache.truncate(3)
+            assert cache.length == 3
+            assert cache.position.tolist() == [0, 1, 2, -1, -1, -1, -1, -1]
+            ```
+        """
+        n = _broadcast_count(n, self.length.shape)
+        slots = self.position.shape[-1]
+        length = error_if(
+            self.length,
+            (n < 0) | (n > self.length),
+            "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache: it "
+            "can only remove tokens.",
+        )
+        n = jnp.minimum(n, length)
+        # The next query attends to the last `slots` tokens, including its own.
+        needed = jnp.maximum(n + 1 - slots, 0)
+        is_needed = (needed[..., None] <= self.position) & (
+            self.position < n[..., None]
+        )
+        n = error_if(
+            n,
+            is_needed.sum(-1) < n - needed,
+            "A KVCache with `overflow='ring'` cannot be truncated to tokens that it "
+            "has overwritten. Make a longer one with `init_cache`, or pass less "
+            "padding at once.",
+        )
+        return cut(self, n)
+
+
+def empty_cache(
+    max_length: int, key: Array, value: Array, overflow: Literal["error", "ring"]
+) -> KVCache:
+    """An empty cache. `key` and `value`, `(1, heads, size)`, fill its empty slots."""
+    if overflow not in ("error", "ring"):
+        raise ValueError(f"`overflow` must be 'error' or 'ring'; got {overflow!r}.")
+    max_length = as_size(KVCache, "max_length", max_length, 1)
+    # Under `jit`, for a batch that is split over explicit axes, JAX 0.10 to 0.12 does not
+    # split a scalar constant like other arrays.
+    length = jnp.squeeze(jnp.zeros((1,), jnp.int32))
+    return KVCache(
+        key=jnp.broadcast_to(key, (max_length, *key.shape[1:])),
+        value=jnp.broadcast_to(value, (max_length, *value.shape[1:])),
+        position=jnp.full((max_length,), -1, jnp.int32),
+        length=length,
+        overflow=overflow,
+    )
+
+
+class Seen(NamedTuple):
+    """The keys and values that the queries of a call attend to.
+
+    They are the slots of the cache; or the slots, followed by the new tokens.
+    """
+
+    key: Array
+    value: Array
+    position: Array
+    # The index of the first new token in these arrays.
+    start: Array | int
+    next_cache: KVCache
+
+    def in_this_order(self, mask: Array | None, new: int) -> Array | None:
+        """Reorders a mask or bias for slots and `new` tokens to the order of `key`."""
+        extra = 0 if mask is None else mask.shape[-1] - len(self.key)
+        if mask is None or extra <= 0:
+            return mask
+        slots, tokens = jnp.split(mask, [mask.shape[-1] - new], -1)
+        return lax.dynamic_update_slice_in_dim(slots, tokens, self.start, -1)
+
+    def slots_first(self, weights: Any, new: int) -> Array:
+        """Reorders weights from the order of `key` to all slots, then `new` tokens."""
+        if len(self.key) > len(self.next_cache.key):
+            return weights
+        tokens = lax.dynamic_slice_in_dim(weights, self.start, new, -1)
+        slots = lax.dynamic_update_slice_in_dim(
+            weights, jnp.zeros_like(tokens), self.start, -1
+        )
+        return jnp.concatenate([slots, tokens], -1)
+
+
+def extended(cache: KVCache, key: Array, value: Array) -> Seen:
+    """The cached tokens with the new ones, in the dtypes of `key` and `value`."""
+    _check_new(cache, key, value)
+    dtypes = key.dtype, value.dtype
+    key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
+    new, slots = key.shape[0], cache.key.shape[0]
+    position = new_positions(cache, new)
+    old = jax_array(cache.key), jax_array(cache.value), jax_array(cache.position)
+    added = key, value, position
+    if cache.overflow == "error" or new == 1:
+        start = cache.length if cache.overflow == "error" else cache.length % slots
+        updated = [
+            lax.dynamic_update_slice_in_dim(a, b, start, 0)
+            for a, b in zip(old, added, strict=True)
+        ]
+        seen = updated
+    else:
+        # If there are more tokens than slots, only the last ones are kept.
+        kept = slice(max(new - slots, 0), None)
+        start, indices = slots, position[kept] % slots
+        updated = [
+            _written(a, indices, b[kept]) for a, b in zip(old, added, strict=True)
+        ]
+        seen = [jnp.concatenate(pair) for pair in zip(old, added, strict=True)]
+    key, value, position = updated
+    length = jax_array(cache.length) + new
+    next_cache = KVCache(key, value, position, length, cache.overflow)
+    keys, values, positions = seen
+    return Seen(
+        keys.astype(dtypes[0]), values.astype(dtypes[1]), positions, start, next_cache
+    )
+
+
+def _written(slots: Array, indices: Array, tokens: Array) -> Array:
+    def write(slots, indices, tokens):
+        return slots.at[indices].set(tokens)
+
+    # JAX cannot derive the sharding if the tokens are a split batch and the slots not.
+    is_split = explicit_mesh(slots, tokens) is not None
+    spec = PartitionSpec(*parts(slots)) if is_split else None
+    return placed(write, spec, slots, indices, tokens)
+
+
+def cut(cache: KVCache, n: Array) -> KVCache:
+    """`cache.truncate(n)` without its checks."""
+    position = jnp.where(cache.position < n[..., None], cache.position, -1)
+    return KVCache(cache.key, cache.value, position, n, cache.overflow)
+
+
+def new_positions(cache: KVCache, number: int) -> Array:
+    """The positions of the next `number` tokens in the sequence."""
+    return cache.length + jnp.arange(number, dtype=jnp.int32)
+
+
+def check_cache(layer: str, cache: Any) -> None:
+    """Raises `TypeError` unless `cache` is a `KVCache`, or `None`."""
+    if cache is not None and not isinstance(cache, KVCache):
+        raise TypeError(
+            f"{layer} takes a KVCache as `cache`; got {describe_node(cache)}. Make one "
+            "with the `init_cache` of this layer, or pass the one that the last call "
+            "returned."
+        )
+
+
+def _check_new(cache: KVCache, key: Array, value: Array) -> None:
+    for name, new, old in ("key", key, cache.key), ("value", value, cache.value):
+        if new.shape[1:] != old.shape[1:]:
+            raise ShapeError(
+                f"The KVCache holds a `{name}` of shape {old.shape[1:]} for each "
+                "token, in (heads, size); the layer made one of shape "
+                f"{new.shape[1:]}. Make the cache with the `init_cache` of this layer."
+            )
+    slots, number = cache.key.shape[0], key.shape[0]
+    if cache.overflow == "ring":
+        return
+    if number > slots:
+        raise ShapeError(
+            f"The KVCache has slots for {slots} tokens, but was given {number} at "
+            "once. Make a longer one with `init_cache`, or one with `overflow='ring'`."
+        )
+    if isinstance(cache.length, Tracer):
+        return
+    # An explicit transfer; and within a trace, JAX would trace the sum.
+    held = int(jax.device_get(cache.length))
+    if held + number > slots:
+        raise RuntimeError(
+            f"The KVCache has slots for {slots} tokens, holds {held} and was given "
+            f"{number} more. Make a longer one with `init_cache`, or one with "
+            "`overflow='ring'`."
+        )
+
+
+def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:
+    """`cache` and `out`, with an error at run time if there were too many tokens.
+
+    Both the output and the length depend on the check, so that JAX keeps it in a
+    program that uses only one of them.
+    """
+    slots = cache.key.shape[0]
+    length, out = error_if(
+        (cache.length, out),
+        cache.overflow == "error" and cache.length > slots,
+        f"The KVCache has slots for {slots} tokens, but was given more. Make a longer "
+        "one with `init_cache`, or one with `overflow='ring'`.",
+    )
+    cache = KVCache(cache.key, cache.value, cache.position, length, cache.overflow)
+    return cache, out
+
+
+def _broadcast_count(n: ArrayLike, shape: tuple[int, ...]) -> Array:
+    n = jnp.asarray(n)
+    if not jnp.issubdtype(n.dtype, jnp.integer):
+        raise TypeError(f"`KVCache.truncate` takes an integer as `n`; got {n.dtype}.")
+    try:
+        return jnp.broadcast_to(n, shape).astype(jnp.int32)
+    except ValueError:
+        raise ShapeError(
+            f"`KVCache.truncate` takes an `n` that can be broadcast to shape {shape}, that "
+            f"of `length`; got shape {n.shape}."
+        ) from None

@@ -1,0 +1,1 @@
+"""What all layers stand on: checks, initial values, precision, sharding, the state."""

@@ -1,0 +1,185 @@
+"""Initial values of parameters. All layers draw them here, so that a PRNG key always
+gives the same model, and an initialiser gets shapes in JAX's own layout."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from ..._tree import is_inexact_array
+from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from .draw import draw
+from .shape import check_dtype
+
+# An initialiser as in `jax.nn.initializers`, the name of one there, or the values.
+Init = Callable[..., Any] | str | ArrayLike
+# Calls an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
+# A new layout of other than two axes has their number as `ndim`: see `leading_axes`.
+Layout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
+# The field names of layers' weights.
+WEIGHTS = ("weight", "weight_ih", "weight_hh")
+
+
+def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
+    """`dtype`, or JAX's current default for `None`: float64 under `jax_enable_x64`."""
+    return jnp.result_type(float) if dtype is None else dtype
+
+
+def dtype_of(tree: Any) -> DTypeLike:
+    """The dtype to which the parameters of `tree` promote."""
+    arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array(x)]
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*arrays) if arrays else default_dtype(None)
+
+
+def parameter_dtype(layer: Any, dtype: DTypeLike | None) -> DTypeLike:
+    """`default_dtype`, after validating that the dtype is floating or complex."""
+    if dtype is not None:
+        check_dtype(layer, "dtype", dtype)
+    return default_dtype(dtype)
+
+
+def uniform(
+    key: PRNGKeyArray, shape: Sequence[int], limit: float, dtype: DTypeLike
+) -> Inexact[Array, "..."]:
+    r"""Uniform in $[-\mathrm{limit}, \mathrm{limit})$; also both parts if complex."""
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return draw(jax.random.uniform, key, shape, dtype, -limit, limit)
+    real_key, imag_key = jax.random.split(key, 2)
+    component = jnp.finfo(dtype).dtype
+    return jax.lax.complex(
+        uniform(real_key, shape, limit, component),
+        uniform(imag_key, shape, limit, component),
+    )
+
+
+def first_values(
+    layer: Any,
+    name: str,
+    init: Init | None,
+    key: PRNGKeyArray,
+    shape: Sequence[int],
+    limit: float,
+    dtype: DTypeLike | None,
+) -> Array:
+    """The initial value of the parameter `name`: by `init`, or uniform for `None`."""
+    dtype = parameter_dtype(layer, dtype)
+    if init is None:
+        return uniform(key, shape, limit, dtype)
+    layout = layout_of(layer, name)
+    at = f"{type(layer).__name__}.{name}"
+    return initialised(init, key, tuple(shape), dtype, layout, at)
+
+
+def initialised(
+    init: Init,
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    layout: Layout,
+    at: str,
+) -> Array:
+    """The value by `init` for a parameter of this stored shape; errors name it `at`."""
+    try:
+        if isinstance(init, str):
+            init = _factory(init, at)()
+        if callable(init):
+            values = layout(_returning_values(init), key, shape, dtype)
+        else:
+            values = init
+        values = jnp.asarray(values)
+    except Exception as error:
+        error.add_note(f"This is from the initialiser for `{at}`.")
+        raise
+    if not callable(init) and values.ndim == 0:
+        values = jnp.broadcast_to(values, shape)
+    if values.shape != shape:
+        raise ValueError(
+            f"The initialiser for `{at}` returned an array of shape {values.shape}, "
+            f"but the parameter has shape {shape}."
+        )
+    return values.astype(dtype)
+
+
+def _returning_values(init: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        values = init(*args)
+        if callable(values):
+            name = getattr(init, "__name__", "init")
+            raise TypeError(
+                f"An initialiser returns an array; {name} returned a function, since it "
+                f"makes initialisers. Call it first: `{name}()`."
+            )
+        return values
+
+    return call
+
+
+def layout_of(layer: Any, name: str) -> Layout:
+    """The layout of a parameter: from the layer's `_layouts`, by default as stored."""
+    return getattr(layer, "_layouts", {}).get(name, as_stored)
+
+
+def leading_axes(layer: Any, name: str, ndim: int, default: int) -> int:
+    """How many of the `ndim` axes of a parameter come before those of one layer: it is
+    stacked or an ensemble. `default` if the class has no layout for the parameter."""
+    layout = layout_of(layer, name)
+    if layout is as_stored:
+        return default
+    if layout is channels_first:
+        return ndim - (layer.num_spatial_dims + 2)
+    # An `Einsum` has as many axes as its equation says.
+    return ndim - getattr(layout, "ndim", 2)
+
+
+def as_stored(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    return init(key, shape, dtype)
+
+
+def output_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The layout `(out, in)`: JAX's initialisers get `(in, out)`."""
+    return jnp.asarray(init(key, shape[::-1], dtype)).T
+
+
+def channels_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The layout `(out, in, *kernel)`: JAX's initialisers get `(*kernel, in, out)`."""
+    out_channels, in_channels, *kernel = shape
+    values = jnp.asarray(init(key, (*kernel, in_channels, out_channels), dtype))
+    return jnp.moveaxis(values, (-1, -2), (0, 1))
+
+
+def gates(number: int) -> Layout:
+    """The layout of gates, stacked along `out` of `(out, in)`: each is drawn alone."""
+
+    def layout(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        each = shape[0] // number, shape[1]
+        keys = jax.random.split(key, number)
+        return jnp.concatenate([output_first(init, k, each, dtype) for k in keys])
+
+    return layout
+
+
+def _factory(name: str, at: str) -> Callable[[], Any]:
+    # In `jax.nn.initializers` these two are initialisers, not factories of one.
+    if name in ("zeros", "ones"):
+        return lambda: getattr(jax.nn.initializers, name)
+    factory = getattr(jax.nn.initializers, name, None)
+    if name.startswith("_") or not callable(factory):
+        raise ValueError(
+            f"`jax.nn.initializers` has no initialiser {name!r}, which was requested "
+            f"for `{at}`."
+        )
+    if name in ("orthogonal", "delta_orthogonal"):
+        return lambda: _at_least_single(factory())
+    return factory
+
+
+def _at_least_single(init: Any) -> Callable[..., Any]:
+    """`init`, whose QR decomposition takes no half precision."""
+
+    def call(key: Any, shape: Any, dtype: Any) -> Any:
+        return init(key, shape, jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)
+
+    return call

@@ -1,0 +1,184 @@
+"""The context behind `precision`, the dtype in which layers compute; casts of trees.
+
+The decorator `computes` on the call of a layer applies the context to it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ..._core.context import Context
+from ..._tree import is_array
+from ..._typing import DTypeLike
+from .shape import check_dtype, jax_array
+
+_T = TypeVar("_T")
+_Tree = TypeVar("_Tree")
+
+compute_dtype: Final[Context[Any]] = Context(None, name="precision")
+
+
+def computes(name: str) -> Callable[[_T], _T]:
+    """Decorates the call of a layer: a scope of this name, in the context's dtype."""
+
+    def decorate(call):
+        scoped = jax.named_scope(name)(call)
+
+        @functools.wraps(call)
+        def call_in_precision(self, /, *args, **kwargs):
+            dtype = compute_dtype.value
+            if dtype is not None:
+                self, args, kwargs = cast((self, args, kwargs), dtype)
+            return scoped(self, *args, **kwargs)
+
+        return call_in_precision
+
+    return decorate  # pyright: ignore[reportReturnType]
+
+
+def cast_to_precision(tree: _Tree) -> _Tree:
+    """Casts to the dtype of [`equinox_like.nn.precision`][]: for layers of your own.
+
+    **Arguments:**
+
+    - `tree`: any pytree.
+
+    **Returns:**
+
+    `tree` with its real floating arrays in the dtype of the innermost
+    [`equinox_like.nn.precision`][], except those in a [`equinox_like.nn.State`][],
+    [`equinox_like.nn.StateIndex`][] or [`equinox_like.nn.KVCache`][]. Without a
+    context, `tree` itself.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Scale(eqx.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                weight, x = eqx.nn.cast_to_precision((self.weight, x))
+                return weight * x
+
+        with eqx.nn.precision("bfloat16"):
+            assert Scale(jnp.ones(3))(jnp.ones(3)).dtype == jnp.bfloat16
+        ```
+    """
+    return cast(tree, compute_dtype.value)
+
+
+def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
+    """`tree` with its real floating arrays in `dtype`."""
+    if dtype is None:
+        return tree
+
+    def each(node: Any) -> Any:
+        return node.astype(dtype) if is_real(node) and node.dtype != dtype else node
+
+    return jax.tree.map(
+        each,
+        tree,
+        is_leaf=lambda x: (
+            isinstance(x, keep) or getattr(type(x), "_keeps_dtype", False)
+        ),
+    )
+
+
+def is_real(node: Any) -> bool:
+    return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
+
+
+def is_half(*nodes: Any) -> bool:
+    """Whether these are arrays that promote to a real dtype of less than 32 bits."""
+    if not all(map(is_array, nodes)):
+        return False
+    dtype = jnp.result_type(*nodes)
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def accumulation_dtype(*arrays: Array) -> np.dtype:
+    """The dtype to which the arrays promote, of at least single precision."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*(x.dtype for x in arrays), jnp.float32)
+
+
+def in_float32(f: Callable[..., Array], *arrays: Any) -> Array:
+    """Computes `f(*arrays)` in float32 if the arrays are in half precision: for layers of
+    your own.
+
+    The gradient of a parameter that is broadcast, such as a bias or a scale, is a sum over
+    all positions and examples. JAX sums in the dtype in which the parameter is
+    broadcast, and in bfloat16 a sum of ones stops at 256. Here it is summed in float32.
+
+    **Arguments:**
+
+    - `f`: a function of arrays, such as `jnp.add`, that returns an array.
+    - `*arrays`: its arguments, arrays or numbers.
+
+    **Returns:**
+
+    What `f` returns. If the arrays promote to a real dtype of less than 32 bits, `f` gets
+    them in float32, and its result is cast to that dtype.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Scale(eqx.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                return eqx.nn.in_float32(jnp.multiply, self.weight, x)
+
+        scale, x = Scale(jnp.ones(3, jnp.bfloat16)), jnp.ones((1000, 3), jnp.bfloat16)
+        grads = eqx.filter_grad(lambda scale: jax.vmap(scale)(x).sum())(scale)
+        assert grads.weight.tolist() == [1000, 1000, 1000]
+        ```
+    """
+    arrays = tuple(jax_array(x) for x in arrays)
+    if not is_half(*arrays):
+        return f(*arrays)
+    dtype = jnp.result_type(*arrays)
+    return f(*cast(arrays, jnp.float32)).astype(dtype)
+
+
+def summed_in_float32(
+    gather: Callable[[Array, Any], Array],
+) -> Callable[[Array, Any], Array]:
+    """`gather(table, index)`, whose gradient is summed in float32 at least.
+
+    A row that is used often gets many gradients. In bfloat16, a sum of ones stops at 256.
+    """
+    rule = jax.custom_jvp(gather)
+
+    @rule.defjvp
+    def _(primals, tangents):
+        table, index = primals
+        tangent = gather(tangents[0].astype(jnp.float32), index)
+        return rule(table, index), tangent.astype(table.dtype)
+
+    @functools.wraps(gather)
+    def call(table, index):
+        return (rule if is_half(table) else gather)(table, index)
+
+    return call
+
+
+def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
+    """`dtype` as a NumPy dtype, after validating that it is real floating or `None`."""
+    if dtype is None:
+        return None
+    check_dtype(taker, name, dtype, jnp.floating)
+    return np.dtype(dtype)

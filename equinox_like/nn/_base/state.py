@@ -1,0 +1,450 @@
+"""`State`: values that layers carry between calls, kept outside of the model.
+
+A layer holds a `StateIndex`: a marker, and the initial value of the state. The `State`
+maps markers to values. Setting a value returns a new state and invalidates the old one,
+so that using an old state raises an error.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import wadler_lindig as wl
+from jaxtyping import Array
+
+from ..._io.names import BEFORE_STATE
+from ..._module import Module, field
+from ..._module.construct import filled
+from ..._tree import is_array_like, tree_pformat
+from ..._tree.arrays import is_weak
+from ..._tree.cached import Attribute, Cached, forget
+from ..._tree.nodes import describe_node, path_str
+from ..._tree.partitioning import map_nodes
+from ..._tree.registry import register_cached
+from .callables import check_function, refuse_layer_class, refuse_model
+from .shape import described
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Tree = TypeVar("_Tree")
+
+
+class Marker:
+    """The marker of an index without a name. Compared by identity."""
+
+    def __repr__(self) -> str:
+        # JAX shows it if trees from before and after `make_with_state` meet.
+        return f"<unnamed: {BEFORE_STATE}>"
+
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        return wl.TextDoc("<unnamed>")
+
+
+class RowMarker(NamedTuple):
+    """The marker of layers that were taken out of a `Stacked`.
+
+    The State of the whole has one value for all layers, and so none for this marker.
+    """
+
+    whole: Any
+    rows: int | range
+    depth: int
+
+
+class _Deleted(Module):
+    """A placeholder for an initial value that was deleted."""
+
+    def __repr__(self) -> str:
+        return "<deleted>"
+
+
+class StateIndex(Module, Generic[_T]):
+    """Stands for one value in a [`equinox_like.nn.State`][], and holds its initial value.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        class Counter(eqx.Module):
+            index: eqx.nn.StateIndex
+
+            def __init__(self):
+                self.index = eqx.nn.StateIndex(jnp.array(0))
+
+            def __call__(self, x, state):
+                number = state.get(self.index)
+                return x * number, state.set(self.index, number + 1)
+
+        counter, state = eqx.nn.make_with_state(Counter)()
+        _, state = counter(1.0, state)
+        assert state.get(counter.index) == 1
+        ```
+    """
+
+    marker: Any = field(static=True)
+    init: _T = field(trainable=False)
+
+    # In another `precision`: a state starts in the dtype in which it is stored.
+    _keeps_dtype: ClassVar[bool] = True
+
+    def __init__(self, init: _T):
+        """**Arguments:**
+
+        - `init`: the value that the state starts with: an array, or a pytree of arrays
+            and numbers. It is not a parameter of the model, so `filter_grad` does not
+            differentiate it, and an optimiser keeps no state for it.
+
+        **Raises:**
+
+        `ValueError` if it is a function.
+        """
+        if callable(init) and jtu.all_leaves([init]):
+            raise ValueError(
+                "StateIndex takes the initial value itself as `init`, not a function that "
+                f"makes it; got {init!r}."
+            )
+        self.marker = Marker()
+        self.init = init
+
+
+class State(Cached):
+    """The values that stateful layers of a model carry from call to call.
+
+    It is a pytree, so it passes through `jax.jit`, `jax.vmap`, `jax.lax.scan` and the
+    like. Layers read it by `get` and return a new one, made by `set`; the old one
+    cannot be used after that.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
+        apply = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        y, state = apply(jnp.ones((8, 3)), state)
+        assert state.get(norm.batch_counter) == 1
+        ```
+    """
+
+    _keeps_dtype: ClassVar[bool] = True
+    _values: Any = Attribute(None, "_values")
+    _markers: Any = Attribute(None, "_markers")
+
+    def __init__(self, model: Any):
+        """**Arguments:**
+
+        - `model`: any pytree. The state has a value for each
+            [`equinox_like.nn.StateIndex`][] in it: its `init`.
+
+        **Raises:**
+
+        `ValueError` if the initial values were deleted from `model`. `TypeError` for a
+        class or an iterator in place of a model, and for initial values that are not
+        arrays or numbers.
+        """
+        refuse_layer_class("State", "model", model)
+        if isinstance(model, Iterator):
+            raise TypeError(
+                f"State takes a model as `model`; got {describe_node(model)}. Write "
+                "`State(list(...))`."
+            )
+        values = {}
+        for path, index in _indices(model):
+            if isinstance(index.init, _Deleted):
+                raise ValueError(
+                    f"The initial state was deleted from `{path_str(path, 'model')}`, "
+                    "as `make_with_state` does after it has made a state. Use that "
+                    "state, or build the model again."
+                )
+            _check_init(index.init, path_str((*path, jtu.GetAttrKey("init")), "model"))
+            values[index.marker] = jax.tree.map(jnp.asarray, index.init)
+        self._set_all(values)
+
+    def get(self, item: StateIndex[_T]) -> _T:
+        """The value at an index.
+
+        **Raises:**
+
+        `KeyError` if there is none; `ValueError` if this state was invalidated by `set`, or
+        `item` is not a [`equinox_like.nn.StateIndex`][].
+        """
+        return self._alive()[self._marker(item)]
+
+    def set(self, item: StateIndex[_T], value: _T) -> "State":
+        """Returns a new state with another value at an index, and invalidates this one.
+
+        **Raises:**
+
+        As `get`; and `ValueError` if the value has another structure, or some leaf
+        another shape or dtype than before. This state then stays valid.
+        """
+        values = self._alive()
+        marker = self._marker(item)
+        value = _like(value, values[marker], _name(marker, self._markers))
+        return self._replaced(values | {marker: value})
+
+    def substate(self, pytree: Any) -> "State":
+        """A state with the values of just those indices that are in `pytree`.
+
+        With `update` this is how a part of a model is mapped together with its own state:
+        take its substate, pass both to `filter_vmap`, and update the state by the result.
+        """
+        values = self._alive()
+        markers = [self._marker(index) for _, index in _indices(pytree)]
+        return _state({marker: values[marker] for marker in markers})
+
+    def update(self, substate: "State") -> "State":
+        """Returns a new state with the values of a substate, and invalidates this one.
+
+        **Raises:**
+
+        `ValueError` if `substate` is not a `State`, or has an index that this one
+        lacks.
+        """
+        values = self._alive()
+        if type(substate) is not State:
+            raise ValueError(
+                f"`State.update` takes a State; got {describe_node(substate)}."
+            )
+        new = substate._alive()
+        unknown = [m for m in new if m not in values]
+        if unknown:
+            names = ", ".join(f"`{_name(m, tuple(new))}`" for m in unknown)
+            raise ValueError(
+                f"`State.update` takes a part of this state, as `substate` returns it; "
+                f"this one has no {names}."
+            )
+        return self._replaced(values | new)
+
+    def __repr__(self) -> str:
+        if self._values is None:
+            return "State(<old>)"
+        return f"State({tree_pformat(_by_name(self._values))})"
+
+    def _alive(self) -> dict[Any, Any]:
+        if self._values is None:
+            raise ValueError(
+                "This State is out of date: `set` or `update` was called on it, and "
+                "returned a new one. Pass on the new one, as in `out, state = layer(x, "
+                "state)`. To continue from the same state twice, clone it first: "
+                "`leaves, treedef = jax.tree.flatten(state)`, and then "
+                "`jax.tree.unflatten(treedef, leaves)`."
+            )
+        return self._values
+
+    def _marker(self, index: Any) -> Any:
+        if type(index) is not StateIndex:
+            raise ValueError(
+                f"A State is indexed by a StateIndex; got {describe_node(index)}."
+            )
+        if index.marker not in self._alive():
+            if isinstance(index.marker, RowMarker):
+                raise KeyError(
+                    f"`{index.marker.whole}` belongs to layers taken out of a Stacked, "
+                    "whose State has one value for all of its layers. Call the whole "
+                    "Stacked with it: `out, state = stacked(x, state)`. Or take the "
+                    "layers within `make_with_state`, which makes a State for them."
+                )
+            known = ", ".join(map(str, _by_name(self._alive()))) or "nothing"
+            is_named = isinstance(index.marker, str)
+            raise KeyError(
+                f"This State has no value for {index.marker if is_named else '<unnamed>'};"
+                f" it has {known}. Was it made together with this model?"
+                + ("" if is_named else f" If not, {BEFORE_STATE}.")
+            )
+        return index.marker
+
+    def _replaced(self, values: dict[Any, Any]) -> "State":
+        self._values = None
+        forget(self)
+        return _state(values)
+
+    def _set_all(self, values: dict[Any, Any]) -> None:
+        self._values = values
+        self._markers = tuple(values)
+
+
+def check_state(layer: Any, state: Any) -> None:
+    """Raises `TypeError` unless a layer was called with a `State`."""
+    if not isinstance(state, State):
+        raise TypeError(
+            f"{type(layer).__name__} takes a `State` as `state`; got "
+            f"{describe_node(state)}. Build the model by `make_with_state`, which "
+            "returns `(model, state)`, and pass that state to the call."
+        )
+
+
+def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, State]]:
+    """Makes a model together with its state.
+
+    **Arguments:**
+
+    - `make_model`: a class, or a function that returns a model.
+
+    **Returns:**
+
+    A function of the same arguments that returns `(model, state)`. The indices of the
+    model are named by their paths, so that the states of two models of the same kind
+    have the same structure. The initial values are deleted from the model.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3)
+        assert norm.batch_counter.marker == "BatchNorm.batch_counter"
+        assert state.get(norm.batch_counter) == 0
+        ```
+    """
+
+    check_function("`make_with_state`", "make_model", make_model)
+    refuse_model(make_model)
+
+    @functools.wraps(make_model)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:
+        model = make_model(*args, **kwargs)
+        root = type(model).__name__
+        model = jtu.tree_map_with_path(
+            lambda path, node: (
+                with_marker(node, root + jtu.keystr(path)) if is_index(node) else node
+            ),
+            model,
+            is_leaf=is_index,
+        )
+        state = State(model)
+        return delete_init_state(model), state
+
+    return make
+
+
+def delete_init_state(model: _Tree) -> _Tree:
+    """The model without the initial values of its state, once a State has been made
+    from them.
+
+    **Arguments:**
+
+    - `model`: any pytree.
+
+    **Returns:**
+
+    The same tree, in which no [`equinox_like.nn.StateIndex`][] has leaves.
+
+    The result shares arrays with `model`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        norm = eqx.nn.BatchNorm(3)
+        state = eqx.nn.State(norm)
+        norm = eqx.nn.delete_init_state(norm)
+        assert len(jax.tree.leaves(norm.batch_state_index)) == 0
+        ```
+    """
+
+    return map_nodes(
+        lambda index: filled(StateIndex, vars(index) | {"init": _Deleted()}),
+        model,
+        is_index,
+    )
+
+
+def is_index(node: Any) -> bool:
+    return type(node) is StateIndex
+
+
+def _indices(tree: Any) -> list[tuple[Any, StateIndex[Any]]]:
+    found, _ = jtu.tree_flatten_with_path(tree, is_index)
+    return [(path, node) for path, node in found if is_index(node)]
+
+
+def with_marker(index: StateIndex[Any], marker: Any) -> StateIndex[Any]:
+    """The index, with another marker."""
+    return filled(StateIndex, vars(index) | {"marker": marker})
+
+
+def _state(values: dict[Any, Any]) -> State:
+    state = object.__new__(State)
+    state._set_all(values)
+    return state
+
+
+def _check_init(init: Any, name: str) -> None:
+    for path, leaf in jtu.tree_leaves_with_path(init):
+        if not is_array_like(leaf):
+            raise TypeError(
+                f"A State has arrays and numbers as values; `{path_str(path, name)}` is "
+                f"{describe_node(leaf)}."
+            )
+
+
+def _like(value: Any, old: Any, name: str) -> Any:
+    """`value` as arrays; raises unless structure, shapes and dtypes equal `old`'s."""
+    value = jax.tree.map(jnp.asarray, value)
+    new_structure, old_structure = jax.tree.structure(value), jax.tree.structure(old)
+    if new_structure != old_structure:
+        raise ValueError(
+            f"The value of `{name}` cannot change its structure from {old_structure} to "
+            f"{new_structure}."
+        )
+    leaves = zip(jtu.tree_leaves_with_path(value), jax.tree.leaves(old), strict=True)
+    for (path, new_leaf), old_leaf in leaves:
+        if new_leaf.shape != old_leaf.shape or new_leaf.dtype != old_leaf.dtype:
+            raise ValueError(
+                f"The value of `{path_str(path, name)}` cannot change from "
+                f"{described(old_leaf)} to {described(new_leaf)}."
+            )
+    return jax.tree.map(_as_strong, value, old)
+
+
+def _as_strong(new: Array, old: Array) -> Array:
+    """`new`, without a weak type if `old` has none, to avoid retraces of its users."""
+    return jnp.asarray(new, new.dtype) if is_weak(new) and not is_weak(old) else new
+
+
+def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {_name(marker, tuple(values)): value for marker, value in values.items()}
+
+
+def _name(marker: Any, markers: tuple[Any, ...]) -> str:
+    if isinstance(marker, str):
+        return marker
+    unnamed = [m for m in markers if not isinstance(m, str)]
+    return f"StateIndex #{unnamed.index(marker)}"
+
+
+def _key(marker: Any, markers: tuple[Any, ...]) -> str:
+    """How files name a value: by its path in the model, whose class may be renamed."""
+    return re.sub(r"^\w+(\.|(?=\[))", "", _name(marker, markers))
+
+
+def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = state._alive()
+    return tuple(values.values()), tuple(values)
+
+
+def _flatten_with_keys(state: State):
+    values, markers = _flatten(state)
+    keys = [jtu.DictKey(_key(marker, markers)) for marker in markers]
+    return tuple(zip(keys, values, strict=True)), markers
+
+
+def _unflatten(markers: tuple[Any, ...], values: Iterable[Any]) -> State:
+    return _state(dict(zip(markers, values, strict=True)))
+
+
+jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
+# A State is not frozen: once it is old, flattening must raise, not use cached values.
+register_cached(State, _flatten, _unflatten, lambda _: ("_values", "_markers"), False)

@@ -1,0 +1,185 @@
+"""`StatefulLayer`, the base class of layers that take and return a state.
+
+`is_stateful`, `takes_key` and `key_for` tell containers how to call a layer.
+"""
+
+import abc
+import enum
+import types
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ..._annotations import signature_of
+from ..._compat.batching import is_vmapped
+from ..._core.base import Transformed
+from ..._module import Frozen, Module
+from ..._transforms.vmap import Vmapped
+from ..._tree import is_array
+from ..._tree.arrays import is_typed_key
+from ..._tree.nodes import describe_node
+
+
+class StatefulLayer(Module):
+    """Abstract base class of the layers that read or write a state.
+
+    A subclass is called as `layer(x, state, *, key=None)` and returns `(out, new_state)`.
+    Its second argument must be named `state`, because containers pass it by name.
+    [`equinox_like.nn.Sequential`][] passes the state through its members that are
+    instances of this class.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        class CountCalls(eqx.nn.StatefulLayer):
+            def __call__(self, x, state, *, key=None):
+                return x, state + 1
+
+        model = eqx.nn.Sequential([CountCalls(), CountCalls()])
+        out, state = model(jnp.ones(3), jnp.asarray(0))
+        assert state == 2
+        ```
+    """
+
+    # For type checkers a subclass may have any parameters, so it needs no `key`.
+    @abc.abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """**Returns:** the output for one example, and the new state."""
+
+    def is_stateful(self) -> bool:
+        """Whether this instance takes a state: `True` unless a subclass says otherwise."""
+        return True
+
+
+class _Absent:
+    """The default of a `state` argument. `None` would count as a state."""
+
+    def __repr__(self) -> str:
+        return "<absent>"
+
+
+ABSENT: Any = _Absent()
+
+
+def refuse_key(layer: Any, state: Any) -> None:
+    """Raises `TypeError` if a call without stateful layers was given a key as `state`.
+
+    They return a state as it is, so the key would not be used. A stateful layer of a
+    user may have a key as its state.
+    """
+    if state is not ABSENT and _is_key(state) and not is_stateful(layer):
+        raise TypeError(
+            f"{type(layer).__name__} takes a state as its second argument; got a PRNG "
+            "key. Pass the key by name: `layer(x, key=key)`."
+        )
+
+
+def _is_key(x: Any) -> bool:
+    is_raw = is_array(x) and x.dtype == np.uint32 and x.shape in ((2,), (4,))
+    return is_raw or is_typed_key(x)
+
+
+def with_state(layer: Any, y: Any, state: Any) -> tuple[Any, Any]:
+    """What a layer that only passes its state on returns."""
+    refuse_key(layer, state)
+    return y, state
+
+
+def is_stateful(layer: Any) -> bool:
+    """Whether to call a layer with a state."""
+    if isinstance(layer, Frozen):
+        return is_stateful(layer.value)
+    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+def call_stateless(what: str, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer without a state. `what` is its name in the error if it needs one."""
+    try:
+        return layer(*args, **kwargs)
+    except TypeError:
+        _refuse_plain_class(what, layer, args, kwargs)
+        raise
+
+
+def _refuse_plain_class(what: str, layer: Any, args: Any, kwargs: Any) -> None:
+    """Raises `TypeError` if a layer lacks a state that its class does not ask for."""
+    while isinstance(layer, Frozen):
+        layer = layer.value
+    if isinstance(layer, StatefulLayer):
+        return
+    try:
+        signature = signature_of(layer)
+        passed = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a function in C may have no signature
+        return
+    state = signature.parameters.get("state")
+    if state is not None and state.default is state.empty and "state" not in passed:
+        raise TypeError(
+            f"{what} is {describe_node(layer)}, which needs a `state`, but is not a "
+            "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer` in "
+            "place of `Module`, so that the state is passed to it."
+        ) from None
+
+
+def takes_key(layer: Any) -> bool:
+    """Whether to call a layer, or a plain function, with a `key`."""
+    return _use_of_key(layer) is not _Use.NEVER
+
+
+def key_for(layer: Any, key: Any) -> dict[str, Any]:
+    """The keyword arguments of a call of a layer with `key`, which may be `None`."""
+    use = _use_of_key(layer)
+    is_passed = use is _Use.ALWAYS or (use is _Use.IF_GIVEN and key is not None)
+    return {"key": key} if is_passed else {}
+
+
+class _Use(enum.Enum):
+    """When to pass a `key`. With a default of its own, `None` is not passed."""
+
+    NEVER = enum.auto()
+    IF_GIVEN = enum.auto()
+    ALWAYS = enum.auto()
+
+
+def _use_of_key(layer: Any) -> _Use:
+    if isinstance(layer, Frozen):
+        return _use_of_key(layer.value)
+    if isinstance(layer, Vmapped):
+        # Keywords need a dictionary, and by default it would map over the single key.
+        axes = layer._in_axes
+        is_named = isinstance(axes, dict) and "key" in axes
+        return _use_of_key(layer.__wrapped__) if is_named else _Use.NEVER
+    if isinstance(layer, Transformed):
+        return _use_of_key(layer.__wrapped__)
+    if is_vmapped(layer):
+        return _Use.NEVER
+    function = type(layer).__call__ if isinstance(layer, Module) else layer
+    if type(function) is not types.FunctionType or any(
+        hasattr(layer, name) for name in ("__signature__", "__wrapped__")
+    ):
+        return _use_by_signature(layer)
+    # Reading a signature takes as long as an eager call of a layer.
+    known = _known_uses.get(function)
+    if known is None:
+        known = _known_uses[function] = _use_by_signature(function)
+    return known
+
+
+_known_uses: weakref.WeakKeyDictionary[Any, _Use] = weakref.WeakKeyDictionary()
+
+
+def _use_by_signature(function: Any) -> _Use:
+    try:
+        parameters = signature_of(function).parameters.values()
+    except (TypeError, ValueError):  # a function in C may have no signature
+        return _Use.NEVER
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD:
+            return _Use.ALWAYS
+        if p.name == "key" and p.kind is not p.POSITIONAL_ONLY:
+            return _Use.ALWAYS if p.default is p.empty else _Use.IF_GIVEN
+    return _Use.NEVER

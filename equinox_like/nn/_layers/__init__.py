@@ -1,0 +1,1 @@
+"""Layers of one input: linear maps, convolutions, pooling, norms, embeddings, chains."""

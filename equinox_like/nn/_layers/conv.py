@@ -1,0 +1,281 @@
+"""`Conv`, and its forms for one, two and three spatial axes."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from ..._module import Module, field
+from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from .._base.init import Init, channels_first
+from .._base.precision import computes
+from .._base.shape import as_size
+from .convolution import (
+    PADDING_MODES,
+    Padding,
+    conv_groups,
+    conv_padding,
+    conv_parameters,
+    conv_per_axis,
+    convolved,
+    one_of,
+)
+
+
+class Conv(Module):
+    r"""A convolution with any number of spatial axes, as in neural networks.
+
+    That is a cross-correlation: the kernel is not flipped. Along one spatial axis, with
+    stride $s$ and dilation $d$, and with $x$ padded already,
+
+    $$y_{o, i} = b_o + \sum_{c, j} W_{o, c, j}\, x_{c, s i + d j}.$$
+
+    An axis of size $n$ becomes one of size
+    $\lfloor (n + p_0 + p_1 - d (k - 1) - 1) / s \rfloor + 1$ for a kernel of size $k$ and
+    padding $(p_0, p_1)$. Weight and bias start uniform on
+    $[-1/\sqrt{f}, 1/\sqrt{f})$, where
+    $f = (\mathrm{in\_channels} / \mathrm{groups}) \prod \mathrm{kernel\_size}$.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv(1, 3, 8, kernel_size=5, padding="SAME", key=jax.random.key(0))
+        assert conv(jnp.ones((3, 20))).shape == (8, 20)
+        ```
+    """
+
+    num_spatial_dims: int = field(static=True)
+    weight: Array
+    bias: Array | None
+    in_channels: int = field(static=True)
+    out_channels: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | tuple[tuple[int, int], ...] = field(static=True)
+    dilation: tuple[int, ...] = field(static=True)
+    groups: int = field(static=True)
+    use_bias: bool = field(static=True)
+    padding_mode: str = field(static=True)
+    preferred_element_type: np.dtype | None = field(static=True, default=None)
+
+    _layouts = MappingProxyType({"weight": channels_first})
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """**Arguments:**
+
+        - `num_spatial_dims`: the number of spatial axes.
+        - `in_channels`, `out_channels`: the sizes of the input's and the output's first
+            axis. Both must be multiples of `groups`.
+        - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
+        - `padding`: how much to add to the spatial axes: an int, an int for each axis,
+            a pair (before, after) for each axis; or `"VALID"` (nothing), `"SAME"` or
+            `"SAME_LOWER"` (so that the output has the size of the input divided by the
+            stride, rounded up; an odd element goes to the end or to the start).
+            Negative padding crops.
+        - `groups`: the number of groups into which the input and output channels are
+            divided. Each group has its own convolution. With several groups on a
+            mesh of several axes, split the batch over all axes: XLA computes a wrong
+            gradient of the weight otherwise.
+        - `use_bias`: whether to add a bias to each channel.
+        - `padding_mode`: what to pad with: `"ZEROS"`, `"REFLECT"` (the elements next to
+            the edge, in reverse), `"REPLICATE"` (the edge) or `"CIRCULAR"` (the other
+            end).
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `preferred_element_type`: the dtype in which the products are accumulated; by
+            default that of the input.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. The weight's
+            shape is given as `(*kernel_size, in_channels // groups, out_channels)`.
+
+        **Raises:**
+
+        `ValueError` for an invalid size, padding or number of groups.
+        """
+        self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
+        self.in_channels = as_size(self, "in_channels", in_channels, 1)
+        self.out_channels = as_size(self, "out_channels", out_channels)
+        self.kernel_size = conv_per_axis(self, "kernel_size", kernel_size)
+        self.stride = conv_per_axis(self, "stride", stride)
+        self.padding = conv_padding(self, padding)
+        self.dilation = conv_per_axis(self, "dilation", dilation)
+        self.groups = conv_groups(self, groups)
+        self.use_bias = use_bias
+        self.padding_mode = one_of(self, "padding_mode", padding_mode, PADDING_MODES)
+        preferred = preferred_element_type
+        self.preferred_element_type = (
+            None if preferred is None else jnp.dtype(preferred)
+        )
+
+        inits = weight_init, bias_init
+        self.weight, self.bias = conv_parameters(self, dtype, key, *inits)
+
+    @computes("eqx.nn.Conv")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(in_channels, size_1, ..., size_n)`, of the dtype of the parameters.
+        - `key`: ignored.
+        - `out_sharding`: how to split the result of one example over the explicit axes of
+            a mesh; by default the channels as those of the weight, and the space as that
+            of `x`.
+
+        **Returns:**
+
+        An array of shape `(out_channels, new_size_1, ..., new_size_n)`. A new size is 0
+        where the kernel does not fit into the padded input.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
+        `TypeError` if it has another dtype.
+        """
+        return convolved(self, x, _padded, out_sharding, self.stride)
+
+
+class _ConvNd(Conv):
+    """Base class of those with a fixed number of spatial axes."""
+
+    _num_spatial_dims = 0
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        preferred_element_type: DTypeLike | None = None,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.Conv`][]."""
+        super().__init__(
+            self._num_spatial_dims,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            preferred_element_type=preferred_element_type,
+            weight_init=weight_init,
+            bias_init=bias_init,
+        )
+
+
+class Conv1d(_ConvNd):
+    """[`equinox_like.nn.Conv`][] with one spatial axis: for sequences.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv1d(3, 8, kernel_size=5, key=jax.random.key(0))
+        assert conv(jnp.ones((3, 20))).shape == (8, 16)
+        ```
+    """
+
+    _num_spatial_dims = 1
+
+
+class Conv2d(_ConvNd):
+    """[`equinox_like.nn.Conv`][] with two spatial axes: for images.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv2d(3, 8, kernel_size=3, padding=1, key=jax.random.key(0))
+        assert conv(jnp.ones((3, 9, 9))).shape == (8, 9, 9)
+        ```
+    """
+
+    _num_spatial_dims = 2
+
+
+class Conv3d(_ConvNd):
+    """[`equinox_like.nn.Conv`][] with three spatial axes: for volumes.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        conv = eqx.nn.Conv3d(3, 8, kernel_size=3, padding=1, key=jax.random.key(0))
+        assert conv(jnp.ones((3, 9, 9, 9))).shape == (8, 9, 9, 9)
+        ```
+    """
+
+    _num_spatial_dims = 3
+
+
+def _padded(conv: Conv, x: Array, kernel: Sequence[int]) -> tuple[Array, Any]:
+    if conv.padding_mode == "ZEROS":
+        return x, conv.padding
+    padding = _resolved_padding(conv, x.shape[1:], kernel)
+    added = [(max(low, 0), max(high, 0)) for low, high in padding]
+    x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
+    return x, [(min(low, 0), min(high, 0)) for low, high in padding]
+
+
+def _resolved_padding(
+    conv: Conv, sizes: Sequence[int], kernel: Sequence[int]
+) -> Sequence[tuple[int, int]]:
+    if not isinstance(conv.padding, str):
+        return conv.padding
+    dilated = [d * (k - 1) + 1 for k, d in zip(kernel, conv.dilation, strict=True)]
+    return jax.lax.padtype_to_pads(sizes, dilated, conv.stride, conv.padding)

@@ -1,0 +1,235 @@
+"""`Embedding`: a table of vectors, looked up by index."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from ..._module import Module, field
+from ..._runtime.error_if import error_if
+from ..._tree.filters import is_array, is_number
+from ..._tree.nodes import describe_node
+from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from .._base.draw import draw
+from .._base.init import Init, initialised, layout_of, parameter_dtype
+from .._base.keys import key_named
+from .._base.precision import cast_to_precision, computes, summed_in_float32
+from .._base.shape import as_size, check_input, jax_array, parameter_shape
+from .._base.sharding import explicit_mesh, matvec, parts, placed, thawed
+
+
+class Embedding(Module):
+    r"""A table of vectors: index $i$ returns row $i$ of the weight.
+
+    The weight starts standard normal.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        embedding = eqx.nn.Embedding(100, 8, key=jax.random.key(0))
+        assert embedding(3).shape == (8,)
+        assert jax.vmap(embedding)(jnp.array([3, 5])).shape == (2, 8)
+        ```
+    """
+
+    num_embeddings: int = field(static=True)
+    embedding_size: int = field(static=True)
+    weight: Any
+    check_bounds: bool = field(static=True, default=False)
+
+    def __init__(
+        self,
+        num_embeddings: int | None = None,
+        embedding_size: int | None = None,
+        weight: Any = None,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        weight_init: Init | None = None,
+        check_bounds: bool = False,
+    ):
+        """**Arguments:**
+
+        - `num_embeddings`, `embedding_size`: the number of vectors, and their size.
+        - `weight`: the table, of shape `(num_embeddings, embedding_size)`, taken as it is.
+            Without it, both sizes and `key` must be given.
+        - `dtype`: of the weight that is drawn; by default float32, or float64 if
+            `jax_enable_x64` is on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the table.
+        - `check_bounds`: whether a JAX array out of range is an error at run time,
+            raised by [`equinox_like.error_if`][].
+
+        **Raises:**
+
+        `ValueError` if something is missing, a size is negative, or `weight` has another
+        shape.
+        """
+        if weight is None:
+            weight = _first_weight(
+                self, num_embeddings, embedding_size, dtype, key, weight_init
+            )
+        _check_sizes(weight, num_embeddings, embedding_size)
+        self.num_embeddings, self.embedding_size = weight.shape
+        self.weight = weight
+        self.check_bounds = check_bounds
+
+    @jax.named_scope("eqx.nn.Embedding")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        out_sharding: PartitionSpec | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: an integer, of shape `()`. A negative integer counts from the end. A JAX
+            array out of range is clamped, as in JAX, unless `check_bounds` is set:
+            inspecting its value would make the program wait for the device.
+        - `key`: ignored.
+        - `out_sharding`: how to split the result for one index over the explicit axes of
+            a mesh; by default as the rows of the weight are.
+
+        **Returns:**
+
+        An array of shape `(embedding_size,)`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` is not a scalar. `TypeError` for floats and
+        bools. `IndexError` for a Python or NumPy integer out of range. With
+        `check_bounds` [`equinox_like.EquinoxRuntimeError`][] for a JAX array out of
+        range.
+        """
+        _check_index(self, x)
+        if self.check_bounds:
+            x = _within_bounds(self, jax_array(x))
+        # A NumPy array cannot be indexed by a tracer. An object in place of an array
+        # only needs to support indexing, as that of `LoRA`, or to convert to an array.
+        table = thawed(self.weight)
+        if is_array(table) or not hasattr(table, "__getitem__"):
+            table = jax_array(table)
+        # The row of a known number is a static slice, which takes an eager call a third
+        # of the time.
+        x = x if isinstance(x, jax.Array) else operator.index(x)  # pyright: ignore[reportArgumentType]
+        if out_sharding is None and is_array(table) and explicit_mesh(table, x):
+            # Also if the table is not split, because a batch of indices may be.
+            out_sharding = PartitionSpec(parts(table)[1])
+        if out_sharding is None:
+            row = indexed(table, x)
+        else:
+            row = placed(_row, out_sharding, table, jax_array(x))
+        return cast_to_precision(row)  # which is smaller than the table
+
+    @computes("eqx.nn.Embedding.attend")
+    def attend(self, x: ArrayLike) -> Array:
+        """The product of the table with a vector: an output layer with tied weights.
+
+        **Arguments:**
+
+        - `x`: shape `(embedding_size,)`.
+
+        **Returns:**
+
+        An array of shape `(num_embeddings,)`: how well each row agrees with `x`.
+        """
+        shape = parameter_shape(self, "weight", 2)
+        if shape is not None:
+            check_input(self, x, shape[1:])
+        return matvec(self.weight, jax_array(x))
+
+
+def _first_weight(
+    embedding: Embedding,
+    number: int | None,
+    size: int | None,
+    dtype: DTypeLike | None,
+    key: PRNGKeyArray | None,
+    init: Init | None,
+) -> Array:
+    if number is None or size is None or key is None:
+        raise ValueError(
+            "Embedding takes either a `weight`, or all of `num_embeddings`, "
+            "`embedding_size` and `key`."
+        )
+    shape = (
+        as_size(embedding, "num_embeddings", number),
+        as_size(embedding, "embedding_size", size),
+    )
+    dtype = parameter_dtype(embedding, dtype)
+    layout = layout_of(embedding, "weight")
+    with key_named(key, embedding):
+        if init is None:
+            return draw(jax.random.normal, key, shape, dtype)
+        return initialised(init, key, shape, dtype, layout, "Embedding.weight")
+
+
+def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
+    shape = getattr(weight, "shape", None)
+    if shape is None or len(shape) != 2:
+        raise ValueError(
+            "Embedding takes a `weight` of shape (num_embeddings, embedding_size); got "
+            f"{f'shape {shape}' if shape is not None else describe_node(weight)}."
+        )
+    given = ("num_embeddings", number), ("embedding_size", size)
+    for (name, wanted), found in zip(given, shape, strict=True):
+        if wanted is not None and wanted != found:
+            raise ValueError(
+                f"Embedding was given {name}={wanted} and a `weight` of shape {shape}. "
+                "Leave the sizes out, or pass those of the weight."
+            )
+
+
+@summed_in_float32
+def indexed(table: Any, index: Any) -> Array:
+    return table[index]
+
+
+@summed_in_float32
+def _row(table: Any, index: Array) -> Array:
+    # For a scalar index, XLA would use a slice, and gather the whole table first.
+    return table[index[None]][0]
+
+
+def _check_index(embedding: Embedding, x: Any) -> None:
+    if not (is_array(x) or is_number(x)):
+        raise ValueError(
+            "Embedding takes one integer, of shape (); got "
+            f"{describe_node(x)}. Use `jax.vmap(embedding)` on an array of them."
+        )
+    check_input(embedding, x, ())
+    rows = parameter_shape(embedding, "weight", 2)
+    if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+        raise TypeError(
+            f"Embedding takes an integer as its index; got one of dtype "
+            f"{jnp.result_type(x)}. Convert it with `.astype(int)`."
+        )
+    if rows is not None and not isinstance(x, jax.Array):
+        # Reading a Python or NumPy number does not wait for a device.
+        number: Any = x
+        if not -rows[0] <= operator.index(number) < rows[0]:
+            raise IndexError(
+                f"Embedding has {rows[0]} rows, but was given the index {x}."
+            )
+
+
+def _within_bounds(embedding: Embedding, x: Array) -> Array:
+    """`x`, with an error at run time if it is out of bounds."""
+    shape = parameter_shape(embedding, "weight", 2)
+    rows = embedding.num_embeddings if shape is None else shape[0]
+    # Limited to the range of the index's dtype.
+    info = jnp.iinfo(x.dtype)
+    lowest, highest = max(-rows, info.min), min(rows - 1, info.max)
+    return error_if(
+        x,
+        (x < lowest) | (x > highest),
+        f"Embedding has {rows} rows, but was given an index out of range.",
+    )

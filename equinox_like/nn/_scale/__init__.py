@@ -1,0 +1,1 @@
+"""Large models: stacked and reversible layers, mixed precision, loss scales."""

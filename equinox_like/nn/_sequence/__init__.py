@@ -1,0 +1,1 @@
+"""Sequences: recurrent cells and networks, and the generation of tokens."""

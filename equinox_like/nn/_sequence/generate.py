@@ -1,0 +1,395 @@
+"""`generate`: samples tokens from a model one by one, in one compiled scan.
+
+The prompt, except for its last token, fills the cache. The scan starts from the last
+token: each step feeds one token to the model and samples the next. So the logits of the
+prompt are not needed, and prompts of different lengths differ only in how much padding
+is truncated.
+"""
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from ..._compat.tracing import Tracer
+from ..._core.caches import on_clear
+from ..._core.parts import pair_of
+from ..._errors import DonationError, ShapeError
+from ..._jit import filter_jit
+from ..._loops import filter_scan
+from ..._loops.eager import run_cached
+from ..._runtime.error_if import error_if
+from ..._transforms.trace import filter_eval_shape
+from ..._transforms.vmap import filter_vmap
+from ..._tree import is_array
+from ..._tree.arrays import is_deleted
+from ..._tree.nodes import describe_node, path_str
+from ..._tree.partitioning import map_nodes
+from ..._typing import ArrayLike, PRNGKeyArray
+from .._attention.kv_cache import KVCache, cut
+from .._base.callables import check_function
+from .._base.keys import key_named
+from .._base.shape import as_array
+from .._base.sharding import on_mesh, parts
+from .sampling import check_sampling, checked_int, is_greedy, sample_logits
+
+
+class Generation(NamedTuple):
+    """The result of [`equinox_like.nn.generate`][].
+
+    - `tokens`: int32, shape `(max_new_tokens,)`. The new tokens, and `pad_token` after the
+        end token.
+    - `length`: int32, shape `()`. The number of tokens, the end token included.
+    - `cache`: the cache, which holds the prompt and all new tokens except the last.
+
+    For a batch of prompts, all arrays have a leading axis of the batch.
+    """
+
+    tokens: Array
+    length: Array
+    cache: Any
+
+
+def generate(
+    model: Callable[..., Any],
+    prompt: ArrayLike,
+    cache: Any,
+    max_new_tokens: int,
+    *,
+    key: PRNGKeyArray | None = None,
+    prompt_length: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    top_k: int | None = None,
+    top_p: ArrayLike | None = None,
+    repetition_penalty: ArrayLike | None = None,
+    end_token: int | Sequence[int] | None = None,
+    pad_token: int = 0,
+) -> Generation:
+    """Continues a prompt, or a batch of prompts, with tokens sampled from a model.
+
+    It runs as one compiled program: the whole prompt first, and then a scan over the
+    new tokens, which updates the cache in place. It always takes `max_new_tokens`
+    steps. To stop as soon as all rows have ended, call it for a few tokens at a time.
+
+    **Arguments:**
+
+    - `model`: called as `model(tokens, cache)` with tokens of shape `(n,)`, int32, and
+        the cache of one sequence. Returns logits of shape `(n, vocabulary)` and the
+        next cache. A Module, or a function that is defined once: each new `lambda` is
+        compiled again. Switch off its dropout by [`equinox_like.nn.inference_mode`][].
+    - `prompt`: integers of shape `(length,)`, or `(batch, length)`, with at least one
+        token. Prompts of different lengths are padded at the end, on the right, with
+        any tokens.
+    - `cache`: a pytree of [`equinox_like.nn.KVCache`][]s, with a leading axis of the batch
+        on all arrays if there is one. It need not be empty. It is donated: its arrays are
+        deleted, and those that are returned take their place.
+    - `max_new_tokens`: the number of tokens to draw, 1 or more. The caches need room for
+        the prompt and all new tokens except the last.
+    - `key`: the PRNG key; not needed if `temperature` is the number 0. New token `i` is
+        drawn with `jax.random.fold_in(key, i)`, and in a batch each row has its own key of
+        `jax.random.split(key, batch)`.
+    - `prompt_length`: the number of tokens of each prompt that are not padding: integers
+        of shape `()`, or `(batch,)`; by default all. Each length of the padded prompts
+        compiles a program, so pad prompts to a few lengths.
+    - `temperature`, `top_k`, `top_p`, `repetition_penalty`: as for
+        [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
+        the new ones. Another program is compiled only for another `top_k`, and for
+        another choice of which are `None` or 0.
+    - `end_token`: a token, or several, after which a row is filled with `pad_token`.
+        Another number of end tokens compiles another program.
+    - `pad_token`: any token that the model takes.
+
+    **Returns:**
+
+    A [`equinox_like.nn.Generation`][]: `tokens`, `length` and `cache`. A row of a batch
+    has the same tokens as its prompt alone with the key of the row, up to rounding of
+    the logits. A token is -1 if the model returned a NaN for it, or only -inf. To
+    continue a row, pass its cache, and a prompt that starts with its last token.
+
+    **Raises:**
+
+    `ValueError` for a number out of range, for no `key` where one is needed, and for a
+    cache without room, if its `length` is known. `TypeError` for what is not an integer,
+    and for a cache of arrays other than those of a KVCache.
+    [`equinox_like.ShapeError`][] for wrong shapes. If a `prompt_length` is out of range,
+    the error is that of [`equinox_like.error_if`][]. [`equinox_like.DonationError`][]
+    for a cache that was donated before.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        class Model(eqx.Module):
+            embedding: eqx.nn.Embedding
+            attention: eqx.nn.MultiheadAttention
+
+            def __init__(self, key):
+                keys = jax.random.split(key)
+                self.embedding = eqx.nn.Embedding(10, 8, key=keys[0])
+                self.attention = eqx.nn.MultiheadAttention(2, 8, key=keys[1])
+
+            def __call__(self, tokens, cache):
+                x = jax.vmap(self.embedding)(tokens)
+                x, cache = self.attention(x, x, x, is_causal=True, cache=cache)
+                return jax.vmap(self.embedding.attend)(x), cache
+
+        model = Model(jax.random.key(0))
+        prompts = jnp.array([[3, 1, 4], [1, 5, 0]])  # the last token is padding
+        caches = jax.vmap(lambda _: model.attention.init_cache(16))(prompts)
+        out = eqx.nn.generate(
+            model,
+            prompts,
+            caches,
+            max_new_tokens=5,
+            key=jax.random.key(1),
+            prompt_length=jnp.array([3, 2]),
+            top_k=4,
+        )
+        assert out.tokens.shape == (2, 5)
+        assert out.cache.length.tolist() == [7, 6]
+        ```
+    """
+    prompt = _checked_integers("prompt", prompt)
+    if prompt.ndim not in (1, 2) or prompt.size == 0:
+        raise ShapeError(
+            "`generate` takes a `prompt` of shape (length,) or (batch, length), with "
+            f"at least one token; got shape {prompt.shape}."
+        )
+    steps = checked_int("generate", "max_new_tokens", max_new_tokens, 1)
+    # As an int, `top_k` stays static.
+    top_k = check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
+    check_function("`generate`", "model", model)
+    greedy = is_greedy(temperature)
+    if key is None and not greedy:
+        raise ValueError(
+            "`generate` needs a `key`, unless `temperature` is the number 0."
+        )
+    if key is not None:
+        with key_named(key, "`generate`"):
+            jax.eval_shape(jax.random.split, key)
+    _check_cache(cache, prompt.shape, steps)
+    # As arrays, so that another value does not cause a retrace; by `device_put`, an
+    # explicit transfer, which `jax.transfer_guard("disallow")` allows.
+    sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
+    sampling |= {"top_k": top_k, "top_p": _float(top_p)}
+    sampling["repetition_penalty"] = _float(repetition_penalty)
+    ends = None
+    if end_token is not None:
+        many = end_token if isinstance(end_token, Sequence) else [end_token]
+        tokens = [checked_int("generate", "end_token", x, 0) for x in many]
+        ends = jax.device_put(np.array(tokens, np.int32))
+    pad = jax.device_put(np.int32(checked_int("generate", "pad_token", pad_token, 0)))
+    options = _Options(steps, sampling, ends, pad)
+    length = _checked_length(prompt_length, prompt.shape)
+    rest = prompt, length, cache, key, options
+    if type(model) is types.FunctionType:
+        # What was compiled for it is freed with it, and with what it reads.
+        return run_cached(_generate_by_functions, [model], *rest, donate=("cache",))
+    return _compiled(model, *rest)
+
+
+class _Options(NamedTuple):
+    steps: int
+    sampling: dict[str, Any]
+    end_tokens: Array | None
+    pad_token: Any
+
+
+def _generate(
+    model: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
+) -> Generation:
+    def row(prompt, length, cache, key):
+        return _row(model, prompt, length, cache, key, options)
+
+    if prompt.ndim == 1:
+        return row(prompt, length, cache, key)
+    keys = None if key is None else jax.random.split(key, len(prompt))
+    if keys is not None and any(batch := parts(prompt)[:1]):
+        keys = jax.sharding.reshard(keys, on_mesh(PartitionSpec(*batch), prompt))
+    return filter_vmap(row)(prompt, length, cache, keys)
+
+
+def _generate_by_functions(
+    functions: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
+) -> Generation:
+    (model,) = functions
+    return _generate(model, prompt, length, cache, key, options)
+
+
+# Errors and profiles name the compiled function.
+_generate.__name__ = _generate.__qualname__ = "generate"
+_generate_by_functions.__name__ = _generate_by_functions.__qualname__ = "generate"
+_compiled = filter_jit(_generate, donate=("cache",))
+on_clear(_compiled.clear_cache)
+
+
+def _row(
+    model: Any, prompt: Array, length: Any, cache: Any, key: Any, options: _Options
+) -> Generation:
+    """The generation of one prompt."""
+    token = prompt[-1] if length is None else prompt[length - 1]
+    seen = _seen_in_prompt(model, prompt, length, cache, options)
+    cache = _prefilled(model, prompt, length, cache)
+
+    def step(carry, i):
+        token, cache, seen, ended = carry
+        logits, cache = _next_logits(model, token, cache)
+        step_key = None if key is None else jax.random.fold_in(key, i)
+        token = sample_logits(logits, step_key, seen=seen, **options.sampling)
+        is_new = ~ended
+        if options.end_tokens is not None:
+            # A token fed after the end is cut off, so that a ring loses no token.
+            fed = ended.astype(jnp.int32)
+            cache = map_nodes(lambda c: cut(c, c.length - fed), cache, _is_cache)
+            token = jnp.where(ended, options.pad_token, token)
+            ended = ended | (token == options.end_tokens).any()
+        if seen is not None:
+            seen = seen.at[token].set(True)
+        return (token, cache, seen, ended), (token, is_new)
+
+    # False, of the token's mesh: JAX fails to spread a constant over a split batch.
+    start = token, cache, seen, token != token
+    (_, cache, _, _), (tokens, is_new) = filter_scan(
+        step, start, jnp.arange(options.steps)
+    )
+    return Generation(tokens, is_new.sum(dtype=jnp.int32), cache)
+
+
+def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
+    """The cache after the prompt, except for its last token."""
+    if len(prompt) == 1:
+        return cache
+    out = model(prompt[:-1], cache)
+    _, filled = pair_of(out, "`generate`: the `model`", "(logits, cache)")
+    if len(_caches(filled)) != len(_caches(cache)):
+        # The tokens would be drawn without the prompt.
+        raise TypeError(
+            "`generate` takes a `model` that returns the next cache for each that it was "
+            f"given; it returned {describe_node(filled)}."
+        )
+    if length is None:
+        return filled
+    lengths = iter([c.length for c in _caches(cache)])
+    truncate = lambda c: c.truncate(next(lengths) + length - 1)  # noqa: E731
+    return map_nodes(truncate, filled, _is_cache)
+
+
+def _next_logits(model: Any, token: Array, cache: Any) -> tuple[Array, Any]:
+    out = model(token[None], cache)
+    logits, cache = pair_of(out, "`generate`: the `model`", "(logits, cache)")
+    if jnp.ndim(logits) != 2 or len(logits) != 1:
+        raise ShapeError(
+            "`generate` takes a `model` that returns logits of shape (tokens, vocabulary); "
+            f"for 1 token it returned shape {jnp.shape(logits)}."
+        )
+    return logits[0], cache
+
+
+def _seen_in_prompt(
+    model: Any, prompt: Array, length: Any, cache: Any, options: _Options
+) -> Array | None:
+    """The mask of tokens that are in the prompt; `None` if there is no penalty."""
+    if options.sampling["repetition_penalty"] is None:
+        return None
+    logits, _ = filter_eval_shape(_next_logits, model, prompt[0], cache)
+    number = len(logits)
+    if length is not None:
+        prompt = jnp.where(jnp.arange(len(prompt)) < length, prompt, number)
+    return jnp.zeros(number, bool).at[prompt].set(True, mode="drop")
+
+
+# The caches
+
+
+def _is_cache(node: Any) -> bool:
+    return isinstance(node, KVCache)
+
+
+def _caches(tree: Any) -> list[KVCache]:
+    return [x for x in jax.tree.leaves(tree, is_leaf=_is_cache) if _is_cache(x)]
+
+
+def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
+    for path, x in jtu.tree_leaves_with_path(tree):
+        if is_deleted(x):
+            raise DonationError(
+                f"`{path_str(path, 'cache')}` has been deleted: `generate`, or another "
+                "function that updates a cache in place, was given this cache before. "
+                "Pass the cache that it returned. To use a cache several times, pass a "
+                "copy each time, `equinox_like.tree_copy(cache)`."
+            )
+    *batch, number = prompt_shape
+    needed = number + steps - 1
+    for path, node in jtu.tree_leaves_with_path(tree, is_leaf=_is_cache):
+        name = path_str(path, "cache")
+        if not _is_cache(node):
+            if is_array(node):
+                raise TypeError(
+                    f"`generate` takes a `cache` that consists of KVCaches; `{name}` "
+                    "is not part of a KVCache."
+                )
+            continue
+        if batch and node.length.shape[:1] != tuple(batch):
+            raise ShapeError(
+                "`generate` takes a `cache` with a leading axis of the batch, "
+                f"{batch[0]}, on all arrays; `{name}.length` has shape "
+                f"{node.length.shape}. Make it with `jax.vmap(lambda _: "
+                "layer.init_cache(n))(jnp.arange(batch))`."
+            )
+        slots = node.position.shape[-1]
+        if node.overflow == "ring" or isinstance(node.length, Tracer):
+            continue
+        with jax.ensure_compile_time_eval():  # not traced, if the cache is captured
+            held = int(jax.device_get(node.length.max()))  # an explicit transfer
+        if held + needed > slots:
+            raise ValueError(
+                f"`generate` needs room for {needed} tokens: {number} of the prompt "
+                f"and `max_new_tokens - 1`. `{name}` has slots for {slots}, and holds "
+                f"{held}. Make a longer one with `init_cache`, or one with "
+                "`overflow='ring'`."
+            )
+
+
+# Other arguments
+
+
+def _float(x: Any) -> Any:
+    if x is None:
+        return None
+    if isinstance(x, jax.Array):
+        return x.astype(jnp.float32)
+    return jax.device_put(np.float32(x))
+
+
+def _checked_integers(name: str, value: Any) -> Array:
+    value = as_array("`generate`", name, value)
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"`generate` takes integers as `{name}`; got {value.dtype}.")
+    return value.astype(jnp.int32)
+
+
+def _checked_length(length: Any, prompt_shape: tuple[int, ...]) -> Array | None:
+    if length is None:
+        return None
+    length = _checked_integers("prompt_length", length)
+    *batch, number = prompt_shape
+    if length.shape != tuple(batch):
+        raise ShapeError(
+            f"`generate` takes a `prompt_length` of shape {tuple(batch)}, one for each "
+            f"prompt; got shape {length.shape}."
+        )
+    return error_if(
+        length,
+        (length < 1) | (length > number),
+        f"`generate` takes a `prompt_length` from 1 to {number}, the length of the prompt "
+        "with padding.",
+    )
