@@ -20,12 +20,10 @@ from .._tree.deleted import deleted_named
 from .._tree.nodes import describe_node, plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
 from .._typing import FilePath, Readable, Writable
-from .atomic import is_file, replacing, with_suffix
-from .faults import Faults
+from .faults import Faults, is_unicode, renamer
+from .files import is_file, replacing, with_suffix, write_all
 from .format import METADATA, RESERVED, File, alignment, header
-from .names import is_unicode, renamer
 from .placement import HOMELESS, is_homeless, local_ranges, put_like, shardings_for
-from .stream import write_all
 from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
 
 _Tree = TypeVar("_Tree")

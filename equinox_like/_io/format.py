@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .atomic import content_of, opened
-from .checksum import checksum, checksum_and_pieces, has_pieces
+from .checksums import checksum, checksum_and_pieces, has_pieces
+from .files import content_of, opened
 from .npy import MAGIC, are_bools
 from .tensors import Tensor, decode_tensor
 

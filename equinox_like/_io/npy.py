@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .stream import read_some, read_up_to, whole, write_all
+from .files import read_some, read_up_to, whole, write_all
 
 MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.

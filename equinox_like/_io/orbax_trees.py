@@ -28,11 +28,18 @@ from .._tree.arrays import (
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
 from .._tree.nodes import listed, plain_path
-from .faults import Faults
-from .names import is_unicode
-from .narrow import WIDE, narrowed, narrows_to, not_in_jax
-from .placement import HOMELESS, is_homeless, is_spread, shardings_for
-from .sums import content_sums
+from .checksums import content_sums
+from .faults import Faults, is_unicode
+from .placement import (
+    HOMELESS,
+    WIDE,
+    is_homeless,
+    is_spread,
+    narrowed,
+    narrows_to,
+    not_in_jax,
+    shardings_for,
+)
 from .tensors import is_savable, number_type
 
 # The key of our entry in Orbax's custom metadata, and the version of its format.

@@ -20,22 +20,19 @@ from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node, listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
-from .atomic import content_of, is_file, opened, replacing, with_suffix
-from .names import hint_of_state
+from .faults import hint_of_state
+from .files import content_of, is_file, opened, replacing, whole, with_suffix
 from .npy import bytes_remaining
 from .placement import HOMELESS, is_homeless, is_spread
 from .records import (
     RecordMismatch,
+    Records,
+    Structure,
     check_alike,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
-    read_leaf,
-)
-from .stream import whole
-from .structure import (
-    Records,
-    Structure,
     find_structure,
+    read_leaf,
     read_structure,
     structure_record,
 )

@@ -19,9 +19,8 @@ from .._tree.arrays import (
 )
 from .._tree.nodes import describe_node, path_str
 from .._tree.require import refuse_class
-from .atomic import is_path
-from .faults import Faults
-from .names import renamer
+from .faults import Faults, renamer
+from .files import is_path
 from .placement import put_like, shardings_for
 from .tensors import NUMBERS, is_loadable, number_type
 

@@ -17,8 +17,7 @@ import numpy as np
 from .._compat.tracing import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key, with_key
 from .._tree.filters import is_array, is_array_or_struct, is_number
-from .narrow import WIDE, narrowed, narrows_to
-from .placement import is_spread
+from .placement import WIDE, is_spread, narrowed, narrows_to
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {

@@ -22,8 +22,8 @@ from .._core.base import (
 )
 from .._core.show_as import name_unconverted
 from .._module.fields import field
-from .._module.names import show_function
-from .._module.partial import Partial
+from .._module.instance import show_function
+from .._module.wrappers import Partial
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array_or_struct
 from .._tree.require import refuse_unknown_options

@@ -1,10 +1,10 @@
 """The Module class."""
 
-from .abstract import (
+from .fields import (
     AbstractClassVar as AbstractClassVar,
     AbstractVar as AbstractVar,
+    field as field,
 )
-from .fields import field as field
 from .freezing import (
     Frozen as Frozen,
     frozen as frozen,
@@ -12,6 +12,8 @@ from .freezing import (
     unfrozen as unfrozen,
 )
 from .module import Module as Module
-from .partial import Partial as Partial
-from .static import Static as Static
-from .wrapper import module_update_wrapper as module_update_wrapper
+from .wrappers import (
+    Partial as Partial,
+    Static as Static,
+    module_update_wrapper as module_update_wrapper,
+)

@@ -13,8 +13,8 @@ import jax.tree_util as jtu
 from .._tree.cached import MISSING
 from .._tree.registry import register_cached
 from .._tree.structure import cached_types
+from .construct import ModuleSpec
 from .flatten import Functions, make_functions
-from .spec import ModuleSpec
 
 
 def is_empty(namespace: dict[str, Any]) -> bool:

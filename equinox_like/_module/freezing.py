@@ -25,7 +25,7 @@ from .._tree.strict import compared_as_trees
 from .fields import field
 from .flatten import Node
 from .module import Module
-from .wrapper import check_forwards
+from .wrappers import check_forwards
 
 _Tree = TypeVar("_Tree")
 

@@ -24,20 +24,25 @@ from .._tree.format import tree_pformat
 from .._tree.render import render
 from .._tree.strict import compared_as_trees
 from .by_value import is_empty, register_empty, restore
-from .construct import construct
-from .dataclass import is_dunder, make_dataclass, put_attributes
-from .fields import field
-from .flatten import OPEN, WRAPPER_ATTRIBUTES, Node, register
-from .immutable import Immutable, refuse_assignment
-from .names import NameForJAX, OfCallables, code_of, show_function
-from .spec import (
+from .construct import (
     ModuleSpec,
+    construct,
     convert_annotations,
     generate_init,
     has_custom_init,
     make_spec,
     spec_of,
     warn_of_unused_post_init,
+)
+from .fields import field, is_dunder, make_dataclass, put_attributes
+from .flatten import OPEN, WRAPPER_ATTRIBUTES, Node, register
+from .instance import (
+    Immutable,
+    NameForJAX,
+    OfCallables,
+    code_of,
+    refuse_assignment,
+    show_function,
 )
 from .values import JITTED, warn_of_unannotated, why_unhashable
 

@@ -19,8 +19,20 @@ from .._tree.filters import is_array
 from .._tree.glob import check_patterns, matches
 from .._tree.nodes import describe_node, listed
 from .._tree.require import refuse_class
-from .harvest import Found, Mark, UnreachableError, harvest, marked, marks_of
-from .watched import Around, Replace, See, map_modules, replacement, with_step
+from .harvest import (
+    Around,
+    Found,
+    Mark,
+    Replace,
+    See,
+    UnreachableError,
+    harvest,
+    map_modules,
+    marked,
+    marks_of,
+    replacement,
+    with_step,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -2,8 +2,7 @@
 
 The metaclass turns the strings of a class body into items. An item is a Module with its
 index as an array leaf and its enumeration as a static field. So the choice of the item
-may depend on traced values, but the choice of the enumeration may not.
-"""
+may depend on traced values, but the choice of the enumeration may not."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -14,7 +13,7 @@ import numpy as np
 
 from .._compat.tracing import Tracer
 from .._module import Module, field
-from .._module.dataclass import is_dunder
+from .._module.fields import is_dunder
 from .._tree import is_array, tree_pformat
 from .._tree.arrays import is_deleted
 from .._tree.nodes import describe_node
@@ -384,3 +383,44 @@ def _describe(x: Any) -> str:
 
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class ContainerMeta(type):
+    """Metaclass whose classes are enumerations. Use [`equinox_like.Enumeration`][] instead.
+
+    The attributes of the class become integers, counted from 0. `Cls[i]` is the value that
+    was written for the integer `i`, `Cls.reverse_lookup` is the list of them, and
+    `len(Cls)` is their number. `isinstance(x, Cls)` is true for Python integers and for
+    integer arrays of shape `()`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        class Results(metaclass=eqx.internal.ContainerMeta):
+            successful = "It worked."
+            failed = "It did not work."
+
+        assert Results.failed == 1 and Results[1] == "It did not work."
+        ```
+    """
+
+    reverse_lookup: list[Any]
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]):
+        items = {k: v for k, v in namespace.items() if not k.startswith("__")}
+        numbers = {k: i for i, k in enumerate(items)}
+        lookup = {"reverse_lookup": list(items.values())}
+        return super().__new__(mcs, name, bases, namespace | numbers | lookup)
+
+    def __getitem__(cls, item: Any) -> Any:
+        return cls.reverse_lookup[item]
+
+    def __len__(cls) -> int:
+        return len(cls.reverse_lookup)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if isinstance(instance, jax.Array | np.ndarray | np.generic):
+            return instance.ndim == 0 and jnp.issubdtype(instance.dtype, jnp.integer)
+        return isinstance(instance, int)

@@ -1,7 +1,7 @@
 """`error_if`: errors that depend on values, from within compiled programs.
 
-`check.py` has the check and its message; `spoil.py` fills the checked arrays with NaN.
-"""
+`check.py` has the check and its message. What failed may be filled with NaN, or another
+conspicuous value."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
@@ -18,13 +18,32 @@ from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.parts import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
-from .._tree import is_array, is_array_like
+from .._tree.arrays import is_typed_key, with_key, without_key
+from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
 from .._warn import FOLDER, warn
 from .check import Check, error_if_p, report_failure_p
-from .spoil import may_depend, spoilt
 from .unvmap import unvmap_any_p
+
+
+def may_depend(x: Any) -> bool:
+    """Whether a leaf is an array that a program can compute, and so not a float0."""
+    return is_array(x) and x.dtype != jax.dtypes.float0
+
+
+def spoilt(x: Any, mode: str = "raise") -> Any:
+    """An array of NaN, of the largest integer or of `True`, in the dtype of `x`."""
+    if is_typed_key(x):
+        if mode == "nan":
+            return x
+        return with_key(spoilt(without_key(x), mode), x)
+    if jnp.issubdtype(x.dtype, np.inexact):
+        return x + lax.full_like(x, np.nan)
+    if jnp.issubdtype(x.dtype, np.integer):
+        return lax.full_like(x, jnp.iinfo(x.dtype).max)
+    return lax.full_like(x, True)
+
 
 _T = TypeVar("_T")
 

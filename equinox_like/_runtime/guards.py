@@ -19,8 +19,7 @@ from .._transforms.custom_rules import hold
 from .._tree.arrays import with_key, without_key
 from .._tree.filters import is_array_like
 from .._tree.nodes import path_str
-from .error_if import error_if
-from .spoil import may_depend
+from .error_if import error_if, may_depend
 
 _T = TypeVar("_T")
 

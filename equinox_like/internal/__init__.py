@@ -3,9 +3,12 @@
 This file only imports them.
 """
 
-from .._arrays.broadcast import left_broadcast_to as left_broadcast_to
-from .._arrays.get_key import GetKey as GetKey
-from .._arrays.neighbours import nextafter as nextafter, prevbefore as prevbefore
+from .._arrays import (
+    GetKey as GetKey,
+    left_broadcast_to as left_broadcast_to,
+    nextafter as nextafter,
+    prevbefore as prevbefore,
+)
 from .._core.documentation import (
     doc_remove_args as doc_remove_args,
     doc_repr as doc_repr,
@@ -21,9 +24,11 @@ from .._module import (
     Static as Static,
 )
 from .._module.closure import closure_to_pytree as closure_to_pytree
-from .._module.text import str2jax as str2jax
-from .._runtime.container import ContainerMeta as ContainerMeta
-from .._runtime.enumeration import Enumeration as Enumeration
+from .._module.wrappers import str2jax as str2jax
+from .._runtime.enumeration import (
+    ContainerMeta as ContainerMeta,
+    Enumeration as Enumeration,
+)
 from .._runtime.error_if import (
     assert_dce as assert_dce,
     branched_error_if as branched_error_if,
@@ -89,4 +94,4 @@ from ..debug import (
     inspect_dce as inspect_dce,
     store_dce as store_dce,
 )
-from ..debug._announce import announce_jaxpr_p as announce_jaxpr_p
+from ..debug._in_program import announce_jaxpr_p as announce_jaxpr_p

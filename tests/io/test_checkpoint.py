@@ -664,7 +664,7 @@ def test_loaded_trees_keep_no_file_open(tmp_path):
 def test_on_windows_files_are_not_mapped_so_that_they_can_be_replaced(
     monkeypatch, tmp_path, suffix
 ):
-    monkeypatch.setattr("equinox_like._io.atomic._CAN_MAP", False)
+    monkeypatch.setattr("equinox_like._io.files._CAN_MAP", False)
     path = tmp_path / f"model.{suffix}"
     is_mapped = []
     replace = os.replace

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import equinox_like as eqx
-from equinox_like._io.checksum import checksum
+from equinox_like._io.checksums import checksum
 
 
 def data_of(size):

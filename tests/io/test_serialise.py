@@ -27,7 +27,7 @@ from hypothesis import assume, given
 from strategies import OWN_PRNG, whole_trees
 
 import equinox_like as eqx
-from equinox_like._io import atomic, serialise
+from equinox_like._io import files, serialise
 
 JAX_DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16",
@@ -663,7 +663,7 @@ def test_interrupt_when_the_new_file_is_just_made_leaves_the_old_one(
         open(*args, **kwargs).close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic, "open", make_and_interrupt, raising=False)
+    monkeypatch.setattr(files, "open", make_and_interrupt, raising=False)
     with pytest.raises(KeyboardInterrupt):
         eqx.tree_serialise_leaves(path, [2.0])
     assert os.listdir(tmp_path) == ["model.eqx"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from equinox_like._io.sums import content_sums, sum_on_devices, sum_on_host
+from equinox_like._io.checksums import content_sums, sum_on_devices, sum_on_host
 
 DTYPES = (
     *("bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox_like
-from equinox_like._io.atomic import is_path, opened, replacing, with_suffix
+from equinox_like._io.files import is_path, opened, replacing, with_suffix
 
 
 def _opening(function: Callable[..., Any], context: Any) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from jaxtyping import Array
 from ..._module import Module, field, frozen, trainable, unfrozen
 from ..._module.construct import filled
 from ..._module.freezing import leaves_under, trainable_leaves
-from ..._module.wrapper import check_forwards
-from ..._runtime.watched import class_of
+from ..._module.wrappers import check_forwards
+from ..._runtime.harvest import class_of
 from ..._tree import is_array, is_inexact_array, tree_at
 from ..._tree.nodes import path_within
 from ..._tree.partitioning import map_nodes

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 import wadler_lindig as wl
 from jaxtyping import Array
 
-from ..._io.names import BEFORE_STATE
+from ..._io.faults import BEFORE_STATE
 from ..._module import Module, field
 from ..._module.construct import filled
 from ..._tree import is_array_like, tree_pformat

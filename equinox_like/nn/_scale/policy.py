@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from ..._core.context import Entering
 from ..._module import AbstractVar, Frozen, Module, field
-from ..._module.wrapper import check_forwards
+from ..._module.wrappers import check_forwards
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_nodes
 from ..._typing import DTypeLike

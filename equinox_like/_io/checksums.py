@@ -1,10 +1,11 @@
-"""A checksum of an array that is the same however the array is sharded.
+"""The checksums of data: of bytes in a file, and of an array however it is sharded.
 
-It is the sum, over all elements, of a mix of their bits and their position, so that each
-device can sum up its own shard. It changes with each change of one element, and with other
-changes except for one in 2**32.
-"""
+The first is the CRC-32, computed by several threads if there is much data. The second is
+the sum, over all elements, of a mix of their bits and their position, so that each device
+can sum up its own shard. It changes with each change of one element, and with other
+changes except for one in 2**32."""
 
+import zlib
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -13,11 +14,69 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+_PIECE = 1 << 20
+# The number of characters of a CRC-32 as text.
+_WIDTH = 8
+
+
+def checksum(data: np.ndarray) -> str:
+    """The checksum of `data`, a 1D array of `uint8`, as a text of 8 characters.
+
+    For up to 1 MiB it is the CRC-32. For more, it is the CRC-32 of the checksums of all
+    pieces of 1 MiB, as little-endian 32-bit integers.
+    """
+    return checksum_and_pieces(data)[0]
+
+
+def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
+    """The checksum of `data`, and the CRC-32s of its pieces of 1 MiB as one text.
+
+    With the second, a part of the data can be checked without the rest. For up to 1 MiB
+    both are the same.
+    """
+    sums = _crcs([data[i : i + _PIECE] for i in range(0, data.nbytes or 1, _PIECE)])
+    whole = sums[0] if len(sums) == 1 else zlib.crc32(np.array(sums, "<u4").tobytes())
+    return _text(whole), "".join(map(_text, sums))
+
+
+def has_pieces(
+    data: np.ndarray, expected: str, ranges: Iterable[tuple[int, int]]
+) -> bool:
+    """Whether each piece of `data` that overlaps one of `ranges` has its CRC-32 in
+    `expected`. The other pieces are not read."""
+    wanted = sorted(
+        {i for start, end in ranges for i in range(start // _PIECE, -(-end // _PIECE))}
+    )
+    sums = _crcs([data[i * _PIECE : (i + 1) * _PIECE] for i in wanted])
+    return all(
+        expected[i * _WIDTH : (i + 1) * _WIDTH] == _text(found)
+        for i, found in zip(wanted, sums, strict=True)
+    )
+
+
+def _crcs(pieces: list[np.ndarray]) -> list[int]:
+    buffers = [piece.data for piece in pieces]
+    if len(buffers) > 1:
+        try:
+            # At interpreter shutdown, neither this can be imported nor a thread started.
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor() as pool:  # `crc32` releases Python's lock
+                return list(pool.map(zlib.crc32, buffers))
+        except RuntimeError:
+            pass
+    return list(map(zlib.crc32, buffers))
+
+
+def _text(crc: int) -> str:
+    return f"{crc:0{_WIDTH}x}"
+
+
 # The mesh in use may lack the devices of an array.
 _NO_MESH: Final = Mesh(np.empty((), object), ())
 # Below this size in bytes, compiling a program takes longer than copying the array.
 _SMALL: Final = 1 << 22
-_PIECE: Final = 1 << 16
+_WORDS: Final = 1 << 16
 
 
 def content_sums(arrays: Iterable[Any]) -> list[str]:
@@ -62,8 +121,8 @@ def sum_on_host(x: np.ndarray) -> int:
         (1 << 32) - 1 if x.dtype.itemsize > 1 else (1 << _bits(x.dtype)) - 1
     )
     total = 0
-    for start in range(0, words.size, _PIECE):
-        piece = words[start : start + _PIECE].astype(np.uint32) & mask
+    for start in range(0, words.size, _WORDS):
+        piece = words[start : start + _WORDS].astype(np.uint32) & mask
         place = np.arange(start, start + piece.size).astype(np.uint32)
         total += int(_mixed(piece ^ _mixed(place)).sum(dtype=np.uint32))
     return total % (1 << 32)

@@ -1,1 +1,0 @@
-"""Functions of single arrays; a sibling of `_tree`."""

@@ -1,0 +1,234 @@
+"""Small Modules around other values: a call with arguments, a static value, a text."""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import jax.tree_util as jtu
+
+from .._annotations import signature_of
+from .._tree.cached import build_now, raw_dict
+from .fields import field
+from .flatten import WRAPPER_ATTRIBUTES
+from .instance import OfCallables, code_of, name_of, show_function
+from .module import Module, as_pytree
+
+_T = TypeVar("_T")
+
+
+class Static(Module, Generic[_T]):
+    """Holds a value as structure, for transformations that accept arrays only.
+
+    For JAX, two `Static`s are the same if their values have the same structure, and leaves
+    that are equal and of the same type: `1`, `1.0` and `True` differ.
+
+    **Arguments:**
+
+    - `value`: any pytree. Its arrays, if any, cannot be compared.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        @jax.jit
+        def f(x):
+            return x + 1, eqx.internal.Static("text")
+
+        assert f(1)[1].value == "text"
+        ```
+    """
+
+    _leaves: tuple[Any, ...] = field(static=True)
+    _treedef: Any = field(static=True)
+
+    def __init__(self, value: _T):
+        leaves, self._treedef = jtu.tree_flatten(value)
+        self._leaves = tuple(leaves)
+
+    @property
+    def value(self) -> _T:
+        return self._treedef.unflatten(self._leaves)
+
+
+def str2jax(msg: str) -> Module:
+    """A pytree without leaves that is shown as a text.
+
+    Compiled functions can take and return it, for example as a marker. Each call
+    creates a class, so call it once, at the top level of a module.
+
+    **Arguments:**
+
+    - `msg`: the text.
+
+    **Returns:**
+
+    An instance of a new class whose name is `msg`. It equals only itself.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        unchanged = eqx.internal.str2jax("unchanged")
+        assert str(jax.jit(lambda: unchanged)()) == "unchanged"
+        ```
+    """
+    import wadler_lindig as wl
+
+    body = {
+        "__doc__": None,
+        "__module__": __name__,
+        "__repr__": lambda self: msg,
+        "__pdoc__": lambda self, **_: wl.TextDoc(msg),
+    }
+    return types.new_class(msg, (Module,), exec_body=lambda made: made.update(body))()
+
+
+class Partial(Module, Generic[_T]):
+    """Like `functools.partial`, and a pytree: function and arguments are its children.
+
+    A keyword given both here and in the call is a `TypeError`. Its name, docstring and
+    annotations are those of the function.
+
+    **Arguments:**
+
+    - `func`: any callable, a Module for example.
+    - `*args`, `**kwargs`: arguments of `func`. Those of a call are added after them.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        add_one = eqx.Partial(jnp.add, jnp.asarray(1.0))
+        assert add_one(2.0) == 3.0
+        ```
+    """
+
+    func: Callable[..., _T]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    __name__ = OfCallables(lambda self: name_of(self.func))  # pyright: ignore[reportAssignmentType]
+    __code__ = OfCallables(lambda self: code_of(self.func) or Partial.__call__.__code__)
+
+    def __init__(self, func: Callable[..., _T], /, *args: Any, **kwargs: Any):
+        self.func = as_pytree(func)
+        self.args = args
+        self.keywords = kwargs
+
+    def _shown_(self) -> Any:
+        return self.func
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> _T:
+        if self.keywords:
+            return self.func(*self.args, *args, **kwargs, **self.keywords)
+        return self.func(*self.args, *args, **kwargs)  # faster; the case of a method
+
+    @property
+    def __wrapped__(self) -> types.MethodType:
+        # Of a transformed method: `inspect.getsource`, `typing.get_type_hints` and `??` of
+        # IPython read it.
+        if self.keywords:
+            raise AttributeError("__wrapped__")
+        try:
+            return types.MethodType(inspect.unwrap(self.func), *self.args)
+        except (TypeError, ValueError) as e:  # not one argument, or no function
+            raise AttributeError("__wrapped__") from e
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        partial = functools.partial(self.func, *self.args, **self.keywords)
+        try:
+            signature = signature_of(partial)
+        except (TypeError, ValueError) as e:  # `inspect` then uses `__call__`
+            raise AttributeError("__signature__") from e
+        parameters = signature.parameters.values()
+        left = [p for p in parameters if p.name not in self.keywords]
+        return signature.replace(parameters=left)
+
+
+show_function(Partial)
+
+
+_M = TypeVar("_M", bound=Module)
+
+
+def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
+    """A copy of a Module with the name and the docstring of the function that it wraps.
+
+    It copies `__module__`, `__name__`, `__qualname__`, `__doc__` and `__annotations__`,
+    if they exist. They become part of the tree's structure.
+
+    **Arguments:**
+
+    - `wrapper`: a Module whose class defines `__wrapped__` as a property.
+    - `wrapped`: the function; by default `wrapper.__wrapped__`. It is not stored.
+
+    **Returns:**
+
+    The copy; `wrapper` is left as it is.
+
+    **Raises:**
+
+    `ValueError` if `__wrapped__` is not a property of the class.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        class Twice(eqx.Module):
+            fun: object
+
+            @property
+            def __wrapped__(self):
+                return self.fun
+
+            def __call__(self, x):
+                return self.fun(self.fun(x))
+
+        def add_one(x):
+            return x + 1
+
+        add_two = eqx.module_update_wrapper(Twice(add_one))
+        assert add_two(1) == 3 and add_two.__name__ == "add_one"
+        ```
+    """
+    cls = type(wrapper)
+    if not isinstance(inspect.getattr_static(cls, "__wrapped__", None), property):
+        raise ValueError(
+            f"{cls.__module__}.{cls.__qualname__} must define `__wrapped__` as a "
+            "property. Stored as an attribute, the wrapped object would be in the "
+            "tree twice."
+        )
+    if wrapped is None:
+        wrapped = wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
+    copy: Any = object.__new__(cls)
+    copy.__dict__.update(Module.__getstate__(wrapper))
+    for name in WRAPPER_ATTRIBUTES:
+        try:
+            copy.__dict__[name] = getattr(wrapped, name)
+        except AttributeError:
+            pass
+    return copy
+
+
+def check_forwards(wrapper: Module, name: str, field: str) -> None:
+    """Raises `AttributeError` unless `__getattr__` may look for `name` in `field`.
+
+    Special methods are not looked for there. Nor is anything while `field` has no value,
+    because `copy` and `pickle` ask an object that has no attributes yet.
+    """
+    build_now(wrapper)
+    # Not `__dict__`: reading that drops the caches of the instance.
+    if name.startswith("__") or field not in raw_dict(wrapper):
+        raise AttributeError(
+            f"{type(wrapper).__name__!r} object has no attribute {name!r}"
+        )
