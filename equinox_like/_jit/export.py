@@ -31,7 +31,7 @@ from .._core.describe import (
     stored,
 )
 from .._core.difference import Leaf, trees
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import Template, take_apart
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
@@ -199,7 +199,7 @@ class Exported(Generic[_P, _T]):
     `exported` is JAX's own object, a function of a dictionary of arrays.
     """
 
-    def __init__(self, exported: Any, call: _Call, output: Rest):
+    def __init__(self, exported: Any, call: _Call, output: Template):
         """`output` is that of the function, without its arrays."""
         self.exported = exported
         self._call = call
@@ -350,7 +350,7 @@ def _number_of(x: Any) -> Any:
     return jnp.asarray(x) if jax.export.is_symbolic_dim(x) else x
 
 
-def _without_data(out: Any) -> Rest:
+def _without_data(out: Any) -> Template:
     _, rest = take_apart(out, lambda x: is_array_or_struct(x) or isinstance(x, Leaf))
     return rest
 

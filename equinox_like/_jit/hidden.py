@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._compat.tracing import Tracer, is_of_current_trace
-from .._core.parts import Rest
+from .._core.flat_call import Template
 from .._module.values import leaves_of
 from .._tree.match import leaf_name
 from .._tree.nodes import MAKE_A_PYTREE
 
 
-def refuse_hidden_tracers(out: Any, rest: Rest) -> None:
+def refuse_hidden_tracers(out: Any, rest: Template) -> None:
     """Raises for an object with arrays of the trace in the output of a function, and for
     a `jax.Ref` of the trace.
 

@@ -22,7 +22,7 @@ from .._compat.failures import forget_calls
 from .._compat.tracing import at_top_level, known_array, trace_context
 from .._core.base import jit_is_disabled, name_of
 from .._core.deletion import fatal
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import Template, take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
 from .._tree.arrays import is_concrete, is_weak
@@ -42,7 +42,7 @@ class Outputs:
     def __init__(self, are_grouped: bool) -> None:
         """`are_grouped`: whether the arrays come in one group for each sharding."""
         self._are_grouped = are_grouped
-        self._rests: list[Rest] = []
+        self._rests: list[Template] = []
         # By number: rebuilds the output from its arrays. With JIT disabled, the number
         # is `None`, and the output comes as it is.
         self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}

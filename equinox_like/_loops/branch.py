@@ -10,8 +10,7 @@ import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, require_callable
 from .._core.difference import ARRAY_TYPE, Leaf, tree_differences
-from .._core.pack import pack, unpack
-from .._core.parts import take_apart
+from .._core.flat_call import pack, take_apart, unpack
 from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array, is_array_like, is_number
 from .._tree.nodes import describe_node
@@ -205,7 +204,7 @@ class _Branches:
             self._outputs[name] = described, treedef
             return pack(treedef.unflatten(leaves))
 
-        return show_as_call(flat, self._functions[name], None, self._args, {})
+        return show_as_call(flat, self._functions[name], self._args)
 
     def _differing_numbers(self) -> list[int]:
         """The indices of leaves that are a number in one branch's output, and an array

@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 from .._compat.axes import varying_axes
 from .._core.base import name_of
 from .._core.difference import tree_differences
-from .._core.parts import take_apart, take_apart_like
+from .._core.flat_call import take_apart, take_apart_like
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import path_str
 from .._tree.strict import strictly_same

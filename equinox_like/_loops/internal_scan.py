@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jax import lax
 
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.parts import pair_of
+from .._core.flat_call import pair_of
 from .._transforms.arguments import show_as_call
 from .branch import filter_switch
 from .checkpointed_scan import checkpointed_scan, output_types
@@ -83,7 +83,7 @@ def scan(
         new, y = pair_of(f(carry, x), f"`scan`: `{name_of(f)}`", "(carry, y)")
         return new, arrays_of(y, "y")
 
-    show_as_call(step, f, None, (init, xs), {})
+    show_as_call(step, f, (init, xs))
     if kind == "lax" or steps == 0:
         return lax.scan(step, init, xs, length)
     carry = FlatCarry(init, buffers, where)

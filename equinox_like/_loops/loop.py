@@ -113,7 +113,7 @@ def _filter_while_loop(
 
         steps = [] if limit is None else ["the number of steps"]
         for flat, fun in [(flat_cond, cond), (flat_body, body)]:
-            show_as_call(flat, fun, None, (carry.init,), {}, before=steps)
+            show_as_call(flat, fun, (carry.init,), before=steps)
         start = None if limit is None else jnp.int32(0)
         _, last = jax.lax.while_loop(flat_cond, flat_body, (start, carry.data))
         return carry.fill(last)
@@ -214,7 +214,7 @@ def _filter_fori_loop(
             return carry.step(data, body(i, carry.fill(data)))
 
         args = jax.ShapeDtypeStruct((), jnp.int32), carry.init
-        show_as_call(flat, body, None, args, {}, is_array_or_struct)
+        show_as_call(flat, body, args, is_data=is_array_or_struct)
         last = jax.lax.fori_loop(lower, upper, flat, carry.data, unroll=unroll)
         return carry.fill(last)
 

@@ -8,8 +8,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.pack import pack, unpack
-from .._core.parts import pair_of, take_apart
+from .._core.flat_call import pack, pair_of, take_apart, unpack
 from .._transforms.arguments import show_as_call
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree.filters import is_array
@@ -115,7 +114,7 @@ def _filter_scan(
             new, y = pair_of(out, f"`filter_scan`: `{name_of(f)}`", "(carry, y)")
             return carry.step(before, new), pack(y)
 
-        show_as_call(flat, f, None, (carry.init, xs), {})
+        show_as_call(flat, f, (carry.init, xs))
         if checkpoints is not None and steps > 0:
             return _by_checkpoints(flat, carry, data, steps, checkpoints, reverse)
         step = flat

@@ -81,9 +81,9 @@ def stage(
 def show_step_as(cond: Any, cond_fun: Any, body: Any, body_fun: Any, init: Any) -> None:
     """JAX's messages about `cond` and `body`, which are for `stage`, name the user's
     functions and the leaves of the carry."""
-    show_as_call(cond, cond_fun, None, (init,), {})
+    show_as_call(cond, cond_fun, (init,))
     state = ["whether the loop continues"]
-    show_as_call(body, body_fun, None, (init,), {}, before=state)
+    show_as_call(body, body_fun, (init,), before=state)
 
 
 def _traced_condition(

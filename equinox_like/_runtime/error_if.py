@@ -16,7 +16,7 @@ from .._compat.primitive import number_p
 from .._compat.sources import traced_frames
 from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
-from .._core.parts import take_apart
+from .._core.flat_call import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array, is_array_like

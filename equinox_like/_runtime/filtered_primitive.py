@@ -22,7 +22,7 @@ from .._compat.rules import (
 )
 from .._core.base import NOT_GIVEN
 from .._core.difference import tree_differences
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import Template, take_apart
 from .._tree.filters import is_array, is_none, is_number
 
 
@@ -40,7 +40,7 @@ class Result:
     """The structure and static leaves of a primitive's output, once they are known."""
 
     def __init__(self) -> None:
-        self._rest: Rest | None = None
+        self._rest: Template | None = None
 
     def take_apart(
         self, out: Any, is_data: Callable[[Any], bool] = is_array

@@ -34,7 +34,7 @@ from .._compat.jaxpr import (
     shard_mapped,
 )
 from .._compat.rules import Tangents, identity
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import Template, take_apart
 from .._errors import ShapeError
 from .._module.fields import field
 from .._module.freezing import Frozen
@@ -57,7 +57,7 @@ class Found(NamedTuple):
     """A marked value: its arrays, and its structure with static leaves."""
 
     mark: Mark
-    rest: Rest
+    rest: Template
     arrays: list[Any]
 
     def value(self) -> Any:

@@ -36,7 +36,7 @@ from .._compat.tracing import Tracer, trace_context
 from .._core.base import Transformed, frames_hidden
 from .._core.caches import on_clear
 from .._core.context import entered_here, within
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import Template, take_apart
 from .._module.fields import field
 from .._tree import is_array
 from .._tree.arrays import jax_struct_of, struct_of, with_key, without_key
@@ -148,11 +148,11 @@ class NotInlined(Transformed[_P, _T]):
 
 _DATA: Final = "data"
 # The functions that have an `abstract_fn`, without their arrays.
-_functions: Final[list[Rest]] = []
+_functions: Final[list[Template]] = []
 _adding: Final = threading.RLock()  # to compare functions may run code of the user
 
 
-def _index_of(rest: Rest) -> int:
+def _index_of(rest: Template) -> int:
     try:
         hash(tuple(rest.leaves))
     except TypeError as e:
@@ -174,7 +174,7 @@ class _Call:
     # The values of all contexts. It is traced again later, outside of the `with` blocks.
     entered: Any
     # The entry of `_functions`, once the index is known at run time.
-    rest: Rest | None = None
+    rest: Template | None = None
 
     def __call__(self, *data: Any) -> list[Any]:
         arrays, rest = take_apart(self.output(data))

@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 
 from .._compat.tracing import at_top_level
 from .._core.base import name_of, require_callable
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import FlatCall, Template, take_apart
 from .._tree.arrays import is_typed_key, struct_of, with_key, without_key
 from .._tree.deleted import deleted_named
 from .._tree.equal import tree_equal
@@ -94,9 +94,11 @@ def filter_pure_callback(
             f"`result_shape_dtypes` describes no array: it is {result_shape_dtypes!r}. "
             "Pass `jax.ShapeDtypeStruct(shape, dtype)` for each array."
         )
-    call = _Call(callback, args, kwargs, result_shape_dtypes, "filter_pure_callback")
-    options = {"sharding": sharding, "vmap_method": vmap_method}
-    return call.result.fill(_bound(jax.pure_callback, call, options))
+    bind = functools.partial(
+        jax.pure_callback, sharding=sharding, vmap_method=vmap_method
+    )
+    name = "filter_pure_callback"
+    return _call_back(name, bind, callback, args, kwargs, result_shape_dtypes)
 
 
 @deleted_named
@@ -145,59 +147,69 @@ def filter_io_callback(
         assert lines == [("x", 1.0)]
         ```
     """
-    call = _Call(callback, args, kwargs, result_shape_dtypes, "filter_io_callback")
-    options = {"sharding": sharding, "ordered": ordered}
-    return call.result.fill(_bound(io_callback, call, options))
+    bind = functools.partial(io_callback, sharding=sharding, ordered=ordered)
+    name = "filter_io_callback"
+    return _call_back(name, bind, callback, args, kwargs, result_shape_dtypes)
 
 
-def _bound(bind: Callable[..., Any], call: "_Call", options: dict[str, Any]) -> Any:
-    """The arrays that the callback returns."""
-    data, call.data = call.data, []  # JAX keeps `call`; do not keep the arguments too
-    bound = functools.partial(bind, call, [*map(_passed, call.structs)], **options)
+def _call_back(
+    transformation: str,
+    bind: Callable[..., Any],
+    callback: Any,
+    args: Any,
+    kwargs: Any,
+    described: Any,
+) -> Any:
+    """What the callback returns, for `bind(function, structs, data)` of JAX."""
+    require_callable(callback, transformation)
+    data, call = FlatCall.of(callback, args, kwargs)
+    data = [*map(without_key, data)]
+    structs, result = take_apart(described, _describes_array)
+    structs = [*map(struct_of, structs)]
+    for i, x in enumerate(structs):
+        if jax.dtypes.canonicalize_dtype(x.dtype, True) != x.dtype:
+            raise ValueError(
+                f"`{leaf_name(result.alone(structs), i, 'result_shape_dtypes')}` has the "
+                f"dtype {x.dtype}, which JAX has under `jax_enable_x64` only."
+            )
+    where = f"`{transformation}` of `{name_of(callback)}`"
+    on_host = _OnHost(where, call, [x.ndim for x in data], structs, result)
+    bound = functools.partial(bind, on_host, [*map(_passed, structs)])
     # Outside `jax.jit`, JAX would keep the callback, and what it refers to, forever.
     run = jax.jit(bound) if at_top_level() else bound
-    return [*map(with_key, run(data), call.structs)]
+    return result.fill(map(with_key, run(data), structs))
 
 
-class _Call:
+class _OnHost:
     """The callback as JAX calls it: it takes and returns a list of arrays."""
 
-    data: list[Any]
-    structs: list[jax.ShapeDtypeStruct]
-    result: Rest
-
-    def __init__(self, callback, args, kwargs, result_shape_dtypes, transformation):
-        require_callable(callback, transformation)
-        self._callback = callback
-        self._where = f"`{transformation}` of `{name_of(callback)}`"
-        data, self._rest = take_apart((args, kwargs))
-        self.data = [*map(without_key, data)]
-        self._ndims = [x.ndim for x in self.data]
-        described, self.result = take_apart(result_shape_dtypes, _describes_array)
-        self.structs = [*map(struct_of, described)]
-        for i, x in enumerate(self.structs):
-            if jax.dtypes.canonicalize_dtype(x.dtype, True) != x.dtype:
-                tree = self.result.alone(self.structs)
-                raise ValueError(
-                    f"`{leaf_name(tree, i, 'result_shape_dtypes')}` has the dtype "
-                    f"{x.dtype}, which JAX has under `jax_enable_x64` only."
-                )
+    def __init__(
+        self,
+        where: str,
+        call: FlatCall,
+        ndims: list[int],
+        structs: list[jax.ShapeDtypeStruct],
+        result: Template,
+    ):
+        self._where = where
+        self._call = call
+        self._ndims = ndims
+        self._expected = result.fill(structs)
+        self._places = result.places
 
     def __call__(self, data: list[Any]) -> list[Any]:
-        args, kwargs = self._rest.fill(data)
         # How many axes `vmap` has added in front, by this `vmap_method`.
         added = max(
             (x.ndim - n for x, n in zip(data, self._ndims, strict=True)), default=0
         )
-        out = self._callback(*args, **kwargs)
+        out = self._call.run(data)
         message = (
             f"{self._where} did not return the structure of `result_shape_dtypes`."
         )
-        expected = self.result.fill(self.structs)
-        pairs = pair_leaves(expected, out, message, "result")
+        pairs = pair_leaves(self._expected, out, message, "result")
         for path, wanted, leaf in pairs:
             self._check(leaf, wanted, path_str(path, "result"), added)
-        return [without_key(pairs[i][2]) for i in self.result.places]
+        return [without_key(pairs[i][2]) for i in self._places]
 
     def _check(self, leaf: Any, wanted: Any, name: str, added: int) -> None:
         if is_typed_key(wanted) and is_array(leaf) and not is_typed_key(leaf):

@@ -13,8 +13,7 @@ from .._core.base import (
     frames_hidden,
     require_callable,
 )
-from .._core.pack import pack, unpack
-from .._core.parts import take_apart
+from .._core.flat_call import FlatCall, pack, unpack
 from .._module.fields import field
 from .arguments import show_as_call
 
@@ -99,14 +98,12 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        opaque = self._opaque
-        data, rest = take_apart((self._tree, args, kwargs))
+        data, call = FlatCall.of(self._held_, args, kwargs, with_fun=True)
 
         def flat(data):
-            tree, args, kwargs = rest.fill(data)
-            return pack((opaque if tree is None else tree)(*args, **kwargs))
+            return pack(call.run(data))
 
-        show_as_call(flat, self.__wrapped__, self._tree, args, kwargs)
+        show_as_call(flat, self.__wrapped__, args, kwargs, self._tree)
         options: dict[str, Any] = {
             "prevent_cse": self._prevent_cse,
             "policy": self._policy,

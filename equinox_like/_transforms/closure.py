@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.difference import tree_differences
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import Template, take_apart
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import describe_array, jax_struct_of, struct_of
@@ -97,7 +97,7 @@ class ClosureConverted(Module, Generic[_P, _T]):
     # A leaf, as in Equinox, because libraries look for such leaves.
     _jaxpr: Any
     _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
-    _rest: Rest = field(static=True)
+    _rest: Template = field(static=True)
     _out: Any = field(static=True)
 
     def __init__(self, consts, fn, jaxpr, structs, rest, out):

@@ -10,7 +10,7 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
-from .._core.parts import as_arrays, pair_of, take_apart
+from .._core.flat_call import as_arrays, pair_of, take_apart
 from .._module.fields import field
 from .._tree.filters import is_inexact_array, is_inexact_array_like, is_none
 from .._tree.match import leaf_name
@@ -100,18 +100,18 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        opaque, name, rule = self._opaque, name_of(self.__wrapped__), self._rules.jvp
+        name, rule = name_of(self.__wrapped__), self._rules.jvp
         if rule is None:
             raise AttributeError(
                 f"`filter_custom_jvp` of `{name}` has no rule yet: attach one by "
                 f"`{name}.def_jvp(rule)` before calling it."
             )
         data, rest = take_apart(args)
-        held, held_rest = take_apart((self._tree, kwargs))
+        held, held_rest = take_apart((self._held_, kwargs))
 
         def flat(data, held):
-            tree, kwargs = held_rest.fill(held)
-            out = (opaque if tree is None else tree)(*rest.fill(data), **kwargs)
+            fun, kwargs = held_rest.fill(held)
+            out = fun(*rest.fill(data), **kwargs)
             refuse_non_arrays(out, name, "filter_custom_jvp")
             return batched_in_front(out)
 

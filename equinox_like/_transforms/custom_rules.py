@@ -12,7 +12,7 @@ import jax
 
 from .._compat.tracing import Tracer
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
-from .._core.pack import unpack
+from .._core.flat_call import unpack
 from .._tree.arrays import describe_type
 from .._tree.filters import is_array_or_struct, is_inexact_array, is_number
 from .tangents import shape_and_dtype, watch

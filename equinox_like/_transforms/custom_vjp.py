@@ -1,7 +1,7 @@
 """`filter_custom_vjp`: reverse-mode derivatives given by the user."""
 
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,7 @@ from .._core.base import (
     require_callable,
 )
 from .._core.context import in_context_of_now
-from .._core.pack import pack, unpack
-from .._core.parts import Rest, as_arrays, pair_of, take_apart
+from .._core.flat_call import Template, as_arrays, pack, pair_of, take_apart, unpack
 from .._module.fields import field
 from .._tree.filters import (
     is_array,
@@ -30,7 +29,7 @@ from .._tree.filters import (
 )
 from .._tree.match import pair_leaves
 from .._tree.nodes import path_str
-from .._tree.partitioning import combine, filter, partition
+from .._tree.partitioning import filter
 from .._warn import warn
 from .custom_rules import Rules, batched_in_front, check_output, hold, type_of
 from .tangents import is_zero
@@ -154,7 +153,7 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
                 f"`filter_custom_vjp` of `{name}` takes its first argument, which is "
                 "differentiated, by position."
             )
-        call, data, held = _Call.take_apart(self, args, kwargs)
+        data, held, call = _take_apart(self._held_, args, kwargs)
 
         def flat(data, held):
             fun, args, kwargs = call.fill(data, held)
@@ -217,36 +216,29 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
         return fwd, bwd
 
 
-class _Call:
-    """A call without its arrays: `data`, which is differentiated, and `held`."""
+class _HeldCall(NamedTuple):
+    """A call without its arrays: the data of the first argument, and all others."""
 
-    def __init__(self, opaque: Any, treedef: Any, not_perturbed: Any, rest: Rest):
-        self._opaque = opaque
-        # The treedef of the first argument's inexact arrays, and the flag `False` for
-        # its other leaves.
-        self.treedef = treedef
-        self._not_perturbed = not_perturbed
-        # The call without `data`, with places for `held`.
-        self._rest = rest
-
-    @classmethod
-    def take_apart(
-        cls, fun: CustomVJP[..., Any], args: Any, kwargs: Any
-    ) -> tuple["_Call", list[Any], list[Any]]:
-        inexact, others = partition(args[0], is_inexact_array)
-        data, treedef = jtu.tree_flatten(inexact)
-        held, rest = take_apart((fun._tree, others, args[1:], kwargs))
-        not_perturbed = jtu.tree_map(lambda _: False, others)
-        return cls(fun._opaque, treedef, not_perturbed, rest), data, held
+    first: Template
+    others: Template
 
     def fill(self, data: Any, held: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The callable, and its arguments `(args, kwargs)`."""
-        tree, others, args, kwargs = self._rest.fill(held)
-        vjp_arg = combine(self.treedef.unflatten(data), others)
-        return self._opaque if tree is None else tree, (vjp_arg, *args), kwargs
+        fun, leaves, args, kwargs = self.others.fill(held)
+        first = Template(self.first.treedef, leaves, self.first.places).fill(data)
+        return fun, (first, *args), kwargs
 
     def like_argument(self, flags: Any) -> Any:
-        return combine(self.treedef.unflatten(flags), self._not_perturbed)
+        return self.first.fill(flags, lambda _: False)
+
+
+def _take_apart(
+    fun: Any, args: Any, kwargs: Any
+) -> tuple[list[Any], list[Any], _HeldCall]:
+    data, first = take_apart(args[0], is_inexact_array)
+    held, others = take_apart((fun, first.leaves, args[1:], kwargs))
+    first.leaves = [None] * len(first.leaves)  # they are among the held
+    return data, held, _HeldCall(first, others)
 
 
 _UNEXPECTED_TANGENT = (

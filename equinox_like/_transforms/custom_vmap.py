@@ -21,7 +21,7 @@ from .._core.base import (
     require_callable,
 )
 from .._core.difference import tree_differences
-from .._core.parts import Rest, as_arrays, pair_of, take_apart, take_apart_like
+from .._core.flat_call import Template, as_arrays, pair_of, take_apart, take_apart_like
 from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
@@ -141,7 +141,9 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
 class _Expected:
     """What a rule must return: the function's output, batched or not."""
 
-    def __init__(self, name: str, rest: Rest, structs: Sequence[jax.ShapeDtypeStruct]):
+    def __init__(
+        self, name: str, rest: Template, structs: Sequence[jax.ShapeDtypeStruct]
+    ):
         self._where = f"The rule of `filter_custom_vmap` of `{name}`"
         self._rest = rest
         self._structs = structs

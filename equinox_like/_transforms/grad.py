@@ -2,7 +2,7 @@
 
 JAX differentiates with respect to the inexact arrays of the first argument, or those of
 them that `wrt` chooses. Everything else is closed over. Auxiliary outputs that are not
-arrays pass through JAX with `pack.py`.
+arrays pass through JAX by `pack`.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,7 @@ from .._core.base import (
     name_of,
     refuse_deprecated,
 )
-from .._core.pack import pack, unpack
-from .._core.parts import Rest, value_and_aux
+from .._core.flat_call import FlatCall, pack, unpack, value_and_aux
 from .._module.fields import field
 from .._module.freezing import trainable_leaves
 from .._module.module import Module
@@ -225,10 +224,10 @@ class Differentiated(Transformed[..., Any]):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun, has_aux = self.__wrapped__, self._has_aux
         name = self._transformation_
-        data, first, others = first_argument(name, fun, args, kwargs, self._wrt)
+        data, call = of_first_argument(name, fun, args, kwargs, self._wrt)
 
         def inner(data):
-            out = fun(first.fill(data), *others, **kwargs)
+            out = call.run(data)
             if not has_aux:
                 return _value(fun, out), None
             value, aux = value_and_aux(fun, out)
@@ -238,7 +237,7 @@ class Differentiated(Transformed[..., Any]):
             inner, has_aux=True, **dict(self._gradkwargs)
         )
         (value, aux), gradient = differentiated(data)
-        gradient = first.alone(gradient)
+        (gradient,) = call.args_alone(gradient)
         if self._with_value:
             return ((value, unpack(aux)) if has_aux else value), gradient
         return (gradient, unpack(aux)) if has_aux else gradient
@@ -254,14 +253,14 @@ def _value(fun: Any, out: Any) -> Any:
     return out
 
 
-def first_argument(
+def of_first_argument(
     transformation: str,
     fun: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     wrt: Any = None,
-) -> tuple[list[Any], Rest, tuple[Any, ...]]:
-    """The leaves of the first argument to differentiate, its rest, other arguments."""
+) -> tuple[list[Any], FlatCall]:
+    """The leaves of the first argument to differentiate, and a call with that argument."""
     if not args:
         # The first words are Equinox's, as users match on them.
         raise TypeError(
@@ -271,7 +270,7 @@ def first_argument(
         )
     x, *others = args
     leaves, treedef = jtu.tree_flatten(x)
-    places = [i for i, flag in enumerate(trainable_leaves(x)) if flag]
+    can_be = trainable_leaves(x)
     if wrt is None:
         chosen = [True] * len(leaves)
     else:
@@ -280,20 +279,19 @@ def first_argument(
         except Exception as error:
             error.add_note(f"Here `x` is the first argument of `{name_of(fun)}`.")
             raise
-    if len(places) < len(leaves):
+    if not all(can_be):
         _refuse_refs(fun, treedef, leaves, chosen)
     # A Jacobian for an empty tuple has no columns, but an empty Module is a mistake.
     is_gradient = transformation.endswith("grad")
-    if not places and (leaves or is_gradient or isinstance(x, Module)):
+    if not any(can_be) and (leaves or is_gradient or isinstance(x, Module)):
         raise _nothing_to_differentiate(fun, x, leaves)
-    if wrt is not None:
-        places = [i for i in places if chosen[i]]
-        if leaves and not places:
-            raise TypeError(
-                f"The first argument of `{name_of(fun)}` has nothing to differentiate: "
-                f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
-            )
-    return [leaves[i] for i in places], Rest(treedef, leaves, places), tuple(others)
+    chosen = [a and b for a, b in zip(can_be, chosen, strict=True)]
+    if wrt is not None and leaves and not any(chosen):
+        raise TypeError(
+            f"The first argument of `{name_of(fun)}` has nothing to differentiate: "
+            f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
+        )
+    return FlatCall.of(lambda x: fun(x, *others, **kwargs), (x,), {}, chosen)
 
 
 def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any], chosen: list[bool]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._compat.jaxpr import is_literal, name_and_params, run_equation, text_of
 from .._core.base import name_of
-from .._core.parts import take_apart
+from .._core.flat_call import take_apart
 from .._errors import NotInvertibleError
 
 

@@ -23,7 +23,7 @@ from .._core.base import (
     name_of,
     require_callable,
 )
-from .._core.parts import take_apart
+from .._core.flat_call import take_apart
 from .._module.fields import field
 from .._tree.arrays import is_typed_key, reusable
 from .._tree.filters import is_array, is_inexact_array

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._core.base import NOT_GIVEN, Transformed, frames_hidden, name_of
-from .._core.pack import pack, unpack
-from .._core.parts import value_and_aux
+from .._core.flat_call import pack, unpack, value_and_aux
 from .._module.fields import field
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like, is_inexact_array_like
 from .._tree.require import refuse_unknown_options
 from .._typing import GradOptions
-from .grad import first_argument, refuse_argnums
+from .grad import of_first_argument, refuse_argnums
 from .tangents import refuse_non_arrays
 
 _P = ParamSpec("_P")
@@ -192,13 +191,13 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, has_aux = self.__wrapped__, self._has_aux
         name, jackwargs = self._transformation_, dict(self._jackwargs)
-        data, first, others = first_argument(name, fun, args, kwargs)
         step, *inner = self._steps
         if inner:
             fun = Jacobian(fun, name, tuple(inner), has_aux, jackwargs)
+        data, call = of_first_argument(name, fun, args, kwargs)
 
         def flat(data):
-            out, aux = fun(first.fill(data), *others, **kwargs), None
+            out, aux = call.run(data), None
             if has_aux:
                 out, aux = value_and_aux(fun, out)
             refuse_non_arrays(out, name_of(fun), name, _has_derivatives)
@@ -214,7 +213,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         treedef, aux, constants = unpack(packed)
         found = iter(rows)
         leaves = [next(found) if x is None else _zeros(data, x) for x in constants]
-        result: Any = treedef.unflatten(map(first.alone, leaves))
+        result: Any = treedef.unflatten(call.args_alone(x)[0] for x in leaves)
         if has_aux:
             result = result, aux
         return result

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from .._compat.tracing import Tracer
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import FlatCall
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import jax_struct_of
@@ -67,9 +67,11 @@ def filter_jvp(
             f"`{name_of(fn)}`; got {describe_node(primals)}. For one argument: `(x,)`."
         )
     matched = match_tangents(primals, tangents)
-    leaves, treedef = jtu.tree_flatten(primals, is_none)
-    places = [i for i, tangent in enumerate(matched) if tangent is not None]
-    flat = by_parts(functools.partial(fn, **kwargs), Rest(treedef, leaves, places))
+    leaves = zip(jtu.tree_leaves(primals, is_none), matched, strict=True)
+    is_perturbed = [tangent is not None for x, tangent in leaves if x is not None]
+    fun = functools.partial(fn, **kwargs)
+    data, call = FlatCall.of(fun, primals, {}, is_perturbed)
+    flat = by_parts(call)
     depends: list[bool] = []
 
     def watched(data, token):
@@ -90,13 +92,13 @@ def filter_jvp(
             values[i] = x
         return treedef.unflatten(values), aux
 
-    if not places:
+    if not data:
         out = fn(*primals, **kwargs)
         return out, jtu.tree_map(lambda _: None, out)
     inexact, inexact_tangents, aux = jax.jvp(
         watched,
-        ([leaves[i] for i in places], 0.0),
-        ([matched[i] for i in places], 1.0),
+        (data, 0.0),
+        ([tangent for tangent in matched if tangent is not None], 1.0),
         has_aux=True,
     )
     found, treedef = jtu.tree_flatten(inexact_tangents)
@@ -139,9 +141,9 @@ def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linear
         ```
     """
     require_callable(fun, "filter_linearize")
-    data, rest = take_apart(primals, is_inexact_array)
-    inexact, linear, aux = jax.linearize(by_parts(fun, rest), data, has_aux=True)
-    structs = rest.alone([*map(jax_struct_of, data)])
+    data, call = FlatCall.of(fun, primals, {}, is_inexact_array)
+    inexact, linear, aux = jax.linearize(by_parts(call), data, has_aux=True)
+    structs = call.args_alone(map(jax_struct_of, data))
     return rejoin(inexact, aux)[0], Linearized(name_of(fun), linear, structs)
 
 

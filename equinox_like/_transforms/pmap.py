@@ -9,23 +9,16 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from .._core.base import DEPRECATED, NOT_GIVEN, Transformed, name_of, refuse_deprecated
-from .._core.parts import take_apart
+from .._core.base import DEPRECATED, NOT_GIVEN, Transformed, refuse_deprecated
+from .._core.flat_call import FlatCall
 from .._jit.donation import Donate
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
-from .arguments import argument_name, show_as_call
+from .arguments import NamedCall, show_as_call
 from .compiled import Compiled
-from .unmapped import Unmapped
-from .vmap import (
-    axes_of_call,
-    check_sizes,
-    checked_size,
-    if_array,
-    output_axes,
-)
+from .vmap import MappedOutput, axes_of_call, check_sizes, checked_size, if_array
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -170,97 +163,77 @@ class Pmapped(Transformed[..., Any]):
         self._exact = exact
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        fun, opaque, axis_name = self.__wrapped__, self._opaque, self._axis_name
-        axes = axes_of_call("filter_pmap", fun, self._in_axes, args, kwargs)
-        check_sizes("filter_pmap", fun, args, kwargs, axes, self._axis_size)
-        mesh = self._mesh(args, kwargs, axes)
-        data, rest = take_apart((args, kwargs))
-        held, held_rest = take_apart(self._tree)
-        of_data = [axes[i] for i in rest.places]
-        outputs, out_axes = Unmapped(), self._out_axes
+        axis_name = self._axis_name
+        call = NamedCall("filter_pmap", self.__wrapped__, args, kwargs)
+        axes = axes_of_call(call, self._in_axes)
+        check_sizes(call, axes, self._axis_size)
+        mesh = self._mesh(call, axes)
+        data, flat_call = FlatCall.of(self._held_, args, kwargs, with_fun=True)
+        axes = [None] * jtu.tree_structure(self._held_).num_leaves + axes
+        of_data = [axes[i] for i in flat_call.template.places]
+        output = MappedOutput(self._out_axes)
 
-        def of_row(held, row):
-            tree, (args, kwargs) = held_rest.fill(held), rest.fill(row)
-            out = (opaque if tree is None else tree)(*args, **kwargs)
-            return outputs.split(out, output_axes(out_axes, out))
+        def of_row(row):
+            return output.split(flat_call.run(row))
 
-        def flat(held, data):
-            row = [
+        def flat(data):
+            with_rows, without = of_row(
                 x if axis is None else jax.lax.index_in_dim(x, 0, axis, keepdims=False)
                 for x, axis in zip(data, of_data, strict=True)
-            ]
-            with_rows, without = of_row(held, row)
+            )
             return [jnp.asarray(x)[None] for x in with_rows], without
 
-        show_as_call(flat, fun, self._tree, args, kwargs)
-        if _may_return_once(out_axes):
-            found = outputs.batched(
-                of_row,
-                held,
-                data,
-                in_axes=(None, of_data),
-                axis_name=axis_name,
-                axis_size=mesh.devices.size,
-            )
+        show_as_call(flat, self.__wrapped__, args, kwargs, self._tree)
+        if _may_return_once(self._out_axes):
+            options = {"axis_name": axis_name, "axis_size": mesh.devices.size}
+            found = output.batched(of_row, data, in_axes=(of_data,), **options)
             if found is not None:
                 raise ValueError(
-                    f"`filter_pmap` of `{name_of(fun)}`: {found} may differ between "
-                    "devices, so its output axis cannot be `None`. Make it equal on "
-                    "all devices with `jax.lax.psum` or `jax.lax.pmean`, or give it an "
-                    "axis."
+                    f"{call}: {found} may differ between devices, so its output axis "
+                    "cannot be `None`. Make it equal on all devices with `jax.lax.psum` "
+                    "or `jax.lax.pmean`, or give it an axis."
                 )
+        specs = [
+            _spec(x, axis, axis_name) for x, axis in zip(data, of_data, strict=True)
+        ]
         with_rows, without = jax.shard_map(
             flat,
             mesh=mesh,
-            in_specs=(
-                PartitionSpec(),
-                [
-                    _spec(x, axis, axis_name)
-                    for x, axis in zip(data, of_data, strict=True)
-                ],
-            ),
+            in_specs=(specs,),
             out_specs=(PartitionSpec(axis_name), PartitionSpec()),
             # With it, the gradient for an array that all devices share would be a sum
             # over the devices, which it is not under `jax.pmap`. And some functions
             # would need a `jax.lax.pcast`. So `jax.vmap` checks the outputs, above.
             check_vma=False,
-        )(held, data)
-        return outputs.join(with_rows, without)
+        )(data)
+        return output.join(with_rows, without)
 
-    def _mesh(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], axes: Sequence[int | None]
-    ) -> Mesh:
-        size, name, fun = self._axis_size, "axis_size", self.__wrapped__
-        leaves = jtu.tree_leaves_with_path((args, kwargs))
+    def _mesh(self, call: NamedCall, axes: Sequence[int | None]) -> Mesh:
+        size, name = self._axis_size, "axis_size"
+        leaves = jtu.tree_leaves_with_path((call.args, call.kwargs))
         for (path, x), axis in zip(leaves, axes, strict=True):
             if axis is not None:
-                size = x.shape[axis]
-                name = argument_name(fun, args, kwargs, path)
+                size, name = x.shape[axis], call.leaf_name(path)
                 break
         if size is None:
             raise ValueError(
-                f"`filter_pmap` of `{name_of(fun)}`: no argument is mapped. Map one, or "
-                "give `axis_size`."
+                f"{call}: no argument is mapped. Map one, or give `axis_size`."
             )
         count = len(self._devices)
         if size > count or (self._exact and size != count):
             raise ValueError(
-                f"`filter_pmap` of `{name_of(fun)}`: `{name}`: {size} rows cannot be "
-                f"split over {count} devices, one row each. Map over at most as many "
-                "rows as devices, and use `filter_vmap` for the rows of one device."
+                f"{call}: `{name}`: {size} rows cannot be split over {count} devices, one "
+                "row each. Map over at most as many rows as devices, and use "
+                "`filter_vmap` for the rows of one device."
             )
         devices = np.asarray(self._devices[:size])
         mesh = Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
-        _refuse_other_meshes(fun, args, kwargs, axes, mesh)
+        _refuse_other_meshes(call, axes, mesh)
         return mesh
 
 
 def _refuse_other_meshes(
-    fun: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    axes: Sequence[int | None],
-    mesh: Mesh,
+    call: NamedCall, axes: Sequence[int | None], mesh: Mesh
 ) -> None:
     """Raises if another mesh is in use, or an argument has explicit axes of one.
 
@@ -269,21 +242,19 @@ def _refuse_other_meshes(
     here = jax.sharding.get_abstract_mesh()
     if not here.empty and here != mesh.abstract_mesh:
         raise ValueError(
-            f"`filter_pmap` of `{name_of(fun)}` has a mesh of its own, and cannot be "
-            f"called while a mesh with the axes {here.axis_names} is in use. Call it "
-            "outside of `jax.set_mesh`, or use `filter_shard_map` or `filter_vmap` "
-            "instead."
+            f"{call} has a mesh of its own, and cannot be called while a mesh with the "
+            f"axes {here.axis_names} is in use. Call it outside of `jax.set_mesh`, or use "
+            "`filter_shard_map` or `filter_vmap` instead."
         )
-    leaves = jtu.tree_leaves_with_path((args, kwargs))
+    leaves = jtu.tree_leaves_with_path((call.args, call.kwargs))
     for (path, x), axis in zip(leaves, axes, strict=True):
         sharding: Any = jax.typeof(x).sharding if is_array(x) else None
         if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
             continue
         if axis is not None or any(sharding.spec):
             raise ValueError(
-                f"`filter_pmap` of `{name_of(fun)}`: "
-                f"`{argument_name(fun, args, kwargs, path)}` ({describe_array(x)}) is "
-                "on another mesh, one with explicit axes. Take it off that mesh with "
+                f"{call}: `{call.leaf_name(path)}` ({describe_array(x)}) is on another "
+                "mesh, one with explicit axes. Take it off that mesh with "
                 "`jax.device_get`."
             )
 

@@ -2,9 +2,10 @@
 
 JAX gets a flat list of specs for a flat list of arrays. The structure of the output is
 not known before the trace. So its arrays are returned in one list for each leaf of
-`out_specs`, as in `_jit/shardings.py`.
+`out_specs`, as in `_jit/shardings.py`, and the rest of it bypasses JAX.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -15,8 +16,7 @@ from jax.sharding import PartitionSpec
 from .._compat.axes import varying_axes
 from .._compat.messages import tells_of_other_specs
 from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
-from .._core.pack import Grouped, unpack
-from .._core.parts import take_apart
+from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, refuse_misfit, require_axis, require_mesh
 from .._core.show_as import show_as
 from .._jit.donation import Donate
@@ -26,7 +26,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import path_str
-from .arguments import by_name, data_names
+from .arguments import NamedCall
 from .compiled import Compiled
 
 _P = ParamSpec("_P")
@@ -148,31 +148,30 @@ class ShardMapped(Transformed[..., Any]):
         self._check_vma = check_vma
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        fun, opaque = self.__wrapped__, self._opaque
+        fun = self.__wrapped__
         placed, named = by_position(fun, args, kwargs)
+        call = NamedCall("filter_shard_map", fun, placed, named)
         mesh = jax.sharding.get_abstract_mesh() if self._mesh is None else self._mesh
         if mesh.empty:
             raise ValueError(
-                f"`filter_shard_map` of `{name_of(fun)}` has no mesh: give it one, or call "
-                "it under `jax.set_mesh(mesh)`."
+                f"{call} has no mesh: give it one, or call it under `jax.set_mesh(mesh)`."
             )
-        data, rest = take_apart((placed, named))
-        held, held_rest = take_apart(self._tree)
-        specs = self._specs(placed, named)
-        names = data_names(fun, None, placed, named)
+        data, flat_call = FlatCall.of(self._held_, placed, named, with_fun=True)
+        specs, names = self._specs(call), call.data_names(self._tree)
+        specs = [PartitionSpec()] * (len(data) - len(specs)) + specs  # of the function
         for name, x, spec in zip(names, data, specs, strict=True):
             _require_spec("in_specs", name, spec)
             refuse_misfit("in_specs", name, spec, x, mesh=self._mesh)
             self._refuse_automatic_axes("in_specs", name, spec)
-
         manual = self._axis_names or frozenset(mesh.axis_names)
+        template: Any = None
 
-        def flat(held, data):
-            tree, (args, kwargs) = held_rest.fill(held), rest.fill(data)
-            out = (opaque if tree is None else tree)(*args, **kwargs)
-            return self._grouped(out, manual)
+        def flat(data):
+            nonlocal template
+            groups, template = self._grouped(flat_call.run(data), manual)
+            return groups
 
-        show_as(flat, fun, lambda: data_names(fun, self._tree, (), {}) + names)
+        show_as(flat, fun, lambda: names)
         for path, spec in jtu.tree_leaves_with_path(self._out_specs):
             name = path_str(path, "out")
             _require_spec("out_specs", name, spec)
@@ -180,25 +179,25 @@ class ShardMapped(Transformed[..., Any]):
                 for axis in axes_of(part):
                     require_axis(f"`out_specs` gives {spec} for `{name}`", axis, mesh)
             self._refuse_automatic_axes("out_specs", name, spec)
-        out_specs = [spec or PartitionSpec() for spec in self._output_leaves()]
         mapped = jax.shard_map(
             flat,
             mesh=self._mesh,
-            in_specs=(PartitionSpec(), specs),
-            out_specs=Grouped(out_specs, PartitionSpec()),
+            in_specs=(specs,),
+            out_specs=[spec or PartitionSpec() for spec in self._output_leaves()],
             axis_names=self._axis_names,
             check_vma=self._check_vma,
         )
         try:
-            return unpack(mapped(held, data))
+            groups = mapped(data)
         except ValueError as e:
             if tells_of_other_specs(e):
                 _explain_explicit(names, data, specs, e)
             raise
+        return template.fill(itertools.chain.from_iterable(groups))
 
-    def _specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _specs(self, call: NamedCall) -> list[Any]:
         """The spec of each array of the arguments."""
-        given, fun = self._in_specs, self.__wrapped__
+        given, (_, fun, args, kwargs) = self._in_specs, call
         of_keywords = given
         if isinstance(given, tuple):
             of_keywords = None
@@ -213,7 +212,7 @@ class ShardMapped(Transformed[..., Any]):
             if not _has_arrays(more):  # static arguments do not need a spec
                 given = (*given, *[None] * len(more))
         if isinstance(given, dict):
-            parts = by_name("in_specs", fun, given, args, kwargs, None)
+            parts = call.by_name("in_specs", given, None)
         else:
             parts = [(given, args, "in_specs", "the arguments")]
             parts += [(of_keywords, kwargs[k], "in_specs", k) for k in sorted(kwargs)]
@@ -227,15 +226,19 @@ class ShardMapped(Transformed[..., Any]):
     def _output_leaves(self) -> list[Any]:
         return jtu.tree_leaves(self._out_specs, is_leaf=is_none)
 
-    def _grouped(self, out: Any, axes: frozenset[Any]) -> Grouped:
-        numbers = []
+    def _grouped(
+        self, out: Any, axes: frozenset[Any]
+    ) -> tuple[list[list[Any]], Template]:
+        """The arrays of an output, in one list for each leaf of `out_specs`, and the
+        output without them."""
+        leaves, treedef = jtu.tree_flatten_with_path(out)
+        groups: list[list[int]] = [[] for _ in self._output_leaves()]
         found = spread(self._out_specs, out, "out_specs", "out")
-        for (path, x), (number, spec) in zip(
-            jtu.tree_leaves_with_path(out), found, strict=True
-        ):
-            numbers.append(number)
+        for i, (number, spec) in enumerate(found):
+            path, x = leaves[i]
             if not is_array(x):
                 continue
+            groups[number].append(i)
             name, spec = path_str(path, "out"), spec or PartitionSpec()
             if len(spec) > x.ndim:
                 refuse_misfit("out_specs", name, spec, x, mesh=self._mesh)
@@ -247,7 +250,10 @@ class ShardMapped(Transformed[..., Any]):
                     "axis there to return all the parts, or make them equal with "
                     "`jax.lax.psum` or `jax.lax.pmean`."
                 )
-        return Grouped.of(out, numbers, len(self._output_leaves()))
+        values = [x for _, x in leaves]
+        places = [*itertools.chain.from_iterable(groups)]
+        template = Template(treedef, values, places)
+        return [[values[i] for i in group] for group in groups], template
 
     def _refuse_automatic_axes(self, option: str, name: str, spec: Any) -> None:
         if not self._axis_names:

@@ -13,25 +13,24 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from .._core.pack import pack, unpack
-from .._core.parts import Rest, value_and_aux
+from .._core.flat_call import FlatCall, pack, unpack, value_and_aux
 from .._tree.filters import is_array_like, is_inexact_array, is_none
 from .._tree.match import pair_leaves
 from .._tree.nodes import describe_node, path_str
 from .._tree.partitioning import combine, partition
 
 
-def by_parts(fun: Any, rest: Rest, has_aux: bool = False) -> Callable[..., Any]:
-    """`fun` as a function for JAX to differentiate with `has_aux=True`.
+def by_parts(call: FlatCall, has_aux: bool = False) -> Callable[..., Any]:
+    """A call as a function for JAX to differentiate with `has_aux=True`.
 
-    It maps the arrays that `rest` lacks to the output, with `None` for all leaves that
-    are not inexact arrays. These leaves are auxiliary, and `rejoin` puts them back.
+    It maps the data to the output, with `None` for all leaves that are not inexact arrays.
+    These leaves are auxiliary, and `rejoin` puts them back.
     """
 
     def flat(data):
-        out, aux = fun(*rest.fill(data)), None
+        out, aux = call.run(data), None
         if has_aux:
-            out, aux = value_and_aux(fun, out)
+            out, aux = value_and_aux(call.fun, out)
         inexact, others = partition(out, is_inexact_array)
         return inexact, pack((others, aux))
 

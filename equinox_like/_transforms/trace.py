@@ -14,8 +14,7 @@ import jax.tree_util as jtu
 
 from .._core.base import Transformed, frames_hidden, require_callable
 from .._core.caches import on_clear
-from .._core.pack import pack, unpack
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import FlatCall, Template, pack, take_apart, unpack
 from .._jit.layout import keep
 from .._module import Module
 from .._tree.arrays import jax_struct_of
@@ -65,17 +64,16 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         ```
     """
     require_callable(fun, "filter_eval_shape", "fun")
-    data, rest = take_apart((fun, args, kwargs), is_array_or_struct)
+    data, call = FlatCall.of(fun, args, kwargs, is_array_or_struct, with_fun=True)
     outs = []
 
     def flat(data):
-        fun, args, kwargs = rest.fill(data)
-        out, out_rest = take_apart(fun(*args, **kwargs))
+        out, out_rest = take_apart(call.run(data))
         # JAX would keep it, with the static values in it, as part of the output.
         outs.append(out_rest)
         return out
 
-    show_as_call(flat, fun, fun, args, kwargs, is_array_or_struct)
+    show_as_call(flat, fun, args, kwargs, fun, is_array_or_struct)
     structs = jax.eval_shape(flat, data)
     return outs.pop().fill(structs)
 
@@ -188,7 +186,7 @@ def trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     is_data: Callable[[Any], bool] = is_array_or_struct,
-) -> tuple[Any, list[jax.ShapeDtypeStruct], Rest, Rest]:
+) -> tuple[Any, list[jax.ShapeDtypeStruct], Template, Template]:
     """The jaxpr, its output structs, and the rests of the arguments and the output."""
     data, rest = take_apart((args, kwargs), is_data)
     out_rest: Any = None
@@ -199,7 +197,7 @@ def trace(
         out, out_rest = take_apart(fun(*args, **kwargs))
         return out
 
-    show_as_call(flat, fun, None, args, kwargs, is_data)
+    show_as_call(flat, fun, args, kwargs, None, is_data)
     jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(data)
     return jaxpr, structs, rest, out_rest
 

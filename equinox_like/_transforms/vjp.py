@@ -7,7 +7,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.parts import take_apart
+from .._core.flat_call import FlatCall
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import jax_struct_of
@@ -61,16 +61,15 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
         ```
     """
     require_callable(fun, "filter_vjp")
-    data, rest = take_apart(primals, is_inexact_array)
-    flat = by_parts(fun, rest, has_aux)
-    inexact, pull, packed = jax.vjp(flat, data, has_aux=True)
+    data, call = FlatCall.of(fun, primals, {}, is_inexact_array)
+    inexact, pull, packed = jax.vjp(by_parts(call, has_aux), data, has_aux=True)
     out, aux = rejoin(inexact, packed)
     values, treedef = jtu.tree_flatten(inexact)
     pullback = Pullback(
         name_of(fun),
         pull,
         treedef.unflatten(map(jax_struct_of, values)),
-        jtu.tree_structure(rest.alone(data)),
+        jtu.tree_structure(call.args_alone(data)),
     )
     return (out, pullback, aux) if has_aux else (out, pullback)
 

@@ -2,16 +2,16 @@
 
 Each leaf gets an axis or `None`. JAX maps over a flat list of the leaves with an axis;
 all others are closed over. Mapped outputs have their batch axis at 0 first, and it is
-moved afterwards. Outputs that are not arrays bypass JAX (`unmapped.py`).
+moved afterwards. Outputs that are not arrays bypass JAX (`MappedOutput`).
 """
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import AxisType
 
@@ -20,18 +20,17 @@ from .._core.base import (
     NOT_GIVEN,
     Transformed,
     frames_hidden,
-    name_of,
     refuse_deprecated,
 )
-from .._core.parts import Rest
+from .._core.flat_call import FlatCall, Template
 from .._module.fields import field
-from .._tree.filters import is_array, is_none
+from .._tree.arrays import describe_array
+from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
 from .._tree.require import refuse_unknown_options, require_integer
 from .._typing import VmapOptions
-from .arguments import argument_name, by_name, check_arguments
-from .unmapped import Unmapped
+from .arguments import NamedCall
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -170,87 +169,165 @@ class Vmapped(Transformed[..., Any]):
         # Layers repeat an activation function as often as their size says, which may be
         # "scalar". Without an array in it, nothing is repeated.
         is_text = isinstance(axis_size, str)
-        self._axis_size = axis_size if is_text else _checked(axis_size)
+        if not is_text:
+            axis_size = checked_size(self._transformation_, axis_size)
+        self._axis_size = axis_size
         self._vmapkwargs = tuple(sorted(vmapkwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        fun = self.__wrapped__
-        axes = axes_of_call("filter_vmap", fun, self._in_axes, args, kwargs)
-        leaves, treedef = jtu.tree_flatten((args, kwargs))
-        mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        rest = Rest(treedef, leaves, mapped)
-        out_axes, axis_size = self._out_axes, self._axis_size
-        unmapped_outputs = Unmapped()
-
-        def flat(values):
-            args, kwargs = rest.fill(values)
-            out = fun(*args, **kwargs)
-            of_output = output_axes(out_axes, out)
-            if any(axis is not None for axis in of_output):
-                _checked(axis_size)
-            return unmapped_outputs.split(out, of_output)
-
-        if not mapped and axis_size is None:
+        fun, axis_size = self.__wrapped__, self._axis_size
+        call = NamedCall("filter_vmap", fun, args, kwargs)
+        axes = axes_of_call(call, self._in_axes)
+        is_mapped = [axis is not None for axis in axes]
+        output = MappedOutput(self._out_axes)
+        if axis_size is None and not any(is_mapped):
             # There is no batch axis, which is legal unless `out_axes` asks for one.
             out = fun(*args, **kwargs)
-            if any(axis is not None for axis in output_axes(out_axes, out)):
+            if any(axis is not None for axis in output.axes_of(out)):
                 raise ValueError(
-                    f"`filter_vmap` of `{name_of(fun)}`: no argument is mapped, so there "
-                    "is no batch dimension to put into the outputs. Map an argument, or "
-                    "give `axis_size`, or let `out_axes` be `None`."
+                    f"{call}: no argument is mapped, so there is no batch dimension to "
+                    "put into the outputs. Map an argument, or give `axis_size`, or let "
+                    "`out_axes` be `None`."
                 )
             return out
-        check_sizes("filter_vmap", fun, args, kwargs, axes, axis_size)
-        _check_splits(fun, args, kwargs, axes)
-        of_mapped = [axes[i] for i in mapped]
+        check_sizes(call, axes, axis_size)
+        _check_splits(call, axes)
+        data, flat_call = FlatCall.of(fun, args, kwargs, is_mapped)
+
+        def flat(data):
+            with_batch, without = output.split(flat_call.run(data))
+            if with_batch:
+                checked_size("filter_vmap", axis_size)
+            return with_batch, without
+
+        of_data = [axis for axis in axes if axis is not None]
         options = {
             # A single int if all axes are equal, because JAX handles it faster.
-            "in_axes": (of_mapped[0] if len(set(of_mapped)) == 1 else of_mapped,),
+            "in_axes": (of_data[0] if len(set(of_data)) == 1 else of_data,),
             "axis_name": self._axis_name,
             "axis_size": axis_size,
             **dict(self._vmapkwargs),
         }
-        arrays = [leaves[i] for i in mapped]
         try:
-            with_batch, without = jax.vmap(flat, out_axes=(0, None), **options)(arrays)
+            with_batch, without = jax.vmap(flat, out_axes=(0, None), **options)(data)
         except ValueError:
-            if not unmapped_outputs.are_known:  # `fun` has raised this
+            if output.template is None:  # `fun` has raised this
                 raise
-            found = unmapped_outputs.batched(flat, arrays, **options)
+            found = output.batched(flat, data, **options)
             if found is None:
                 raise
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: {found} depends on a mapped "
-                "argument, so it has a batch axis, but `out_axes` gives it `None`. "
-                "Give it the position of that axis, or return a value that is the "
-                "same for the whole batch."
+                f"{call}: {found} depends on a mapped argument, so it has a batch axis, "
+                "but `out_axes` gives it `None`. Give it the position of that axis, or "
+                "return a value that is the same for the whole batch."
             ) from None
-        return unmapped_outputs.join(with_batch, without)
+        return output.join(with_batch, without)
 
 
-def axes_of_call(
-    where: str, fun: Any, in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[int | None]:
+class MappedOutput:
+    """Splits the output of a mapped function into arrays with a batch axis and arrays
+    without one, and joins them again.
+
+    It keeps the structure and the leaves that are not arrays.
+    """
+
+    template: Template | None = None
+
+    def __init__(self, out_axes: Any):
+        self._out_axes = out_axes
+
+    def axes_of(self, out: Any) -> list[int | None]:
+        return resolve_axes(self._out_axes, out, "out_axes", "out")
+
+    def split(self, out: Any) -> tuple[list[Any], list[Any]]:
+        axes = self.axes_of(out)
+        leaves, treedef = jtu.tree_flatten(out)
+        with_batch = [i for i, axis in enumerate(axes) if axis is not None]
+        for i in with_batch:
+            _check_output_axis(leaves[i], axes[i], out, i)
+        without = [i for i, x in enumerate(leaves) if axes[i] is None and is_array(x)]
+        self._axes: list[Any] = [axes[i] for i in with_batch]
+        # Holds no array: that would be a leak of a tracer.
+        self.template = Template(treedef, leaves, with_batch + without)
+        return [leaves[i] for i in with_batch], [leaves[i] for i in without]
+
+    def join(self, with_batch: list[Any], without: list[Any]) -> Any:
+        assert self.template is not None
+        moved = [
+            x if axis == 0 else jnp.moveaxis(x, 0, axis)
+            for axis, x in zip(self._axes, with_batch, strict=True)
+        ]
+        return self.template.fill(moved + without)
+
+    def batched(self, function: Any, *args: Any, **options: Any) -> str | None:
+        """The path of an array without a batch axis that is batched, and what it is.
+
+        Traces `function`, which ends with `split`, under `jax.vmap` with these options.
+        """
+
+        @jax.custom_batching.custom_vmap
+        def unmapped(without):
+            return without
+
+        @unmapped.def_vmap
+        def _(_, is_batched, without):
+            number = is_batched[0].index(True)
+            raise _Batched(number, describe_array(without[number][0]))
+
+        def checked(*args):
+            with_batch, without = function(*args)
+            return with_batch, unmapped(without)
+
+        try:
+            jax.eval_shape(jax.vmap(checked, out_axes=(0, None), **options), *args)
+        except _Batched as found:
+            number, what = found.args
+        else:
+            return None
+        assert self.template is not None
+        places = self.template.places
+        tree, place = self.template.fill(places), places[len(self._axes) + number]
+        return f"`{leaf_name(tree, place, 'out')}` ({what})"
+
+
+class _Batched(Exception):
+    """The number of an unmapped array that is batched, and its description."""
+
+
+def _check_output_axis(x: Any, axis: Any, out: Any, number: int) -> None:
+    if not is_array_like(x):
+        raise TypeError(
+            f"`{leaf_name(out, number, 'out')}` is {describe_node(x)}, which is not a "
+            f"valid JAX type, so it cannot have the batch axis {axis} that `out_axes` "
+            f"gives it. In `out_axes`, write `equinox_like.if_array({axis})` for "
+            f"`{axis}`: it returns everything that is not an array as it is."
+        )
+    ndim = getattr(x, "ndim", 0) + 1
+    if not -ndim <= axis < ndim:
+        raise ValueError(
+            f"`out_axes` gives `{leaf_name(out, number, 'out')}` the batch axis {axis}, "
+            f"which is out of bounds: with a batch axis it has {ndim} "
+            f"dimension{'s' * (ndim > 1)}."
+        )
+
+
+def axes_of_call(call: NamedCall, in_axes: Any) -> list[int | None]:
     """The axis of each leaf of `(args, kwargs)`."""
     if isinstance(in_axes, dict):
-        parts = by_name("in_axes", fun, in_axes, args, kwargs, if_array(0))
+        parts = call.by_name("in_axes", in_axes, if_array(0))
         return [axis for part in parts for axis in resolve_axes(*part)]
-    if kwargs:
+    if call.kwargs:
         raise RuntimeError(
-            f"`{where}` of `{name_of(fun)}` cannot be called with keyword arguments "
-            f"({', '.join(kwargs)}) unless `in_axes` is a dictionary from names to "
-            "axes. Pass them by position, or pass `in_axes={}`."
+            f"{call} cannot be called with keyword arguments ({', '.join(call.kwargs)}) "
+            "unless `in_axes` is a dictionary from names to axes. Pass them by position, "
+            "or pass `in_axes={}`."
         )
     try:
-        return resolve_axes(in_axes, args, "in_axes", "args")
+        return resolve_axes(in_axes, call.args, "in_axes", "args")
     except ValueError:
-        check_arguments(where, fun, args, kwargs)
+        call.check()
         raise
-
-
-def output_axes(out_axes: Any, out: Any) -> list[int | None]:
-    return resolve_axes(out_axes, out, "out_axes", "out")
 
 
 def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | None]:
@@ -277,10 +354,6 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
     return resolved
 
 
-def _checked(axis_size: Any) -> Any:
-    return checked_size("filter_vmap", axis_size)
-
-
 def checked_size(function: str, axis_size: Any) -> Any:
     """`axis_size`, after validating it."""
     if axis_size is None or jax.export.is_symbolic_dim(axis_size):
@@ -289,62 +362,54 @@ def checked_size(function: str, axis_size: Any) -> Any:
 
 
 def check_sizes(
-    where: str,
-    fun: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    axes: Sequence[int | None],
-    axis_size: int | None,
+    call: NamedCall, axes: Sequence[int | None], axis_size: int | None
 ) -> None:
     """Raises where `jax.vmap` would, with errors that name the arguments."""
     sizes = set() if axis_size is None else {axis_size}
-    pairs = zip(jtu.tree_leaves((args, kwargs)), axes, strict=True)
+    arguments = call.args, call.kwargs
+    pairs = zip(jtu.tree_leaves(arguments), axes, strict=True)
     try:
         if len(sizes.union(x.shape[i] for x, i in pairs if i is not None)) <= 1:
             return
     except (AttributeError, IndexError):
         pass  # reported with the path
-    check_arguments(where, fun, args, kwargs)
+    call.check()
     alike: dict[Any, list[Any]] = {}
-    paths = jtu.tree_flatten_with_path((args, kwargs))[0]
-    for (path, x), axis in zip(paths, axes, strict=True):
+    for (path, x), axis in zip(jtu.tree_leaves_with_path(arguments), axes, strict=True):
         if axis is None:
             continue
         if not hasattr(x, "shape"):
             raise TypeError(
-                f"`{where}` of `{name_of(fun)}`: "
-                f"`{argument_name(fun, args, kwargs, path)}` is {describe_node(x)}, not "
-                f"an array, so it has no axis {axis} to map over. In `in_axes`, write "
+                f"{call}: `{call.leaf_name(path)}` is {describe_node(x)}, not an array, so "
+                f"it has no axis {axis} to map over. In `in_axes`, write "
                 f"`equinox_like.if_array({axis})` for `{axis}`: it maps the arrays of "
                 "an argument, and passes everything else unmapped."
             )
         if not -len(x.shape) <= axis < len(x.shape):
             fix = "Use `None` as its axis in `in_axes` to pass it unmapped"
             if len(path) > 2:  # a part of an argument, as the count of an optimiser
-                whole = argument_name(fun, args, kwargs, path[:2])
                 fix += (
-                    f", or make `{whole}` by `filter_vmap`, too, if each element needs "
-                    "its own, as each member of an ensemble needs an optimiser state"
+                    f", or make `{call.leaf_name(path[:2])}` by `filter_vmap`, too, if "
+                    "each element needs its own, as each member of an ensemble needs an "
+                    "optimiser state"
                 )
             raise ValueError(
-                f"`{where}` of `{name_of(fun)}`: "
-                f"`{argument_name(fun, args, kwargs, path)}` has shape "
-                f"{tuple(x.shape)}, so it has no axis {axis} to map over. {fix}."
+                f"{call}: `{call.leaf_name(path)}` has shape {tuple(x.shape)}, so it has "
+                f"no axis {axis} to map over. {fix}."
             )
         sizes.add(x.shape[axis])
         alike.setdefault((path[:2], axis, x.shape[axis]), []).append(path)
     if len(sizes) > 1:
-        name = functools.partial(argument_name, fun, args, kwargs)
         listing = ", ".join(
-            f"`{name(same[0])}` {_and_more(len(same) - 1, name(argument))} size {size} "
-            f"along axis {axis}"
+            f"`{call.leaf_name(same[0])}` "
+            f"{_and_more(len(same) - 1, call.leaf_name(argument))} size {size} along axis "
+            f"{axis}"
             for (argument, axis, size), same in alike.items()
         )
         wanted = "" if axis_size is None else f"; axis_size is {axis_size}"
         raise ValueError(
-            f"`{where}` of `{name_of(fun)}`: the sizes of the mapped axes differ: "
-            f"{listing}{wanted}. In `in_axes`, write `None` for an argument that is "
-            "not mapped."
+            f"{call}: the sizes of the mapped axes differ: {listing}{wanted}. In "
+            "`in_axes`, write `None` for an argument that is not mapped."
         )
 
 
@@ -354,30 +419,26 @@ def _and_more(number: int, argument: str) -> str:
     return f"and {number} more array{'s' * (number > 1)} of `{argument}` have"
 
 
-def _check_splits(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], axes: Sequence[int | None]
-) -> None:
+def _check_splits(call: NamedCall, axes: Sequence[int | None]) -> None:
     """Raises where `jax.vmap` would under explicit axes, and names the arguments."""
     if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
         return
-    splits = []
-    for (path, x), axis in zip(
-        jtu.tree_leaves_with_path((args, kwargs)), axes, strict=True
-    ):
-        if axis is not None and is_array(x):
-            splits.append((path, jax.typeof(x).sharding.spec[axis]))
+    leaves = jtu.tree_leaves_with_path((call.args, call.kwargs))
+    splits = [
+        (path, jax.typeof(x).sharding.spec[axis])
+        for (path, x), axis in zip(leaves, axes, strict=True)
+        if axis is not None and is_array(x)
+    ]
     for path, split in splits[1:]:
         if split != splits[0][1]:
-            (one, first), (other, second) = (
-                (f"`{argument_name(fun, args, kwargs, p)}`", s)
-                for p, s in (splits[0], (path, split))
+            one, other = (
+                _as_split(f"`{call.leaf_name(p)}`", by)
+                for p, by in (splits[0], (path, split))
             )
             raise ValueError(
-                f"`filter_vmap` of `{name_of(fun)}`: the mapped axes must be split in "
-                "the same way over the explicit axes of the mesh, but "
-                f"{_as_split(one, first)} and {_as_split(other, second)}. Split one "
-                "like the other, for example with `jax.sharding.reshard`. PRNG keys "
-                "must be split, too."
+                f"{call}: the mapped axes must be split in the same way over the explicit "
+                f"axes of the mesh, but {one} and {other}. Split one like the other, for "
+                "example with `jax.sharding.reshard`. PRNG keys must be split, too."
             )
 
 

@@ -14,7 +14,7 @@ from .._compat.messages import is_forward_mode
 from .._compat.rules import Tangents, identity
 from .._compat.tracing import at_top_level, within_program
 from .._core.caches import on_clear
-from .._core.parts import Rest, take_apart
+from .._core.flat_call import Template, take_apart
 from .._runtime.error_if import error_if, may_depend, spoilt
 from .._runtime.unvmap import unvmap_all, unvmap_any
 from .._transforms.callback import filter_pure_callback
@@ -380,7 +380,7 @@ def inspect_dce(name: Hashable = None) -> None:
 class _Call:
     """One traced call of `store_dce`, and which of its arrays have been computed."""
 
-    def __init__(self, rest: Rest, structs: list[jax.ShapeDtypeStruct]):
+    def __init__(self, rest: Template, structs: list[jax.ShapeDtypeStruct]):
         self._rest = rest
         self._structs = structs
         self._is_computed = [False] * len(structs)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._core.parts import Rest, take_apart
+from ..._core.flat_call import Template, take_apart
 from ..._transforms.trace import filter_eval_shape
 
 
@@ -17,7 +17,7 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
         key = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
         one = filter_eval_shape(build, key)
         return jax.tree.map(_without_rows, one)
-    rests: list[Rest] = []
+    rests: list[Template] = []
 
     def step(key: Array) -> list[Any]:
         arrays, rest = take_apart(build(key))

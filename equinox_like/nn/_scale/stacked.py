@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._core.difference import ARRAY_TYPE, tree_differences
-from ..._core.parts import pair_of
+from ..._core.flat_call import pair_of
 from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._module.construct import filled

@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from ..._compat.tracing import Tracer
 from ..._core.caches import on_clear
-from ..._core.parts import pair_of
+from ..._core.flat_call import pair_of
 from ..._errors import DonationError, ShapeError
 from ..._jit import filter_jit
 from ..._loops import filter_scan
