@@ -1,15 +1,16 @@
-"""Describes a tree without its arrays as plain data, to be compared in another process.
+"""Describes a tree without its arrays by texts, to be compared in another process.
 
 A treedef holds classes, and a static leaf may be any object, so neither can be written
-to a file. A description is written instead: nested lists of text and numbers. Trees
-with equal descriptions are treated as the same tree. A value that has no description as
-text is kept as it is (`_Undescribed`): it can be compared in this process, but not
-written.
+to a file. A table has a text instead for the path of each node, leaf and static field.
+Trees with equal tables are treated as the same tree. A value that has no text is kept as
+it is (`_Undescribed`): it can be compared in this process, but not written.
+
+`encode` and `decode` are for trees of Python's containers and plain values, which can be
+made anew from a file.
 """
 
 import enum
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import jax.tree_util as jtu
 import numpy as np
@@ -27,245 +28,186 @@ from .._tree.strict import (
 from .difference import Leaf, static_fields, tree_of
 from .pickling import global_name, is_global
 
-# The description of a tree is one of
-#     ["array"]    ["static", value]    ["none"]
-#     ["list" | "tuple" | "dict", "", [], [[key, tree], ...]]
-#     ["node", "module:qualname", [[name, value], ...], [[key, tree], ...]]
-# and that of a value
-#     [type, text]    ["tuple" | ..., [value, ...]]    ["named", "module:qualname"]
-#     ["object", ["module:qualname", [[name, value], ...]]]    ["skeleton", tree]
-Description = Any
-
-_CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict"}
+Table = dict[str, Any]
 
 
 class _Undescribed:
-    """Holds a value that cannot be described as text."""
+    """Holds a static value without a text, and the part of it that has none."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, part: Any):
         self.value = value
+        self.part = part
 
     def __eq__(self, other: object) -> bool:
         return type(other) is _Undescribed and strictly_same(self.value, other.value)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
-
-def stored(path: str, description: Description) -> Description:
-    """What to write to a file; raises `ValueError` if it holds an `_Undescribed`."""
-    for place, value in _undescribed_in_tree(path, description):
-        raise ValueError(
-            f"`{place}` is the static value {value!r}, of type {type(value).__name__}, "
-            "which another process cannot compare with its own values. Static values "
-            "can be exported if they are plain Python values, functions and classes "
-            "at the top level of a module, or dataclasses and Modules of such values."
-        )
-    return description
+    def __str__(self) -> str:
+        return f"the static value {self.value!r}"
 
 
-def first_difference(path: str, old: Description, new: Description) -> str | None:
+class _NoTextError(Exception):
+    """Its argument is a value that another process cannot compare with its own."""
+
+
+def stored(table: Table) -> Table:
+    """The table, to be written to a file; raises `ValueError` for an `_Undescribed`."""
+    for place, entry in table.items():
+        if isinstance(entry, _Undescribed):
+            raise ValueError(
+                f"`{place}` is the static value {entry.part!r}, of type "
+                f"{type(entry.part).__name__}, which another process cannot compare with "
+                "its own values. Static values can be exported if they are plain Python "
+                "values, functions and classes at the top level of a module, or "
+                "dataclasses and Modules of such values."
+            )
+    return table
+
+
+def first_difference(old: Table, new: Table) -> str | None:
     """A sentence on the first difference of two trees, or `None` if they are equal."""
-    for place, was, now in _differences(path, old, new):
-        return f"`{place}` was {_show(was)}, and is now {_show(now)}."
+    for place in [*old, *(place for place in new if place not in old)]:
+        was, now = old.get(place), new.get(place)
+        if was is None or now is None:
+            was, now = ("left out" if x is None else "given" for x in (was, now))
+        if was != now:
+            return f"`{place}` was {was}, and is now {now}."
     return None
 
 
-def describe_tree(tree: Any) -> Description:
-    """Describes `tree`. Arrays, structs and data leaves all become `"array"`."""
-    if isinstance(tree, Leaf):
-        return ["static", _value(tree.value)] if tree.label is STATIC else ["array"]
-    if is_array_or_struct(tree):
-        return ["array"]
+def describe(path: str, tree: Any) -> Table:
+    """The table of `tree`. Arrays, structs and data leaves are all `"an array"`."""
+    if is_array_or_struct(tree) or (
+        isinstance(tree, Leaf) and tree.label is not STATIC
+    ):
+        return {path: "an array"}
     if tree is None:
-        return ["none"]
+        return {path: "None"}
     if jtu.all_leaves([tree]):
-        return ["static", _value(tree)]
+        return {path: _static(tree.value if isinstance(tree, Leaf) else tree)}
     children, treedef = children_of(tree)
-    below = [[_key(key), describe_tree(child)] for (key,), child in children]
-    kind = _CONTAINERS.get(type(tree))
-    if kind is not None:
-        return [kind, "", [], below]
+    table = {path: _node(tree, children)}
     if isinstance(tree, Module):
-        held = [[f".{n}", _value(v)] for n, v in static_fields(tree).items()]
+        held = {f".{name}": value for name, value in static_fields(tree).items()}
     else:
-        _, aux = treedef.node_data()
-        held = [["'s structure", _value(aux)]]
-    return ["node", _name(type(tree)), held, below]
+        kind, aux = treedef.node_data()
+        held = {} if kind in (list, tuple, dict) else {"'s structure": aux}
+    for name, value in held.items():
+        if isinstance(value, Skeleton):
+            table |= describe(path + name, tree_of(value))
+        else:
+            table[path + name] = _static(value)
+    for key, child in children:
+        table |= describe(path_str(key, path), child)
+    return table
 
 
-def _key(key: Any) -> Any:
-    # The key of a dictionary is any value; for other nodes the text is enough.
-    if isinstance(key, jtu.DictKey):
-        return [path_str((key,)), _value(key.key)]
-    return [path_str((key,)), ["none", ""]]
+def _is_data(tree: Any) -> bool:
+    if isinstance(tree, Leaf):
+        return tree.label is not STATIC
+    return is_array_or_struct(tree)
 
 
-def _value(value: Any) -> Any:
+def _node(tree: Any, children: Any) -> Any:
+    kind = type(tree)
+    if kind not in (list, tuple, dict):
+        return with_article(_name(kind))
+    if not children:
+        return f"an empty {kind.__name__}"
+    if kind is not dict:
+        return f"a {kind.__name__} of length {len(children)}"
+    try:
+        keys = ", ".join(f"[{_text(key.key)}]" for (key,), _ in children)
+        return f"a dict with the keys {keys}"
+    except _NoTextError as e:
+        return _Undescribed(list(tree), *e.args)
+
+
+def _static(value: Any) -> Any:
+    try:
+        return f"the static value {_text(value)}"
+    except _NoTextError as e:
+        return _Undescribed(value, *e.args)
+
+
+def _text(value: Any) -> str:
+    """The same text for values that are strictly the same, and for no others."""
     kind = type(value)
-    if value is None:
-        return ["none", ""]
-    if kind in (bool, int, float, complex, str):
-        return [kind.__name__, value if kind is str else repr(value)]
-    if kind is bytes:
-        return ["bytes", value.hex()]
+    if kind in _PLAIN:
+        return repr(value)
     if kind in (tuple, list):
-        return [kind.__name__, [_value(v) for v in value]]
+        return f"{kind.__name__}({', '.join(map(_text, value))})"
     if kind in (set, frozenset):
-        return [kind.__name__, sorted((_value(v) for v in value), key=repr)]
-    if kind is dict:
-        items = ([_value(k), _value(v)] for k, v in value.items())
-        return ["dict", sorted(items, key=repr)]  # their order does not count
+        return f"{kind.__name__}({', '.join(sorted(map(_text, value)))})"
+    if kind is dict:  # the order does not count
+        items = sorted(f"{_text(k)}: {_text(v)}" for k, v in value.items())
+        return f"dict({', '.join(items)})"
     if isinstance(value, np.dtype):
-        return ["dtype", value.str if value.names else value.name]
+        return value.str if value.names else value.name
     if isinstance(value, enum.Enum):
-        return ["member", f"{_name(kind)}.{value.name}"]
+        return f"{_name(kind)}.{value.name}"
     if isinstance(value, Skeleton):
-        return ["skeleton", describe_tree(tree_of(value))]
+        return f"a structure {stored(describe('', tree_of(value)))}"
     if is_global(value):
-        return ["named", _name(value)]
-    names = _compared(kind)
-    if names is not None:
-        fields = [[name, _value(getattr(value, name))] for name in names]
-        return ["object", [_name(kind), fields]]
-    return ["undescribed", _Undescribed(value)]
-
-
-def _compared(kind: type) -> list[str] | None:
-    """The fields of a class whose `==` compares these only, and that has a name."""
-    if not is_global(kind):
-        return None
-    if is_compared_as_tree(kind) or has_generated_equality(kind):
-        return compared_names(kind, kind)
-    return None
+        return _name(value)
+    if is_global(kind) and (is_compared_as_tree(kind) or has_generated_equality(kind)):
+        names = compared_names(kind, kind) or ()
+        fields = (f"{name}={_text(getattr(value, name))}" for name in names)
+        return f"{_name(kind)}({', '.join(fields)})"
+    raise _NoTextError(value)
 
 
 def _name(value: Any) -> str:
     return f"{value.__module__}:{global_name(value)}"
 
 
-def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if old == new:
-        return
-    node = len(old) == len(new) == 4 and old[:2] == new[:2]
-    if node and [key for key, _ in old[3]] == [key for key, _ in new[3]]:
-        if [name for name, _ in old[2]] == [name for name, _ in new[2]]:
-            for (name, was), (_, now) in zip(old[2], new[2], strict=True):
-                if was[0] == now[0] == "skeleton":
-                    yield from _differences(path + name, was[1], now[1])
-                elif was != now:
-                    yield path + name, ["static", was], ["static", now]
-            for (key, was), (_, now) in zip(old[3], new[3], strict=True):
-                yield from _differences(path + key[0], was, now)
-            return
-    yield path, old, new
-
-
-def _undescribed_in_tree(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    if tree[0] == "static":
-        yield from ((path, v) for v in _undescribed_in(tree[1]))
-    if len(tree) == 4:
-        for name, value in tree[2]:
-            yield from ((path + name, v) for v in _undescribed_in(value))
-        for (key, value), child in tree[3]:
-            yield from ((path + key, v) for v in _undescribed_in(value))
-            yield from _undescribed_in_tree(path + key, child)
-
-
-def _undescribed_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, _Undescribed):
-        yield value.value
-    elif isinstance(value, list):
-        for v in value:
-            yield from _undescribed_in(v)
-
-
-def _show(tree: Any) -> str:
-    kind, *rest = tree
-    if kind == "array":
-        return "an array"
-    if kind == "none":
-        return "None"
-    if kind == "static":
-        return f"the static value {_show_value(rest[0])}"
-    if kind == "node":
-        return with_article(rest[0])
-    if not rest[2]:
-        return f"an empty {kind}"
-    if kind == "dict":
-        return f"a dict with the keys {', '.join(key[0] for key, _ in rest[2])}"
-    return f"a {kind} of length {len(rest[2])}"
-
-
-def _show_value(value: Any) -> str:
-    kind, content = value
-    if isinstance(content, _Undescribed):
-        return repr(content.value)
-    if kind == "none":
-        return "None"
-    if kind == "str":
-        return repr(content)
-    if kind == "skeleton":
-        return "a structure"
-    if kind == "object":
-        name, fields = content
-        shown = ", ".join(f"{field}={_show_value(v)}" for field, v in fields)
-        return f"{name.partition(':')[2]}({shown})"
-    if isinstance(content, list):
-        inside = ", ".join(
-            _show_value(v) if isinstance(v[0], str) else ": ".join(map(_show_value, v))
-            for v in content
-        )
-        return f"{kind}({inside})"
-    return content
-
-
-_READ = {
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "str": str,
-    "bytes": bytes.fromhex,
-    "bool": {"True": True, "False": False}.__getitem__,
-    "none": lambda text: None,
+# What makes a plain value of its text.
+_PLAIN: Final[dict[type, Any]] = {
+    type(None): lambda text: None,
+    bool: "True".__eq__,
+    bytes: bytes.fromhex,
+    complex: complex,
+    float: float,
+    int: int,
+    str: str,
 }
+_READ: Final = {kind.__name__: read for kind, read in _PLAIN.items()}
+_MAKE: Final[dict[str, Any]] = {"list": list, "tuple": tuple, "frozenset": frozenset}
 
 
-def rebuild(path: str, description: Description) -> Any:
-    """The tree, if its nodes are Python's containers, with a `Leaf` for each array."""
-    kind, *rest = description
+def encode(path: str, tree: Any) -> list[Any]:
+    """A tree of Python's containers, plain values and arrays as lists and texts.
+
+    **Raises:** `ValueError` naming the path of anything else.
+    """
+    kind = type(tree)
+    name = kind.__name__
+    if _is_data(tree):
+        return ["array", ""]
+    if kind is dict:
+        pairs = tree.items()
+        return [
+            name,
+            [[encode(path, k), encode(f"{path}[{k!r}]", v)] for k, v in pairs],
+        ]
+    if kind is _MAKE.get(name):
+        return [name, [encode(f"{path}[{i}]", x) for i, x in enumerate(tree)]]
+    if kind not in _PLAIN:
+        raise ValueError(
+            f"`{path}` is {describe(path, tree)[path]}, which an exported function does "
+            "not store: pass a tree with the structure of the output as `like`."
+        )
+    return [name, tree.hex() if kind is bytes else str(tree)]
+
+
+def decode(code: Any) -> Any:
+    """The tree from `encode`, with a `Leaf` for each array."""
+    kind, content = code
     if kind == "array":
         return Leaf("data")
-    if kind == "none":
-        return None
-    if kind == "static":
-        return _rebuild_value(path, rest[0])
-    children = [] if kind == "node" else rest[2]
-    if kind == "list":
-        return [rebuild(path + key[0], child) for key, child in children]
-    if kind == "tuple":
-        return tuple(rebuild(path + key[0], child) for key, child in children)
     if kind == "dict":
-        return {
-            _rebuild_value(path, key[1]): rebuild(path + key[0], child)
-            for key, child in children
-        }
-    raise ValueError(
-        f"`{path}` is {with_article(rest[0])}, which an exported function does not "
-        "store: pass a tree with the structure of the output as `like`."
-    )
-
-
-def _rebuild_value(path: str, value: Any) -> Any:
-    kind, content = value
-    if kind in _READ:
-        return _READ[kind](content)
-    makers = {"tuple": tuple, "frozenset": frozenset}
-    if kind in makers:
-        return makers[kind](_rebuild_value(path, v) for v in content)
-    raise ValueError(
-        f"`{path}` is the static value {_show_value(value)}, which an exported "
-        "function does not store: pass a tree with the structure of the output as "
-        "`like`."
-    )
+        return {decode(key): decode(value) for key, value in content}
+    if kind in _MAKE:
+        return _MAKE[kind](map(decode, content))
+    return _READ[kind](content)

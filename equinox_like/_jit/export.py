@@ -24,10 +24,11 @@ from .._annotations import signature_of
 from .._compat.messages import exported_cudnn_calls, tells_of_callback
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.describe import (
-    Description,
-    describe_tree,
+    Table,
+    decode,
+    describe,
+    encode,
     first_difference,
-    rebuild,
     stored,
 )
 from .._core.difference import Leaf, trees
@@ -166,20 +167,19 @@ def deserialize_export(
             header["name"],
             _signature_of(header["parameters"]),
             header["arrays"],
-            dict(header["arguments"]),
+            header["arguments"],
             header["out"],
+            header["code"],
         )
+        out = decode(call.code) if like is None and type(call.code) is list else like
     except (AttributeError, KeyError, TypeError, IndexError) as e:
         raise ValueError(f"{NOT_OURS} ({type(e).__name__}: {e})") from e
-    if like is None:
-        out = rebuild("out", call.out)
-    else:
-        found = first_difference("out", call.out, describe_tree(like))
-        if found is not None:
-            raise ValueError(
-                f"`like` does not match the output of `{call.name}`: {found}"
-            )
-        out = like
+    if like is None and type(call.code) is str:
+        raise ValueError(call.code)
+    if like is not None and (
+        found := first_difference(call.out, describe("out", like))
+    ):
+        raise ValueError(f"`like` does not match the output of `{call.name}`: {found}")
     return Exported(exported, call, _without_data(out))
 
 
@@ -189,8 +189,9 @@ class _Call(NamedTuple):
     name: str
     signature: inspect.Signature
     arrays: list[str]  # the names of the arrays, in the order of the signature
-    arguments: dict[str, Description]
-    out: Description
+    arguments: Table
+    out: Table
+    code: Any  # the output, to be decoded; or why it cannot be
 
 
 class Exported(Generic[_P, _T]):
@@ -240,8 +241,9 @@ class Exported(Generic[_P, _T]):
             "name": call.name,
             "parameters": _parameters_of(call.signature),
             "arrays": call.arrays,
-            "arguments": [[n, stored(n, d)] for n, d in call.arguments.items()],
-            "out": stored("out", call.out),
+            "arguments": stored(call.arguments),
+            "out": stored(call.out),
+            "code": call.code,
         }
         return write(header, program)
 
@@ -270,22 +272,16 @@ class Exported(Generic[_P, _T]):
 
     def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
         """Raises unless the structure and static leaves are those exported for."""
-        call = self._call
         given = _describe_arguments(layout, leaves)
-        for name in [*call.arguments, *(n for n in given if n not in call.arguments)]:
-            if name not in given or name not in call.arguments:
-                was, now = ("given", "left out")[:: 1 if name in call.arguments else -1]
-                found = f"`{name}` was {was}, and is now {now}."
-            else:
-                found = first_difference(name, call.arguments[name], given[name])
-            if found is not None:
-                fix = ""
-                if "value ShapeDtypeStruct(" in str(found):
-                    fix = " A `jax.ShapeDtypeStruct` stood for an array: pass an array."
-                raise TypeError(
-                    f"{self!r} was called with arguments other than those it was "
-                    f"exported for: {found}{fix}"
-                )
+        found = first_difference(self._call.arguments, given)
+        if found is not None:
+            fix = ""
+            if "value ShapeDtypeStruct(" in found:
+                fix = " A `jax.ShapeDtypeStruct` stood for an array: pass an array."
+            raise TypeError(
+                f"{self!r} was called with arguments other than those it was exported "
+                f"for: {found}{fix}"
+            )
         self._fitting = layout, layout.static_key(leaves)
 
 
@@ -326,14 +322,20 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
             "function. Leave it out; or let the check set NaNs instead, with "
             '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
         ) from e
+    out = returned[-1]
+    try:
+        code = encode("out", out)
+    except ValueError as e:
+        code = str(e)
     call = _Call(
         name_of(jitted.__wrapped__),
         _signature_of(_parameters_of(signature_of(jitted.__wrapped__))),
         names,
         _describe_arguments(layout, leaves),
-        describe_tree(returned[-1]),
+        describe("out", out),
+        code,
     )
-    return Exported(exported, call, _without_data(returned[-1]))
+    return Exported(exported, call, _without_data(out))
 
 
 def _rename(error: Exception, names: Iterable[str]) -> None:
@@ -355,9 +357,12 @@ def _without_data(out: Any) -> Template:
     return rest
 
 
-def _describe_arguments(layout: Layout, leaves: list[Any]) -> dict[str, Description]:
+def _describe_arguments(layout: Layout, leaves: list[Any]) -> Table:
     _, *arguments = trees(layout.arguments, layout.skeleton(leaves))
-    return {name: describe_tree(tree) for name, tree in arguments}
+    table: Table = {}
+    for name, tree in arguments:
+        table |= describe(name, tree)
+    return table
 
 
 def _parameters_of(signature: inspect.Signature) -> list[Any]:

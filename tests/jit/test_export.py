@@ -19,7 +19,7 @@ from strategies import Config, OfAttrs
 
 import equinox_like as eqx
 from equinox_like._core.describe import (
-    describe_tree,
+    describe,
     first_difference,
     stored,
 )
@@ -448,21 +448,21 @@ class TestDescriptions:
     @given(VALUES, VALUES)
     def test_they_are_the_same_exactly_if_the_skeletons_are(self, a, b):
         for x, y in ((a, b), (a, a), (b, a)):
-            text = json.dumps(stored("x", describe_tree(x)))
-            found = first_difference("x", json.loads(text), describe_tree(y))
+            text = json.dumps(stored(describe("x", x)))
+            found = first_difference(json.loads(text), describe("x", y))
             assert (found is None) == (structure_of(x) == structure_of(y))
 
     def test_ignored_field_of_a_dataclass_is_not_described(self):
         assert (
             first_difference(
-                "x", describe_tree(Config(1, ignored=2)), describe_tree(Config(1))
+                describe("x", Config(1, ignored=2)), describe("x", Config(1))
             )
             is None
         )
 
     def test_value_with_an_equality_of_its_own_cannot_be_stored(self):
         with pytest.raises(ValueError, match=r"`x.size` is the static value Even"):
-            stored("x", describe_tree(Model(1, size=Even(2))))
+            stored(describe("x", Model(1, size=Even(2))))
 
 
 @dataclasses.dataclass(frozen=True)
