@@ -47,7 +47,7 @@ class _Undescribed:
         return f"the static value {self.value!r}"
 
 
-class _NoTextError(Exception):
+class NoText(Exception):
     """Its argument is a value that another process cannot compare with its own."""
 
 
@@ -120,14 +120,14 @@ def _node(tree: Any, children: Any) -> Any:
     try:
         keys = ", ".join(f"[{_text(key.key)}]" for (key,), _ in children)
         return f"a dict with the keys {keys}"
-    except _NoTextError as e:
+    except NoText as e:
         return _Undescribed(list(tree), *e.args)
 
 
 def _static(value: Any) -> Any:
     try:
         return f"the static value {_text(value)}"
-    except _NoTextError as e:
+    except NoText as e:
         return _Undescribed(value, *e.args)
 
 
@@ -155,7 +155,7 @@ def _text(value: Any) -> str:
         names = compared_names(kind, kind) or ()
         fields = (f"{name}={_text(getattr(value, name))}" for name in names)
         return f"{_name(kind)}({', '.join(fields)})"
-    raise _NoTextError(value)
+    raise NoText(value)
 
 
 def _name(value: Any) -> str:

@@ -12,20 +12,24 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+import jax.tree_util as jtu
+
 from .._compat.tracing import Tracer, is_of_current_trace
-from .._core.flat_call import Template
 from .._module.values import leaves_of
+from .._tree.filters import is_array
 from .._tree.match import leaf_name
 from .._tree.nodes import MAKE_A_PYTREE
 
 
-def refuse_hidden_tracers(out: Any, rest: Template) -> None:
+def refuse_hidden_tracers(out: Any) -> None:
     """Raises for an object with arrays of the trace in the output of a function, and for
     a `jax.Ref` of the trace.
 
     It would be returned by every call, with the tracers of the first one.
     """
-    for i, leaf in enumerate(rest.leaves):
+    for i, leaf in enumerate(jtu.tree_leaves(out)):
+        if is_array(leaf):
+            continue
         kind = type(leaf).__name__
         if is_of_current_trace(leaf):
             raise TypeError(

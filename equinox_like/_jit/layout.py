@@ -12,6 +12,7 @@ select the compiled function, which the layout caches.
 import inspect
 import itertools
 import operator
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
@@ -22,6 +23,7 @@ from .._core.difference import Arguments
 from .._module.module import Module, as_pytree
 from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
+from .._tree.nodes import flatten_with_nodes
 from .._tree.registry import registry
 from .._tree.splitting import STATIC, Skeleton, leaf_names, make_skeleton
 from .._tree.strict import strict_key
@@ -66,15 +68,15 @@ def bind(
     if isinstance(first, tuple):
         firsts = first[:1]
     names = argument_names(bound) | {0: (name, None)}
-    positions = [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]
+    by_name = [bound.kwargs[k] for k in sorted(bound.kwargs)]
     each = []
-    for position in positions:
+    for position in [0, *bound.args, *by_name]:
         shown, parameter = names[position]
         is_donated = parameter is not None and donates(parameter, position in firsts)
         each.append(_Argument(shown, spans[position], is_donated))
     canonical = (
         tree,
-        tuple(values[i] for i in bound.args),
+        tuple([values[i] for i in bound.args]),
         {k: values[i] for k, i in bound.kwargs.items()},
     )
     return each, canonical
@@ -97,6 +99,7 @@ def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
 
 
 _T = TypeVar("_T")
+_Pair = TypeVar("_Pair", bound=tuple[Any, ...])
 
 DONATE: Final = "donate"
 KEEP: Final = "keep"
@@ -128,9 +131,9 @@ class Layout:
         self.donates = DONATE in self.labels
         self._places = places
         self._hidden = hidden
-        self._count = sum(i is not None for i in places)
+        self._count = len(places) - list(places).count(None)
         placed = list(zip(labels, places, strict=True))
-        runs = [[i for _, i in run] for _, run in groups_of(placed, lambda x: x[0])]
+        runs = [[i for _, i in run] for _, run in groups_of(placed)]
         # Whether all leaves, in the order they come, form the only group.
         self.is_whole = [list(range(self._count))] == runs
         self._takes = [_take_run(run) for run in runs]
@@ -239,7 +242,7 @@ def _is_module(x: Any) -> bool:
 
 def _names(treedef: Any, arguments: Arguments) -> list[str]:
     own, *parts = treedef.children()
-    subtrees = [own, *(child for part in parts for child in part.children())]
+    subtrees = [own, *itertools.chain(*[part.children() for part in parts])]
     named = zip(arguments, subtrees, strict=True)
     return [x for (name, _), subtree in named for x in leaf_names(subtree, name)]
 
@@ -250,12 +253,13 @@ def data_names(arguments: Arguments, call: Skeleton | Layout) -> list[str]:
     return [name for name, label in named if label is not STATIC]
 
 
-def groups_of(
-    leaves: Iterable[_T], label_of: Callable[[_T], Any]
-) -> Iterator[tuple[Any, Iterator[_T]]]:
-    """The label and the members of each group, in canonical order."""
-    data = (leaf for leaf in leaves if label_of(leaf) is not STATIC)
-    return itertools.groupby(data, label_of)
+_label: Final = operator.itemgetter(0)
+
+
+def groups_of(leaves: Iterable[_Pair]) -> Iterator[tuple[Any, Iterator[_Pair]]]:
+    """The label and the members of each group, of pairs of a label and something else."""
+    data = [leaf for leaf in leaves if leaf[0] is not STATIC]
+    return itertools.groupby(data, _label)
 
 
 def chained(groups: Iterable[Iterable[_T]]) -> list[_T]:
@@ -299,12 +303,14 @@ class LayoutTable:
 
     def add(self, call: Call) -> tuple[Layout, list[Any]]:
         leaves, structure = registry.flatten(call)
-        tops = jtu.tree_leaves(call, is_leaf=_is_module)
-        if any(as_pytree(x) is not x for x in tops):
-            # Such a call has no layout of its own, so that others need not be inspected.
-            return self.fit(with_methods(call))
         # This builds the lazy instances of the call; the next call has lazy ones again.
-        if forget_other_classes(call) or registry.adopt(call):
+        _, _, nodes = flatten_with_nodes(call)
+        if types.MethodType in map(type, nodes):
+            tops = jtu.tree_leaves(call, is_leaf=_is_module)
+            if any(as_pytree(x) is not x for x in tops):
+                # Such a call has no layout of its own, so that others are not inspected.
+                return self.fit(with_methods(call))
+        if forget_other_classes(nodes) or registry.adopt(nodes):
             leaves, structure = registry.flatten(call)
         expanded = registry.expand(structure)
         layout = self.make(call, expanded)
@@ -364,9 +370,9 @@ class LayoutTable:
     def clear(self, tree_structure: Any) -> None:
         """Drops the layouts of callables of this structure."""
         for structure, form in list(self.forms.items()):
-            for types, layout in list(form.layouts.items()):
+            for kinds, layout in list(form.layouts.items()):
                 if layout.treedef.children()[0] == tree_structure:
-                    form.layouts.pop(types, None)
+                    form.layouts.pop(kinds, None)
             if not form.layouts:
                 self.forms.pop(structure, None)
 

@@ -77,7 +77,7 @@ class Shardings:
         if self._of_inputs is None:
             return jax.jit(traced, **options)
         found = zip(skeleton.labels, self._inputs(layout, skeleton), strict=True)
-        runs = groups_of(found, lambda x: x[0])
+        runs = groups_of(found)
         specs = tuple(tuple(s for _, s in run) for _, run in runs)
         return _Sharded(traced, options, specs, layout)
 

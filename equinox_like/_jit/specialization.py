@@ -22,17 +22,17 @@ from .._compat.failures import forget_calls
 from .._compat.tracing import at_top_level, known_array, trace_context
 from .._core.base import jit_is_disabled, name_of
 from .._core.deletion import fatal
-from .._core.flat_call import Template, take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
 from .._tree.arrays import is_concrete, is_weak
+from .._tree.filters import is_none
 from .._tree.registry import registry
-from .._tree.splitting import Skeleton, merge
+from .._tree.splitting import STATIC, Skeleton, merge
 from .._warn import warn
 from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import note_losses, refuse_fatal
 from .hidden import Assignments, refuse_hidden_tracers
-from .layout import DONATE, MAX_KEPT, Layout, chained, data_names, groups_of, keep
+from .layout import DONATE, MAX_KEPT, Layout, chained, data_names, keep
 from .retrace import SEARCHED, Trace, announce, explain, trace_of
 
 
@@ -42,7 +42,6 @@ class Outputs:
     def __init__(self, are_grouped: bool) -> None:
         """`are_grouped`: whether the arrays come in one group for each sharding."""
         self._are_grouped = are_grouped
-        self._rests: list[Template] = []
         # By number: rebuilds the output from its arrays. With JIT disabled, the number
         # is `None`, and the output comes as it is.
         self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
@@ -50,12 +49,10 @@ class Outputs:
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of the output of a trace, and its number."""
+        refuse_hidden_tracers(out)
         arrays, build = registry.describe_output(out)
-        _, rest = take_apart(out)
-        refuse_hidden_tracers(out, rest)
         with self._lock:
-            number = len(self._rests)
-            self._rests.append(rest)
+            number = len(self.build) - 1
             self.build[number] = _of_groups(build) if self._are_grouped else build
         return arrays, number
 
@@ -64,11 +61,25 @@ class Outputs:
         data, (number,) = out
         return self.build[number](data)
 
-    def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
-        """The output, with the values of `out` for arrays, `static(leaf)` elsewhere."""
-        data, (number,) = out
-        rest = self._rests[number]
-        return rest.fill(chained(data) if self._are_grouped else data, static)
+    def fill(self, out: Any, static: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+        """The output, with the values of `out` for arrays, `static(leaf)` elsewhere.
+
+        It is built of nodes that are not lazy, as the values need not be arrays.
+        """
+        marks: dict[int, Any] = {}
+
+        def mark(value):
+            place = object()
+            marks[id(place)] = place, value
+            return place
+
+        data, number = out
+        leaves, treedef = jtu.tree_flatten(
+            self.tree((jtu.tree_map(mark, data, is_leaf=is_none), number))
+        )
+        return treedef.unflatten(
+            [marks[id(x)][1] if id(x) in marks else static(x) for x in leaves]
+        )
 
 
 def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -127,7 +138,7 @@ class Specialization:
             return
         if new_traces:
             self._warn_of_storm(new_traces, out)
-        newest = self._newest_trace()
+        newest = self.traces[-1] if self.traces else None
         if not there_are_checks():
             self._settle(newest, False)
             return
@@ -155,12 +166,13 @@ class Specialization:
         A part of another program is not compiled by itself.
         """
         program: Any = self._program()
-        arrays = () if at_top_level() else jtu.tree_leaves(out)[:1]
         if program is None or not program.storm.is_watched:
             return
-        if any(known_array(x) is None for x in arrays):
+        new = set(map(id, new_traces))
+        before = [trace for trace in program.traces() if id(trace) not in new]
+        arrays = () if at_top_level() else jtu.tree_leaves(out)[:1]
+        if not before or None in map(known_array, arrays):
             return
-        before = [t for t in program.traces() if all(t is not x for x in new_traces)]
         text = None
         with contextlib.suppress(Exception):  # such as one of a user's `__repr__`
             for trace in new_traces:
@@ -199,16 +211,14 @@ class Specialization:
     def _settle(self, newest: Trace | None, must_wait: bool | None) -> None:
         """Sets `must_wait`, unless another thread has traced since `newest`."""
         with self._lock:
-            if self._newest_trace() is newest:
+            if newest is (self.traces[-1] if self.traces else None):
                 self.must_wait = must_wait
-
-    def _newest_trace(self) -> Trace | None:
-        return self.traces[-1] if self.traces else None
 
     def _jit(self, program: Any, fun: Any, layout: Layout) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
         skeleton, opaque, outputs = self.skeleton, program.opaque, self.outputs
-        labels = [label for label, _ in groups_of(skeleton.labels, lambda x: x)]
+        data_labels = [label for label in skeleton.labels if label is not STATIC]
+        labels = [label for label, _ in itertools.groupby(data_labels)]
         donates = DONATE in labels
         shardings = program.shardings
         # `self` holds `traced`, so weak references avoid a cycle through JAX's caches.

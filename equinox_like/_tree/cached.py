@@ -11,8 +11,6 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import jax.tree_util as jtu
-
 from .registry import registry
 from .structure import FLAT, Structure, cached_types
 
@@ -122,29 +120,19 @@ def forget(instance: Any) -> None:
     attributes.pop("_aux_", None)
 
 
-def forget_other_classes(tree: Any) -> bool:
-    """Drops the caches in a tree if a node of it was flattened as one of another class.
+def forget_other_classes(nodes: Sequence[Any]) -> bool:
+    """Drops the caches of nodes if one of them was flattened as one of another class.
 
     `%autoreload` changes the class of instances. Returns whether it did.
     """
-    nodes: list[Any] = []
-
-    def note(node):
-        if type(node) in cached_types:
-            nodes.append(node)
+    nodes = [node for node in nodes if type(node) in cached_types]
+    flat = [(raw_dict(node).get(FLAT), type(node)) for node in nodes]
+    if not [kind for known, kind in flat if known and known[1].kind is not kind]:
         return False
-
-    jtu.tree_flatten(tree, note)
-    found = any(map(_has_another_class, nodes))
-    for node in nodes if found else ():
+    for node in nodes:
         build_now(node)
         forget(node)
-    return found
-
-
-def _has_another_class(node: Any) -> bool:
-    flat = raw_dict(node).get(FLAT)
-    return flat is not None and flat[1].kind is not type(node)
+    return True
 
 
 class _LooksLikeData(type):

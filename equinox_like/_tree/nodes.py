@@ -119,6 +119,13 @@ class Nodes:
         return [path_within(path) for path in self.key_paths]
 
 
+def flatten_with_nodes(tree: Any) -> tuple[list[Any], Any, list[Any]]:
+    """As `jax.tree_util.tree_flatten`, and all nodes and leaves, from top to bottom."""
+    nodes: list[Any] = []
+    visit: Any = nodes.append  # returns `None`: nothing else is a leaf
+    return *jtu.tree_flatten(tree, visit), nodes
+
+
 def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
     """The children of a node, each with a key path of one entry, and its structure."""
     is_below = False

@@ -5,6 +5,7 @@ nodes, which JAX's treedefs do not have: see `structure.py`.
 """
 
 import functools
+import itertools
 import operator
 import threading
 import weakref
@@ -16,6 +17,7 @@ import jax.tree_util as jtu
 
 from .._compat.tracing import Tracer
 from .filters import is_array
+from .nodes import flatten_with_nodes
 from .strict import has_hash, is_compared_by_identity, strict_treedef
 from .structure import (
     FLAT,
@@ -204,7 +206,7 @@ class OwnRegistry:
     def _new_structure(self, kind: type, aux: Any, inner: Any) -> Structure:
         structure = Structure()
         structure.kind, structure.aux, structure.inner = kind, aux, inner
-        structure.can_wait = all(_can_wait(*node) for node in _nodes(inner))
+        structure.can_wait = all(itertools.starmap(_can_wait, _nodes(inner)))
         structure.fields = cached_types[kind].lazy_fields(aux)
         structure.is_lazy = structure.can_wait and bool(structure.fields)
         structure.is_closed = False
@@ -241,20 +243,13 @@ class OwnRegistry:
             return self._node(node, [self._as_built(c) for c in treedef.children()])
         return self._open
 
-    def adopt(self, tree: Any) -> bool:
-        """Registers the node types of a tree that are registered with JAX only.
+    def adopt(self, nodes: Sequence[Any]) -> bool:
+        """Registers the types of these nodes that are registered with JAX only.
 
-        Returns whether there were any: if so, the tree must be flattened again.
+        Returns whether there were any: if so, their tree must be flattened again.
         """
-        examples: dict[type, Any] = {}
-
-        def note(node):
-            examples.setdefault(type(node), node)
-            return False
-
-        jtu.tree_flatten(tree, note)
         found = False
-        for kind, example in examples.items():
+        for kind, example in {type(node): node for node in nodes}.items():
             if kind in cached_types or kind in _BUILT_IN or kind in self._adopted:
                 continue
             level = self._level(example)
@@ -307,8 +302,8 @@ class OwnRegistry:
         self, tree: Any
     ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         """The arrays of a tree, and a function that builds such a tree from arrays."""
-        leaves, treedef = jtu.tree_flatten(tree)
-        self.adopt(tree)
+        leaves, treedef, nodes = flatten_with_nodes(tree)
+        self.adopt(nodes)
         ours = self._describe_output(treedef, iter(leaves))
         # Not `ours.unflatten`: jax 0.10 hides a bound method's treedef from the
         # garbage collector.

@@ -4,7 +4,7 @@ It uses a registry of our own (`_compat/registry.py`). In it, cached nodes store
 flattened form, and are built lazily:
 
     leaves, structure = registry.flatten(tree)
-    registry.adopt(tree)                    # if it registers new types, flatten again
+    registry.adopt(nodes)                   # if it registers new types, flatten again
     registry.expand(structure)              # what each leaf of JAX's registry is here
     arrays, build = registry.describe_output(tree)
     build(arrays)                           # the tree, with lazy nodes
@@ -42,7 +42,7 @@ class PublicRegistry:
     def structure_of(self, instance: Any) -> None:
         return None
 
-    def adopt(self, tree: Any) -> bool:
+    def adopt(self, nodes: Sequence[Any]) -> bool:
         return False
 
     def expand(self, treedef: Any) -> list[Any]:

@@ -12,6 +12,7 @@ arrays, are wrapped.
 import contextlib
 import dataclasses
 import enum
+import operator
 import sys
 import threading
 import types
@@ -86,7 +87,7 @@ def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
             marked = list(map(_Marked, data))
     elif not _compares_strictly(data):
         marked = _Marked(data)
-    if marked is data and all(a is b for a, b in zip(children, strict, strict=True)):
+    if marked is data and all(map(operator.is_, children, strict)):
         return treedef
     return treedef.from_node_data_and_children(nodes, (kind, marked), strict)
 

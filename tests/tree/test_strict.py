@@ -293,7 +293,7 @@ def test_structure_equals_another_one_only_with_the_same_keys(x, y, registry):
         lambda x: collections.OrderedDict([(x, 0)]),
         lambda x: collections.defaultdict(None, {x: 0}),
     ):
-        ours.adopt(wrap(x))
+        ours.adopt([wrap(x)])
         known = {strict(flatten(wrap(x))[1]): "found"}
         assert known.get(flatten(wrap(x))[1]) == "found"
         assert known.get(flatten(wrap(y))[1]) is None
