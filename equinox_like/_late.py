@@ -46,7 +46,6 @@ from ._transforms.callback import (
     filter_pure_callback as filter_pure_callback,
 )
 from ._transforms.checkpoint import filter_checkpoint as filter_checkpoint
-from ._transforms.closure import filter_closure_convert as filter_closure_convert
 from ._transforms.custom_jvp import filter_custom_jvp as filter_custom_jvp
 from ._transforms.custom_vjp import filter_custom_vjp as filter_custom_vjp
 from ._transforms.custom_vmap import filter_custom_vmap as filter_custom_vmap
@@ -56,25 +55,24 @@ from ._transforms.jacobian import (
     filter_jacfwd as filter_jacfwd,
     filter_jacrev as filter_jacrev,
 )
-from ._transforms.jvp import (
+from ._transforms.jvp_vjp import (
     filter_jvp as filter_jvp,
     filter_linearize as filter_linearize,
+    filter_vjp as filter_vjp,
 )
 from ._transforms.pmap import filter_pmap as filter_pmap
 from ._transforms.shard import (
     filter_device_put as filter_device_put,
     filter_shard as filter_shard,
-)
-from ._transforms.shard_map import filter_shard_map as filter_shard_map
-from ._transforms.sharded import (
     make_sharded as make_sharded,
     shardings as shardings,
 )
+from ._transforms.shard_map import filter_shard_map as filter_shard_map
 from ._transforms.trace import (
+    filter_closure_convert as filter_closure_convert,
     filter_eval_shape as filter_eval_shape,
     filter_make_jaxpr as filter_make_jaxpr,
 )
-from ._transforms.vjp import filter_vjp as filter_vjp
 from ._tree.check import (
     tree_check as tree_check,
     tree_flatten_one_level as tree_flatten_one_level,

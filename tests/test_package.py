@@ -70,7 +70,7 @@ def test_layers_load_when_they_are_first_asked_for():
 def test_names_of_late_files_are_real_names_of_the_package():
     code = """
 import sys, equinox_like as eqx
-assert "equinox_like._transforms.vjp" not in sys.modules
+assert "equinox_like._transforms.jvp_vjp" not in sys.modules
 from equinox_like import filter_vjp
 assert filter_vjp is eqx.filter_vjp and "save" in vars(eqx)
 assert "load" in dir(eqx)

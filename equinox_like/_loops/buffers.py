@@ -5,21 +5,179 @@ adds up its cotangents. For a buffer, all of these touch only the elements that 
 reads and writes. This is why a buffer has no other operations.
 """
 
-from typing import Any, TypeVar
+import dataclasses
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import lax
 
+from .._compat.axes import varying_alike
+from .._compat.rules import Zero, instantiate, is_undefined_primal
 from .._compat.tracing import current_trace
+from .._runtime.finalise import register_impl_finalisation
+from .._runtime.vprim import create_vprim
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array
 from .._tree.nodes import describe_node
-from .buffer_rules import read, write
-from .place import Place
+from .staging import select_if_vmap
 
 _T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The static part of an index, which is hashable.
+
+    The arrays of the index are passed to each method, in order.
+    """
+
+    # A tree, because a `jax.ds` is a node with arrays below it.
+    treedef: Any
+    leaves: tuple[Any, ...]
+    # Keyword arguments of `x.at[index].get` or `.set`.
+    options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, index: Any, options: dict[str, Any]) -> tuple["Place", list[Any]]:
+        items = index if isinstance(index, tuple) else (index,)
+        leaves, treedef = jtu.tree_flatten(tuple(map(_as_node, items)))
+        arrays = [x for x in leaves if is_array(x)]
+        static = tuple(_Array if is_array(x) else x for x in leaves)
+        return cls(treedef, static, tuple(sorted(options.items()))), arrays
+
+    def read(self, x: Any, *arrays: Any) -> Any:
+        return x.at[self._index(arrays)].get(**dict(self.options))
+
+    def add_read(self, x: Any, value: Any, *arrays: Any) -> Any:
+        """The transpose of `read`: adds the cotangent `value` where `read` reads."""
+        options = {"mode": "clip"} | self._without("fill_value")
+        return x.at[self._index(arrays)].add(value, **options)
+
+    def write(self, x: Any, value: Any, *arrays: Any) -> Any:
+        return x.at[self._index(arrays)].set(value, **dict(self.options))
+
+    def written(self, x: Any, *arrays: Any) -> Any:
+        """The old values where `write` writes, with zeros for indices out of bounds."""
+        options = {"mode": "fill", "fill_value": 0} | self._without()
+        return x.at[self._index(arrays)].get(**options)
+
+    def _without(self, *names: str) -> dict[str, Any]:
+        return {k: v for k, v in self.options if k not in names and v is not None}
+
+    def _index(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = iter(arrays)
+        leaves = [next(given) if x is _Array else x for x in self.leaves]
+        items = self.treedef.unflatten(leaves)
+        return tuple(slice(*x) if isinstance(x, _Slice) else x for x in items)
+
+
+class _Slice(NamedTuple):
+    """A slice as a node. JAX says why its bounds may not be arrays."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+
+class _Array:
+    """A placeholder for an array of the index."""
+
+
+def _as_node(item: Any) -> Any:
+    if isinstance(item, slice):
+        return _Slice(item.start, item.stop, item.step)
+    return item
+
+
+def read(x: Any, place: Any, arrays: Any) -> tuple[Any, Any]:
+    """The value at a place, and `x` again, to be used in place of `x` from now on.
+
+    In the backward pass, the cotangent of `x` then passes through all reads one by one,
+    and each read adds to it in place.
+    """
+    value, x = read_p.bind(x, *arrays, place=place)
+    return value, x
+
+
+def write(pred: Any, x: Any, value: Any, place: Any, arrays: Any) -> Any:
+    args = varying_alike(pred, x, value, *arrays)
+    (out,) = maybe_set_p.bind(*args, place=place)
+    return out
+
+
+def _then(value: Any, x: Any) -> Any:
+    """`value`, which was read from `x`, and `x`, available only after the read.
+
+    XLA copies an array before a write unless it knows that all reads come earlier.
+    """
+    return lax.optimization_barrier((value, x))
+
+
+def _read(x, *arrays, place):
+    return list(_then(place.read(x, *arrays), x))
+
+
+def _read_types(x, *arrays, place):
+    (value,) = jax.make_jaxpr(place.read)(x, *arrays).out_avals
+    return [value, x]
+
+
+def _read_jvp(primals, tangents, *, place):
+    out = read_p.bind(*primals, place=place)
+    return out, read_p.bind(tangents[0], *primals[1:], place=place)
+
+
+def _read_transpose(cotangents, x, *arrays, place):
+    value, rest = cotangents
+    none = [None] * len(arrays)
+    if type(value) is Zero:
+        return [rest, *none]
+    return [place.add_read(instantiate(rest), value, *arrays), *none]
+
+
+def _set(pred, x, value, *arrays, place):
+    old = place.written(x, *arrays)
+    return [place.write(x, select_if_vmap(pred, value, old), *arrays)]
+
+
+def _set_types(pred, x, value, *arrays, place):
+    return [x]
+
+
+def _set_jvp(primals, tangents, *, place):
+    pred, _, _, *arrays = primals
+    _, dx, dvalue, *_ = tangents
+    out = maybe_set_p.bind(*primals, place=place)
+    dx, dvalue = instantiate(dx), instantiate(dvalue)
+    return out, maybe_set_p.bind(pred, dx, dvalue, *arrays, place=place)
+
+
+def _set_transpose(cotangents, pred, x, value, *arrays, place):
+    (ct,) = cotangents
+    none = [None] * len(arrays)
+    if type(ct) is Zero:
+        return [None, None, None, *none]
+    here, ct = _then(place.written(ct, *arrays), ct)
+    zeros = jnp.zeros_like(here)
+    ct_value = select_if_vmap(pred, here, zeros) if is_undefined_primal(value) else None
+    ct_x = write(pred, ct, zeros, place, arrays) if is_undefined_primal(x) else None
+    return [None, ct_x, ct_value, *none]
+
+
+read_p: Any = create_vprim(
+    "read_buffer", _read, _read_types, _read_jvp, _read_transpose
+)
+"""From an array and the arrays of an index to the value there, and the same array."""
+maybe_set_p: Any = create_vprim("maybe_set", _set, _set_types, _set_jvp, _set_transpose)
+"""`maybe_set_p.bind(pred, x, value, *arrays, place=place)` returns `[x]` with `value`
+at the index that `place` and `arrays` describe. The bool `pred` is assumed to be true.
+Under a `jax.vmap` that maps `pred`, only elements where it is true are written."""
+
+register_impl_finalisation(read_p)
+register_impl_finalisation(maybe_set_p)
 
 
 class Buffer:

@@ -20,11 +20,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._compat.rules import Zero
 from .._runtime.vprim import create_vprim
-from .one_way import one_way
-from .perturbed import Mask, put, spread_backward, spread_forward, take
-from .plain import run_plain
+from .._transforms.jvp_vjp import watch
 from .schedule import Marks, Online, put_if, value_at
-from .staging import Loop, goes_on
+from .staging import Loop, Mask, goes_on, one_way, put, run_plain, take
 
 
 def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> list[Any]:
@@ -262,3 +260,115 @@ reverse_p: Any = create_vprim(
 )
 """From the saved leaves of a checkpointed loop, and the tangents of its consts and
 first state, to the tangents of its last state."""
+
+
+def spread_forward(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
+) -> Mask:
+    """The mask of the state that may have a tangent after some number of steps.
+
+    `of_consts` and `of_state` are the masks of those that have one before.
+    """
+    can_be = [_is_inexact(x) for x in state]
+    perturbed = list(of_state)
+    while perturbed != can_be:
+        after = _tangents_of_step(step, consts, state, of_consts, perturbed)
+        merged = [a or b for a, b in zip(perturbed, after, strict=True)]
+        if merged == perturbed:
+            break
+        perturbed = merged
+    return perturbed
+
+
+def spread_backward(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
+) -> tuple[Mask, Mask]:
+    """The masks of the consts and the state that may have a cotangent before a step.
+
+    **Arguments:**
+
+    - `of_consts`, `of_state`: the masks of those that have a tangent.
+    - `wanted`: the mask of the state that has a cotangent after the last step.
+    """
+    while True:
+        consts_hit, state_hit = _cotangents_of_step(
+            step, consts, state, of_consts, of_state, wanted
+        )
+        merged = [a or b for a, b in zip(wanted, state_hit, strict=True)]
+        if merged == wanted:
+            return consts_hit, wanted
+        wanted = merged
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
+
+
+def _tangents_of_step(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
+) -> Mask:
+    found = [False] * len(state)
+
+    def see(i, has_tangent):
+        found[i] = has_tangent
+
+    def run(consts, state):
+        def marked(*perturbed):
+            out = step(*_put(consts, state, of_consts, of_state, perturbed))
+            return watch(out, see)
+
+        given = _take(consts, state, of_consts, of_state)
+        return jax.jvp(marked, given, given)
+
+    jax.eval_shape(run, consts, state)
+    return found
+
+
+def _cotangents_of_step(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
+) -> tuple[Mask, Mask]:
+    hit: set[int] = set()
+
+    def recording(i, x):
+        @jax.custom_vjp
+        def identity(x):
+            return x
+
+        def backward(_, ct):
+            if type(ct) is not SymbolicZero:
+                hit.add(i)
+            return (ct,)
+
+        identity.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+        return identity(x)
+
+    def run(consts, state):
+        def marked(*perturbed):
+            perturbed = [recording(i, x) for i, x in enumerate(perturbed)]
+            out = step(*_put(consts, state, of_consts, of_state, perturbed))
+            return [x for x, is_wanted in zip(out, wanted, strict=True) if is_wanted]
+
+        out, pull = jax.vjp(marked, *_take(consts, state, of_consts, of_state))
+        return pull(out)
+
+    jax.eval_shape(run, consts, state)
+    numbers = iter(range(len(of_consts) + len(of_state)))
+    masks = [
+        [is_perturbed and next(numbers) in hit for is_perturbed in mask]
+        for mask in (of_consts, of_state)
+    ]
+    return masks[0], masks[1]
+
+
+def _take(consts: Any, state: Any, of_consts: Mask, of_state: Mask) -> tuple[Any, ...]:
+    return (*take(consts, of_consts), *take(state, of_state))
+
+
+def _put(
+    consts: Any, state: Any, of_consts: Mask, of_state: Mask, perturbed: Any
+) -> Any:
+    count = sum(of_consts)
+    return (
+        put(consts, of_consts, perturbed[:count]),
+        put(state, of_state, perturbed[count:]),
+    )

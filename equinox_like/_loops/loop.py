@@ -1,23 +1,29 @@
-"""`filter_while_loop` and `filter_fori_loop`: JAX's loops for any pytrees."""
+"""`filter_while_loop` and `filter_fori_loop`, `while_loop` of `equinox_like.internal`,
+and the kinds of loops: `"lax"`, `"bounded"` and `"checkpointed"`.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsIndex, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from .._core.base import frames_hidden, name_of, require_callable
 from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
-from .carry import Carry, type_of, with_carry
+from .carry import Carry, FlatCarry, arrays_of, type_of, with_carry
+from .checkpointed import run_checkpointed
 from .eager import as_python, run_cached
-from .kinds import LoopKind, runner
-from .schedule import check_checkpoints
-from .staging import show_step_as, stage
+from .schedule import MOST_STEPS, check_checkpoints, number_of_checkpoints
+from .staging import Loop, goes_on, run_plain, show_step_as, stage
 
 _C = TypeVar("_C")
+
+LoopKind = Literal["lax", "bounded", "checkpointed"]
 
 
 @frames_hidden
@@ -219,3 +225,177 @@ def _filter_fori_loop(
         return carry.fill(last)
 
     return with_carry("filter_fori_loop", body, init, run)
+
+
+@frames_hidden
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: _C,
+    *,
+    max_steps: int | None = None,
+    buffers: Callable[[_C], Any] | None = None,
+    kind: LoopKind,
+    checkpoints: int | None = None,
+    base: int = 16,
+) -> _C:
+    """`jax.lax.while_loop`, differentiable in reverse mode, and with buffers.
+
+    [`equinox_like.filter_while_loop`][] has no buffers, and takes any pytree.
+
+    **Arguments:**
+
+    - `cond_fun`: from the carry to a bool or a boolean scalar: whether to do another step.
+        It is not differentiated.
+    - `body_fun`: a function from the carry to the next carry: one step.
+    - `init_val`: the initial carry: any pytree of arrays and numbers. Numbers become
+        arrays.
+    - `max_steps`: the maximum number of steps: an `int`, or `None` for no limit.
+    - `buffers`: a function from the carry to a node of it, or a sequence of nodes, whose
+        arrays become buffers in `cond_fun` and `body_fun`. A buffer has only
+        `buf[index]`, `shape`, `dtype`, `size` and
+        `buf.at[index].set(value, *, pred=True, **kwargs)`. Each element may be written at
+        most once, and read only after that; otherwise gradients may be wrong.
+    - `kind`: one of
+        - `"lax"`: as JAX does it: differentiable in forward mode.
+        - `"checkpointed"`: differentiable in reverse mode, with a few checkpoints. Needs
+            `max_steps` or `checkpoints`.
+        - `"bounded"`: differentiable in both modes, to any order. Needs `max_steps`;
+            memory and time grow with it.
+    - `checkpoints`: for the kind `"checkpointed"`, the number of steps whose carry, except
+        for its buffers, is saved for the backward pass. By default the smallest `c` for
+        which `(c + 1)(c + 2) > 2 * max_steps`, with which no step is run more than twice.
+        Other kinds ignore it.
+    - `base`: for the kind `"bounded"`, the number of steps of each scan. Other kinds ignore
+        it.
+
+    **Returns:**
+
+    The last carry. [Loops](../loops.md) describes the cost of each kind.
+
+    **Raises:**
+
+    `ValueError` for options that do not fit, and if a step returns another structure;
+    `TypeError` if the carry holds anything but arrays and numbers, and if `cond_fun`
+    does not return a boolean scalar.
+
+    !!! example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        def trajectory(x0):
+            def body(carry):
+                i, x, xs = carry
+                return i + 1, 0.5 * x, xs.at[i].set(x)
+
+            _, _, xs = eqxi.while_loop(
+                lambda carry: carry[0] < 3,
+                body,
+                (0, x0, jnp.zeros(3)),
+                kind="checkpointed",
+                max_steps=3,
+                buffers=lambda carry: carry[2],
+            )
+            return xs
+
+        assert trajectory(jnp.asarray(4.0)).tolist() == [4, 2, 1]
+        assert jax.grad(lambda x: trajectory(x).sum())(4.0) == 1.75
+        ```
+    """
+    require_callable(cond_fun, "while_loop", "cond_fun")
+    require_callable(body_fun, "while_loop", "body_fun")
+    if max_steps is not None and type(max_steps) is not int:
+        raise ValueError(
+            f"`while_loop`: `max_steps` must be an `int` or `None`; got {max_steps!r}."
+        )
+    if buffers is not None:
+        require_callable(buffers, "while_loop", "buffers")
+    where = f"`while_loop` of `{name_of(body_fun)}`"
+    run = runner("while_loop", kind, max_steps, checkpoints, base)
+    init_val = arrays_of(init_val, "init_val")
+    carry = FlatCarry(init_val, buffers, where)
+    if max_steps == 0:
+        return init_val
+
+    def cond(data):
+        return cond_fun(carry.fill(jnp.asarray(True), data))
+
+    def body(pred, data):
+        return carry.flatten(body_fun(carry.fill(pred, data)))
+
+    show_step_as(cond, cond_fun, body, body_fun, init_val)
+    loop = stage(cond, body, carry.data, carry.is_buffer)
+    return carry.refill(loop.complete(run(loop)))
+
+
+def runner(
+    loop: str, kind: str, max_steps: int | None, checkpoints: int | None, base: int = 16
+) -> Callable[[Loop], Sequence[Any]]:
+    """A function that runs a loop of this kind, and returns its last state.
+
+    **Raises:**
+
+    `ValueError`, naming the `loop`, if an option is invalid or missing.
+    """
+    if max_steps is not None and not 0 <= max_steps <= MOST_STEPS:
+        raise ValueError(
+            f"`{loop}`: `max_steps` must be between 0 and {MOST_STEPS}, or `None` for "
+            f"no limit; got {max_steps}."
+        )
+    checkpoints = check_checkpoints(loop, checkpoints)
+    if kind == "lax":
+        return lambda loop: run_plain(loop.step, loop.consts, loop.state, max_steps)
+    if kind == "bounded":
+        if max_steps is None:
+            raise ValueError(f'`{loop}` with `kind="bounded"` needs `max_steps`.')
+        if not isinstance(base, int) or base < 2:
+            raise ValueError(
+                f"`{loop}`: `base` must be an integer, at least 2; got {base!r}."
+            )
+        return lambda loop: run_bounded(loop, max_steps, base)
+    if kind == "checkpointed":
+        if max_steps is not None:
+            checkpoints = number_of_checkpoints(max_steps, checkpoints)
+        if checkpoints is None:
+            raise ValueError(
+                f'`{loop}` with `kind="checkpointed"` needs `max_steps` or `checkpoints`.'
+            )
+        return lambda loop: run_checkpointed(loop, max_steps, checkpoints)
+    raise ValueError(
+        f'`{loop}`: `kind` must be "lax", "bounded" or "checkpointed"; got {kind!r}.'
+    )
+
+
+def run_bounded(loop: Loop, max_steps: int, base: int) -> list[Any]:
+    """Runs the loop, and returns the last state.
+
+    It is a scan of `base` steps, or of `base` such scans, and so on until `max_steps`
+    are reached. For an inner scan only its input is saved. Steps and scans that come
+    after the loop has ended are skipped.
+    """
+
+    def is_on(counted):
+        count, state = counted
+        return (count < max_steps) & goes_on(state)
+
+    def step(counted):
+        count, state = counted
+        return count + 1, loop.step(loop.consts, state)
+
+    run, size = _repeated(step, is_on, base), base
+    while size < max_steps:
+        run = _repeated(jax.checkpoint(run, prevent_cse=False), is_on, base)
+        size *= base
+    return run((np.int32(0), loop.state))[1]
+
+
+def _repeated(
+    inner: Callable[[Any], Any], is_on: Callable[[Any], Any], base: int
+) -> Callable[[Any], Any]:
+    def one(counted, _):
+        return lax.cond(is_on(counted), inner, lambda same: same, counted), None
+
+    return lambda counted: lax.scan(one, counted, length=base)[0]

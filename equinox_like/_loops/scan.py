@@ -1,12 +1,19 @@
-"""`filter_scan` and `filter_map`: iterate over axis 0 of the arrays of a pytree."""
+"""`filter_scan` and `filter_map`, and `scan` and `scan_trick` of `equinox_like.internal`:
+loops over axis 0 of arrays.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from .._compat.arrays import weakly_typed
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.flat_call import pack, pair_of, take_apart, unpack
 from .._transforms.arguments import show_as_call
@@ -14,14 +21,18 @@ from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree.filters import is_array
 from .._tree.nodes import path_str
 from .._tree.require import require_integer
-from .carry import Carry, with_carry
-from .checkpointed_scan import checkpointed_scan, output_types
+from .branch import filter_switch
+from .buffers import Place, read, write
+from .carry import Carry, FlatCarry, arrays_of, with_carry
+from .checkpointed import run_checkpointed
 from .eager import as_python, run_cached
-from .schedule import check_checkpoints
+from .schedule import check_checkpoints, number_of_checkpoints
+from .staging import as_after_a_step, stage
 
 _C = TypeVar("_C")
 _X = TypeVar("_X")
 _Y = TypeVar("_Y")
+
 
 _CONVERT: Final = "Convert a list or a `range` with `jnp.asarray`."
 
@@ -246,3 +257,198 @@ def check_lengths(where: str, xs: Any, length: int | None) -> int:
         wanted = "" if length is None else f"; `length` is {length}"
         raise ValueError(f"{where}: the lengths differ: {listing}{wanted}.")
     return named[0][1].shape[0] if length is None else length
+
+
+@frames_hidden
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: _C,
+    xs: Any,
+    length: int | None = None,
+    *,
+    buffers: Callable[[_C], Any] | None = None,
+    kind: Literal["lax", "checkpointed"] | str,
+    checkpoints: int | Literal["all"] | None = None,
+) -> tuple[_C, Any]:
+    """`jax.lax.scan`, whose backward pass needs only a few checkpoints.
+
+    [`equinox_like.filter_scan`][] has no buffers, and takes any pytrees.
+
+    **Arguments:**
+
+    - `f`, `init`, `xs`, `length`: as for `jax.lax.scan`.
+    - `buffers`: as for [`equinox_like.internal.while_loop`][].
+    - `kind`: `"lax"`, which is `jax.lax.scan` and ignores `buffers` and `checkpoints`, or
+        `"checkpointed"`, which has a derivative in reverse mode only.
+    - `checkpoints`: the number of steps whose carry is saved for the backward pass, or
+        `"all"`. By default as for `while_loop`.
+
+    **Returns:**
+
+    The last carry, and the `y` of all steps, stacked along axis 0.
+
+    **Raises:**
+
+    `ValueError` for options that do not fit, if lengths differ, and if a step returns
+    another structure; for the kind `"lax"` the latter is a `TypeError` of JAX.
+
+    !!! example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        def last(x):
+            step = lambda c, x: (jnp.sin(c) * x, c)
+            return eqxi.scan(step, x, jnp.ones(100), kind="checkpointed", checkpoints=5)[0]
+
+        plain = lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), c), x, length=100)[0]
+        assert jnp.allclose(jax.grad(last)(1.0), jax.grad(plain)(1.0))
+        ```
+    """
+    if kind not in ("lax", "checkpointed"):
+        raise ValueError(
+            f'`scan`: `kind` must be "lax" or "checkpointed"; got {kind!r}.'
+        )
+    require_callable(f, "scan", "f")
+    if buffers is not None:
+        require_callable(buffers, "scan", "buffers")
+    where = f"`scan` of `{name_of(f)}`"
+    init, xs = arrays_of(init, "init"), arrays_of(xs, "xs")
+    steps = check_lengths(where, xs, length)
+
+    def step(carry, x):
+        new, y = pair_of(f(carry, x), f"`scan`: `{name_of(f)}`", "(carry, y)")
+        return new, arrays_of(y, "y")
+
+    show_as_call(step, f, (init, xs))
+    if kind == "lax" or steps == 0:
+        return lax.scan(step, init, xs, length)
+    carry = FlatCarry(init, buffers, where)
+    rows, in_tree = jtu.tree_flatten(xs)
+    out_tree: Any = None
+
+    @functools.wraps(step)
+    def flat(pred, data, row):
+        nonlocal out_tree
+        new, y = step(carry.fill(pred, data), in_tree.unflatten(row))
+        leaves, out_tree = jtu.tree_flatten(y)
+        return carry.flatten(new), leaves
+
+    wanted = steps if checkpoints == "all" else check_checkpoints("scan", checkpoints)
+    types = output_types(flat, carry.data, rows)
+    data, ys = checkpointed_scan(
+        flat, carry.data, carry.is_buffer, rows, types, steps, wanted
+    )
+    return carry.refill(data), out_tree.unflatten(ys)
+
+
+def scan_trick(
+    fn: Callable[[_C], _C], intermediates: Sequence[Callable[[_C], _C]], init: _C
+) -> _C:
+    """Calls `fn`, `intermediates[0]`, `fn`, `intermediates[1]`, ..., and finally `fn`.
+
+    `fn` is traced once, and so compiled once, as the step of a scan.
+
+    **Arguments:**
+
+    - `fn`, `intermediates`: functions from a carry to a carry of the same structure.
+    - `init`: the initial carry.
+
+    **Returns:**
+
+    The last carry.
+
+    !!! example
+
+        ```python
+        import jax.numpy as jnp
+        from equinox_like import internal as eqxi
+
+        double = lambda x: 2 * x
+        steps = [lambda x: x + 1, lambda x: x + 10]
+        assert eqxi.scan_trick(double, steps, jnp.asarray(1)) == 32
+        ```
+    """
+    branches = [*intermediates, lambda carry: carry]
+
+    def step(carry, i):
+        return filter_switch(i, branches, fn(carry)), None
+
+    return filter_scan(step, init, jnp.arange(len(branches)))[0]
+
+
+Step = Callable[[Any, Any, Any], tuple[Sequence[Any], Sequence[Any]]]
+
+
+def output_types(f: Step, carry: Sequence[Any], xs: Sequence[Any]) -> Sequence[Any]:
+    """The shapes and dtypes of the `y` of one step; see `checkpointed_scan`."""
+
+    @functools.wraps(f)
+    def types(carry, xs):
+        return f(jnp.asarray(True), carry, [x[0] for x in xs])
+
+    carry, xs = list(map(jnp.asarray, carry)), list(map(jnp.asarray, xs))
+    while True:
+        after, y = jax.eval_shape(types, carry, xs)
+        changed = as_after_a_step(carry, after, keeps_weak=True)  # as in a plain scan
+        if changed is None:
+            return y
+        carry = changed
+
+
+def checkpointed_scan(
+    f: Step,
+    carry: Sequence[Any],
+    is_buffer: Sequence[bool],
+    xs: Sequence[Any],
+    types: Sequence[Any],
+    length: int,
+    checkpoints: int | None,
+    reverse: bool = False,
+) -> tuple[list[Any], list[Any]]:
+    """The last carry, and the outputs of each step along axis 0.
+
+    **Arguments:**
+
+    - `f(pred, carry, x)`: returns the arrays of the next carry and of a `y`, given
+        those of a carry and an `x`; `pred` is as in `stage`.
+    - `is_buffer`: for each array of the carry, whether it is a buffer.
+    - `types`: the `output_types`.
+    - `length`: the number of steps, at least 1.
+    - `checkpoints`: as for `while_loop`.
+    """
+    xs = list(map(jnp.asarray, xs))
+    ys = [_zeros(length, y) for y in types]
+    first_x, first_y = 1 + len(carry), 1 + len(carry) + len(xs)
+
+    def body(pred, state):
+        i, *carry = state[:first_x]
+        place, index = Place.of((length - 1 - i) if reverse else i, {})
+        pairs = [read(x, place, index) for x in state[first_x:first_y]]
+        carry, y = f(pred, carry, [row for row, _ in pairs])
+        written = [
+            write(pred, whole, row, place, index)
+            for whole, row in zip(state[first_y:], y, strict=True)
+        ]
+        return [i + 1, *carry, *(x for _, x in pairs), *written]
+
+    flags = [False, *is_buffer, *([True] * (len(xs) + len(ys)))]
+    loop = stage(lambda state: True, body, [np.int32(0), *carry, *xs, *ys], flags)
+    out = loop.complete(
+        run_checkpointed(loop, length, number_of_checkpoints(length, checkpoints))
+    )
+    return out[1:first_x], out[first_y:]
+
+
+def _zeros(length: int, y: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros for the outputs of all steps, split over the explicit axes that one is, and
+    of a weak dtype if that of one is weak."""
+    sharding = y.sharding
+    if isinstance(sharding, NamedSharding):
+        is_explicit = AxisType.Explicit in sharding.mesh.axis_types
+        parts = PartitionSpec(None, *sharding.spec)
+        sharding = NamedSharding(sharding.mesh, parts) if is_explicit else None
+    zeros = jnp.zeros((length, *y.shape), y.dtype, device=sharding)
+    return weakly_typed(zeros) if y.weak_type else zeros

@@ -16,15 +16,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._compat.axes import vary_over, varying_axes
+from .._compat.axes import vary_over, varying_alike, varying_axes
 from .._compat.jaxpr import eval_jaxpr, without_constants
+from .._compat.rules import (
+    Zero,
+    batching_rules,
+    instantiate,
+    is_undefined_primal,
+    jvp_rules,
+    lower_as,
+    new_primitive,
+    transposition_rules,
+)
+from .._runtime.finalise import register_impl_finalisation
 from .._runtime.unvmap import unvmap_any_p
+from .._runtime.vprim import create_vprim
 from .._transforms.arguments import show_as_call
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array
-from .one_way import one_way
-from .perturbed import put, take
-from .select import select_if_vmap
+
+Mask = list[bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,3 +240,117 @@ def _same_for(axes: frozenset[Any], x: Any) -> Any:
         f"Before the loop, mark the array: `x = jax.lax.pcast(x, {names!r}, "
         "to='varying')`. Its gradient is then summed once, after the loop.",
     )
+
+
+def run_plain(
+    step: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+    consts: Sequence[Any],
+    state: Sequence[Any],
+    max_steps: int | None,
+) -> list[Any]:
+    """Runs the loop, and returns the last state."""
+    if max_steps is None:
+        return lax.while_loop(goes_on, lambda state: step(consts, state), list(state))
+
+    def cond(counted):
+        count, state = counted
+        return (count < max_steps) & goes_on(state)
+
+    def body(counted):
+        count, state = counted
+        return count + 1, step(consts, state)
+
+    return lax.while_loop(cond, body, (np.int32(0), list(state)))[1]
+
+
+select_if_vmap_p: Any = new_primitive("select_if_vmap")
+"""`select_if_vmap_p.bind(pred, x, y)` returns `[x]`. The bool `pred` is assumed to be
+true. Under a `jax.vmap` that maps `pred`, it returns the elements of `x` where `pred`
+is true, and the elements of `y` elsewhere."""
+
+
+def select_if_vmap(pred: Any, x: Any, y: Any) -> Any:
+    # A loop that ends elsewhere on each device ends with another carry on each.
+    (out,) = select_if_vmap_p.bind(*varying_alike(pred, x, y))
+    return out
+
+
+@select_if_vmap_p.def_impl
+def _run(pred, x, y):
+    return [x]
+
+
+@select_if_vmap_p.def_abstract_eval
+def _type_of_results(pred, x, y):
+    return [x]
+
+
+def _push_forward(primals, tangents):
+    pred, x, y = primals
+    _, dx, dy = tangents
+    tangent = select_if_vmap(pred, instantiate(dx), instantiate(dy))
+    return [select_if_vmap(pred, x, y)], [tangent]
+
+
+def _pull_back(cotangents, pred, x, y):
+    (ct,) = cotangents
+    if type(ct) is Zero:
+        return [None, None, None]
+    zeros = jnp.zeros_like(ct)
+    return [
+        None,
+        select_if_vmap(pred, ct, zeros) if is_undefined_primal(x) else None,
+        select_if_vmap(pred, zeros, ct) if is_undefined_primal(y) else None,
+    ]
+
+
+def _batch(args, axes):
+    # By `jax.vmap`, since the batch may be split over the explicit axes of a mesh.
+    pred, x, y = args
+    if axes[0] is not None:
+        return [jax.vmap(jnp.where, axes)(pred, x, y)], [0]
+    x, y = jax.vmap(lambda *both: both, axes[1:])(x, y)
+    return [select_if_vmap(pred, x, y)], [0]
+
+
+jvp_rules[select_if_vmap_p] = _push_forward
+transposition_rules[select_if_vmap_p] = _pull_back
+batching_rules[select_if_vmap_p] = _batch
+lower_as(select_if_vmap_p, _run)
+register_impl_finalisation(select_if_vmap_p)
+
+
+def one_way(x: Any, reason: str) -> Any:
+    """`x`. Reverse mode raises a `ValueError` with the reason and the type of `x`."""
+    (x,) = _one_way_p.bind(x, reason=reason)
+    return x
+
+
+def _refuse(cotangents, x, *, reason):
+    raise ValueError(reason.format(x.aval))
+
+
+_one_way_p: Any = create_vprim(
+    "one_way",
+    lambda x, reason: [x],
+    lambda x, reason: [x],
+    lambda primals, tangents, reason: (
+        _one_way_p.bind(*primals, reason=reason),
+        _one_way_p.bind(*tangents, reason=reason),
+    ),
+    _refuse,
+)
+register_impl_finalisation(_one_way_p)
+
+
+def take(values: Sequence[Any], mask: Mask) -> list[Any]:
+    """The values where the mask is `True`."""
+    return [x for x, chosen in zip(values, mask, strict=True) if chosen]
+
+
+def put(values: Sequence[Any], mask: Mask, new: Sequence[Any]) -> list[Any]:
+    """The values, with new ones where the mask is `True`."""
+    remaining = iter(new)
+    return [
+        next(remaining) if chosen else x for x, chosen in zip(values, mask, strict=True)
+    ]

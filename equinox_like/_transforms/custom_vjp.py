@@ -31,8 +31,8 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._warn import warn
-from .custom_rules import Rules, batched_in_front, check_output, hold, type_of
-from .tangents import is_zero
+from .custom_jvp import Rules, batched_in_front, check_output, hold, type_of
+from .jvp_vjp import is_zero
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

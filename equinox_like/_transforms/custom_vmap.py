@@ -26,9 +26,8 @@ from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
 from .._tree.nodes import path_str
-from .custom_jvp import filter_custom_jvp
-from .custom_rules import Rules
-from .jvp import filter_jvp
+from .custom_jvp import Rules, filter_custom_jvp
+from .jvp_vjp import filter_jvp
 from .trace import trace
 
 _P = ParamSpec("_P")

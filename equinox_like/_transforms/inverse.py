@@ -1,10 +1,11 @@
-"""The inverse of a function, derived from its jaxpr.
+"""The inverse of a function, derived from its jaxpr, and the check of one.
 
 The outputs are known and the inputs wanted. Known values are propagated forward through
 equations with known inputs, and backward through equations whose primitive has a rule
 below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -12,12 +13,16 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.jaxpr import is_literal, name_and_params, run_equation, text_of
+from .._compat.primitive import call_host, for_whole_batch
 from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._errors import NotInvertibleError
+from .._jit.checks import register_check
+from .._tree.filters import is_inexact_array
 
 
 def derived_inverse(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -288,3 +293,62 @@ _OF_PARTS: Final[dict[str, Callable[[_Equation, list[Any]], Sequence[Any]]]] = {
     "split": lambda e, outs: [jnp.concatenate(outs, e.params["axis"])],
     "optimization_barrier": lambda e, outs: outs,
 }
+
+
+def refuse_large(errors: jax.Array, x: Any, name: str) -> Any:
+    """Returns `x`; raises if the inverse of the function named `name` is wrong.
+
+    `errors` has the largest relative error, in units of the error that rounding may
+    cause, and the largest absolute error.
+    """
+    failed = _inverse_check.bind(errors, name=name)
+
+    def depend(leaf):
+        # An unused check would be dropped by JAX as dead code.
+        return jnp.where(failed, jnp.nan, leaf).astype(leaf.dtype)
+
+    return jtu.tree_map(lambda a: depend(a) if is_inexact_array(a) else a, x)
+
+
+def _fail(_: Any, errors: Any, name: str) -> None:
+    text = _text(errors, name)
+    raise NotInvertibleError(f"\n{_BEGIN}\n{text}\n{_END}\n")
+
+
+def _fail_if(errors: Any, name: str) -> np.ndarray:
+    """The check outside of compiled programs, where the values are known."""
+    if not np.all(np.asarray(errors)[..., 0] <= 1):
+        raise NotInvertibleError(_text(errors, name))
+    return np.asarray(False)
+
+
+def _text(errors: Any, name: str) -> str:
+    # `max` propagates NaN.
+    relative, absolute = np.asarray(errors).reshape(-1, 2).max(0)
+    return (
+        f"The inverse of `{name}` is wrong: its result differs from the input by up to "
+        f"{absolute:.3g}, and by up to {relative:.3g} times the error that rounding "
+        "may cause."
+    )
+
+
+def _is_large(errors: jax.Array) -> jax.Array:
+    # Negated, so that NaN counts as large.
+    return ~jnp.all(errors[..., 0] <= 1)
+
+
+def _run_check(errors: jax.Array, name: str) -> jax.Array:
+    fail = functools.partial(_fail, name=name)
+    call = functools.partial(call_host, function=fail, on_tpu=fail)
+    return jax.lax.cond(_is_large(errors), call, lambda _: np.False_, errors)
+
+
+_inverse_check = for_whole_batch(
+    "inverse_check", _run_check, like=_is_large, eager=_fail_if
+)
+
+
+_BEGIN = "---- the check of a `filter_invertible` failed ----"
+_END = "---- with `filter_jit` in place of `jax.jit` this would be the whole error ----"
+
+register_check(_inverse_check, _BEGIN, _END, NotInvertibleError)

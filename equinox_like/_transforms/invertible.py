@@ -31,11 +31,10 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.strict import strictly_same
-from .custom_rules import hold
+from .custom_jvp import hold
 from .custom_vjp import filter_custom_vjp
-from .inverse import derived_inverse
-from .inverse_check import refuse_large
-from .vjp import filter_vjp
+from .inverse import derived_inverse, refuse_large
+from .jvp_vjp import filter_vjp
 from .vmap import filter_vmap, if_array
 
 _B = TypeVar("_B")

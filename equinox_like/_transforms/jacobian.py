@@ -18,7 +18,7 @@ from .._tree.filters import is_array_like, is_inexact_array_like
 from .._tree.require import refuse_unknown_options
 from .._typing import GradOptions
 from .grad import of_first_argument, refuse_argnums
-from .tangents import refuse_non_arrays
+from .jvp_vjp import refuse_non_arrays
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -17,7 +17,7 @@ from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .arguments import NamedCall, show_as_call
-from .compiled import Compiled
+from .shard_map import Compiled
 from .vmap import MappedOutput, axes_of_call, check_sizes, checked_size, if_array
 
 _P = ParamSpec("_P")

@@ -19,7 +19,7 @@ from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, refuse_misfit, require_axis, require_mesh
 from .._core.show_as import show_as
-from .._jit.donation import Donate
+from .._jit.donation import Donate, check_mode
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
@@ -27,10 +27,24 @@ from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import path_str
 from .arguments import NamedCall
-from .compiled import Compiled
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class Compiled(Jitted[_P, _T]):
+    """`filter_jit` of a transformed function. `__wrapped__` is the user's function."""
+
+    def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
+        check_mode(donate)
+        super().__init__(fun, donate, jitkwargs or {})
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self._held_.__wrapped__
+
+    def _shown_around_(self) -> tuple[str, str]:
+        return self._held_._shown_around_()
 
 
 @overload

@@ -13,11 +13,14 @@ from .._core.documentation import (
     doc_remove_args as doc_remove_args,
     doc_repr as doc_repr,
 )
-from .._loops.buffer_rules import maybe_set_p as maybe_set_p
-from .._loops.buffers import MaybeBuffer as MaybeBuffer, buffer_at_set as buffer_at_set
-from .._loops.internal_scan import scan as scan, scan_trick as scan_trick
-from .._loops.select import select_if_vmap_p as select_if_vmap_p
-from .._loops.while_loop import while_loop as while_loop
+from .._loops.buffers import (
+    MaybeBuffer as MaybeBuffer,
+    buffer_at_set as buffer_at_set,
+    maybe_set_p as maybe_set_p,
+)
+from .._loops.loop import while_loop as while_loop
+from .._loops.scan import scan as scan, scan_trick as scan_trick
+from .._loops.staging import select_if_vmap_p as select_if_vmap_p
 from .._module import (
     AbstractClassVar as AbstractClassVar,
     AbstractVar as AbstractVar,
