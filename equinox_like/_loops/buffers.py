@@ -5,7 +5,6 @@ adds up its cotangents. For a buffer, all of these touch only the elements that 
 reads and writes. This is why a buffer has no other operations.
 """
 
-import dataclasses
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -17,6 +16,7 @@ from jax import lax
 from .._compat.axes import varying_alike
 from .._compat.rules import Zero, instantiate, is_undefined_primal
 from .._compat.tracing import current_trace
+from .._core.flat_call import Template, take_apart
 from .._runtime.finalise import register_impl_finalisation
 from .._runtime.vprim import create_vprim
 from .._tree.arrays import is_typed_key
@@ -27,26 +27,22 @@ from .staging import select_if_vmap
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The static part of an index, which is hashable.
+class Place(NamedTuple):
+    """The static part of an index, which is hashable, of `x.at[index]`.
 
     The arrays of the index are passed to each method, in order.
     """
 
-    # A tree, because a `jax.ds` is a node with arrays below it.
-    treedef: Any
-    leaves: tuple[Any, ...]
+    # Of a tree, because a `jax.ds` is a node with arrays below it.
+    template: Template
     # Keyword arguments of `x.at[index].get` or `.set`.
     options: tuple[tuple[str, Any], ...]
 
     @classmethod
     def of(cls, index: Any, options: dict[str, Any]) -> tuple["Place", list[Any]]:
         items = index if isinstance(index, tuple) else (index,)
-        leaves, treedef = jtu.tree_flatten(tuple(map(_as_node, items)))
-        arrays = [x for x in leaves if is_array(x)]
-        static = tuple(_Array if is_array(x) else x for x in leaves)
-        return cls(treedef, static, tuple(sorted(options.items()))), arrays
+        arrays, template = take_apart(tuple(map(_as_node, items)))
+        return cls(template, tuple(sorted(options.items()))), arrays
 
     def read(self, x: Any, *arrays: Any) -> Any:
         return x.at[self._index(arrays)].get(**dict(self.options))
@@ -68,9 +64,7 @@ class Place:
         return {k: v for k, v in self.options if k not in names and v is not None}
 
     def _index(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        given = iter(arrays)
-        leaves = [next(given) if x is _Array else x for x in self.leaves]
-        items = self.treedef.unflatten(leaves)
+        items = self.template.fill(arrays)
         return tuple(slice(*x) if isinstance(x, _Slice) else x for x in items)
 
 
@@ -80,10 +74,6 @@ class _Slice(NamedTuple):
     start: Any
     stop: Any
     step: Any
-
-
-class _Array:
-    """A placeholder for an array of the index."""
 
 
 def _as_node(item: Any) -> Any:

@@ -49,12 +49,16 @@ class Carry:
         self._number_changes: list[bool] = []
         self._where = f"`{loop}` of `{name_of(fun)}`"
         self._changed: str | None = None
-        self.data, self._rest = take_apart(init)
+        self.data, self._template = take_apart(init)
+        self.is_buffer = [False] * len(self.data)
 
-    def fill(self, data: Sequence[Any]) -> Any:
+    def fill(self, data: Sequence[Any], pred: Any = None) -> Any:
+        """The carry for the user's functions."""
         # A new step is traced, so drop what the last one has changed.
         self._changed = None
-        return self._rest.fill(data)
+        return self._template.fill(data)
+
+    whole = fill
 
     def step(self, before: Sequence[Any], carry: Any) -> Any:
         """The arrays of the carry that a step returned; `before` are its input arrays.
@@ -67,8 +71,8 @@ class Carry:
 
         `TypeError` if the structure or another static leaf has changed.
         """
-        data, rest = take_apart_like(carry, self._rest)
-        if rest != self._rest:
+        data, rest = take_apart_like(carry, self._template)
+        if rest != self._template:
             self._number_changes = self._changed_numbers(carry)
             if self.numbers_change:
                 return None
@@ -184,24 +188,28 @@ def _as_array(x: Any, path: str) -> Any:
     )
 
 
-class FlatCarry:
-    """A tree of arrays, flattened for a loop.
+class BufferCarry:
+    """A carry of arrays only, some of which are buffers for the user's functions.
 
     The loop sees the arrays of each leaf. A leaf that is a buffer of an outer loop has
     more than one: its array and its bools.
     """
 
-    def __init__(self, carry: Any, buffers: Callable[[Any], Any] | None, where: str):
+    numbers_change = False
+
+    def __init__(self, init: Any, buffers: Callable[[Any], Any] | None, where: str):
+        self.init = init
         self._where = where
-        self._leaves, self._treedef = jtu.tree_flatten(carry, is_buffer)
-        self._whole = jtu.tree_structure(carry)  # also of the buffers of outer loops
+        self._leaves, self._treedef = jtu.tree_flatten(init, is_buffer)
         self._named = self._find(buffers)
-        self.data: list[Any] = []
+        # Also of the buffers of outer loops.
+        self.data, whole = jtu.tree_flatten(init)
+        self.whole: Callable[[Any], Any] = whole.unflatten
+        """The carry with arrays in place of this loop's buffers."""
         self.is_buffer: list[bool] = []
         for i, leaf in enumerate(self._leaves):
-            arrays = jtu.tree_leaves(leaf)
-            self.data += arrays
-            self.is_buffer += [i in self._named, *([False] * (len(arrays) - 1))]
+            self.is_buffer += [i in self._named]
+            self.is_buffer += [False] * (len(jtu.tree_leaves(leaf)) - 1)
 
     def _find(self, buffers: Callable[[Any], Any] | None) -> set[int]:
         """The indices of the leaves that `buffers` selects."""
@@ -216,19 +224,14 @@ class FlatCarry:
             )
         return {mark.place for mark in named}
 
-    def fill(self, pred: Any, data: Sequence[Any]) -> Any:
+    def fill(self, data: Sequence[Any], pred: Any = None) -> Any:
         """The carry for the user's functions, with buffers."""
-        leaves = [
-            Buffer(x, pred) if i in self._named else x
-            for i, x in enumerate(jtu.tree_leaves(self.refill(data), is_buffer))
-        ]
-        return self._treedef.unflatten(leaves)
+        leaves = jtu.tree_leaves(self.whole(data), is_buffer)
+        return self._treedef.unflatten(
+            Buffer(x, pred) if i in self._named else x for i, x in enumerate(leaves)
+        )
 
-    def refill(self, data: Sequence[Any]) -> Any:
-        """The carry with arrays in place of this loop's buffers."""
-        return self._whole.unflatten(data)
-
-    def flatten(self, out: Any) -> list[Any]:
+    def step(self, before: Sequence[Any], out: Any) -> list[Any]:
         """The arrays of the carry that a step returned.
 
         **Raises:**
@@ -243,15 +246,13 @@ class FlatCarry:
         if treedef == self._treedef and all(
             _same_type(x, y) for x, y in zip(self._leaves, unwrapped, strict=True)
         ):
-            return [x for leaf in unwrapped for x in jtu.tree_leaves(leaf)]
-        raise self._mismatch(treedef.unflatten(leaves))
-
-    def _mismatch(self, out: Any) -> ValueError:
-        before = self.fill(None, self.data)
-        after = map_nodes(lambda x: Buffer(x._array, None), out, is_buffer)
-        found = tree_differences("carry", before, after, is_array, type_of)
+            return jtu.tree_leaves(unwrapped)
+        after = treedef.unflatten(leaves)
+        after = map_nodes(lambda x: Buffer(x._array, None), after, is_buffer)
+        old = self.fill(self.data)
+        found = tree_differences("carry", old, after, is_array, type_of)
         lines = "".join(f"\n- {difference}" for difference in found)
-        return ValueError(
+        raise ValueError(
             f"{self._where} must have the same input and output structure, except for "
             f"the values of arrays:{lines}"
         )

@@ -15,11 +15,11 @@ from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
-from .carry import Carry, FlatCarry, arrays_of, type_of, with_carry
+from .carry import BufferCarry, Carry, arrays_of, type_of, with_carry
 from .checkpointed import run_checkpointed
 from .eager import as_python, run_cached
 from .schedule import MOST_STEPS, check_checkpoints, number_of_checkpoints
-from .staging import Loop, goes_on, run_plain, show_step_as, stage
+from .staging import Loop, goes_on, run_plain, stage
 
 _C = TypeVar("_C")
 
@@ -125,20 +125,12 @@ def _filter_while_loop(
         return carry.fill(last)
 
     def differentiably(carry: Carry) -> Any:
-        def flat_cond(data):
-            goes_on = cond(carry.fill(data))
+        def checked(state):
+            goes_on = cond(state)
             _require_bool(goes_on, cond)
             return goes_on
 
-        def flat_body(_, data):
-            after = carry.step(data, body(carry.fill(data)))
-            return data if after is None else after
-
-        show_step_as(flat_cond, cond, flat_body, body, carry.init)
-        loop = stage(flat_cond, flat_body, carry.data, [False] * len(carry.data))
-        if carry.numbers_change:
-            return None
-        return carry.fill(loop.complete(run_loop(loop)))
+        return run_staged(carry, cond, checked, body, run_loop)
 
     run = as_jax_does if kind == "lax" else differentiably
     return with_carry("filter_while_loop", body, init, run)
@@ -316,19 +308,35 @@ def while_loop(
     where = f"`while_loop` of `{name_of(body_fun)}`"
     run = runner("while_loop", kind, max_steps, checkpoints, base)
     init_val = arrays_of(init_val, "init_val")
-    carry = FlatCarry(init_val, buffers, where)
+    carry = BufferCarry(init_val, buffers, where)
     if max_steps == 0:
         return init_val
 
-    def cond(data):
-        return cond_fun(carry.fill(jnp.asarray(True), data))
+    return run_staged(carry, cond_fun, cond_fun, body_fun, run)
 
-    def body(pred, data):
-        return carry.flatten(body_fun(carry.fill(pred, data)))
 
-    show_step_as(cond, cond_fun, body, body_fun, init_val)
-    loop = stage(cond, body, carry.data, carry.is_buffer)
-    return carry.refill(loop.complete(run(loop)))
+def run_staged(
+    carry: Carry | BufferCarry,
+    shown: Any,
+    cond: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    run: Callable[[Loop], Sequence[Any]],
+) -> Any:
+    """The last carry of a loop that `run` runs. `shown` is the user's condition."""
+
+    def flat_cond(data):
+        return cond(carry.fill(data, jnp.asarray(True)))
+
+    def flat_body(pred, data):
+        after = carry.step(data, body(carry.fill(data, pred)))
+        return data if after is None else after
+
+    # JAX's messages name the user's functions and the leaves of the carry.
+    show_as_call(flat_cond, shown, (carry.init,))
+    state = ["whether the loop continues"]
+    show_as_call(flat_body, body, (carry.init,), before=state)
+    loop = stage(flat_cond, flat_body, carry.data, carry.is_buffer)
+    return None if carry.numbers_change else carry.whole(loop.complete(run(loop)))
 
 
 def runner(

@@ -23,7 +23,7 @@ from .._tree.nodes import path_str
 from .._tree.require import require_integer
 from .branch import filter_switch
 from .buffers import Place, read, write
-from .carry import Carry, FlatCarry, arrays_of, with_carry
+from .carry import BufferCarry, Carry, arrays_of, with_carry
 from .checkpointed import run_checkpointed
 from .eager import as_python, run_cached
 from .schedule import check_checkpoints, number_of_checkpoints
@@ -115,13 +115,13 @@ def _filter_scan(
     checkpoint: Any,
 ) -> Any:
     (f,) = functions
-    data, rest = take_apart(xs)
+    data, template = take_apart(xs)
     steps = check_lengths(f"`filter_scan` of `{name_of(f)}`", xs, length)
     checkpoints = _number_of_checkpoints(checkpoint, steps, unroll)
 
     def run(carry: Carry) -> Any:
-        def flat(before, x):
-            out = f(carry.fill(before), rest.fill(x))
+        def flat(before, x, pred=None):
+            out = f(carry.fill(before), template.fill(x))
             new, y = pair_of(out, f"`filter_scan`: `{name_of(f)}`", "(carry, y)")
             return carry.step(before, new), pack(y)
 
@@ -163,25 +163,30 @@ def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | No
 
 
 def _by_checkpoints(
-    flat: Any, carry: Carry, xs: Any, steps: int, checkpoints: int, reverse: bool
+    flat: Any,
+    carry: Carry | BufferCarry,
+    xs: Any,
+    steps: int,
+    checkpoints: int | None,
+    reverse: bool = False,
 ) -> Any:
+    """The last carry and the outputs, from `flat(data, x, pred) -> (data, y)`."""
     out_tree: Any = None
 
     @functools.wraps(flat)  # so that JAX's messages name what `flat` is shown as
-    def step(_, before, x):
+    def step(pred, before, x):
         nonlocal out_tree
-        after, y = flat(before, x)
+        after, y = flat(before, x, pred)
         leaves, out_tree = jtu.tree_flatten(y)
         return before if after is None else after, leaves
 
     types = output_types(step, carry.data, xs)
     if carry.numbers_change:
         return None
-    is_buffer = [False] * len(carry.data)
     last, ys = checkpointed_scan(
-        step, carry.data, is_buffer, xs, types, steps, checkpoints, reverse
+        step, carry.data, carry.is_buffer, xs, types, steps, checkpoints, reverse
     )
-    return carry.fill(last), unpack(out_tree.unflatten(ys))
+    return carry.whole(last), unpack(out_tree.unflatten(ys))
 
 
 @frames_hidden
@@ -222,7 +227,7 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
 
 def _filter_map(functions: Sequence[Any], xs: Any, batch_size: int | None) -> Any:
     (f,) = functions
-    data, rest = take_apart(xs)
+    data, template = take_apart(xs)
     where = f"`filter_map` of `{name_of(f)}`"
     if not data:
         raise ValueError(
@@ -230,7 +235,7 @@ def _filter_map(functions: Sequence[Any], xs: Any, batch_size: int | None) -> An
         )
     check_lengths(where, xs, None)
     return unpack(
-        jax.lax.map(lambda x: pack(f(rest.fill(x))), data, batch_size=batch_size)
+        jax.lax.map(lambda x: pack(f(template.fill(x))), data, batch_size=batch_size)
     )
 
 
@@ -325,23 +330,16 @@ def scan(
     show_as_call(step, f, (init, xs))
     if kind == "lax" or steps == 0:
         return lax.scan(step, init, xs, length)
-    carry = FlatCarry(init, buffers, where)
+    carry = BufferCarry(init, buffers, where)
     rows, in_tree = jtu.tree_flatten(xs)
-    out_tree: Any = None
 
     @functools.wraps(step)
-    def flat(pred, data, row):
-        nonlocal out_tree
-        new, y = step(carry.fill(pred, data), in_tree.unflatten(row))
-        leaves, out_tree = jtu.tree_flatten(y)
-        return carry.flatten(new), leaves
+    def flat(before, row, pred):
+        new, y = step(carry.fill(before, pred), in_tree.unflatten(row))
+        return carry.step(before, new), y
 
     wanted = steps if checkpoints == "all" else check_checkpoints("scan", checkpoints)
-    types = output_types(flat, carry.data, rows)
-    data, ys = checkpointed_scan(
-        flat, carry.data, carry.is_buffer, rows, types, steps, wanted
-    )
-    return carry.refill(data), out_tree.unflatten(ys)
+    return _by_checkpoints(flat, carry, rows, steps, wanted)
 
 
 def scan_trick(

@@ -31,7 +31,6 @@ from .._compat.rules import (
 from .._runtime.finalise import register_impl_finalisation
 from .._runtime.unvmap import unvmap_any_p
 from .._runtime.vprim import create_vprim
-from .._transforms.arguments import show_as_call
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array
 
@@ -87,14 +86,6 @@ def stage(
             break
         carry = changed
     return _without_invariants(jaxpr, [pred, *carry], [False, *is_buffer], kept)
-
-
-def show_step_as(cond: Any, cond_fun: Any, body: Any, body_fun: Any, init: Any) -> None:
-    """JAX's messages about `cond` and `body`, which are for `stage`, name the user's
-    functions and the leaves of the carry."""
-    show_as_call(cond, cond_fun, (init,))
-    state = ["whether the loop continues"]
-    show_as_call(body, body_fun, (init,), before=state)
 
 
 def _traced_condition(
