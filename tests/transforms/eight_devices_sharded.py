@@ -6,7 +6,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 import equinox_like as eqx
-from equinox_like._transforms import sharded
+from equinox_like._transforms import shard
 
 LAYERS, SIZE = 16, 64
 
@@ -30,7 +30,7 @@ def main():
 
     mesh = jax.make_mesh((8,), ("model",))
     rules = [("**.weight", P("model"))]
-    with mock.patch.object(sharded, "filter_jit", spied):
+    with mock.patch.object(shard, "filter_jit", spied):
         model = eqx.make_sharded(make, jax.random.key(0), mesh=mesh, rules=rules)
     assert len(model[0].weight.addressable_shards) == 8
     (account,) = accounts
