@@ -578,6 +578,7 @@ class Called(eqx.Module):
         return call(self.layer, x)
 
 
+@functools.cache
 def built(name, dtype=jnp.float32):
     build, shape = (LAYERS | MORE_LAYERS)[name]
     return Called(build(dtype, KEY)), shape
@@ -596,6 +597,9 @@ def gradients(layer, policy, *args):
     return jax.grad(loss)(params, *args)
 
 
+compiled_gradients = eqx.filter_jit(gradients)
+
+
 def each_pair(grads, others):
     paths = jax.tree_util.tree_leaves_with_path(grads)
     for (path, one), other in zip(paths, jax.tree.leaves(others), strict=True):
@@ -608,12 +612,11 @@ def test_gradient_on_ones_is_that_of_float32(name, dtype) -> None:
     layer, shape = built(name)
     # Less than 1, because sums of more than 65504 are infinite in float16.
     args = jnp.ones((NUMBER, *shape)), jnp.full(NUMBER, 0.125)
-    run = eqx.filter_jit(gradients)
     policy = f"params=f32,compute={dtype},output=f32"
     # Several layers, or steps, round one after the other.
     tolerance = 0.03 if name in ("MLP", "scan MLP", "RNN") else 0.01
     for path, found, exact in each_pair(
-        run(layer, policy, *args), run(layer, None, *args)
+        compiled_gradients(layer, policy, *args), compiled_gradients(layer, None, *args)
     ):
         atol = tolerance * np.abs(exact).max() + 1e-6 * NUMBER
         np.testing.assert_allclose(found, exact, 0, atol, err_msg=str(path))
@@ -633,7 +636,7 @@ def test_gradient_is_the_sum_of_those_of_all_examples(name, stored) -> None:
         each = lambda x, f: gradients(layer, policy, x[None], f[None])  # noqa: E731
         return jax.vmap(each)(xs, factors)
 
-    whole = eqx.filter_jit(gradients)(layer, policy, xs, factors)
+    whole = compiled_gradients(layer, policy, xs, factors)
     parts = eqx.filter_jit(of_each)(layer, xs, factors)
     for path, found, each in each_pair(whole, parts):
         # Each example's gradient is rounded, and so is the result. Where it is zero, as
