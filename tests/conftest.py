@@ -1,7 +1,7 @@
 """How the tests run: on the CPU as four devices, with the library's annotations checked.
 
 With `TESTS_ON=cuda` in the environment, they run on a GPU, and so do those marked `gpu`,
-which are skipped otherwise.
+which are skipped otherwise. With `TESTS_CHECK_TYPES=0`, no annotations are checked.
 
 This file is read before anything imports JAX or the library.
 """
@@ -59,8 +59,10 @@ import jaxtyping
 with mock.patch("random.getrandbits", random.Random(0).getrandbits):
     importlib.import_module("beartype")
 
-# Each function of the library checks its arguments against its annotations.
-jaxtyping.install_import_hook("equinox_like", "beartype.beartype")
+# Each function of the library checks its arguments against its annotations, which takes
+# half of the time of tests that compile nothing.
+if os.environ.get("TESTS_CHECK_TYPES") != "0":
+    jaxtyping.install_import_hook("equinox_like", "beartype.beartype")
 
 import hypothesis
 import jax
@@ -77,10 +79,21 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tests")
 
 
+# The test functions that take long: `scripts/measure_tests` writes the list.
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().split())
+
+
+def function_of(nodeid):
+    """A test without its folder and its parameters: `test_jit.py::TestNames::test_it`."""
+    return nodeid.partition("[")[0].rpartition("/")[2]
+
+
 def pytest_collection_modifyitems(items):
-    """Expects to fail what JAX makes fail under the flags that are set, and skips tests
-    of a GPU elsewhere."""
+    """Marks the slow tests, expects to fail what JAX makes fail under the flags that are
+    set, and skips tests of a GPU elsewhere."""
     for item in items:
+        if function_of(item.nodeid) in SLOW:
+            item.add_marker(pytest.mark.slow)
         if not ON_GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU and TESTS_ON=cuda"))
         file = item.path.relative_to(Path(__file__).parent).as_posix()
@@ -89,6 +102,22 @@ def pytest_collection_modifyitems(items):
         if fault is not None:
             reason = f"JAX's: {fault.reproduce.__name__}"
             item.add_marker(pytest.mark.xfail(reason=reason, strict=fault.sure))
+
+
+def cpu_time():
+    """The CPU time of this process, its threads and the processes that it started."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Adds the CPU time of the test to the file that `MEASURE_TESTS` names."""
+    start = cpu_time()
+    result = yield
+    if "MEASURE_TESTS" in os.environ:
+        with open(os.environ["MEASURE_TESTS"], "a") as file:
+            file.write(f"{cpu_time() - start:.3f} {function_of(item.nodeid)}\n")
+    return result
 
 
 @pytest.fixture(autouse=True, scope="module")
