@@ -1,19 +1,19 @@
 """The forms of `tree_at`'s `where` that are not a function: paths, or a tree of bools.
 
-A path is a string that is parsed as a Python expression, or a tuple of JAX key entries.
-It is looked up among the key paths, which distinguish several `None`. A string that is
-not found there is evaluated, for example for a negative index or a property that
-returns a node.
+A path is a string, or a tuple of JAX key entries, which are written as one. It is looked
+up among the paths of all nodes, which distinguish several `None`. If it is not found
+there, it is evaluated as a Python expression, for example for a negative index or a
+property that returns a node.
 """
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import jax.tree_util as jtu
 
 from .match import flatten_up_to
-from .nodes import Nodes, describe_node, path_str, with_article
+from .nodes import Nodes, describe_node, path_within, with_article
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
 _Step = tuple[str, Any]
@@ -26,10 +26,9 @@ def is_function(where: Any) -> TypeGuard[Callable[..., Any]]:
 
 def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
     """The places that `where` chooses, and whether it is one node or several."""
-    paths = nodes.key_paths
     if _is_mask(where):
         flatten_up_to(jtu.tree_structure(where), where, nodes.all[0], "where", "pytree")
-        places = {path: place for place, path in enumerate(paths)}
+        places = {path: place for place, path in enumerate(nodes.key_paths)}
         chosen = [path for path, flag in jtu.tree_leaves_with_path(where) if flag]
         return [places[path] for path in chosen], False
     is_one = isinstance(where, str) or _is_key_path(where)
@@ -42,11 +41,7 @@ def choose_places(where: Any, nodes: Nodes) -> tuple[list[int], bool]:
             "of paths, or a tree whose leaves are all `True` or `False`. It is "
             f"{describe_node(where)}."
         )
-    places: dict[Any, int] = {}
-    for place, path in enumerate(paths):
-        # A frozen part and its content have the same path. The part comes first.
-        places.setdefault(tuple(map(_step, _shown(path))), place)
-    return [_place(path, places, nodes) for path in given], is_one
+    return [_place(path, nodes) for path in given], is_one
 
 
 def _is_mask(where: Any) -> bool:
@@ -59,44 +54,23 @@ def _is_key_path(where: Any) -> bool:
     )
 
 
-def _place(path: Any, places: dict[Any, int], nodes: Nodes) -> int:
-    if isinstance(path, str):
-        steps = _parse(path)
-    else:
-        path = _shown(path)
-        steps = tuple(map(_step, path))
-    try:
-        if steps in places:
-            return places[steps]
-    except TypeError:
-        raise ValueError(
-            f"`where` is not a valid path: {path!r} cannot be hashed."
-        ) from None
-    if isinstance(path, str):
-        return _evaluate(steps, nodes)
-    end = next(n for n in range(len(path) + 1) if steps[:n] not in places)
-    node = nodes.all[places[steps[: end - 1]]]
-    raise _leads_nowhere(node, path_str(path[: end - 1]), path_str(path[end - 1 : end]))
+def _place(path: Any, nodes: Nodes) -> int:
+    text = path.removeprefix(".") if isinstance(path, str) else path_within(path)
+    steps: tuple[_Step, ...] = ()
+    if text not in nodes.plain_paths:
+        steps = _parse(text, path)
+        text = _text(steps).removeprefix(".")
+    # A frozen part and its content have the same path. The part comes first.
+    if text in nodes.plain_paths:
+        return nodes.plain_paths.index(text)
+    return _evaluate(steps, nodes)
 
 
-def _shown(path: Sequence[Any]) -> tuple[Any, ...]:
-    """`path` without the keys that have no text, such as those of frozen parts."""
-    return tuple(key for key in path if str(key))
+def _parse(path: str, given: Any) -> tuple[_Step, ...]:
+    """The steps of `path`, an expression without the tree's name at its start.
 
-
-def _step(key: Any) -> Any:
-    match key:
-        case jtu.GetAttrKey(name=name):
-            return ".", name
-        case jtu.SequenceKey(idx=index):
-            return "[]", index
-        case jtu.DictKey(key=name):
-            return "[]", name
-    return key
-
-
-def _parse(path: str) -> tuple[_Step, ...]:
-    """The steps of `path`, an expression without the tree's name at its start."""
+    Errors show what was `given`.
+    """
     steps: list[_Step] = []
     try:
         node = ast.parse(
@@ -107,12 +81,14 @@ def _parse(path: str) -> tuple[_Step, ...]:
                 case ast.Attribute(value=node, attr=name):
                     steps.append((".", name))
                 case ast.Subscript(value=node, slice=index):
-                    steps.append(("[]", ast.literal_eval(index)))
+                    key = ast.literal_eval(index)
+                    hash(key)
+                    steps.append(("[]", key))
                 case _:
                     raise ValueError
-    except (SyntaxError, ValueError):
+    except (SyntaxError, TypeError, ValueError):
         raise ValueError(
-            f"`where` is not a valid path: {path!r}. Write what follows the tree's "
+            f"`where` is not a valid path: {given!r}. Write what follows the tree's "
             "name in the code that reads the node: `'layers[0].weight'`, "
             "`\"['key'].bias\"`. `equinox_like.select(tree).at(...)` takes patterns."
         ) from None
@@ -121,7 +97,7 @@ def _parse(path: str) -> tuple[_Step, ...]:
 
 def read(path: str, tree: Any) -> Any:
     """What Python code reads of the tree at a path: a node, or what is computed."""
-    return _read(_parse(path), tree)
+    return _read(_parse(path, path), tree)
 
 
 def _read(steps: tuple[_Step, ...], node: Any) -> Any:
