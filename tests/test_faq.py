@@ -247,7 +247,7 @@ CALLS = {
         lambda: jax.jit(loss, static_argnums=0)(model, x),
     ],
     "`jax.jit(loss)(model, x)`": [lambda: jax.jit(loss)(model, x)],
-    "`eqx.filter_jit(f)(config, x)` with a configuration": [
+    "a configuration as an argument": [
         lambda: eqx.filter_jit(lambda config, x: x * config.n)(Config(), x)
     ],
     "`jax.jit(lambda: model)()`": [lambda: jax.jit(lambda: model)()],
@@ -290,7 +290,7 @@ CALLS = {
     "`eqx.filter_grad(loss)(model)`, where the loss returns a pair": [
         lambda: eqx.filter_grad(pair)(model)
     ],
-    "The gradient of a while loop": [gradient_of_a_loop],
+    "the gradient of a while loop": [gradient_of_a_loop],
     "`model(batch)`": [lambda: model(jnp.ones((4, 2)))],
     "`jax.vmap(model)(x)` of one example": [lambda: jax.vmap(model)(x)],
     "`jax.vmap(model)(xs, key)` with one key": [
@@ -307,15 +307,15 @@ CALLS = {
         lambda: eqx.filter_vmap(lambda m, x: m(x))(model, jnp.ones((4, 2)))
     ],
     "`eqx.filter_scan` with a carry that changes": [changing_carry],
-    "A model and data on different devices": [different_devices],
-    "Arrays of two meshes": [different_meshes],
-    "The loss of logits that are split by class": [loss_of_split_classes],
+    "a model and data on different devices": [different_devices],
+    "arrays of two meshes": [different_meshes],
+    "the loss of logits that are split by class": [loss_of_split_classes],
     "bfloat16 times float32": [promote],
     "`eqx.nn.Linear(2, 2, key=0)`": [lambda: eqx.nn.Linear(2, 2, key=0)],  # pyright: ignore[reportArgumentType] -- that is the mistake
     "`k1, k2 = key`": [unpack_key],
     "`dropout(x)` without a key": [lambda: eqx.nn.Dropout()(x)],
-    "The same key used twice": [reuse_key],
-    "`UnexpectedTracerError`": [leak],
+    "the same key used twice": [reuse_key],
+    "a leaked array": [leak],
     "`if x > 0:`": [lambda: eqx.filter_jit(lambda x: 1 if x > 0 else 0)(x[0])],
     "`loss.item()` in a compiled function": [
         lambda: eqx.filter_jit(lambda loss: loss.item())(x[0])
@@ -335,10 +335,10 @@ CALLS = {
     "`eqx.nn.Sequential(layer, layer)`": [
         lambda: eqx.nn.Sequential(model, model)  # pyright: ignore[reportCallIssue] -- that is the mistake
     ],
-    "A field that is not set": [Unset],
-    "A field without a default, after one with a default": [default_in_the_base_class],
+    "a field that is not set": [Unset],
+    "a field without a default, after one with a default": [default_in_the_base_class],
     "`scale: jax.Array = jnp.ones(2)`": [array_as_default],
-    "`@jaxtyped` above `@eqx.filter_jit`": [
+    "`@jaxtyped` above a compiled function": [
         lambda: jaxtyping.jaxtyped(eqx.filter_jit(loss), typechecker=beartype.beartype)
     ],
     "`model, state = eqx.nn.make_with_state(Net)`": [unpack_make_with_state],
@@ -355,6 +355,7 @@ CALLS = {
 def quotations():
     for section in TEXT.split("\n### ")[1:]:
         heading, _, body = section.partition("\n")
+        heading = heading.partition(", from ")[2]  # the message comes before
         body = body.partition("\n## ")[0]
         yield heading, re.findall(r"^```text\n(.*?)\n```$", body, re.DOTALL | re.M)
 

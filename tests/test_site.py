@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup, Tag
+from lunr.builder import Builder
 from test_docs import public_objects
 
 import equinox_like as eqx
@@ -247,3 +248,52 @@ def test_search_finds(word: str, site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())
     texts = [f"{entry['title']} {entry['text']}" for entry in index["docs"]]
     assert any(re.search(rf"\b{word}", text, re.IGNORECASE) for text in texts)
+
+
+@pytest.fixture(scope="module")
+def search(site: Path):
+    """A function from what a reader types to the sections that are found, best first.
+
+    As the theme's search does it in the browser, without its preview of words.
+    """
+    made = json.loads((site / "search" / "search_index.json").read_text())
+    config = made["config"]
+    assert config["pipeline"] == []  # no word is left out, and none is stemmed
+
+    def words(html: str) -> list[str]:
+        text = BeautifulSoup(html, "html.parser").get_text(" ")
+        return [x.lower() for x in re.split(config["separator"], text) if x]
+
+    builder = Builder()
+    builder.b(0)
+    builder.ref("location")
+    for name, field in config["fields"].items():
+        builder.field(
+            name,
+            boost=field["boost"],
+            extractor=lambda doc, name=name: words(doc.get(name, "")),
+        )
+    for doc in made["docs"]:
+        builder.add(doc, {"boost": doc.get("boost", 1)})
+    index = builder.build()
+
+    def search(typed: str) -> list[str]:
+        return [x["ref"] for x in index.search(" ".join(f"{x}*" for x in words(typed)))]
+
+    return search
+
+
+@pytest.mark.parametrize(
+    ("typed", "page", "section"),
+    [
+        ("requires_grad", "coming-from-pytorch/", ""),
+        ("adamw", "faq/", ""),
+        ("filter_jit", "api/transforms/", "equinox_like.filter_jit"),
+        ("Array has been deleted", "faq/", "array-has-been-deleted"),
+        ("is not a valid JAX type", "faq/", "is-not-a-valid-jax-type"),
+        ("unhashable type", "faq/", "unhashable-type"),
+    ],
+)
+def test_search_shows_first(typed: str, page: str, section: str, search) -> None:
+    found, _, anchor = search(typed)[0].partition("#")
+    assert found == page and section in anchor

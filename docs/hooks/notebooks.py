@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(
     (ROOT / "examples").glob("*.ipynb"), key=lambda p: (p.stem != "quickstart", p.stem)
 )
-BEFORE = "Coming from"  # the section of the navigation that the notebooks stand before
+BEFORE = "API"  # the section of the navigation that the notebooks stand before
 # As nbconvert's own template, but what a cell printed is a block of class `output`.
 TEMPLATE = """
 {%- extends "markdown/index.md.j2" -%}
