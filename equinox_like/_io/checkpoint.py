@@ -15,12 +15,11 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.arrays import weakly_typed
-from .._errors import LeafError
 from .._tree.deleted import deleted_named
 from .._tree.nodes import describe_node, plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
 from .._typing import FilePath, Readable, Writable
-from .faults import Faults, is_unicode, renamer
+from .faults import OTHER_SUM, Faults, Wanted, error_at, is_unicode, renamer
 from .files import is_file, replacing, with_suffix, write_all
 from .format import METADATA, RESERVED, File, alignment, header
 from .placement import HOMELESS, is_homeless, local_ranges, put_like, shardings_for
@@ -29,8 +28,6 @@ from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wro
 _Tree = TypeVar("_Tree")
 
 _SUFFIX: Final = ".safetensors"
-
-_Path = tuple[Any, ...]
 
 
 @deleted_named
@@ -178,50 +175,49 @@ def load(
     where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
     there = renamer(rename, like, "like", plain_path)
-    names = [
-        there(plain_path(key_path)) if is_loadable(leaf) else None
-        for key_path, leaf in items
-    ]
-    for name, (key_path, leaf), sharding in zip(names, items, where, strict=True):
-        if name is None:
-            continue
-        tensor = file.tensors.get(name)
-        if tensor is None:
-            if strict or isinstance(leaf, jax.ShapeDtypeStruct):
-                faults.missing(key_path, name, plain_path(key_path))
-        elif problem := what_is_wrong(tensor, leaf):
-            faults.mismatch(key_path, name, str(tensor), problem)
-            if tensor.leaf_dtype is None:
-                faults.lines[-1] += "; `load` does not know this dtype"
-        elif "devices" in tensor.kind and is_homeless(leaf, sharding):
-            faults.note(key_path, f"`{name}` {HOMELESS}")
-        elif verify and not file.is_intact(
-            name, local_ranges(tensor.leaf_shape, sharding)
-        ):
-            faults.damaged(key_path, name)
-    if strict:
-        wanted = set(names)
-        faults.left_over(name for name in file.tensors if name not in wanted)
-    else:
-        faults.require_common(filter(None, names), file.tensors)
+    wanted = {
+        i: Wanted(
+            path,
+            own := plain_path(path),
+            name := there(own),
+            leaf,
+            where[i],
+            file.tensors.get(name),
+        )
+        for i, (path, leaf) in enumerate(items)
+        if is_loadable(leaf)
+    }
+
+    def problem_of(leaf: Wanted) -> str | None:
+        tensor = leaf.saved
+        if problem := what_is_wrong(tensor, leaf.like):
+            is_unknown = tensor.leaf_dtype is None
+            why = "; `load` does not know this dtype" * is_unknown
+            return faults.mismatch(str(tensor), problem) + why
+        if "devices" in tensor.kind and is_homeless(leaf.like, leaf.sharding):
+            return HOMELESS
+        ranges = local_ranges(tensor.leaf_shape, leaf.sharding)
+        is_damaged = verify and not file.is_intact(leaf.name, ranges)
+        return f"is damaged: {OTHER_SUM}" if is_damaged else None
+
+    faults.compare(list(wanted.values()), file.tensors, problem_of, strict)
     faults.raise_any(faults.fix_by_options(strict))
+    read = {i: leaf for i, leaf in wanted.items() if leaf.saved}
     leaves = [
-        _read(file, name, *item) if name in file.tensors else item[1]
-        for name, item in zip(names, items, strict=True)
+        _read(file, read[i]) if i in read else leaf for i, (_, leaf) in enumerate(items)
     ]
     leaves = put_like(items, leaves, where)
-    for i, name in enumerate(names):
-        if name in file.tensors and file.tensors[name].is_weak:
-            if isinstance(leaves[i], jax.Array):
-                leaves[i] = weakly_typed(leaves[i])
+    for i, leaf in read.items():
+        if leaf.saved.is_weak and isinstance(leaves[i], jax.Array):
+            leaves[i] = weakly_typed(leaves[i])
     return treedef.unflatten(leaves)
 
 
-def _read(file: File, name: Any, path: _Path, like: Any) -> Any:
+def _read(file: File, leaf: Wanted) -> Any:
     try:
-        return file.read(name, like)
+        return file.read(leaf.name, leaf.like)
     except (OverflowError, ValueError) as error:
-        raise _error_at(path, f"it has {error}") from None
+        raise error_at(leaf.path, f"it has {error}.") from None
 
 
 def load_metadata(path_or_file: FilePath | Readable) -> dict[str, str]:
@@ -291,12 +287,8 @@ def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
                 tensors.append((name, *encode_tensor(leaf)))
                 seen.add(name)
         except Exception as error:
-            raise _error_at(path, str(error).rstrip(".")) from error
+            raise error_at(path, f"{str(error).rstrip('.')}.") from error
     return tensors
-
-
-def _error_at(path: _Path, problem: str) -> LeafError:
-    return LeafError(f"Error at leaf with path {plain_path(path)}: {problem}.", path)
 
 
 def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:

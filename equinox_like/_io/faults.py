@@ -1,14 +1,19 @@
-"""Under which name a leaf is stored, and one error for all that prevents loading a tree."""
+"""Under which name a leaf is stored, and where a template differs from what is stored.
+
+All formats describe what they hold as a table from names to leaves. `Faults` compares it
+with a template, and raises one error that lists everything that prevents loading.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import jax
 import jax.tree_util as jtu
 
 from .._errors import LeafError
 from .._tree.filters import is_none
-from .._tree.nodes import describe_node, listed
+from .._tree.nodes import describe_node, listed, plain_path
 
 
 def renamer(
@@ -68,9 +73,20 @@ def hint_of_state(unmatched: Iterable[str]) -> str:
 
 
 _SHOWN: Final = 20
-_OTHER_SUM: Final = "its data do not match its checksum"
+OTHER_SUM: Final = "its data do not match its checksum"
 
-_Path = tuple[Any, ...]
+Path = tuple[Any, ...]
+
+
+class Wanted(NamedTuple):
+    """A leaf of the template to load, under its own name and the stored one."""
+
+    path: Path
+    own: str
+    name: str
+    like: Any
+    sharding: Any = None
+    saved: Any = None  # what is stored under the name
 
 
 class Faults:
@@ -80,36 +96,51 @@ class Faults:
         self.source = source
         self.holder = holder
         self.target = target
-        self.first: _Path | None = None
+        self.first: Path | None = None
         self.lines: list[str] = []
         self.absent: list[str] = []
         self.extra: list[str] = []
 
-    def missing(self, path: _Path, name: str, own: str | None = None) -> None:
-        """`own`: the name in the target, if it may differ."""
-        self.note(path)
-        # Shown between backticks.
-        self.absent.append(name if own in (None, name) else f"{name}` for `{own}")
+    def compare(
+        self,
+        wanted: Sequence[Wanted],
+        saved: Mapping[str, Any],
+        problem_of: Callable[[Wanted], str | None],
+        strict: bool = True,
+        is_optional: Callable[[Any], bool] = lambda leaf: False,
+    ) -> None:
+        """Notes how the leaves that are wanted differ from those that are saved.
 
-    def note(self, path: _Path, *lines: str) -> None:
-        self.first = path if self.first is None else self.first
-        self.lines += lines
+        **Arguments:**
 
-    def mismatch(self, path: _Path, name: str, found: str, wanted: str) -> None:
-        both = f"{found} in {self.holder}, but {wanted} in `{self.target}`"
-        self.note(path, f"`{name}` is {both}")
+        - `problem_of`: what is wrong with a leaf that is saved, if anything.
+        - `strict`: whether all leaves must be saved, except for those that
+            `is_optional`, and all that is saved must be wanted. Otherwise one must be both.
+        """
+        for leaf in wanted:
+            if leaf.name in saved:
+                if problem := problem_of(leaf):
+                    self.note(leaf, problem)
+            elif isinstance(leaf.like, jax.ShapeDtypeStruct) or (
+                strict and not is_optional(leaf.like)
+            ):
+                self.first = leaf.path if self.first is None else self.first
+                # Shown between backticks.
+                other = "" if leaf.own == leaf.name else f"` for `{leaf.own}"
+                self.absent.append(leaf.name + other)
+        names = [leaf.name for leaf in wanted]
+        known = set(names)
+        if strict:
+            self.extra = sorted(name for name in saved if name not in known)
+        elif names and saved and known.isdisjoint(saved):
+            self.absent, self.extra = names, sorted(saved)
 
-    def damaged(self, path: _Path, name: str, problem: str = _OTHER_SUM) -> None:
-        self.note(path, f"`{name}` is damaged: {problem}")
+    def note(self, leaf: Wanted, problem: str) -> None:
+        self.first = leaf.path if self.first is None else self.first
+        self.lines.append(f"`{leaf.name}` {problem}")
 
-    def left_over(self, names: Iterable[str]) -> None:
-        self.extra = sorted(names)
-
-    def require_common(self, wanted: Iterable[str], found: Iterable[str]) -> None:
-        """Lists all names, if some are wanted and some are found, but none are both."""
-        wanted, found = list(wanted), list(found)
-        if wanted and found and not set(wanted) & set(found):
-            self.absent, self.extra = wanted, sorted(found)
+    def mismatch(self, found: str, wanted: str) -> str:
+        return f"is {found} in {self.holder}, but {wanted} in `{self.target}`"
 
     def fix_by_options(self, strict: bool) -> str:
         """What `rename` and `strict` do about names that differ."""
@@ -140,3 +171,7 @@ class Faults:
                 + "\n  ".join(lines),
                 self.first or (),
             )
+
+
+def error_at(path: Path, problem: Any) -> LeafError:
+    return LeafError(f"Error at leaf with path {plain_path(path)}: {problem}", path)

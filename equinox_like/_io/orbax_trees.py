@@ -7,7 +7,8 @@ needs Orbax.
 
 import json
 import zlib
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above
 from .._tree.nodes import listed, plain_path
 from .checksums import content_sums
-from .faults import Faults, is_unicode
+from .faults import OTHER_SUM, Faults, Wanted, is_unicode
 from .placement import (
     HOMELESS,
     WIDE,
@@ -157,34 +158,6 @@ def _name_of(leaf: Any) -> str:
 # Restoring
 
 
-class _Wanted(NamedTuple):
-    """A leaf of `like` to read from the checkpoint."""
-
-    name: str
-    path: tuple[Any, ...]
-    like: Any
-    sharding: Any
-    saved: dict[str, Any]  # its entry in the metadata
-
-    @property
-    def is_narrowed(self) -> bool:
-        return _is_narrowed(self.saved, self.like)
-
-    def damage(self, array: Any) -> str | None:
-        """How the array that was read differs from the one that was saved, if at all."""
-        stored = self.saved["array"]
-        if "key" in self.saved:
-            stored = describe_array(jax.eval_shape(jax.random.key_data, self.like))
-        where = None if self.is_narrowed else self.sharding
-        found = describe_array(array) if is_array(array) else type(array).__name__
-        is_alike = isinstance(array, np.ndarray if where is None else jax.Array)
-        if is_alike and where is not None:
-            is_alike = array.sharding.is_equivalent_to(where, array.ndim)
-        if is_alike and found == stored:
-            return None
-        return f"{type(array).__name__} {found} was read, not {stored} on {where}"
-
-
 def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) -> Any:
     """The tree that the handler `arrays` reads, by the arguments of `Restore`."""
     items, treedef = jtu.tree_flatten_with_path(like)
@@ -192,12 +165,19 @@ def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) ->
     saved = _saved_leaves(arrays, directory)
     names = [plain_path(path) for path, _ in items]
     chosen = _chosen(names, at)
-    _refuse_differences(directory, items, chosen, where, saved, at is None)
     wanted = {
-        i: _Wanted(names[i], path, leaf, where[i], saved[names[i]])
+        i: Wanted(path, names[i], names[i], leaf, where[i], saved.get(names[i]))
         for i, (path, leaf) in enumerate(items)
         if chosen[i]
     }
+    for i, (path, leaf) in enumerate(items):
+        if i not in wanted and isinstance(leaf, jax.ShapeDtypeStruct):
+            raise LeafError(
+                f"`at` does not match `{names[i]}`, and `like` has a ShapeDtypeStruct "
+                "there, without values. Put an array there, or add the path to `at`.",
+                path,
+            )
+    _refuse_differences(directory, list(wanted.values()), saved, at is None)
     read = _read(arrays, directory, list(wanted.values()))
     leaves = [
         _leaf(wanted[i], read) if i in wanted else leaf
@@ -247,46 +227,30 @@ def _chosen(names: list[str], at: Any) -> list[bool]:
 
 
 def _refuse_differences(
-    directory: Any,
-    items: list[tuple[Any, Any]],
-    chosen: list[bool],
-    where: list[Any],
-    saved: dict[str, dict[str, Any]],
-    is_whole: bool,
+    directory: Any, wanted: list[Wanted], saved: dict[str, Any], is_whole: bool
 ) -> None:
     faults = Faults(str(directory), "the checkpoint")
-    names = [plain_path(path) for path, _ in items]
-    for (path, leaf), name, is_wanted, sharding in zip(
-        items, names, chosen, where, strict=True
-    ):
-        if not is_wanted:
-            if isinstance(leaf, jax.ShapeDtypeStruct):
-                raise LeafError(
-                    f"`at` does not match `{name}`, and `like` has a ShapeDtypeStruct "
-                    "there, without values. Put an array there, or add the path to "
-                    "`at`.",
-                    path,
-                )
-        elif name not in saved:
-            faults.missing(path, name)
-        else:
-            found, wanted = _shown(saved[name]), _shown(_description(leaf))
-            if found != wanted and not _is_narrowed(saved[name], leaf):
-                faults.mismatch(path, name, found, wanted)
-            elif "devices" in saved[name] and is_homeless(leaf, sharding):
-                faults.note(path, f"`{name}` {HOMELESS}")
-    if is_whole:
-        known = set(names)
-        faults.left_over(name for name in saved if name not in known)
+
+    def problem_of(leaf: Wanted) -> str | None:
+        found, wanted = _shown(leaf.saved), _shown(_description(leaf.like))
+        if found != wanted and not _is_narrowed(leaf):
+            return faults.mismatch(found, wanted)
+        if "devices" in leaf.saved and is_homeless(leaf.like, leaf.sharding):
+            return HOMELESS
+
+    if not is_whole:
+        saved = {leaf.name: leaf.saved for leaf in wanted if leaf.name in saved}
+    faults.compare(wanted, saved, problem_of)
     faults.raise_any("Pass `at` to restore a part." if is_whole else "")
 
 
-def _is_narrowed(saved: dict[str, Any], like: Any) -> bool:
-    """Whether `like` is the struct of 32 bits that JAX makes of a NumPy array of 64."""
-    name, _, shape = saved.get("array", "").partition("[")
-    if not isinstance(like, jax.ShapeDtypeStruct) or "jax" in saved:
+def _is_narrowed(leaf: Wanted) -> bool:
+    """Whether it is the struct of 32 bits that JAX makes of a NumPy array of 64."""
+    name, _, shape = leaf.saved.get("array", "").partition("[")
+    if not isinstance(leaf.like, jax.ShapeDtypeStruct) or "jax" in leaf.saved:
         return False
-    return narrows_to(name, like.dtype) and describe_array(like).endswith(f"[{shape}")
+    fits = describe_array(leaf.like).endswith(f"[{shape}")
+    return fits and narrows_to(name, leaf.like.dtype)
 
 
 def _shown(description: dict[str, Any]) -> str:
@@ -295,29 +259,48 @@ def _shown(description: dict[str, Any]) -> str:
     return description.get("array") or description["static"]
 
 
-def _read(arrays: Any, directory: Any, wanted: list[_Wanted]) -> dict[str, Any]:
+def _read(arrays: Any, directory: Any, wanted: list[Wanted]) -> dict[str, Any]:
     wanted = [x for x in wanted if is_array_or_struct(x.like) and x.like.size]
     faults = Faults(str(directory), "the checkpoint")
-    read: dict[str, Any] = {}
+
+    def refuse_damaged(problems: Iterable[str | None]) -> None:
+        for leaf, problem in zip(wanted, problems, strict=True):
+            if problem is not None:
+                faults.note(leaf, f"is damaged: {problem}")
+        faults.raise_any()
+
     try:
         read = _read_together(arrays, directory, wanted)
     except Exception:
-        for each in wanted:  # one by one, to find those that cannot be read
-            try:
-                read |= _read_together(arrays, directory, [each])
-            except Exception as error:
-                problem = f"it cannot be read: {_first_line(error)}"
-                faults.damaged(each.path, each.name, problem)
-    faults.raise_any()
-    for each in wanted:
-        if problem := each.damage(read[each.name]):
-            faults.damaged(each.path, each.name, problem)
-    faults.raise_any()
-    for each, total in zip(wanted, content_sums(read.values()), strict=True):
-        if total != each.saved["sum"]:
-            faults.damaged(each.path, each.name)
-    faults.raise_any()
+        read = {}
+        refuse_damaged([_why_unread(arrays, directory, x, read) for x in wanted])
+    refuse_damaged(_difference(x, read[x.name]) for x in wanted)
+    sums = zip(wanted, content_sums(read.values()), strict=True)
+    refuse_damaged(None if s == x.saved["sum"] else OTHER_SUM for x, s in sums)
     return read
+
+
+def _why_unread(arrays: Any, directory: Any, leaf: Wanted, read: Any) -> str | None:
+    """Reads one leaf into `read`, or says why that fails."""
+    try:
+        read |= _read_together(arrays, directory, [leaf])
+    except Exception as error:
+        return f"it cannot be read: {_first_line(error)}"
+
+
+def _difference(leaf: Wanted, array: Any) -> str | None:
+    """How the array that was read differs from the one that was saved, if at all."""
+    stored = leaf.saved["array"]
+    if "key" in leaf.saved:
+        stored = describe_array(jax.eval_shape(jax.random.key_data, leaf.like))
+    where = None if _is_narrowed(leaf) else leaf.sharding
+    found = describe_array(array) if is_array(array) else type(array).__name__
+    is_alike = isinstance(array, np.ndarray if where is None else jax.Array)
+    if is_alike and where is not None:
+        is_alike = array.sharding.is_equivalent_to(where, array.ndim)
+    if is_alike and found == stored:
+        return None
+    return f"{type(array).__name__} {found} was read, not {stored} on {where}"
 
 
 def _first_line(error: Exception) -> str:
@@ -325,7 +308,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
-def _read_together(arrays: Any, directory: Any, wanted: list[_Wanted]) -> Any:
+def _read_together(arrays: Any, directory: Any, wanted: list[Wanted]) -> Any:
     if not wanted:
         return {}
     args = {each.name: _restore_args(each) for each in wanted}
@@ -336,14 +319,14 @@ def _read_together(arrays: Any, directory: Any, wanted: list[_Wanted]) -> Any:
     return {name: read[name] for name in args}
 
 
-def _restore_args(wanted: _Wanted) -> Any:
+def _restore_args(wanted: Wanted) -> Any:
     # Orbax would commit an array without a sharding to one device. One of NumPy has none.
-    if wanted.sharding is None or wanted.is_narrowed:
+    if wanted.sharding is None or _is_narrowed(wanted):
         return ocp.RestoreArgs(restore_type=np.ndarray)
     return ocp.ArrayRestoreArgs(sharding=wanted.sharding)
 
 
-def _leaf(wanted: _Wanted, read: dict[str, Any]) -> Any:
+def _leaf(wanted: Wanted, read: dict[str, Any]) -> Any:
     like, saved = wanted.like, wanted.saved
     if "number" in saved:
         value = saved["value"]
@@ -360,7 +343,7 @@ def _leaf(wanted: _Wanted, read: dict[str, Any]) -> Any:
     if not like.size:
         return jax.device_put(jnp.empty(like.shape, like.dtype), wanted.sharding)
     array = read[wanted.name]
-    if wanted.is_narrowed:
+    if _is_narrowed(wanted):
         try:
             array = narrowed(array, like.dtype)
         except OverflowError as error:

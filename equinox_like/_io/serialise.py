@@ -20,7 +20,7 @@ from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node, listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
-from .faults import hint_of_state
+from .faults import error_at, hint_of_state
 from .files import content_of, is_file, opened, replacing, whole, with_suffix
 from .npy import bytes_remaining
 from .placement import HOMELESS, is_homeless, is_spread
@@ -208,10 +208,6 @@ def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
     return items, rebuild
 
 
-def _error_at(path: _Path, problem: Any) -> LeafError:
-    return LeafError(f"Error at leaf with path {plain_path(path)}: {problem}", path)
-
-
 # Writing
 
 
@@ -221,7 +217,7 @@ def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
     except Exception as error:
         if _is_about_file(error):
             raise
-        raise _error_at(path, _with_mode(error, file, "wb")) from error
+        raise error_at(path, _with_mode(error, file, "wb")) from error
 
 
 def _is_about_file(error: Exception) -> bool:
@@ -266,9 +262,9 @@ def _read_leaves(
                 raise _other_structure(path, items, records.names)
             is_open = is_homeless(like, getattr(like, "sharding", None))
             if is_default and records.is_next_spread and is_open:
-                raise _error_at(path, f"it {HOMELESS}.")
+                raise error_at(path, f"it {HOMELESS}.")
             if not records.are_intact(end):
-                raise _error_at(
+                raise error_at(
                     path, "it is damaged: its data do not match its checksum"
                 )
         yield leaf
@@ -288,14 +284,14 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any, put: Put) -> Any:
             path,
         ) from None
     except EOFError as error:
-        raise _error_at(
+        raise error_at(
             path,
             f"{error}. Is the file complete, and was it saved from a tree like `like`?",
         ) from error
     except Exception as error:
         if _is_about_file(error):
             raise
-        raise _error_at(path, _with_mode(error, file, "rb")) from error
+        raise error_at(path, _with_mode(error, file, "rb")) from error
     return leaf
 
 
@@ -316,7 +312,7 @@ def _refuse_rest(file: Any, items: list[Any], saved: Structure | None) -> None:
 
 
 def _other_structure(path: _Path, items: list[Any], saved: Any) -> LeafError:
-    return _error_at(
+    return error_at(
         path,
         "the structure of the saved tree differs from that of `like`. "
         + _differences(items, saved),

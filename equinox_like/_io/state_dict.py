@@ -19,7 +19,7 @@ from .._tree.arrays import (
 )
 from .._tree.nodes import describe_node, path_str
 from .._tree.require import refuse_class
-from .faults import Faults, renamer
+from .faults import Faults, Wanted, renamer
 from .files import is_path
 from .placement import put_like, shardings_for
 from .tensors import NUMBERS, is_loadable, number_type
@@ -133,23 +133,20 @@ def load_state_dict(
     there = renamer(rename, tree, "tree", _dotted)
     faults = Faults("the state dict", "the mapping", "tree")
     new: dict[_Path, Any] = {}
-    used: set[str] = set()
-    for own, path, leaf in _named_leaves(tree):
-        name = there(own)
-        used.add(name)
-        if name not in mapping:
-            is_setting = not hasattr(leaf, "dtype")
-            if isinstance(leaf, jax.ShapeDtypeStruct) or (strict and not is_setting):
-                faults.missing(path, name, own)
-            continue
+    wanted = [
+        Wanted(path, own, there(own), leaf) for own, path, leaf in _named_leaves(tree)
+    ]
+
+    def problem_of(leaf: Wanted) -> str | None:
         try:
-            new[path] = _convert(mapping[name], leaf)
+            new[leaf.path] = _convert(mapping[leaf.name], leaf.like)
         except _Unfit as unfit:
-            faults.mismatch(path, name, *unfit.args)
-    if strict:
-        faults.left_over(name for name in mapping if name not in used)
-    else:
-        faults.require_common(used, mapping)
+            return faults.mismatch(*unfit.args)
+
+    def is_setting(leaf: Any) -> bool:
+        return not hasattr(leaf, "dtype")
+
+    faults.compare(wanted, mapping, problem_of, strict, is_optional=is_setting)
     fix = faults.fix_by_options(strict)
     if any(str(name).endswith("running_mean") for name in faults.extra):
         fix += _STATISTICS
