@@ -142,17 +142,14 @@ class _Code:
         return made
 
     def __eq__(self, other: object) -> bool:
-        # `==` of code objects compares bytecode, typed constants, names and lines.
-        return (
-            type(other) is _Code
-            and self._code == other._code
-            and self.name == other.name
-            and self._names == other._names
-            and self._globals is other._globals
-        )
+        return type(other) is _Code and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((self._code, self._names))
+        return hash(self._key())
+
+    def _key(self) -> Any:
+        # `==` of code objects compares bytecode, typed constants, names and lines.
+        return self._code, self.name, self._names, id(self._globals)
 
     def __deepcopy__(self, memo: Any) -> "_Code":
         return self  # never a copy of the globals

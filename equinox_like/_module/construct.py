@@ -24,7 +24,7 @@ from .fields import (
     refuse_abstract_class,
     refuse_abstract_variables,
 )
-from .flatten import OPEN, Node, getter
+from .flatten import ASSIGNABLE, Node, getter
 from .values import (
     HOLD_NO_ARRAY,
     check_callables,
@@ -37,45 +37,77 @@ from .values import (
 )
 
 _new = object.__new__
+_set = object.__setattr__
+_unset = object.__delattr__
+_count_references = sys.getrefcount
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ModuleSpec:
     """The fields and settings of one Module class."""
 
-    cls: type
-    fields: tuple[dataclasses.Field, ...]
-    dynamic: tuple[str, ...]
-    static: tuple[str, ...]
-    # Dynamic fields whose arrays are not parameters: `field(trainable=False)`.
-    buffers: frozenset[str]
-    converters: tuple[tuple[str, Callable[[Any], Any]], ...]
-    no_init: tuple[str, ...]
-    checks: tuple[Callable[[Any], None], ...]
-    # The generated `__init__`; `None` if a hand-written one is used.
-    init: Callable[..., None] | None
-    # Whether a generated `__init__` calls `__post_init__`. One that is added to the class
-    # later is not called, as in a dataclass.
-    has_post_init: bool
-    names: tuple[str, ...]
-    read_all: Callable[[Any], Any]
-    read_static: Callable[[Any], Any]
-    # Whether the class was declared abstract, and the variables that it still lacks.
-    is_abstract: bool
-    abstract_variables: frozenset[str]
-    abstract_class_variables: frozenset[str]
-    # Whether `object.__new__` alone makes an empty instance.
-    new_is_plain: bool
-    # Whether construction is `__init__` and the checks of values, and nothing else.
-    init_is_all: bool
-    # Whether there are converters, or abstract variables without a value.
-    needs_conversion: bool
-    # Whether the fields must be checked for values of any type.
-    has_checks: bool
-    # Whether assignment goes to our own `__setattr__`, which may be bypassed.
-    plain_setattr: bool
-    # Whether instances never change.
-    is_immutable: bool
+    def __init__(
+        self,
+        cls: type,
+        *,
+        is_abstract: bool,
+        init: Callable[..., None] | None,
+        plain_setattr: bool,
+        is_immutable: bool,
+    ):
+        self.cls = cls
+        self.fields = fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+        self.names = names = tuple(f.name for f in fields)
+        self.dynamic = tuple(f.name for f in fields if not is_static(f))
+        self.static = tuple(f.name for f in fields if is_static(f))
+        # Dynamic fields whose arrays are not parameters: `field(trainable=False)`.
+        self.buffers = frozenset(f.name for f in fields if not is_trainable(f))
+        self.converters = tuple(
+            (f.name, convert)
+            for f in fields
+            if (convert := converter_of(f)) is not None
+        )
+        self.no_init = tuple(f.name for f in fields if not f.init)
+        self.checks: tuple[Callable[[Any], None], ...] = tuple(
+            base.__dict__["__check_init__"]
+            for base in cls.__mro__
+            if "__check_init__" in base.__dict__
+        )
+        self.read_all = getter(names)
+        self.read_static = getter(self.static)
+        # The generated `__init__`; `None` if a hand-written one is used.
+        self.init = init
+        # Whether a generated `__init__` calls `__post_init__`. One that is added to the
+        # class later is not called, as in a dataclass.
+        self.has_post_init = hasattr(cls, "__post_init__")
+        # Whether the class was declared abstract, and the variables that it still lacks.
+        self.is_abstract = is_abstract
+        self.abstract_variables, self.abstract_class_variables = (
+            find_abstract_variables(cls)
+        )
+        # Whether instances never change.
+        self.is_immutable = is_immutable
+        # Whether assignment goes to our own `__setattr__`, which may be bypassed. It tells
+        # of a field that is also a property.
+        self.plain_setattr = plain_setattr and not any(
+            isinstance(getattr(cls, name, None), property) for name in names
+        )
+        # Whether `object.__new__` alone makes an empty instance.
+        self.new_is_plain = cls.__new__ is _new and not (
+            is_abstract or self.abstract_class_variables or inspect.isabstract(cls)
+        )
+        # Whether there are converters, or abstract variables without a value.
+        self.needs_conversion = bool(self.converters or self.abstract_variables)
+        # Whether construction is `__init__` and the checks of values, and nothing else.
+        self.init_is_all = (
+            init is not None
+            and self.new_is_plain
+            and self.plain_setattr
+            and not (self.no_init or self.needs_conversion or self.has_post_init)
+        )
+        # Whether the fields must be checked for values of any type.
+        self.has_checks = bool(self.static or self.no_init or self.checks) or any(
+            map(may_need_check, fields)
+        )
 
     @functools.cached_property
     def assign(self) -> Callable[..., None]:
@@ -91,69 +123,6 @@ class ModuleSpec:
 def spec_of(cls: type) -> ModuleSpec | None:
     """The spec of a Module class; `None` for any other class."""
     return cls.__dict__.get("_module_spec_")
-
-
-def make_spec(
-    cls: type,
-    *,
-    is_abstract: bool,
-    init: Callable[..., None] | None,
-    plain_setattr: bool,
-    is_immutable: bool,
-) -> ModuleSpec:
-    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    names = tuple(f.name for f in fields)
-    static = tuple(f.name for f in fields if is_static(f))
-    converters = tuple(
-        (f.name, convert) for f in fields if (convert := converter_of(f)) is not None
-    )
-    no_init = tuple(f.name for f in fields if not f.init)
-    checks = tuple(
-        base.__dict__["__check_init__"]
-        for base in cls.__mro__
-        if "__check_init__" in base.__dict__
-    )
-    abstract_variables, abstract_class_variables = find_abstract_variables(cls)
-    new_is_plain = (
-        not is_abstract
-        and not abstract_class_variables
-        and not inspect.isabstract(cls)
-        and cls.__new__ is _new
-    )
-    # Our `__setattr__` tells of a field that is also a property.
-    plain_setattr &= not any(isinstance(getattr(cls, n, None), property) for n in names)
-    needs_conversion = bool(converters or abstract_variables)
-    has_post_init = hasattr(cls, "__post_init__")
-    return ModuleSpec(
-        cls=cls,
-        fields=fields,
-        dynamic=tuple(f.name for f in fields if not is_static(f)),
-        static=static,
-        buffers=frozenset(f.name for f in fields if not is_trainable(f)),
-        converters=converters,
-        no_init=no_init,
-        checks=checks,
-        init=init,
-        has_post_init=has_post_init,
-        names=names,
-        read_all=getter(names),
-        read_static=getter(static),
-        is_abstract=is_abstract,
-        abstract_variables=abstract_variables,
-        abstract_class_variables=abstract_class_variables,
-        new_is_plain=new_is_plain,
-        init_is_all=init is not None
-        and not no_init
-        and new_is_plain
-        and plain_setattr
-        and not needs_conversion
-        and not has_post_init,
-        needs_conversion=needs_conversion,
-        has_checks=bool(static or no_init or checks)
-        or any(map(may_need_check, fields)),
-        plain_setattr=plain_setattr,
-        is_immutable=is_immutable,
-    )
 
 
 def has_custom_init(cls: type) -> bool:
@@ -254,11 +223,6 @@ def _first_annotation(convert: Callable[[Any], Any]) -> Any:
     return parameters[0].annotation
 
 
-_set = object.__setattr__
-_unset = object.__delattr__
-_count_references = sys.getrefcount
-
-
 def _references_to_a_local() -> int:
     local = object()
     return _count_references(local)
@@ -295,7 +259,7 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         init = cls.__init__
         if init is spec.init:
             init = spec.assign
-        _set(self, OPEN, cls._open_names_)
+        _set(self, ASSIGNABLE, cls._assignable_names_)
         try:
             if kwargs:
                 init(self, *args, **kwargs)
@@ -307,7 +271,7 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
                 _require_all_fields(self, spec)
                 raise
         finally:
-            _unset(self, OPEN)
+            _unset(self, ASSIGNABLE)
         if spec.needs_conversion:
             values = _convert(self, spec)
         # If nothing else refers to the instance, none of its fields can contain it.

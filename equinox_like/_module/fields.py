@@ -15,7 +15,7 @@ from .._annotations import annotations_of
 from .._tree.cached import MISSING, Attribute
 from .._tree.structure import FLAT
 from .._warn import warn
-from .flatten import AUX, OPEN
+from .flatten import ASSIGNABLE, AUX
 
 _CONVERTER = "converter"
 _STATIC = "static"
@@ -95,7 +95,7 @@ def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:
     return f.metadata.get(_CONVERTER)
 
 
-_RESERVED = frozenset({FLAT, AUX, OPEN})
+_RESERVED = frozenset({FLAT, AUX, ASSIGNABLE})
 
 
 def make_dataclass(cls: Any, kw_only: bool) -> None:

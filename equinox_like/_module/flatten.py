@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple
 import jax.tree_util as jtu
 
 from .._annotations import ARE_LAZY
-from .._tree.cached import Attribute, Cached, build_now, raw_dict, set_raw_dict
+from .._tree.cached import MISSING, Attribute, Cached, build_now, raw_dict, set_raw_dict
 from .._tree.registry import register_cached
 from .._tree.strict import strict_key, strict_types
+from .._tree.structure import cached_types
 
 WRAPPER_ATTRIBUTES: Final = (
     "__module__",
@@ -31,7 +32,7 @@ WRAPPER_ATTRIBUTES: Final = (
 )
 AUX: Final = "_aux_"
 # The attribute with the names that can be assigned while an instance is constructed.
-OPEN: Final = "_is_open_"
+ASSIGNABLE: Final = "_assignable_"
 SCANNED: Final = frozenset({"<a tree is searched for this instance>"})
 
 # The errors of reading an attribute that is missing.
@@ -127,7 +128,7 @@ def make_functions(
     def flatten_first(self):
         build_now(self)
         attributes = raw_dict(self)
-        state = self._is_open_
+        state = self._assignable_
         if state is SCANNED:
             raise ContainsItself
         present, fixed = dynamic, static
@@ -271,3 +272,47 @@ def unflattener(cls, names):
     }
     exec(code, scope)
     return scope["unflattener"]
+
+
+# cloudpickle sends a class that the other process cannot import, such as one of a notebook,
+# by value: it makes an empty class, and sets the attributes of the original one by one. So
+# JAX knows the class before it has fields. It is complete once `_module_spec_` is set.
+
+
+def is_empty(namespace: dict[str, Any]) -> bool:
+    """Whether a class may get its fields later. A class statement sets more names."""
+    return namespace.keys() - {"__orig_bases__"} == {"__module__"}
+
+
+def register_empty(cls: Any) -> None:
+    """Makes `cls` a pytree node, with the fields that it has when first flattened."""
+
+    @functools.cache
+    def functions() -> Functions:
+        return make_functions(cls, cls._module_spec_.dynamic, cls._module_spec_.static)
+
+    jtu.register_pytree_with_keys(
+        cls,
+        lambda node: functions().flatten_with_keys(node),
+        lambda aux, children: functions().unflatten(aux, children),
+        lambda node: functions().flatten(node),
+    )
+
+
+def restore(cls: Any, old: Any, new: Any) -> None:
+    """Completes a class that has the attributes of the original, except its spec, which
+    is the `new` one."""
+    for f in cls.__dataclass_fields__.values():
+        for name in ("default", "default_factory"):
+            # It is compared by identity, but `pickle` makes a copy.
+            if type(getattr(f, name)) is type(MISSING):
+                setattr(f, name, MISSING)
+    own = cls.__dict__.get("__init__")
+    if own is not None and own is old.init and new.init is None:
+        # A base class was incomplete, so this one was not known to inherit `__init__`.
+        type.__delattr__(cls, "__init__")
+    if new.is_immutable and cls not in cached_types:
+        flatten, unflatten, lazy_fields, _ = make_functions(
+            cls, new.dynamic, new.static
+        )
+        register_cached(cls, flatten, unflatten, lazy_fields)

@@ -152,21 +152,6 @@ class Frozen(Module):
             return value
         return map_arrays(jax.lax.stop_gradient, value)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._stopped()[index]
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-    def __iter__(self) -> Any:
-        return iter(self._stopped())
-
-    def __reversed__(self) -> Any:
-        return reversed(self._stopped())
-
-    def __contains__(self, item: Any) -> bool:
-        return item in self._stopped()
-
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *dir(self.value)]
 
@@ -174,24 +159,6 @@ class Frozen(Module):
     def __format__(self, spec: str) -> str:
         shown = self.value if is_array_like(self.value) else super()
         return shown.__format__(spec)
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __complex__(self) -> complex:
-        return complex(self.value)
-
-    def __round__(self, digits: int | None = None) -> Any:
-        return round(self._stopped(), digits)
-
-    def __index__(self) -> int:
-        return operator.index(self.value)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.value, dtype, copy=copy)
@@ -213,29 +180,31 @@ class Frozen(Module):
         return jnp.asarray(self._stopped())
 
 
-def _unary(operation: Callable[[Any], Any]) -> Any:
-    return lambda self: operation(self._stopped())
+def _of_value(operation: Callable[..., Any]) -> Any:
+    return lambda self: operation(self.value)
 
 
-def _binary(operation: Callable[[Any, Any], Any]) -> Any:
-    return lambda self, other: operation(self._stopped(), other)
+def _of_stopped(operation: Callable[..., Any]) -> Any:
+    return lambda self, *others: operation(self._stopped(), *others)
 
 
 def _reflected(operation: Callable[[Any, Any], Any]) -> Any:
     return lambda self, other: operation(other, self._stopped())
 
 
-for _name in ("neg", "pos", "abs", "invert"):
-    setattr(Frozen, f"__{_name}__", _unary(getattr(operator, _name)))
-for _name in ("lt", "le", "gt", "ge"):
-    setattr(Frozen, f"__{_name}__", _binary(getattr(operator, _name)))
-for _name in (
-    "add sub mul truediv floordiv mod divmod pow matmul and_ or_ xor lshift rshift"
-).split():
-    _operation = divmod if _name == "divmod" else getattr(operator, _name)
-    _name = _name.rstrip("_")
-    setattr(Frozen, f"__{_name}__", _binary(_operation))
-    setattr(Frozen, f"__r{_name}__", _reflected(_operation))
+for _function in (bool, complex, float, int, len, operator.index):
+    setattr(Frozen, f"__{_function.__name__}__", _of_value(_function))
+for _function in (divmod, iter, reversed, round):
+    setattr(Frozen, f"__{_function.__name__}__", _of_stopped(_function))
+for _name in "abs contains ge getitem gt invert le lt neg pos".split():
+    setattr(Frozen, f"__{_name}__", _of_stopped(getattr(operator, _name)))
+for (
+    _name
+) in "add and_ floordiv lshift matmul mod mul or_ pow rshift sub truediv xor".split():
+    _function, _name = getattr(operator, _name), _name.rstrip("_")
+    setattr(Frozen, f"__{_name}__", _of_stopped(_function))
+    setattr(Frozen, f"__r{_name}__", _reflected(_function))
+setattr(Frozen, "__rdivmod__", _reflected(divmod))  # noqa: B010
 
 
 def frozen(tree: Any) -> Any:

@@ -125,14 +125,14 @@ class Immutable(Shown, Node):
         _module_fields_: ClassVar[frozenset[str]]
         # Names that can be assigned during construction: fields and
         # `WRAPPER_ATTRIBUTES`.
-        _open_names_: ClassVar[frozenset[str]]
+        _assignable_names_: ClassVar[frozenset[str]]
 
     # Type checkers that see these allow any name to be assigned and deleted.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
             # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
-            if name in self._is_open_ or name == "__orig_class__":
+            if name in self._assignable_ or name == "__orig_class__":
                 try:
                     _set(self, name, value)
                 except AttributeError as error:
@@ -142,7 +142,7 @@ class Immutable(Shown, Node):
                 refuse_assignment(self, name)
 
         def __delattr__(self, name: str) -> None:
-            if name in self._is_open_:
+            if name in self._assignable_:
                 _unset(self, name)
             else:
                 refuse_assignment(self, name)
@@ -170,7 +170,7 @@ def _note_property(self: Any, name: str, error: AttributeError) -> None:
 
 def refuse_assignment(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
-    if self._is_open_:
+    if self._assignable_:
         unset = [n for n in spec.names if n not in self.__dict__]
         meant = "".join(
             f" Or did you mean '{n}'?"

@@ -23,19 +23,25 @@ from .._tree.filters import is_array_like
 from .._tree.format import tree_pformat
 from .._tree.render import render
 from .._tree.strict import compared_as_trees
-from .by_value import is_empty, register_empty, restore
 from .construct import (
     ModuleSpec,
     construct,
     convert_annotations,
     generate_init,
     has_custom_init,
-    make_spec,
     spec_of,
     warn_of_unused_post_init,
 )
 from .fields import field, is_dunder, make_dataclass, put_attributes
-from .flatten import OPEN, WRAPPER_ATTRIBUTES, Node, register
+from .flatten import (
+    ASSIGNABLE,
+    WRAPPER_ATTRIBUTES,
+    Node,
+    is_empty,
+    register,
+    register_empty,
+    restore,
+)
 from .instance import (
     Immutable,
     NameForJAX,
@@ -189,7 +195,7 @@ class ModuleMeta(abc.ABCMeta):
             init = cls.__init__ = generate_init(
                 cls, past_setattr=False, has_post_init=hasattr(cls, "__post_init__")
             )
-        spec = make_spec(
+        spec = ModuleSpec(
             cls,
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),
             init=init,
@@ -239,7 +245,7 @@ class ModuleMeta(abc.ABCMeta):
         super().__setattr__(name, _as_method(name, value))
         if name == "__init__" and spec is not None:
             # This `__init__` may assign other attributes, or leave fields unset.
-            _set_spec(cls, dataclasses.replace(spec, init_is_all=False))
+            spec.init_is_all = False
 
     def __delattr__(cls, name: str) -> None:
         found = cls.__dict__.get(name)
@@ -259,7 +265,7 @@ class ModuleMeta(abc.ABCMeta):
 def _set_spec(cls: Any, spec: ModuleSpec) -> None:
     type.__setattr__(cls, "_module_spec_", spec)
     cls._module_fields_ = frozenset(spec.names)
-    cls._open_names_ = cls._module_fields_.union(WRAPPER_ATTRIBUTES)
+    cls._assignable_names_ = cls._module_fields_.union(WRAPPER_ATTRIBUTES)
 
 
 class Module(Immutable, Hashable, metaclass=ModuleMeta):
@@ -388,7 +394,7 @@ def as_pytree(fun: Any) -> Any:
     if type(fun) is not types.MethodType or not isinstance(fun.__self__, Module):
         return fun
     # In `__init__`, where a tree may not hold `self`.
-    if OPEN in raw_dict(fun.__self__):
+    if ASSIGNABLE in raw_dict(fun.__self__):
         return fun
     return MethodDescriptor(fun.__func__).__get__(fun.__self__)
 

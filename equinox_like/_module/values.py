@@ -21,7 +21,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import plain_path, with_article
 from .._warn import warn
-from .flatten import OPEN, SCANNED, ContainsItself, Node
+from .flatten import ASSIGNABLE, SCANNED, ContainsItself, Node
 
 # Name and value of each field to check.
 Fields = Iterator[tuple[str, Any]]
@@ -155,7 +155,7 @@ def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
 def check_values(self: Any, fields: Fields) -> None:
     """Raises if a field contains `self`; warns if a callable in it refers to `self`."""
     # With this mark, flattening `self` raises `ContainsItself`.
-    _set(self, OPEN, SCANNED)
+    _set(self, ASSIGNABLE, SCANNED)
     try:
         for name, value in fields:
             wrappers: list[Any] = []
@@ -166,7 +166,7 @@ def check_values(self: Any, fields: Fields) -> None:
             if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
                 _check_opaque(self, name, [*leaves, *wrappers])
     finally:
-        _unset(self, OPEN)
+        _unset(self, ASSIGNABLE)
 
 
 def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:

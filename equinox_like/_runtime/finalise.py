@@ -18,6 +18,7 @@ from .._compat.jaxpr import (
     is_program,
     name_and_params,
     opened,
+    programs_in,
     run_equation,
     shard_mapped,
 )
@@ -200,13 +201,8 @@ def _run_replacement(
     return finalise_jaxpr_as_fn(jax.make_jaxpr(flat)(*args))(*args)
 
 
-def _programs(param: Any) -> list[Any]:
-    found = param if isinstance(param, tuple | list) else [param]
-    return [x for x in found if is_program(x)]
-
-
 def _needs_finalising(param: Any) -> bool:
-    for program in _programs(param):
+    for program in programs_in(param):
         for equation in opened(program)[0].eqns:
             name, params = name_and_params(equation)
             if (
@@ -219,6 +215,5 @@ def _needs_finalising(param: Any) -> bool:
 
 
 def _finalised(param: Any) -> Any:
-    if not isinstance(param, tuple | list):
-        return finalise_jaxpr(param) if is_program(param) else param
-    return type(param)(finalise_jaxpr(x) if is_program(x) else x for x in param)
+    finalise = lambda x: finalise_jaxpr(x) if is_program(x) else x  # noqa: E731
+    return jax.tree.map(finalise, param, is_leaf=is_program)

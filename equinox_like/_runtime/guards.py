@@ -4,7 +4,6 @@ A guard is one primitive applied to all arrays of a tree. It stays in the jaxpr 
 that is compiled, so any transformation before then reaches it. It compiles to nothing.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,25 +21,6 @@ from .._tree.nodes import path_str
 from .error_if import error_if, may_depend
 
 _T = TypeVar("_T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """The message of a guard, and the names of its arrays if there are several."""
-
-    message: str
-    names: tuple[str, ...] = ()
-
-    def of(self, index: int) -> str:
-        """The message for the array with this index."""
-        return f"{self.message} ({self.names[index]})" if self.names else self.message
-
-    def only(self, indices: Sequence[int]) -> "Refusal":
-        names = tuple(self.names[i] for i in indices) if self.names else ()
-        return Refusal(self.message, names)
-
-    def __repr__(self) -> str:
-        return repr(self.message)
 
 
 def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
@@ -76,7 +56,7 @@ def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
             assert str(e) == "Detected differentiation of solve"
         ```
     """
-    return _guarded(x, lambda arrays, names: nontraceable_p.bind(*arrays, name=name))
+    return _guarded(x, lambda arrays, _: nontraceable_p.bind(*arrays, name=name))
 
 
 def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None) -> _T:
@@ -119,11 +99,10 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
         f"Unexpected tangent. {name or 'This operation'} cannot be autodifferentiated."
     )
 
-    def guard(arrays, names):
-        refusal = _refusal(text, msg, names)
-        return hold(arrays, lambda i: RuntimeError(refusal.of(i)))
+    def guard(arrays, messages):
+        return hold(arrays, lambda i: RuntimeError(messages[i]))
 
-    return _guarded(x, guard)
+    return _guarded(x, guard, text, msg)
 
 
 def nondifferentiable_backward(
@@ -172,13 +151,12 @@ def nondifferentiable_backward(
         f"Unexpected cotangent. {operation} cannot be reverse-mode autodifferentiated."
     )
 
-    def guard(arrays, names):
-        refusal = _refusal(text, msg, names)
+    def guard(arrays, messages):
         return nondifferentiable_backward_p.bind(
-            *arrays, refusal=refusal, symbolic=symbolic
+            *arrays, messages=messages, symbolic=symbolic
         )
 
-    return _guarded(x, guard)
+    return _guarded(x, guard, text, msg)
 
 
 def nonbatchable(
@@ -235,14 +213,13 @@ def nonbatchable(
     )
     text = f"{what}. {name or 'This operation'} cannot be vmap'd."
 
-    def guard(arrays, names):
+    def guard(arrays, messages):
+        allow_constant = allow_constant_across_batch
         return nonbatchable_p.bind(
-            *arrays,
-            refusal=_refusal(text, msg, names),
-            allow_constant=allow_constant_across_batch,
+            *arrays, messages=messages, allow_constant=allow_constant
         )
 
-    return _guarded(x, guard)
+    return _guarded(x, guard, text, msg)
 
 
 def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> Any:
@@ -278,18 +255,22 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
     return zero_from_primal(primal)
 
 
-def _guarded(x: Any, guard: Callable[..., Sequence[Any]]) -> Any:
-    """The tree, with its arrays replaced by `guard(arrays, names)`."""
+def _guarded(
+    x: Any, guard: Callable[..., Sequence[Any]], text: str = "", msg: str | None = None
+) -> Any:
+    """The tree, with its arrays replaced by `guard(arrays, messages)`.
+
+    The message for an array is `msg`, or else `text`, which names it if there are several.
+    """
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         return x
-    paths = [path for path, leaf in jtu.tree_leaves_with_path(x) if may_depend(leaf)]
-    names = tuple(path_str(p, "x") for p in paths) if len(paths) > 1 else ()
-    return rest.fill(guard(list(map(jnp.asarray, arrays)), names))
-
-
-def _refusal(text: str, msg: str | None, names: tuple[str, ...]) -> Refusal:
-    return Refusal(text, names) if msg is None else Refusal(msg)
+    messages = (text if msg is None else msg,) * len(arrays)
+    if msg is None and len(arrays) > 1:
+        items = jtu.tree_leaves_with_path(x)
+        paths = (path_str(path, "x") for path, leaf in items if may_depend(leaf))
+        messages = tuple(f"{text} ({path})" for path in paths)
+    return rest.fill(guard(list(map(jnp.asarray, arrays)), messages))
 
 
 def _refusing(what: str) -> Callable[..., Any]:
@@ -309,53 +290,46 @@ nontraceable_p = identity(
 
 
 def _jvp_of_forward(
-    primals: Any, tangents: Tangents, refusal: Refusal, symbolic: bool
+    primals: Any, tangents: Tangents, messages: tuple[str, ...], symbolic: bool
 ) -> Any:
     bind = nondifferentiable_backward_p.bind
-    out = bind(*primals, refusal=refusal, symbolic=symbolic)
-    some = refusal.only(list(tangents))
-    found = bind(*tangents.values(), refusal=some, symbolic=symbolic)
+    out = bind(*primals, messages=messages, symbolic=symbolic)
+    some = tuple(messages[i] for i in tangents)
+    found = bind(*tangents.values(), messages=some, symbolic=symbolic)
     return out, dict(zip(tangents, found, strict=True))
 
 
 def _refuse_cotangents(
-    cotangents: Tangents, refusal: Refusal, symbolic: bool
+    cotangents: Tangents, messages: tuple[str, ...], symbolic: bool
 ) -> Tangents:
     if symbolic:
-        raise RuntimeError(refusal.of(min(cotangents)))
-    return {
-        i: error_if(x, jnp.any(x != 0), refusal.of(i)) for i, x in cotangents.items()
-    }
-
-
-def _batch_of_forward(arrays: Any, axes: Any, **params: Any) -> Any:
-    return nondifferentiable_backward_p.bind(*arrays, **params), axes
+        raise RuntimeError(messages[min(cotangents)])
+    return {i: error_if(x, jnp.any(x != 0), messages[i]) for i, x in cotangents.items()}
 
 
 nondifferentiable_backward_p = identity(
     "nondifferentiable_backward",
     jvp=_jvp_of_forward,
     transpose=_refuse_cotangents,
-    batch=_batch_of_forward,
+    batch=lambda arrays, axes, **params: (
+        nondifferentiable_backward_p.bind(*arrays, **params),
+        axes,
+    ),
 )
 """The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
 
 
-def _jvp_of_unbatched(primals: Any, tangents: Tangents, **params: Any) -> Any:
-    return nonbatchable_p.bind(*primals, **params), tangents
-
-
 def _refuse_batched(
-    arrays: Any, axes: Any, refusal: Refusal, allow_constant: bool
+    arrays: Any, axes: Any, messages: tuple[str, ...], allow_constant: bool
 ) -> Any:
     batched = [i for i, axis in enumerate(axes) if axis is not None]
     if not allow_constant:
-        raise ValueError(refusal.of(batched[0]))
+        raise ValueError(messages[batched[0]])
     arrays = list(arrays)
     for i in batched:
-        arrays[i] = _element(jnp.moveaxis(arrays[i], axes[i], 0), refusal.of(i))
+        arrays[i] = _element(jnp.moveaxis(arrays[i], axes[i], 0), messages[i])
     # There may be another `jax.vmap` around this one.
-    out = nonbatchable_p.bind(*arrays, refusal=refusal, allow_constant=True)
+    out = nonbatchable_p.bind(*arrays, messages=messages, allow_constant=True)
     return out, [None] * len(out)
 
 
@@ -374,7 +348,10 @@ def _element(batch: jax.Array, message: str) -> jax.Array:
 
 nonbatchable_p = identity(
     "nonbatchable",
-    jvp=_jvp_of_unbatched,
+    jvp=lambda primals, tangents, **params: (
+        nonbatchable_p.bind(*primals, **params),
+        tangents,
+    ),
     transpose=lambda cotangents, **_: cotangents,
     batch=_refuse_batched,
 )

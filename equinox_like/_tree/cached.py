@@ -35,7 +35,7 @@ class _Flat:
             # The instance itself comes last.
             for node, values, aux in reversed(_to_describe(instance)):
                 flat = describe(type(node), values, aux)
-                if not node._is_open_:
+                if not node._assignable_:
                     _set(node, FLAT, flat)
         except AttributeError as e:  # would call a `__getattr__` of the user's class
             raise RuntimeError(str(e)) from e
@@ -60,7 +60,7 @@ def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
             if (cached := cached_types.get(type(value))) is not None
             and cached.is_immutable
             and FLAT not in raw_dict(value)
-            and not value._is_open_
+            and not value._assignable_
         ]
     return found
 
@@ -83,7 +83,7 @@ class _Dictionary:
     def __get__(self, instance: Any, owner: type) -> dict[str, Any]:
         build_now(instance)
         attributes = raw_dict(instance)
-        if not instance._is_open_:
+        if not instance._assignable_:
             forget(instance)
         return attributes
 
@@ -98,14 +98,14 @@ class Cached(_Bare):
     if TYPE_CHECKING:
         _aux_: Any
         _flat_: Any
-        _is_open_: Any
+        _assignable_: Any
 
     # Caches for JAX's registry, and for ours.
     _aux_ = None
     _flat_ = _Flat()
     # The attributes that can be assigned. There are some only during construction, when
     # nothing is cached.
-    _is_open_ = frozenset()
+    _assignable_ = frozenset()
 
     __dict__ = _Dictionary()  # pyright: ignore[reportAssignmentType]
 

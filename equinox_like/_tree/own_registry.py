@@ -118,7 +118,7 @@ class OwnRegistry:
                 key.append((kind, self._key(value, children, statics)))
             elif kind not in cached_types:
                 key.append(self._key_of_other(value, children, statics))
-            elif cached_types[kind].is_immutable and not value._is_open_:
+            elif cached_types[kind].is_immutable and not value._assignable_:
                 below, structure = getattr(value, FLAT)
                 children += below
                 statics.append(structure)

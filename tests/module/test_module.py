@@ -902,7 +902,7 @@ def test_no_warning_for_ordinary_values():
         Affine(jnp.ones(2), name=("a", 1, jax.nn.relu, None, len, int))
 
 
-@pytest.mark.parametrize("name", ["_flat_", "_aux_", "_is_open_"])
+@pytest.mark.parametrize("name", ["_flat_", "_aux_", "_assignable_"])
 def test_field_with_a_name_that_is_used_is_refused(name):
     with pytest.raises(TypeError, match=f"Field '{name}' of Used has a reserved name"):
         type(eqx.Module)("Used", (eqx.Module,), {"__annotations__": {name: int}})

@@ -9,7 +9,7 @@ asks `_has_dataclass_init` for it.
 from typing import Any
 
 from equinox_like import Module
-from equinox_like._module.flatten import OPEN
+from equinox_like._module.flatten import ASSIGNABLE
 
 _ModuleMeta: type = type(Module)
 
@@ -18,10 +18,10 @@ class _CurrentlyInitialising:
     """The instances whose fields can be assigned. In Equinox it is a set."""
 
     def add(self, instance: Any) -> None:
-        object.__setattr__(instance, OPEN, type(instance)._open_names_)
+        object.__setattr__(instance, ASSIGNABLE, type(instance)._assignable_names_)
 
     def remove(self, instance: Any) -> None:
-        object.__delattr__(instance, OPEN)
+        object.__delattr__(instance, ASSIGNABLE)
 
 
 class _HasDataclassInit:
