@@ -20,7 +20,7 @@ from .._tree.nodes import describe_node, plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
 from .._typing import FilePath, Readable, Writable
 from .faults import OTHER_SUM, Faults, Wanted, error_at, is_unicode, renamer
-from .files import is_file, replacing, with_suffix, write_all
+from .files import is_file, is_path, replacing, with_suffix, write_all
 from .format import METADATA, RESERVED, File, alignment, header
 from .placement import HOMELESS, is_homeless, local_ranges, put_like, shardings_for
 from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
@@ -170,7 +170,7 @@ def load(
         ```
     """
     refuse_class(like, "like")
-    file = _file_of(path_or_file)
+    file = File(_located(path_or_file, "rb"))
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
@@ -203,21 +203,17 @@ def load(
     faults.compare(list(wanted.values()), file.tensors, problem_of, strict)
     faults.raise_any(faults.fix_by_options(strict))
     read = {i: leaf for i, leaf in wanted.items() if leaf.saved}
-    leaves = [
-        _read(file, read[i]) if i in read else leaf for i, (_, leaf) in enumerate(items)
-    ]
+    leaves = [leaf for _, leaf in items]
+    for i, leaf in read.items():
+        try:
+            leaves[i] = file.read(leaf.name, leaf.like)
+        except (OverflowError, ValueError) as error:
+            raise error_at(leaf.path, f"it has {error}.") from None
     leaves = put_like(items, leaves, where)
     for i, leaf in read.items():
         if leaf.saved.is_weak and isinstance(leaves[i], jax.Array):
             leaves[i] = weakly_typed(leaves[i])
     return treedef.unflatten(leaves)
-
-
-def _read(file: File, leaf: Wanted) -> Any:
-    try:
-        return file.read(leaf.name, leaf.like)
-    except (OverflowError, ValueError) as error:
-        raise error_at(leaf.path, f"it has {error}.") from None
 
 
 def load_metadata(path_or_file: FilePath | Readable) -> dict[str, str]:
@@ -241,34 +237,32 @@ def load_metadata(path_or_file: FilePath | Readable) -> dict[str, str]:
         assert eqx.load_metadata("weights") == {"step": "100"}
         ```
     """
-    return _file_of(path_or_file).metadata
+    return File(_located(path_or_file, "rb")).metadata
 
 
 def _to_write(
     path_or_file: Any, durable: bool, size: int
 ) -> contextlib.AbstractContextManager[Any]:
-    if not is_file(path_or_file, "write"):
-        return replacing(with_suffix(path_or_file, _SUFFIX), durable, size)
-    _require_mode(path_or_file, "wb")
+    place = _located(path_or_file, "wb")
+    if is_path(place):
+        return replacing(place, durable, size)
     if durable:
         raise ValueError(
             "`durable=True` needs a path. An open file is on the disk after "
             "`file.flush()` and `os.fsync(file.fileno())`."
         )
-    return contextlib.nullcontext(path_or_file)
+    return contextlib.nullcontext(place)
 
 
-def _file_of(path_or_file: Any) -> File:
-    if is_file(path_or_file, "read"):
-        _require_mode(path_or_file, "rb")
-        return File(path_or_file)
-    return File(with_suffix(path_or_file, _SUFFIX))
-
-
-def _require_mode(file: Any, mode: str) -> None:
-    allows = getattr(file, "writable" if mode == "wb" else "readable", lambda: True)
-    if isinstance(file, io.TextIOBase) or not allows():
+def _located(path_or_file: Any, mode: str) -> Any:
+    """The path, with a suffix; or the file, if it is open in this mode."""
+    does, can = ("write", "writable") if mode == "wb" else ("read", "readable")
+    if not is_file(path_or_file, does):
+        return with_suffix(path_or_file, _SUFFIX)
+    allows = getattr(path_or_file, can, lambda: True)
+    if isinstance(path_or_file, io.TextIOBase) or not allows():
         raise ValueError(f"`path_or_file` must be a file open in the mode {mode!r}.")
+    return path_or_file
 
 
 def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:

@@ -164,8 +164,11 @@ def replacing(path: str, durable: bool = False, size: int = 0) -> Iterator[Any]:
     """
     target = os.path.realpath(path)
     if _is_stream(target):
-        with _copied_to(target) as file:
+        with tempfile.NamedTemporaryFile() as file:
             yield file
+            file.seek(0)
+            with open(target, "wb") as stream:
+                shutil.copyfileobj(file, stream)
         return
     folder, name = os.path.split(target)
     # In the same folder, since renaming is atomic only within one file system.
@@ -243,15 +246,6 @@ def content_of(file: Any) -> np.ndarray:
         content = bytearray(file.read())
         file.seek(position)
     return np.frombuffer(content, np.uint8)
-
-
-@contextlib.contextmanager
-def _copied_to(path: str) -> Iterator[Any]:
-    with tempfile.NamedTemporaryFile() as file:
-        yield file
-        file.seek(0)
-        with open(path, "wb") as target:
-            shutil.copyfileobj(file, target)
 
 
 def _is_stream(path: str | os.PathLike[str]) -> bool:

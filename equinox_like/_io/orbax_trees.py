@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore  # comes with Orbax
 
 from .._compat.arrays import putter, weakly_typed
 from .._compat.tracing import Tracer
@@ -122,8 +123,6 @@ def _why_unsavable(leaf: Any) -> str | None:
 
 
 def _is_storable(dtype: str) -> bool:
-    import tensorstore  # comes with Orbax
-
     try:
         tensorstore.dtype(dtype)
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ can be found before the other records are read.
 import io
 import json
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -136,11 +136,7 @@ def read_leaf(f: Any, x: Any, put: Put) -> Any:
         return array if sharding is None else jax.device_put(array, sharding)
     if isinstance(x, np.ndarray):
         return _read_array(f, x.shape, x.dtype)
-    if isinstance(x, np.generic):
-        return _read_numpy_scalar(f, x)
-    if is_number(x):
-        return _read_number(f, x)
-    return x
+    return _read_number(f, x) if is_number(x) or isinstance(x, np.generic) else x
 
 
 class RecordMismatch(Exception):
@@ -253,63 +249,81 @@ def _read_key(file: Any, like: Any) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=impl)
 
 
-def _read_numpy_scalar(file: Any, like: np.generic) -> Any:
-    header = _read_fitting_header(file, ())
-    if is_stored_as(like.dtype, header.dtype):
-        return read_data(file, header).view(like.dtype)[()]
-    if like.dtype.kind in "SU" and header.dtype.kind == like.dtype.kind:
-        return read_data(file, header)[()]
-    _refuse_other_kind(header, like.dtype, like.dtype)
-    stored = read_data(file, header)[()]
-    with np.errstate(all="ignore"):
-        value = stored.astype(like.dtype)
-    _refuse_other_value(value, stored, like.dtype)
-    return value
-
-
 def _read_number(file: Any, like: Any) -> Any:
+    """A number of Python or NumPy, or a NumPy scalar of another kind, such as a text."""
     header = _read_fitting_header(file, ())
-    natural = number_type(like)
-    _refuse_other_kind(header, np.dtype(natural), natural.__name__)
-    stored = read_data(file, header)[()]
-    value = natural(stored)
-    _refuse_other_value(value, stored, natural.__name__)
-    return value if type(like) is natural else type(like)(value)
-
-
-def _refuse_other_kind(header: Header, dtype: np.dtype, name: Any) -> None:
+    if isinstance(like, np.generic):
+        name = dtype = like.dtype
+        convert = lambda stored: stored.astype(dtype)  # noqa: E731
+        if is_stored_as(dtype, header.dtype):
+            return read_data(file, header).view(dtype)[()]
+        if dtype.kind in "SU" and header.dtype.kind == dtype.kind:
+            return read_data(file, header)[()]
+    else:
+        convert = number_type(like)
+        dtype, name = np.dtype(convert), convert.__name__
     if not any(
         jnp.issubdtype(header.dtype, kind) and jnp.issubdtype(dtype, kind)
         for kind in NUMBERS.values()
     ):
         raise _mismatch("type", stored_name(header.dtype), name)
-
-
-def _refuse_other_value(value: Any, stored: Any, name: Any) -> None:
+    stored = read_data(file, header)[()]
+    with np.errstate(all="ignore"):
+        value = convert(stored)
     if value != stored and stored == stored:
         raise RecordMismatch(
             f"is {stored!r} in the file, a value that {name} cannot hold"
         )
+    return value if isinstance(like, np.generic) else type(like)(value)
 
 
-class Structure(NamedTuple):
-    """The content of the last record: a description of the leaves in the file."""
+class FileIndex:
+    """The last record: a description of the leaves in the file, in their order.
 
-    names: list[Any]
-    sums: list[Any]
-    # The position after each leaf.
-    ends: list[Any]
-    # Whether a custom function has skipped leaves that have data.
-    is_selection: bool
-    # The numbers of the leaves that were arrays on several devices.
-    spread: list[Any]
+    It is compared with the records that are read.
+    """
+
+    def __init__(self, found: Any):
+        """**Raises:** `KeyError` or `TypeError` if `found` is not such a description."""
+        # `_ends` are the positions after each leaf.
+        self.names, self._sums, self._ends, spread = (
+            found[name] for name in ("leaves", "sums", "ends", "spread")
+        )
+        kinds = (self.names, str), (self._sums, str), (self._ends, int), (spread, int)
+        for items, kind in kinds:
+            if type(items) is not list or not all(type(x) is kind for x in items):
+                raise TypeError
+        if not len(self.names) == len(self._sums) == len(self._ends):
+            raise TypeError
+        # Whether a custom function has skipped leaves that have data.
+        self.is_selection = found["selection"] is True
+        # The numbers of the leaves that were arrays on several devices.
+        self._spread = set(spread)
+        self._next = 0
+
+    def is_next(self, path: tuple[Any, ...]) -> bool:
+        left = self._next < len(self.names)
+        return left and self.names[self._next] == path_str(path)
+
+    @property
+    def is_next_spread(self) -> bool:
+        """Whether the next leaf was an array on several devices."""
+        return self._next in self._spread
+
+    def are_intact(self, content: np.ndarray, end: int) -> bool:
+        """Whether the next records, up to `end`, match their checksums."""
+        while self._next < len(self._ends) and self._ends[self._next] <= end:
+            index, self._next = self._next, self._next + 1
+            start = self._ends[index - 1] if index else 0
+            if checksum(content[start : self._ends[index]]) != self._sums[index]:
+                return False
+        return True
 
 
-_UNKNOWN: Final = Structure([], [], [], False, [])
-_STRUCTURE_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
+_INDEX_END: Final = re.compile(rb', "record_bytes": +(\d+)}$')
 
 
-def structure_record(
+def index_record(
     written: list[tuple[str, int, bool]], is_selection: bool, content: np.ndarray
 ) -> bytes:
     ends = [end for _, end, _ in written]
@@ -334,70 +348,26 @@ def structure_record(
     return record(len(record(0)))
 
 
-def find_structure(file: Any) -> Structure | None:
+def find_index(file: Any) -> FileIndex | None:
     """The last record of the file, or `None`. Leaves the file at its start."""
     end = file.seek(0, io.SEEK_END)
     file.seek(max(0, end - 64))
-    found = _STRUCTURE_END.search(file.read())
-    structure = None
+    found = _INDEX_END.search(file.read())
+    index = None
     if found is not None and int(found[1]) <= end:
         file.seek(end - int(found[1]))
-        structure = read_structure(file)
+        index = read_index(file)
     file.seek(0)
-    return structure
+    return index
 
 
-def read_structure(file: Any) -> Structure | None:
+def read_index(file: Any) -> FileIndex | None:
     start = file.tell()
     try:
         header = read_header(file)
         if header.shape == () and header.dtype.kind == "S":
-            return _as_structure(json.loads(read_data(file, header).item()))
+            return FileIndex(json.loads(read_data(file, header).item()))
     except (AttributeError, EOFError, KeyError, RecursionError, TypeError, ValueError):
         pass
     file.seek(start)
     return None
-
-
-def _as_structure(found: Any) -> Structure:
-    """**Raises:** `KeyError` or `TypeError` if `found` is not such a description."""
-    names, sums, ends, spread = (found[x] for x in ("leaves", "sums", "ends", "spread"))
-    for items, kind in (names, str), (sums, str), (ends, int), (spread, int):
-        if type(items) is not list or not all(type(x) is kind for x in items):
-            raise TypeError
-    if not len(names) == len(sums) == len(ends):
-        raise TypeError
-    return Structure(names, sums, ends, found["selection"] is True, spread)
-
-
-class Records:
-    """Compares the records that are read with the names and checksums in the file."""
-
-    def __init__(self, saved: Structure | None, content: np.ndarray):
-        self.names, self._sums, self._ends, self.are_selection, spread = (
-            saved or _UNKNOWN
-        )
-        self._spread = set(spread)
-        self._is_known = saved is not None
-        self._content = content
-        self._next = 0
-
-    def is_next(self, path: tuple[Any, ...]) -> bool:
-        if not self._is_known:
-            return True
-        left = self._next < len(self.names)
-        return left and self.names[self._next] == path_str(path)
-
-    @property
-    def is_next_spread(self) -> bool:
-        """Whether the next leaf was an array on several devices."""
-        return self._next in self._spread
-
-    def are_intact(self, end: int) -> bool:
-        """Whether the next records, up to `end`, match their checksums."""
-        while self._next < len(self._ends) and self._ends[self._next] <= end:
-            index, self._next = self._next, self._next + 1
-            start = self._ends[index - 1] if index else 0
-            if checksum(self._content[start : self._ends[index]]) != self._sums[index]:
-                return False
-        return True

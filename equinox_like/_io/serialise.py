@@ -20,29 +20,26 @@ from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node, listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
-from .faults import error_at, hint_of_state
+from .faults import OTHER_SUM, Path, error_at, hint_of_state
 from .files import content_of, is_file, opened, replacing, whole, with_suffix
 from .npy import bytes_remaining
 from .placement import HOMELESS, is_homeless, is_spread
 from .records import (
+    FileIndex,
     RecordMismatch,
-    Records,
-    Structure,
     check_alike,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
-    find_structure,
+    find_index,
+    index_record,
+    read_index,
     read_leaf,
-    read_structure,
-    structure_record,
 )
 from .tensors import is_loadable
 
 _Tree = TypeVar("_Tree")
 
 _SHOWN = 5
-
-_Path = tuple[Any, ...]
 
 
 @deleted_named
@@ -114,7 +111,7 @@ def tree_serialise_leaves(
         file.flush()
         with open(file.name, "rb") as to_read:
             content = content_of(to_read)
-        file.write(structure_record(written, is_selection, content))
+        file.write(index_record(written, is_selection, content))
 
 
 def tree_deserialise_leaves(
@@ -174,7 +171,7 @@ def tree_deserialise_leaves(
         return rebuild([_read_leaf(file, *item, put=put) for item in items])
     path = with_suffix(path_or_file, ".eqx")
     with opened(path) as file:
-        saved = find_structure(file)
+        saved = find_index(file)
         leaves = list(_read_leaves(file, items, put, saved, content_of(file)))
         _refuse_rest(file, items, saved)
     return rebuild(leaves)
@@ -211,7 +208,7 @@ def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
 # Writing
 
 
-def _write_leaf(file: Any, spec: Any, path: _Path, leaf: Any) -> None:
+def _write_leaf(file: Any, spec: Any, path: Path, leaf: Any) -> None:
     try:
         spec(file, leaf)
     except Exception as error:
@@ -240,10 +237,9 @@ def _with_mode(error: Exception, file: Any, mode: str) -> Any:
 
 
 def _read_leaves(
-    file: Any, items: list[Any], put: Put, saved: Structure | None, content: np.ndarray
+    file: Any, items: list[Any], put: Put, saved: FileIndex | None, content: np.ndarray
 ) -> Iterator[Any]:
     """Reads the leaves one by one, and compares them with the saved names and sums."""
-    records = Records(saved, content)
     end = file.tell()
     for spec, path, like in items:
         start = end
@@ -251,26 +247,24 @@ def _read_leaves(
         try:
             leaf = _read_leaf(file, spec, path, like, put)
         except LeafError as error:
-            if is_loadable(like) and not records.is_next(path):
-                raise _other_structure(path, items, records.names) from error
+            if saved and is_loadable(like) and not saved.is_next(path):
+                raise _other_structure(path, items, saved.names) from error
             raise
         end = file.tell()
-        if end != start:
+        if end != start and saved:
             # A custom function, here or when saving, may have skipped some leaves.
-            is_known = is_default and not records.are_selection
-            if is_known and not records.is_next(path):
-                raise _other_structure(path, items, records.names)
+            is_known = is_default and not saved.is_selection
+            if is_known and not saved.is_next(path):
+                raise _other_structure(path, items, saved.names)
             is_open = is_homeless(like, getattr(like, "sharding", None))
-            if is_default and records.is_next_spread and is_open:
+            if is_default and saved.is_next_spread and is_open:
                 raise error_at(path, f"it {HOMELESS}.")
-            if not records.are_intact(end):
-                raise error_at(
-                    path, "it is damaged: its data do not match its checksum"
-                )
+            if not saved.are_intact(content, end):
+                raise error_at(path, f"it is damaged: {OTHER_SUM}")
         yield leaf
 
 
-def _read_leaf(file: Any, spec: Any, path: _Path, like: Any, put: Put) -> Any:
+def _read_leaf(file: Any, spec: Any, path: Path, like: Any, put: Put) -> Any:
     try:
         if spec is default_deserialise_filter_spec:
             leaf = read_leaf(file, like, put)  # with one `put` for all leaves
@@ -295,9 +289,9 @@ def _read_leaf(file: Any, spec: Any, path: _Path, like: Any, put: Put) -> Any:
     return leaf
 
 
-def _refuse_rest(file: Any, items: list[Any], saved: Structure | None) -> None:
+def _refuse_rest(file: Any, items: list[Any], saved: FileIndex | None) -> None:
     end = file.tell()
-    written = read_structure(file)
+    written = read_index(file)
     if written is None and saved is not None:
         raise RuntimeError(
             f"{bytes_remaining(file)} bytes of the file are left over after all leaves of "
@@ -311,12 +305,9 @@ def _refuse_rest(file: Any, items: list[Any], saved: Structure | None) -> None:
         )
 
 
-def _other_structure(path: _Path, items: list[Any], saved: Any) -> LeafError:
-    return error_at(
-        path,
-        "the structure of the saved tree differs from that of `like`. "
-        + _differences(items, saved),
-    )
+def _other_structure(path: Path, items: list[Any], saved: Any) -> LeafError:
+    text = "the structure of the saved tree differs from that of `like`. "
+    return error_at(path, text + _differences(items, saved))
 
 
 def _differences(items: list[Any], saved: list[str]) -> str:

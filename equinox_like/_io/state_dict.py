@@ -19,13 +19,12 @@ from .._tree.arrays import (
 )
 from .._tree.nodes import describe_node, path_str
 from .._tree.require import refuse_class
-from .faults import Faults, Wanted, renamer
+from .faults import Faults, Path, Wanted, renamer
 from .files import is_path
 from .placement import put_like, shardings_for
 from .tensors import NUMBERS, is_loadable, number_type
 
 _Tree = TypeVar("_Tree")
-_Path = tuple[Any, ...]
 
 _STATISTICS = (
     " The running statistics of a BatchNorm belong to its state: leave them out of the "
@@ -132,7 +131,7 @@ def load_state_dict(
         )
     there = renamer(rename, tree, "tree", _dotted)
     faults = Faults("the state dict", "the mapping", "tree")
-    new: dict[_Path, Any] = {}
+    new: dict[Path, Any] = {}
     wanted = [
         Wanted(path, own, there(own), leaf) for own, path, leaf in _named_leaves(tree)
     ]
@@ -170,7 +169,10 @@ def _convert(value: Any, like: Any) -> Any:
             array = jax.device_put(array)
         return with_key(jnp.array(array), like)
     if not hasattr(like, "dtype"):
-        return _convert_number(array, like)
+        python = number_type(like)
+        if array.shape != () or not jnp.issubdtype(array.dtype, NUMBERS[python]):
+            raise _Unfit(describe_array(array), f"a Python {python.__name__}")
+        return type(like)(array.item())
     _require(array, like.dtype, like.shape)
     if isinstance(like, np.generic):
         return like.dtype.type(np.asarray(array)[()])
@@ -184,13 +186,6 @@ def _numbers(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct) and is_typed_key(leaf):
         return jax.eval_shape(jax.random.key_data, leaf)
     return without_key(leaf)
-
-
-def _convert_number(array: Any, like: Any) -> Any:
-    python = number_type(like)
-    if array.shape != () or not jnp.issubdtype(array.dtype, NUMBERS[python]):
-        raise _Unfit(describe_array(array), f"a Python {python.__name__}")
-    return type(like)(array.item())
 
 
 def _require(array: Any, dtype: Any, shape: tuple[int, ...]) -> None:
@@ -217,13 +212,13 @@ def _as_array(value: Any) -> Any:
     return array
 
 
-def _dotted(path: _Path) -> str:
+def _dotted(path: Path) -> str:
     # The key from a frozen part to its content has an empty text.
     written = tuple(key for key in path if str(key))
     return jtu.keystr(written, simple=True, separator=".")
 
 
-def _named_leaves(tree: Any) -> list[tuple[str, _Path, Any]]:
+def _named_leaves(tree: Any) -> list[tuple[str, Path, Any]]:
     named, seen = [], {}
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
         if is_loadable(leaf):
