@@ -18,7 +18,7 @@ from .._compat.tracing import Tracer
 from .._tree.at import choosing, tree_at
 from .._tree.filters import is_array_like, is_inexact_array
 from .._tree.glob import matches_above
-from .._tree.nodes import describe_node, leaf_paths, listed, plain_path
+from .._tree.nodes import children_of, describe_node, leaf_paths, listed, plain_path
 from .._tree.partitioning import map_arrays, map_nodes, tree_filter
 from .._tree.registry import register_cached
 from .._tree.strict import compared_as_trees
@@ -103,10 +103,7 @@ def trainable_leaves(
             flags.append(is_parameter(node))
             continue
         buffers = node._module_spec_.buffers
-        children, _ = jtu.tree_flatten_with_path(
-            node, is_leaf=lambda x, node=node: x is not node
-        )
-        for path, child in children:
+        for path, child in children_of(node)[0]:
             if path[0].name in buffers:
                 flags += [False] * len(jtu.tree_leaves(child))
             else:

@@ -202,7 +202,7 @@ def _run_replacement(
 
 
 def _needs_finalising(param: Any) -> bool:
-    for program in programs_in(param):
+    for program in programs_in({"": param}):
         for equation in opened(program)[0].eqns:
             name, params = name_and_params(equation)
             if (

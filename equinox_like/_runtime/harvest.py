@@ -33,9 +33,10 @@ from .._compat.jaxpr import (
     scan_sizes,
     shard_mapped,
 )
-from .._compat.rules import Tangents, identity
+from .._compat.rules import identity
 from .._core.flat_call import Template, take_apart
 from .._errors import ShapeError
+from .._module.construct import filled
 from .._module.fields import field
 from .._module.freezing import Frozen
 from .._module.module import BoundMethod, Module
@@ -70,14 +71,6 @@ def marked(value: Any, mark: Mark) -> Any:
     return rest.fill(_mark_p.bind(*arrays, mark=mark, rest=rest))
 
 
-def _differentiate(primals: Sequence[Any], tangents: Tangents, **params: Any) -> Any:
-    return _mark_p.bind(*primals, **params), tangents
-
-
-def _transpose(cotangents: Tangents, **_: Any) -> Tangents:
-    return cotangents
-
-
 def _batch(
     arrays: Sequence[Any], axes: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
@@ -91,7 +84,13 @@ def _batch(
 
 
 _mark_p: Final[Any] = identity(
-    "mark", jvp=_differentiate, transpose=_transpose, batch=_batch
+    "mark",
+    jvp=lambda primals, tangents, **params: (
+        _mark_p.bind(*primals, **params),
+        tangents,
+    ),
+    transpose=lambda cotangents, **_: cotangents,
+    batch=_batch,
 )
 
 
@@ -151,104 +150,87 @@ class _Harvest:
         if name in _WITH_RULES:
             out = run_equation(jaxpr, equation, inputs)
             return out, self.run(*opened(params[_WITH_RULES[name]]), inputs)[1]
-        rule = _RULES.get(name)
-        if rule is None:
+        if name not in _RULES:
             raise UnreachableError(mark, name)
-        return rule(self, params, inputs)
-
-    def body(self, program: Any) -> tuple[Callable[..., Any], list[Found]]:
-        """A jaxpr as a function from `*inputs` to its outputs and the arrays found, and
-        a list that has the found values, without arrays, once it is traced."""
+        rule, program = _RULES[name]
         found: list[Found] = []
 
         def run(*inputs):
-            out, now = self.run(*opened(program), inputs)
+            out, now = self.run(*opened(params[program]), inputs)
             # Without the tracers, which would outlive their trace.
             found[:] = [x._replace(arrays=[]) for x in now]
             return out, [x.arrays for x in now]
 
-        return run, found
-
-    def jit(self, params: dict[str, Any], inputs: list[Any]) -> Any:
-        run, found = self.body(params["jaxpr"])
-        run.__name__ = params["name"]
-        jitted = jax.jit(
-            run,
-            in_shardings=params["in_shardings"],
-            out_shardings=([*params["out_shardings"]], None),
-        )
-        out, arrays = jitted(*inputs)
-        return out, _filled(found, arrays)
-
-    def call(self, params: dict[str, Any], inputs: list[Any]) -> Any:
-        return self.run(*opened(params["call_jaxpr"]), inputs)
-
-    def checkpoint(self, params: dict[str, Any], inputs: list[Any]) -> Any:
-        run, found = self.body(params["jaxpr"])
-        options = {"policy": params["policy"], "prevent_cse": params["prevent_cse"]}
-        out, arrays = jax.checkpoint(run, **options)(*inputs)
-        return out, _filled(found, arrays)
-
-    def shard_map(self, params: dict[str, Any], inputs: list[Any]) -> Any:
-        """Values found have a row for each device along the mesh axes of this map."""
-        run, found = self.body(params["jaxpr"])
-        axes = mapped_axes(params)
-        rows = PartitionSpec(tuple(x for x in params["mesh"].axis_names if x in axes))
-
-        def shard(*inputs):
-            out, arrays = run(*inputs)
-            return out, jax.tree.map(lambda x: x[None], arrays)
-
-        out_specs = [*params["out_specs"]], rows
-        out, arrays = shard_mapped(shard, params, out_specs)(*inputs)
-        return out, _filled(found, arrays)
-
-    def scan(self, params: dict[str, Any], inputs: list[Any]) -> Any:
-        run, found = self.body(params["jaxpr"])
-        number, carried = scan_sizes(params)
-        consts, rest = inputs[:number], inputs[number:]
-
-        def step(carry, xs):
-            out, arrays = run(*consts, *carry, *xs)
-            return out[:carried], (out[carried:], arrays)
-
-        carry, (ys, arrays) = jax.lax.scan(
-            step,
-            rest[:carried],
-            rest[carried:],
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return [*carry, *ys], _filled(found, arrays)
-
-    def scan_without_carry(self, params: dict[str, Any], inputs: list[Any]) -> Any:
-        """What `jax.lax.scan` becomes under `JAX_SCAN3`: it writes to mutable arrays."""
-        run, found = self.body(params["jaxpr"])
-        pairs = list(zip(inputs, params["extensives"], strict=True))
-
-        def step(_, xs):
-            slices = iter(xs)
-            return (), run(*(next(slices) if sliced else x for x, sliced in pairs))
-
-        _, (ys, arrays) = jax.lax.scan(
-            step,
-            (),
-            [x for x, sliced in pairs if sliced],
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return ys, _filled(found, arrays)
+        out, arrays = rule(run, params, inputs)
+        return out, [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
 
 
-_RULES: Final[dict[str, Any]] = {
-    "shard_map": _Harvest.shard_map,
-    "jit": _Harvest.jit,
-    "closed_call": _Harvest.call,
-    "remat2": _Harvest.checkpoint,
-    "scan": _Harvest.scan,
-    "Scan3": _Harvest.scan_without_carry,
+# For each primitive that has a program: how it is run with further outputs. `run` is a
+# function from the inputs of the program to its outputs and the arrays found.
+
+
+def _jit(run: Any, params: dict[str, Any], inputs: list[Any]) -> Any:
+    run.__name__ = params["name"]
+    out_shardings = [*params["out_shardings"]], None
+    options = {"in_shardings": params["in_shardings"], "out_shardings": out_shardings}
+    return jax.jit(run, **options)(*inputs)
+
+
+def _checkpoint(run: Any, params: dict[str, Any], inputs: list[Any]) -> Any:
+    options = {"policy": params["policy"], "prevent_cse": params["prevent_cse"]}
+    return jax.checkpoint(run, **options)(*inputs)
+
+
+def _shard_map(run: Any, params: dict[str, Any], inputs: list[Any]) -> Any:
+    """Values found have a row for each device along the mesh axes of this map."""
+    axes = mapped_axes(params)
+    rows = PartitionSpec(tuple(x for x in params["mesh"].axis_names if x in axes))
+
+    def shard(*inputs):
+        out, arrays = run(*inputs)
+        return out, jax.tree.map(lambda x: x[None], arrays)
+
+    return shard_mapped(shard, params, ([*params["out_specs"]], rows))(*inputs)
+
+
+def _scan(run: Any, params: dict[str, Any], inputs: list[Any]) -> Any:
+    number, carried = scan_sizes(params)
+    consts, rest = inputs[:number], inputs[number:]
+
+    def step(carry, xs):
+        out, arrays = run(*consts, *carry, *xs)
+        return out[:carried], (out[carried:], arrays)
+
+    carry, (ys, arrays) = jax.lax.scan(
+        step, rest[:carried], rest[carried:], **_scan_options(params)
+    )
+    return [*carry, *ys], arrays
+
+
+def _scan_without_carry(run: Any, params: dict[str, Any], inputs: list[Any]) -> Any:
+    """What `jax.lax.scan` becomes under `JAX_SCAN3`: it writes to mutable arrays."""
+    pairs = list(zip(inputs, params["extensives"], strict=True))
+
+    def step(_, xs):
+        slices = iter(xs)
+        return (), run(*(next(slices) if sliced else x for x, sliced in pairs))
+
+    xs = [x for x, sliced in pairs if sliced]
+    return jax.lax.scan(step, (), xs, **_scan_options(params))[1]
+
+
+def _scan_options(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: params[name] for name in ("length", "reverse", "unroll")}
+
+
+# With the name of the parameter that holds the program.
+_RULES: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "shard_map": (_shard_map, "jaxpr"),
+    "jit": (_jit, "jaxpr"),
+    "closed_call": (lambda run, _, inputs: run(*inputs), "call_jaxpr"),
+    "remat2": (_checkpoint, "jaxpr"),
+    "scan": (_scan, "jaxpr"),
+    "Scan3": (_scan_without_carry, "jaxpr"),
 }
 # For primitives with custom rules: the name of the parameter that holds their jaxpr.
 _WITH_RULES: Final = {
@@ -256,10 +238,6 @@ _WITH_RULES: Final = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vmap_call": "call",
 }
-
-
-def _filled(found: list[Found], arrays: Sequence[list[Any]]) -> list[Found]:
-    return [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
 
 
 def _marks(jaxpr: Any) -> Iterator[Mark]:
@@ -332,11 +310,8 @@ def with_step(node: Any, step: See | Replace) -> Any:
     """A watched copy of `node`, whose call also runs `step`."""
     cls, state = type(node), node.__getstate__()
     steps = state.get("_steps_", ())  # `getattr` may find those of a wrapped layer
-    new: Any = object.__new__(cls if steps else _watched(cls))
-    for name, value in state.items():
-        object.__setattr__(new, name, value)
-    object.__setattr__(new, "_steps_", (*steps, step))
-    return new
+    state["_steps_"] = (*steps, step)
+    return filled(cls if steps else _watched(cls), state)
 
 
 def class_of(node: Any) -> Any:

@@ -281,12 +281,9 @@ def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
     """The types of a call's outputs; and the rest of the output if it is a `_Call`."""
     # The types depend on settings, such as `jax_enable_x64`. No mesh is in use if an empty
     # one is; jax 0.10 lowers with that.
-    context = tuple(None if _is_empty_mesh(x) else x for x in trace_context())
-    return _trace_in_context(call, types, context)
-
-
-def _is_empty_mesh(x: Any) -> bool:
-    return isinstance(x, jax.sharding.AbstractMesh) and x.empty
+    mesh = jax.sharding.AbstractMesh
+    context = [None if isinstance(x, mesh) and x.empty else x for x in trace_context()]
+    return _trace_in_context(call, types, tuple(context))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -244,8 +244,7 @@ def _open(meter: Callable[[], Any]) -> jax.Array:
 def _show_if(is_due: jax.Array, number: jax.Array, progress: jax.Array) -> jax.Array:
     def on_host(number, progress):
         with _lock:
-            meter = _meters.get(int(number))
-            if meter is not None:
+            if meter := _meters.get(int(number)):
                 meter.show(100 * float(progress))
         return np.asarray(number, np.int32)
 
@@ -260,8 +259,7 @@ def _show_if(is_due: jax.Array, number: jax.Array, progress: jax.Array) -> jax.A
 def _close(number: jax.Array) -> None:
     def on_host(number):
         with _lock:
-            meter = _meters.pop(int(number), None)
-            if meter is not None:
+            if meter := _meters.pop(int(number), None):
                 meter.close()
 
     jax.debug.callback(on_host, unvmap_max(number))

@@ -155,29 +155,25 @@ def _map_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
-    present = [type(t) is not Zero for t in tangents]
-    found: list[bool] = []
+    present = {i: t for i, t in enumerate(tangents) if type(t) is not Zero}
+    places: list[int] = []
 
     def one(*args):
-        primals, given = args[: len(present)], iter(args[len(present) :])
-        tangents = [
-            next(given) if is_present else zero_like(x)
-            for x, is_present in zip(primals, present, strict=True)
-        ]
-        out, out_tangents = rule(list(primals), tangents)
-        found[:] = [type(t) is not Zero for t in out_tangents]
-        return list(out), [t for t in out_tangents if type(t) is not Zero]
+        xs = list(args[: len(primals)])
+        given = dict(zip(present, args[len(primals) :], strict=True))
+        ts = [given[i] if i in given else zero_like(x) for i, x in enumerate(xs)]
+        out, out_tangents = rule(xs, ts)
+        places[:] = [i for i, t in enumerate(out_tangents) if type(t) is not Zero]
+        return list(out), [out_tangents[i] for i in places]
 
-    chosen = [i for i, is_present in enumerate(present) if is_present]
     wide = [
-        batch._replace(axes=(*batch.axes, *(batch.axes[i] for i in chosen)))
+        batch._replace(axes=(*batch.axes, *(batch.axes[i] for i in present)))
         for batch in batches
     ]
-    out, given = _mapped(one, wide)(*primals, *(tangents[i] for i in chosen))
-    remaining = iter(given)
+    out, found = _mapped(one, wide)(*primals, *present.values())
+    by_place = dict(zip(places, found, strict=True))
     return out, [
-        next(remaining) if is_present else zero_like(x)
-        for x, is_present in zip(out, found, strict=True)
+        by_place[i] if i in by_place else zero_like(x) for i, x in enumerate(out)
     ]
 
 
@@ -187,7 +183,8 @@ def _map_transpose(
     cotangents: Sequence[Any],
     inputs: Sequence[Any],
 ) -> list[Any]:
-    wanted = [is_undefined_primal(x) for x in inputs]
+    known = {i: x for i, x in enumerate(inputs) if not is_undefined_primal(x)}
+    nonzero = {i: ct for i, ct in enumerate(cotangents) if type(ct) is not Zero}
     whole = [
         x.aval if is_undefined_primal(x) or type(x) is Zero else jax.typeof(x)
         for x in (*inputs, *cotangents)
@@ -195,36 +192,36 @@ def _map_transpose(
     front = (0,) * len(cotangents)
     wide = [batch._replace(axes=(*batch.axes, *front)) for batch in batches]
     types = _types_within(whole, wide)
-    types, types_of_cotangents = types[: len(inputs)], types[len(inputs) :]
-    nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not Zero]
-    known = [i for i, is_wanted in enumerate(wanted) if not is_wanted]
-    found: list[bool] = []
+    places: list[int] = []
 
     def one(*args):
-        given, values = iter(args[: len(nonzero)]), iter(args[len(nonzero) :])
-        cotangents = [
-            next(given) if i in nonzero else Zero(aval)
-            for i, aval in enumerate(types_of_cotangents)
+        values = dict(zip(known, args[len(nonzero) :], strict=True))
+        given = dict(zip(nonzero, args[: len(nonzero)], strict=True))
+        xs = [
+            values[i] if i in values else UndefinedPrimal(types[i])
+            for i in range(len(inputs))
         ]
-        inputs = [
-            UndefinedPrimal(aval) if is_wanted else next(values)
-            for aval, is_wanted in zip(types, wanted, strict=True)
+        cts = [
+            given[i] if i in given else Zero(aval)
+            for i, aval in enumerate(types[len(inputs) :])
         ]
-        out = rule(cotangents, *inputs)
-        is_given = [ct is not None and type(ct) is not Zero for ct in out]
-        found[:] = [a and b for a, b in zip(is_given, wanted, strict=True)]
-        return [ct for ct, is_found in zip(out, found, strict=True) if is_found]
+        out = rule(cts, *xs)
+        places[:] = [
+            i
+            for i, ct in enumerate(out)
+            if i not in known and ct is not None and type(ct) is not Zero
+        ]
+        return [out[i] for i in places]
 
     narrow = [
         batch._replace(axes=(*(0 for _ in nonzero), *(batch.axes[i] for i in known)))
         for batch in batches
     ]
-    args = [*(cotangents[i] for i in nonzero), *(inputs[i] for i in known)]
-    remaining = iter(_mapped(one, narrow)(*args))
-    return [
-        _unbatched_like(next(remaining), i, batches) if is_found else None
-        for i, is_found in enumerate(found)
-    ]
+    found = _mapped(one, narrow)(*nonzero.values(), *known.values())
+    result: list[Any] = [None] * len(inputs)
+    for i, cotangent in zip(places, found, strict=True):
+        result[i] = _unbatched_like(cotangent, i, batches)
+    return result
 
 
 def _unbatched_like(cotangent: Any, i: int, batches: Sequence[_Batch]) -> Any:

@@ -625,14 +625,14 @@ def test_old_file_survives_an_error_and_nothing_else_is_left(tmp_path):
 def test_file_that_is_replaced_while_it_is_read_is_read_to_its_end(
     tmp_path, monkeypatch
 ):
-    path, find_structure = tmp_path / "model.eqx", serialise.find_structure
+    path, find_index = tmp_path / "model.eqx", serialise.find_index
 
     def find_and_replace(file):
-        found = find_structure(file)
+        found = find_index(file)
         eqx.tree_serialise_leaves(path, {"w": jnp.zeros(3)})
         return found
 
-    monkeypatch.setattr(serialise, "find_structure", find_and_replace)
+    monkeypatch.setattr(serialise, "find_index", find_and_replace)
     eqx.tree_serialise_leaves(path, {"w": jnp.ones(3)})
     loaded = eqx.tree_deserialise_leaves(path, {"w": jnp.zeros(3)})
     assert loaded["w"].tolist() == [1, 1, 1]
