@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 import jax
 import jax.tree_util as jtu
-import numpy as np
 
 from .._compat.arrays import weakly_typed
 from .._tree.deleted import deleted_named
@@ -21,9 +20,9 @@ from .._tree.require import refuse_callable_leaf, refuse_class
 from .._typing import FilePath, Readable, Writable
 from .faults import OTHER_SUM, Faults, Wanted, error_at, is_unicode, renamer
 from .files import is_file, is_path, replacing, with_suffix, write_all
-from .format import METADATA, RESERVED, File, alignment, header
+from .format import METADATA, RESERVED, File, Named, alignment, header
 from .placement import HOMELESS, is_homeless, local_ranges, put_like, shardings_for
-from .tensors import Tensor, encode_tensor, is_loadable, is_savable, what_is_wrong
+from .tensors import encode_tensor, is_loadable, is_savable, what_is_wrong
 
 _Tree = TypeVar("_Tree")
 
@@ -265,7 +264,7 @@ def _located(path_or_file: Any, mode: str) -> Any:
     return path_or_file
 
 
-def _encode(tree: Any) -> list[tuple[str, Tensor, np.ndarray]]:
+def _encode(tree: Any) -> list[Named]:
     items = jtu.tree_flatten_with_path(tree)[0]
     tensors, seen = [], {METADATA}
     for path, leaf in items:

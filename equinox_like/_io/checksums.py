@@ -39,18 +39,16 @@ def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
     return _text(whole), "".join(map(_text, sums))
 
 
-def has_pieces(
-    data: np.ndarray, expected: str, ranges: Iterable[tuple[int, int]]
-) -> bool:
+def has_pieces(data: np.ndarray, sums: str, ranges: Iterable[tuple[int, int]]) -> bool:
     """Whether each piece of `data` that overlaps one of `ranges` has its CRC-32 in
-    `expected`. The other pieces are not read."""
+    `sums`. The other pieces are not read."""
     wanted = sorted(
         {i for start, end in ranges for i in range(start // _PIECE, -(-end // _PIECE))}
     )
-    sums = _crcs([data[i * _PIECE : (i + 1) * _PIECE] for i in wanted])
+    crcs = _crcs([data[i * _PIECE : (i + 1) * _PIECE] for i in wanted])
     return all(
-        expected[i * _WIDTH : (i + 1) * _WIDTH] == _text(found)
-        for i, found in zip(wanted, sums, strict=True)
+        sums[i * _WIDTH : (i + 1) * _WIDTH] == _text(crc)
+        for i, crc in zip(wanted, crcs, strict=True)
     )
 
 
@@ -117,9 +115,7 @@ def sum_on_host(x: np.ndarray) -> int:
     data = np.ascontiguousarray(x).reshape(-1)
     words = data.view(f"u{min(x.dtype.itemsize, 4)}")
     # The upper bits of a byte with fewer are of no account.
-    mask = np.uint32(
-        (1 << 32) - 1 if x.dtype.itemsize > 1 else (1 << _bits(x.dtype)) - 1
-    )
+    mask = np.uint32((1 << (32 if x.dtype.itemsize > 1 else _bits(x.dtype))) - 1)
     total = 0
     for start in range(0, words.size, _WORDS):
         piece = words[start : start + _WORDS].astype(np.uint32) & mask

@@ -11,7 +11,6 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -38,9 +37,10 @@ def alignment(size: int) -> int:
     return min(size & -size, _ALIGNMENT)
 
 
-def header(
-    texts: dict[str, str], tensors: list[tuple[str, Tensor, np.ndarray]]
-) -> bytes:
+Named = tuple[str, Tensor, np.ndarray]  # with the bytes of the tensor
+
+
+def header(texts: dict[str, str], tensors: list[Named]) -> bytes:
     """The bytes before the data of `tensors`, which follow in this order."""
     # Built as text: many small objects would trigger garbage collection.
     entries, kinds, end = [], [], 0
@@ -115,9 +115,7 @@ class File:
     def read(self, name: str, like: Any) -> Any:
         return decode_tensor(self.tensors[name], self._bytes(name), like)
 
-    def is_intact(
-        self, name: str, ranges: Iterable[tuple[int, int]] | None = None
-    ) -> bool:
+    def is_intact(self, name: str, ranges: list[tuple[int, int]] | None = None) -> bool:
         """Whether the data of a tensor match their checksum.
 
         With `ranges` of elements, only the pieces with these elements are read.
@@ -126,9 +124,8 @@ class File:
         kind = self.kinds.get(name, {})
         if ranges is not None and "pieces" in kind:
             width = data.nbytes // math.prod(tensor.leaf_shape)
-            return has_pieces(
-                data, kind["pieces"], [(width * a, width * b) for a, b in ranges]
-            )
+            ranges = [(width * start, width * end) for start, end in ranges]
+            return has_pieces(data, kind["pieces"], ranges)
         if "sum" not in kind:
             return tensor.leaf_dtype != np.bool_ or are_bools(data)
         return checksum(data) == kind["sum"]

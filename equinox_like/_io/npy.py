@@ -55,9 +55,7 @@ def write_record(file: Any, array: np.ndarray) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _header_bytes(
-    dtype: np.dtype, shape: tuple[int, ...], fortran_order: bool
-) -> bytes | None:
+def _header_bytes(dtype: Any, shape: Any, fortran_order: bool) -> bytes | None:
     """The header of a record; `None` if it needs a version of `.npy` other than 1.0."""
     file = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
@@ -160,9 +158,7 @@ def _parse_header(text: bytes, encoding: str) -> Header:
     if set(fields) != {"descr", "fortran_order", "shape"}:
         raise ValueError("it must have descr, fortran_order and shape")
     shape = fields["shape"]
-    if not isinstance(shape, tuple) or not all(
-        type(n) is int and n >= 0 for n in shape
-    ):
+    if type(shape) is not tuple or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"{shape!r} is not a shape")
     # Equinox writes this for float8_e5m2, and NumPy cannot parse it.
     descr: Any = "V1" if fields["descr"] in ("<f1", "|f1") else fields["descr"]

@@ -124,9 +124,7 @@ def sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | None
     return _on_devices(path, name, spec)
 
 
-def _on_devices(
-    path: tuple[Any, ...], name: str, sharding: Sharding | None
-) -> Sharding | None:
+def _on_devices(path: Any, name: str, sharding: Sharding | None) -> Sharding | None:
     """`sharding` with the mesh in use, if it is on that mesh without its devices, as the
     shardings that `jax.eval_shape` returns on explicit axes are."""
     if not isinstance(sharding, NamedSharding):
@@ -185,9 +183,8 @@ def put_like(
             leaves[i] = put(leaf) if isinstance(leaf, np.ndarray) else leaf
         elif not sharding.is_fully_addressable:
             # `device_put` would read the whole array, to compare it between processes.
-            leaves[i] = jax.make_array_from_callback(
-                leaf.shape, sharding, leaf.__getitem__
-            )
+            read = leaf.__getitem__
+            leaves[i] = jax.make_array_from_callback(leaf.shape, sharding, read)
         else:
             placed.append(i)
     # In one call, which is faster.

@@ -132,9 +132,8 @@ def load_state_dict(
     there = renamer(rename, tree, "tree", _dotted)
     faults = Faults("the state dict", "the mapping", "tree")
     new: dict[Path, Any] = {}
-    wanted = [
-        Wanted(path, own, there(own), leaf) for own, path, leaf in _named_leaves(tree)
-    ]
+    named = _named_leaves(tree)
+    wanted = [Wanted(path, own, there(own), leaf) for own, path, leaf in named]
 
     def problem_of(leaf: Wanted) -> str | None:
         try:

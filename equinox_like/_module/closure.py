@@ -11,6 +11,8 @@ import jax.tree_util as jtu
 from .fields import field
 from .module import Module
 
+_Function = types.FunctionType
+
 
 def closure_to_pytree(tree: Any) -> Any:
     """Makes the values that functions close over leaves of a tree.
@@ -60,16 +62,14 @@ def closure_to_pytree(tree: Any) -> Any:
     return _replace(tree, ())
 
 
-def _replace(tree: Any, within: tuple[types.FunctionType, ...]) -> Any:
+def _replace(tree: Any, within: tuple[_Function, ...]) -> Any:
     def replace(leaf):
-        return _closure(leaf, within) if isinstance(leaf, types.FunctionType) else leaf
+        return _closure(leaf, within) if isinstance(leaf, _Function) else leaf
 
     return jtu.tree_map(replace, tree)
 
 
-def _closure(
-    function: types.FunctionType, within: tuple[types.FunctionType, ...]
-) -> "Closure":
+def _closure(function: _Function, within: tuple[_Function, ...]) -> "Closure":
     if function in within:
         names = " -> ".join(f"`{f.__qualname__}`" for f in (*within, function))
         raise ValueError(
@@ -109,7 +109,7 @@ class Closure(Module):
         return self.code.name
 
     @property
-    def __wrapped__(self) -> types.FunctionType:
+    def __wrapped__(self) -> _Function:
         cells = tuple(self._cell(value) for value in self.cells)
         return self.code.function(cells, self.defaults, self.keyword_defaults)
 
@@ -125,19 +125,16 @@ class Closure(Module):
 class _Code:
     """A function without its closure and defaults."""
 
-    def __init__(self, function: types.FunctionType):
+    def __init__(self, function: _Function):
         self.name = function.__name__
         self._code = function.__code__
         self._globals = function.__globals__
         self._names = (function.__module__, function.__qualname__)
 
-    def function(
-        self, cells: Any, defaults: Any, keyword_defaults: Any
-    ) -> types.FunctionType:
-        made = types.FunctionType(
-            self._code, self._globals, self.name, defaults, cells or None
-        )
-        made.__kwdefaults__ = None if keyword_defaults is None else {**keyword_defaults}
+    def function(self, cells: Any, defaults: Any, keywords: Any) -> _Function:
+        cells = cells or None
+        made = _Function(self._code, self._globals, self.name, defaults, cells)
+        made.__kwdefaults__ = None if keywords is None else {**keywords}
         made.__module__, made.__qualname__ = self._names
         return made
 

@@ -119,9 +119,8 @@ def make_dataclass(cls: Any, kw_only: bool) -> None:
     if abstract:
         # Hide them from `dataclasses`, which would make them fields.
         lazy = getattr(cls, "__annotate__", None)  # of Python 3.14
-        cls.__annotations__ = {
-            n: a for n, a in annotations.items() if n not in abstract
-        }
+        fields = {n: a for n, a in annotations.items() if n not in abstract}
+        cls.__annotations__ = fields
         make(cls)
         cls.__annotations__ = annotations
         if lazy is not None:
@@ -280,9 +279,8 @@ def find_abstract_variables(cls: type) -> tuple[frozenset[str], frozenset[str]]:
             del kinds[name]
         for name, kind in base.__dict__.get(_OWN, {}).items():
             # A subclass cannot turn a class variable into a variable.
-            kinds[name] = (
-                AbstractClassVar if kinds.get(name) is AbstractClassVar else kind
-            )
+            if kinds.get(name) is not AbstractClassVar:
+                kinds[name] = kind
     return _of_kind(kinds, AbstractVar), _of_kind(kinds, AbstractClassVar)
 
 
@@ -305,9 +303,8 @@ def _provides(base: type, name: str, kind: Any) -> bool:
 def _is_class_variable(annotation: Any) -> bool:
     if isinstance(annotation, str):
         return _head(annotation).rpartition(".")[2] == "ClassVar"
-    return annotation is typing.ClassVar or (
-        typing.get_origin(annotation) is typing.ClassVar
-    )
+    kinds = annotation, typing.get_origin(annotation)
+    return any(kind is typing.ClassVar for kind in kinds)
 
 
 def _kind_of(cls: type, annotation: Any) -> tuple[Any, bool]:

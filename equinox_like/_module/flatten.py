@@ -97,9 +97,8 @@ def register(
 
     `is_immutable`: whether its instances never change, so that they can be cached.
     """
-    found = make_functions(cls, dynamic, static)
-    flatten, unflatten, lazy_fields, flatten_with_keys = found
-    jtu.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    flatten, unflatten, lazy_fields, with_keys = make_functions(cls, dynamic, static)
+    jtu.register_pytree_with_keys(cls, with_keys, unflatten, flatten)
     if is_immutable:
         register_cached(cls, flatten, unflatten, lazy_fields)
 
@@ -137,9 +136,8 @@ def make_functions(
             # and the names of a wrapped function. Of these, only the names are structure.
             present = tuple(name for name in dynamic if name in attributes)
             fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
-        aux = _make_aux(
-            present, fixed, tuple([attributes[name] for name in fixed]), shared
-        )
+        statics = tuple([attributes[name] for name in fixed])
+        aux = _make_aux(present, fixed, statics, shared)
         if not state:
             if present + fixed == names:
                 aux.values = get_static(self)
@@ -181,10 +179,8 @@ _MOST_SHARED: Final = 256
 
 
 def _is_shareable(value: Any) -> bool:
-    kind = type(value)
-    return kind in _SHAREABLE or (
-        kind is tuple and _SHAREABLE.issuperset(map(type, value))
-    )
+    parts = value if type(value) is tuple else (value,)
+    return _SHAREABLE.issuperset(map(type, parts))
 
 
 def _unflatten_first(cls: type[Node], aux: Aux, children: Sequence[Any]) -> Any:
@@ -312,7 +308,5 @@ def restore(cls: Any, old: Any, new: Any) -> None:
         # A base class was incomplete, so this one was not known to inherit `__init__`.
         type.__delattr__(cls, "__init__")
     if new.is_immutable and cls not in cached_types:
-        flatten, unflatten, lazy_fields, _ = make_functions(
-            cls, new.dynamic, new.static
-        )
-        register_cached(cls, flatten, unflatten, lazy_fields)
+        functions = make_functions(cls, new.dynamic, new.static)
+        register_cached(cls, *functions[:3])

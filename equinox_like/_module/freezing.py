@@ -162,14 +162,12 @@ class Frozen(Module):
 
     # A frozen array is compared element by element, a frozen Module as a whole.
     def __eq__(self, other: Any) -> Any:
-        return (
-            self.value == other if is_array_like(self.value) else super().__eq__(other)
-        )
+        value = self.value
+        return value == other if is_array_like(value) else super().__eq__(other)
 
     def __ne__(self, other: Any) -> Any:
-        return (
-            self.value != other if is_array_like(self.value) else super().__ne__(other)
-        )
+        value = self.value
+        return value != other if is_array_like(value) else super().__ne__(other)
 
     __hash__ = Module.__hash__
 

@@ -329,9 +329,7 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         return False if is_array_like(other) else NotImplemented
 
     def __hash__(self) -> int:
-        values = tuple(
-            (f.name, getattr(self, f.name)) for f in self._module_spec_.fields
-        )
+        values = tuple((n, getattr(self, n)) for n in self._module_spec_.names)
         try:
             return hash(values)
         except TypeError as error:

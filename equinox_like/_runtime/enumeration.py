@@ -247,9 +247,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
             )
         index = item._index
         own = list(cls.__messages__)  # pyright: ignore[reportAttributeAccessIssue]
-        offsets = np.asarray(
-            [own.index(name) for name in parent.__messages__], np.int32
-        )
+        offsets = np.asarray([own.index(x) for x in parent.__messages__], np.int32)
         if _is_one_known(index):
             return vars(cls)[own[offsets[int(index)]]]
         promoted: Any = EnumerationItem(
@@ -319,9 +317,7 @@ def _is_item(cls: Any, name: str, value: Any) -> bool:
     )
 
 
-def _refuse_bad_bodies(
-    name: str, bases: tuple[type, ...], items: dict[str, Any]
-) -> None:
+def _refuse_bad_bodies(name: str, bases: Any, items: dict[str, Any]) -> None:
     for base in bases:
         is_plain = base.__mro__[1:] == (object,)
         if not isinstance(base, EnumerationMeta) and not is_plain:
@@ -342,9 +338,7 @@ def _refuse_bad_bodies(
             )
 
 
-def _merge_messages(
-    name: str, bases: tuple[type, ...], own: dict[str, str]
-) -> dict[str, str]:
+def _merge_messages(name: str, bases: Any, own: dict[str, str]) -> dict[str, str]:
     merged: dict[str, str] = {}
     parents = [b.__messages__ for b in bases if isinstance(b, EnumerationMeta)]
     for messages in (*parents, own):
@@ -373,11 +367,8 @@ def _refuse_others(cls: type, function: str, *items: Any) -> None:
 
 def _describe(x: Any) -> str:
     if type(x) is EnumerationItem:
-        item = f"an item of {_name(x._enumeration)}"
-        shown = (
-            "" if is_array(x._index) else f" with `{tree_pformat(x._index)}` as index"
-        )
-        return item + shown
+        index = f" with `{tree_pformat(x._index)}` as index"
+        return f"an item of {_name(x._enumeration)}" + index * (not is_array(x._index))
     return f"`{tree_pformat(x)}`"
 
 

@@ -22,7 +22,7 @@ from .._compat.rules import (
 )
 from .._core.base import NOT_GIVEN
 from .._core.difference import tree_differences
-from .._core.flat_call import Template, take_apart
+from .._core.flat_call import IsData, Template, take_apart
 from .._tree.filters import is_array, is_none, is_number
 
 
@@ -42,9 +42,7 @@ class Result:
     def __init__(self) -> None:
         self._rest: Template | None = None
 
-    def take_apart(
-        self, out: Any, is_data: Callable[[Any], bool] = is_array
-    ) -> list[Any]:
+    def take_apart(self, out: Any, is_data: IsData = is_array) -> list[Any]:
         """The arrays of an output. Everything else must equal the earlier outputs."""
         arrays, rest = take_apart(out, is_data)
         if self._rest is None:
@@ -173,9 +171,8 @@ def filter_primitive_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
         out, out_tangents = rule(_fill(map(_as_array, primals), treedef, static), given)
         data = result.take_apart(out)
         found = result.take_like(out_tangents)
-        return data, [
-            zero_like(x) if t is None else t for x, t in zip(data, found, strict=True)
-        ]
+        pairs = zip(data, found, strict=True)
+        return data, [zero_like(x) if t is None else t for x, t in pairs]
 
     return flat_rule
 
@@ -205,9 +202,8 @@ def filter_primitive_transpose(
         ```
     """
     if rule is NOT_GIVEN:
-        return lambda rule: filter_primitive_transpose(
-            rule, materialise_zeros=materialise_zeros
-        )
+        options = {"materialise_zeros": materialise_zeros}
+        return lambda rule: filter_primitive_transpose(rule, **options)
 
     def flat_rule(cotangents, *operands, treedef, static, result):
         given = [_cotangent(ct, materialise_zeros) for ct in cotangents]

@@ -95,9 +95,8 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
             assert "`y` cannot be autodifferentiated" in str(e)
         ```
     """
-    text = (
-        f"Unexpected tangent. {name or 'This operation'} cannot be autodifferentiated."
-    )
+    operation = name or "This operation"
+    text = f"Unexpected tangent. {operation} cannot be autodifferentiated."
 
     def guard(arrays, messages):
         return hold(arrays, lambda i: RuntimeError(messages[i]))
@@ -152,9 +151,8 @@ def nondifferentiable_backward(
     )
 
     def guard(arrays, messages):
-        return nondifferentiable_backward_p.bind(
-            *arrays, messages=messages, symbolic=symbolic
-        )
+        bind = nondifferentiable_backward_p.bind
+        return bind(*arrays, messages=messages, symbolic=symbolic)
 
     return _guarded(x, guard, text, msg)
 
@@ -206,17 +204,13 @@ def nonbatchable(
             assert "`step` cannot be vmap'd" in str(e)
         ```
     """
-    what = (
-        "Nonconstant batch"
-        if allow_constant_across_batch
-        else "Unexpected batch tracer"
-    )
+    is_allowed = allow_constant_across_batch
+    what = "Nonconstant batch" if is_allowed else "Unexpected batch tracer"
     text = f"{what}. {name or 'This operation'} cannot be vmap'd."
 
     def guard(arrays, messages):
-        allow_constant = allow_constant_across_batch
         return nonbatchable_p.bind(
-            *arrays, messages=messages, allow_constant=allow_constant
+            *arrays, messages=messages, allow_constant=is_allowed
         )
 
     return _guarded(x, guard, text, msg)

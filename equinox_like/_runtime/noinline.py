@@ -267,10 +267,8 @@ class _Map(_Variant):
     name: Any
 
     def __call__(self, *data: Any) -> list[Any]:
-        mapped = jax.vmap(
-            self.call, self.axes, axis_size=self.size, axis_name=self.name
-        )
-        return mapped(*data)
+        options = {"axis_size": self.size, "axis_name": self.name}
+        return jax.vmap(self.call, self.axes, **options)(*data)
 
 
 def _is_inexact(x: Any) -> bool:

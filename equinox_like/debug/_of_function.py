@@ -290,20 +290,16 @@ class MemoryReport:
 
         if ax is None:
             _, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
-        bars = (
-            ("with donation", self.with_donation),
-            ("without donation", self.without_donation),
-        )
-        parts = [dict(_parts(report)) for _, report in bars]
+        labels = ["with donation", "without donation"]
+        reports = self.with_donation, self.without_donation
+        parts = [dict(_parts(report)) for report in reports]
         names = list(dict.fromkeys(name for part in parts for name in part))
         unit, factor = _unit(self.without_donation.memory.peak)
         left = [0.0, 0.0]
         for i, name in enumerate(names):
             widths = [part.get(name, 0) / factor for part in parts]
             color = plt.get_cmap("tab10")(i % 10)
-            ax.barh(
-                [label for label, _ in bars], widths, left=left, label=name, color=color
-            )
+            ax.barh(labels, widths, left=left, label=name, color=color)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         ax.set_xlabel(f"{unit} on one device")
         ax.set_title(
@@ -399,11 +395,9 @@ def _parts(report: DonationReport) -> Sequence[tuple[str, int]]:
     memory = report.memory
     # Includes what XLA counts in addition to the leaves, such as copies.
     others = memory.arguments - sum(shown.values())
-    parts = (
-        [*shown.items(), ("other arguments", others)] if others > 0 else shown.items()
-    )
     return [
-        *parts,
+        *shown.items(),
+        *([("other arguments", others)] if others > 0 else []),
         ("new outputs", memory.outputs - memory.aliased),
         ("temporary", memory.temporary),
     ]
