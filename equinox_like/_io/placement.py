@@ -62,13 +62,9 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
     `LeafError` if a leaf of `shardings` is neither a sharding nor a device, or does not
     fit, or is on an abstract mesh that is not in use.
     """
-    specs = (spec for _, spec in spread(shardings, like, "shardings", "like"))
-    return [
-        sharding_for(path, leaf, spec)
-        for (path, leaf), spec in zip(
-            jtu.tree_leaves_with_path(like), specs, strict=True
-        )
-    ]
+    specs = spread(shardings, like, "shardings", "like")
+    items = zip(jtu.tree_leaves_with_path(like), specs, strict=True)
+    return [sharding_for(path, leaf, spec) for (path, leaf), (_, spec) in items]
 
 
 HOMELESS: Final = (

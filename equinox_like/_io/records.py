@@ -22,7 +22,7 @@ import numpy as np
 from .._compat.arrays import Put, putter
 from .._errors import LeafError
 from .._tree.arrays import is_typed_key, key_impl, with_key
-from .._tree.filters import is_number
+from .._tree.filters import is_array_or_struct, is_number
 from .._tree.nodes import path_str, with_article
 from .checksums import checksum
 from .npy import Header, read_data, read_header, write_record
@@ -199,19 +199,17 @@ def _is_extension(dtype: np.dtype) -> bool:
 
 def check_alike(leaf: Any, like: Any) -> None:
     """Raises `RecordMismatch` unless type, shape and dtype of `leaf` match `like`."""
-    kinds = (jax.Array, "jax.Array"), (np.ndarray, "numpy.ndarray")
-    for kind, name in kinds:
-        is_struct = kind is jax.Array and isinstance(like, jax.ShapeDtypeStruct)
-        if isinstance(like, kind) or is_struct:
-            if not isinstance(leaf, kind):
-                raise _mismatch("type", type(leaf).__name__, name)
-            if leaf.shape != like.shape:
-                raise _mismatch("shape", leaf.shape, like.shape)
-            if leaf.dtype != like.dtype:
-                raise _mismatch("dtype", leaf.dtype, like.dtype)
-            return
-    if type(leaf) is not type(like):
-        raise _mismatch("type", type(leaf).__name__, type(like).__name__)
+    is_alike, name = type(leaf) is type(like), type(like).__name__
+    if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
+        is_alike, name = isinstance(leaf, jax.Array), "jax.Array"
+    elif isinstance(like, np.ndarray):
+        is_alike, name = isinstance(leaf, np.ndarray), "numpy.ndarray"
+    if not is_alike:
+        raise _mismatch("type", type(leaf).__name__, name)
+    if is_array_or_struct(like) and not isinstance(like, np.generic):
+        for what in ("shape", "dtype"):
+            if getattr(leaf, what) != getattr(like, what):
+                raise _mismatch(what, getattr(leaf, what), getattr(like, what))
 
 
 def _mismatch(what: str, found: Any, wanted: Any) -> RecordMismatch:

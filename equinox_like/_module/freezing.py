@@ -193,9 +193,8 @@ for _function in (divmod, iter, reversed, round):
     setattr(Frozen, f"__{_function.__name__}__", _of_stopped(_function))
 for _name in "abs contains ge getitem gt invert le lt neg pos".split():
     setattr(Frozen, f"__{_name}__", _of_stopped(getattr(operator, _name)))
-for (
-    _name
-) in "add and_ floordiv lshift matmul mod mul or_ pow rshift sub truediv xor".split():
+_BINARY = "add and_ floordiv lshift matmul mod mul or_ pow rshift sub truediv xor"
+for _name in _BINARY.split():
     _function, _name = getattr(operator, _name), _name.rstrip("_")
     setattr(Frozen, f"__{_name}__", _of_stopped(_function))
     setattr(Frozen, f"__r{_name}__", _reflected(_function))

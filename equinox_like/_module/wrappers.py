@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._tree.cached import build_now, raw_dict
+from .construct import filled
 from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES
 from .instance import OfCallables, code_of, name_of, show_function
@@ -210,14 +211,9 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         )
     if wrapped is None:
         wrapped = wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
-    copy: Any = object.__new__(cls)
-    copy.__dict__.update(Module.__getstate__(wrapper))
-    for name in WRAPPER_ATTRIBUTES:
-        try:
-            copy.__dict__[name] = getattr(wrapped, name)
-        except AttributeError:
-            pass
-    return copy
+    names = [name for name in WRAPPER_ATTRIBUTES if hasattr(wrapped, name)]
+    own = Module.__getstate__(wrapper)
+    return filled(cls, own | {name: getattr(wrapped, name) for name in names})
 
 
 def check_forwards(wrapper: Module, name: str, field: str) -> None:

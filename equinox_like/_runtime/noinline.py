@@ -158,11 +158,9 @@ def _index_of(rest: Template) -> int:
     except TypeError as e:
         raise TypeError(f"`noinline` needs a hashable function: {e}.") from None
     with _adding:
-        for i, known in enumerate(_functions):
-            if known == rest:
-                return i
-        _functions.append(rest)
-        return len(_functions) - 1
+        if rest not in _functions:
+            _functions.append(rest)
+        return _functions.index(rest)
 
 
 @dataclass(frozen=True)
