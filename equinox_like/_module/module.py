@@ -317,7 +317,7 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         ```
     """
 
-    # JAX reads these: see `names.py`.
+    # JAX reads these: see `instance.py`.
     __name__ = NameForJAX(lambda self: type(self).__name__)  # pyright: ignore[reportAssignmentType]
     __code__ = OfCallables(lambda self: code_of(type(self).__call__))
 

@@ -1,7 +1,7 @@
 """`capture`, `tag` and `intervene`: read or replace intermediate values of a model.
 
-The chosen Modules are replaced by watched copies (`watched.py`), which mark a value for
-`harvest.py`, or pass it to a function of the user. The user's model is not changed.
+The chosen Modules are replaced by watched copies (`harvest.py`), which mark a value for it
+to collect, or pass it to a function of the user. The user's model is not changed.
 
 A `Context` holds whether `tag` marks or replaces a value. So this is part of JAX's
 cache key, and functions that were compiled before are retraced.
