@@ -82,9 +82,11 @@ def _closure(function: _Function, within: tuple[_Function, ...]) -> "Closure":
         try:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
-            value = _Mark.EMPTY
+            value = _Placeholder.EMPTY
         is_self = value is function
-        cells.append(_Mark.SELF if is_self else _replace(value, (*within, function)))
+        cells.append(
+            _Placeholder.SELF if is_self else _replace(value, (*within, function))
+        )
     return Closure(
         tuple(cells),
         _replace(function.__defaults__, (*within, function)),
@@ -114,9 +116,9 @@ class Closure(Module):
         return self.code.function(cells, self.defaults, self.keyword_defaults)
 
     def _cell(self, value: Any) -> types.CellType:
-        if value is _Mark.EMPTY:
+        if value is _Placeholder.EMPTY:
             return types.CellType()
-        return types.CellType(self if value is _Mark.SELF else value)
+        return types.CellType(self if value is _Placeholder.SELF else value)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
@@ -155,7 +157,7 @@ class _Code:
         return f"<code of {self._names[1]}>"
 
 
-class _Mark(enum.Enum):
+class _Placeholder(enum.Enum):
     """Placeholder for the content of a cell that cannot be a child."""
 
     EMPTY = "not assigned"

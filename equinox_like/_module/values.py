@@ -107,9 +107,9 @@ def check_statics(self: Any, fields: Fields) -> None:
                 "function is called, and a JAX array equals only itself: remove "
                 "`static=True`, or convert it to a constant with `numpy.asarray`."
             )
-        fixed = _fixed(value)
-        if fixed is not value:
-            _set(self, name, fixed)
+        copied = _static_copy(value)
+        if copied is not value:
+            _set(self, name, copied)
 
 
 def check_callables(self: Any, fields: Fields) -> None:
@@ -146,7 +146,7 @@ def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
     """The JAX-transformed callables in `value` with arrays that are not of `self`."""
     for leaf in leaves_of(value, is_leaf=_is_module):
         if isinstance(leaf, _TRANSFORMED) and any(
-            not _is_of(wrapped, self) and _has_arrays(wrapped)
+            not _is_of(wrapped, self) and any(map(is_array_like, leaves_of(wrapped)))
             for wrapped in _wrapped_by(leaf)
         ):
             yield leaf
@@ -211,7 +211,7 @@ def _collector(found: list[Any]) -> Callable[[Any], bool]:
     return visit
 
 
-def _fixed(value: Any) -> Any:
+def _static_copy(value: Any) -> Any:
     """`value` with a copy of each container and NumPy array in it that can change."""
     kind = type(value)
     if kind is np.ndarray:
@@ -220,7 +220,7 @@ def _fixed(value: Any) -> Any:
             value.flags.writeable = False
     elif isinstance(value, tuple):
         make = tuple if kind is tuple else getattr(kind, "_make", None)
-        items = list(map(_fixed, value))
+        items = list(map(_static_copy, value))
         if make and any(a is not b for a, b in zip(items, value, strict=True)):
             value = make(items)
     elif kind in _CONTAINERS:
@@ -228,7 +228,7 @@ def _fixed(value: Any) -> Any:
         if isinstance(value, list | deque | dict):
             keyed = value if isinstance(value, dict) else range(len(value))
             for key in keyed:
-                value[key] = _fixed(value[key])
+                value[key] = _static_copy(value[key])
     return value
 
 
@@ -238,10 +238,6 @@ def _is_module(node: Any) -> bool:
 
 def _is_transformed(node: Any) -> bool:
     return isinstance(node, Node) and node._wraps_callables_
-
-
-def _has_arrays(wrapped: Any) -> bool:
-    return any(map(is_array_like, leaves_of(wrapped)))
 
 
 def _wrapped_by(fun: Any) -> Iterator[Any]:

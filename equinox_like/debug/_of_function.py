@@ -265,9 +265,9 @@ class MemoryReport:
         report = self.with_donation
         lines = [
             ("arguments", report.memory.arguments),
-            *_sums(((r.path, r.bytes) for r in report.rows), depth),
+            *_sums(report.rows, depth),
             ("outputs", report.memory.outputs),
-            *_sums(((r.path, r.bytes) for r in report.outputs), depth),
+            *_sums(report.outputs, depth),
             ("outputs that reuse an argument", -report.memory.aliased),
             ("temporary", report.memory.temporary),
             ("peak", report.memory.peak),
@@ -365,17 +365,15 @@ def memory_report(
 _COMPONENT = re.compile(STRING_KEY + r"|\[[^\]]*\]|\.?[^.\[]+")
 
 
-def _sums(
-    sizes: Iterable[tuple[str, int]], depth: int | None
-) -> Iterator[tuple[str, int]]:
+def _sums(rows: Iterable[Any], depth: int | None) -> Iterator[tuple[str, int]]:
     """A line for each node and leaf, in order, with the sum of the bytes below it."""
     found: dict[tuple[str, ...], int] = {}
-    for path, size in sizes:
-        components = _COMPONENT.findall(path)
+    for row in rows:
+        components = _COMPONENT.findall(row.path)
         for end in range(1, len(components) + 1):
             if depth is None or end <= depth:
                 node = tuple(components[:end])
-                found[node] = found.get(node, 0) + size
+                found[node] = found.get(node, 0) + row.bytes
     for node, size in found.items():
         yield "  " * len(node) + node[-1], size
 
