@@ -8,7 +8,8 @@ Buffers are not saved. Each element is written at most once, so the final conten
 for every step, and recomputing a step writes the values that are already there.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -312,15 +313,11 @@ def _tangents_of_step(
     def see(i, has_tangent):
         found[i] = has_tangent
 
-    def run(consts, state):
-        def marked(*perturbed):
-            out = step(*_put(consts, state, of_consts, of_state, perturbed))
-            return watch(out, see)
+    def run(moving):
+        return jax.jvp(lambda *moving: watch(step_of(moving), see), moving, moving)
 
-        given = _take(consts, state, of_consts, of_state)
-        return jax.jvp(marked, given, given)
-
-    jax.eval_shape(run, consts, state)
+    moving, step_of = _moving(step, consts, state, of_consts, of_state)
+    jax.eval_shape(run, moving)
     return found
 
 
@@ -342,33 +339,31 @@ def _cotangents_of_step(
         identity.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
         return identity(x)
 
-    def run(consts, state):
-        def marked(*perturbed):
-            perturbed = [recording(i, x) for i, x in enumerate(perturbed)]
-            out = step(*_put(consts, state, of_consts, of_state, perturbed))
-            return [x for x, is_wanted in zip(out, wanted, strict=True) if is_wanted]
+    def run(moving):
+        def marked(*moving):
+            return take(
+                step_of([recording(i, x) for i, x in enumerate(moving)]), wanted
+            )
 
-        out, pull = jax.vjp(marked, *_take(consts, state, of_consts, of_state))
+        out, pull = jax.vjp(marked, *moving)
         return pull(out)
 
-    jax.eval_shape(run, consts, state)
-    numbers = iter(range(len(of_consts) + len(of_state)))
-    masks = [
-        [is_perturbed and next(numbers) in hit for is_perturbed in mask]
-        for mask in (of_consts, of_state)
-    ]
-    return masks[0], masks[1]
+    moving, step_of = _moving(step, consts, state, of_consts, of_state)
+    jax.eval_shape(run, moving)
+    numbers = itertools.count()
+    is_hit = [x and next(numbers) in hit for x in (*of_consts, *of_state)]
+    return is_hit[: len(consts)], is_hit[len(consts) :]
 
 
-def _take(consts: Any, state: Any, of_consts: Mask, of_state: Mask) -> tuple[Any, ...]:
-    return (*take(consts, of_consts), *take(state, of_state))
+def _moving(
+    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """The arrays of the consts and the state that have tangents, and the step as a
+    function of these."""
+    inputs, mask = [*consts, *state], [*of_consts, *of_state]
 
+    def step_of(moving):
+        values = put(inputs, mask, moving)
+        return step(values[: len(consts)], values[len(consts) :])
 
-def _put(
-    consts: Any, state: Any, of_consts: Mask, of_state: Mask, perturbed: Any
-) -> Any:
-    count = sum(of_consts)
-    return (
-        put(consts, of_consts, perturbed[:count]),
-        put(state, of_state, perturbed[count:]),
-    )
+    return take(inputs, mask), step_of

@@ -110,25 +110,16 @@ def filter_pmap(
                 "static, and `donate` says what to donate."
             )
         raise TypeError(f"`filter_pmap` got an unexpected keyword argument {name!r}.")
-    exact = devices is not None
-    used = _Devices(devices if exact else jax.devices(backend))
-    options = (in_axes, out_axes, axis_name, axis_size, used, exact)
+    used = devices if devices is not None else jax.devices(backend)
+    used = tuple((device.platform, device.id) for device in used)
+    options = (in_axes, out_axes, axis_name, axis_size, used, devices is not None)
     if fun is NOT_GIVEN:
         return lambda fun: Compiled(Pmapped(fun, *options), donate)
     return Compiled(Pmapped(fun, *options), donate)
 
 
-class _Devices(tuple[Any, ...]):
-    """Devices that can be pickled and copied, by their platforms and ids."""
-
-    def __reduce__(self):
-        return _find_devices, ([(d.platform, d.id) for d in self],)
-
-    def __deepcopy__(self, memo: Any) -> "_Devices":
-        return self
-
-
-def _find_devices(wanted: list[tuple[str, int]]) -> _Devices:
+def _find_devices(wanted: Sequence[tuple[str, int]]) -> list[Any]:
+    """The devices with these platforms and ids."""
     platforms = {platform for platform, _ in wanted}
     found = {(p, d.id): d for p in platforms for d in jax.devices(p)}
     missing = [device for device in wanted if device not in found]
@@ -137,7 +128,7 @@ def _find_devices(wanted: list[tuple[str, int]]) -> _Devices:
             f"A function of `filter_pmap` was pickled for the devices {missing}, which "
             "this process does not have."
         )
-    return _Devices(found[device] for device in wanted)
+    return [found[device] for device in wanted]
 
 
 class Pmapped(Transformed[..., Any]):
@@ -149,7 +140,8 @@ class Pmapped(Transformed[..., Any]):
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
     _axis_size: int | None = field(static=True)
-    _devices: tuple[Any, ...] = field(static=True)
+    # The platform and id of each, which can be pickled.
+    _devices: tuple[tuple[str, int], ...] = field(static=True)
     # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)
 
@@ -226,7 +218,7 @@ class Pmapped(Transformed[..., Any]):
                 "row each. Map over at most as many rows as devices, and use "
                 "`filter_vmap` for the rows of one device."
             )
-        devices = np.asarray(self._devices[:size])
+        devices = np.asarray(_find_devices(self._devices[:size]))
         mesh = Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
         _refuse_other_meshes(call, axes, mesh)
         return mesh

@@ -5,11 +5,11 @@ JAX traces arrays, and `jax.ShapeDtypeStruct`s in their place. All other leaves 
 passed to the function unchanged.
 """
 
+import functools
 import itertools
-import threading
 import types
 from collections.abc import Callable
-from typing import Any, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.caches import on_clear
 from .._core.difference import tree_differences
 from .._core.flat_call import FlatCall, Template, pack, take_apart, unpack
-from .._jit.layout import keep
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import describe_array, jax_struct_of, struct_of
@@ -217,10 +216,6 @@ class ShapeCache:
     its traces by shapes, dtypes and context.
     """
 
-    def __init__(self) -> None:
-        self._functions: dict[Skeleton, Any] = {}
-        self._lock = threading.Lock()
-
     @frames_hidden
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -229,35 +224,29 @@ class ShapeCache:
             raise TypeError(str(e)) from None
         # Weak types and shardings are not part of the cache key.
         data = [*map(jax_struct_of, groups.get(_DATA, ()))]
-        with self._lock:
-            flat = self._functions.get(skeleton)
-            if flat is None:
-                flat = jax.jit(_function_of(skeleton))
-                keep(self._functions, skeleton, flat, most=_MOST)
-        return unpack(flat.eval_shape(data))
+        return unpack(_jitted(skeleton).eval_shape(data))
 
     def clear(self) -> None:
-        with self._lock:
-            self._functions.clear()
+        _jitted.cache_clear()
 
 
 _DATA = "data"
-# How many functions with their static values are kept. They keep what they read alive.
-_MOST: Final = 256
 
 
 def _label(x: Any) -> Any:
     return _DATA if is_array_or_struct(x) else STATIC
 
 
-def _function_of(skeleton: Skeleton) -> Callable[..., Any]:
+# The functions that are kept keep what they and their static values read alive.
+@functools.lru_cache(256)
+def _jitted(skeleton: Skeleton) -> Any:
     groups = {_DATA} & set(skeleton.labels)
 
     def flat(data):
         fun, args, kwargs = merge(dict.fromkeys(groups, data), skeleton)
         return pack(fun(*args, **kwargs))
 
-    return flat
+    return jax.jit(flat)
 
 
 cached_filter_eval_shape = ShapeCache()

@@ -1,5 +1,6 @@
 """filter_eval_shape, filter_make_jaxpr and the cached form of the first."""
 
+import functools
 import gc
 import inspect
 import weakref
@@ -146,7 +147,8 @@ def test_cache_is_hit_for_equal_shapes_and_strictly_equal_statics(cached):
 
 
 def test_number_of_functions_that_the_cache_keeps_is_bounded(cached, monkeypatch):
-    monkeypatch.setattr(trace, "_MOST", 2)
+    small = functools.lru_cache(2)(trace._jitted.__wrapped__)
+    monkeypatch.setattr(trace, "_jitted", small)
     functions = []
     for _ in range(5):
         f = lambda x: x + 1  # noqa: E731
