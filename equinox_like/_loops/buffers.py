@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 from jax import lax
 
 from .._compat.axes import varying_alike
@@ -20,9 +19,8 @@ from .._core.flat_call import Template, take_apart
 from .._runtime.finalise import register_impl_finalisation
 from .._runtime.vprim import create_vprim
 from .._tree.arrays import is_typed_key
-from .._tree.filters import is_array
 from .._tree.nodes import describe_node
-from .staging import select_if_vmap
+from .staging import is_boolean_scalar, select_if_vmap
 
 _T = TypeVar("_T")
 
@@ -161,7 +159,9 @@ read_p: Any = create_vprim(
     "read_buffer", _read, _read_types, _read_jvp, _read_transpose
 )
 """From an array and the arrays of an index to the value there, and the same array."""
-maybe_set_p: Any = create_vprim("maybe_set", _set, _set_types, _set_jvp, _set_transpose)
+maybe_set_p: Any = create_vprim(
+    "maybe_set", _set, lambda _, x, *rest, place: [x], _set_jvp, _set_transpose
+)
 """`maybe_set_p.bind(pred, x, value, *arrays, place=place)` returns `[x]` with `value`
 at the index that `place` and `arrays` describe. The bool `pred` is assumed to be true.
 Under a `jax.vmap` that maps `pred`, only elements where it is true are written."""
@@ -315,8 +315,7 @@ def buffer_at_set(
 
 
 def _check_pred(pred: Any) -> None:
-    is_bool = isinstance(pred, bool) or (is_array(pred) and pred.dtype == np.bool_)
-    if not is_bool or jnp.shape(pred) != ():
+    if not is_boolean_scalar(pred):
         raise ValueError(
             "The `pred` of a write to a buffer must be a boolean scalar; got "
             f"{describe_node(pred)}."

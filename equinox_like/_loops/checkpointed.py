@@ -41,7 +41,7 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
             [type(t) is not SymbolicZero for t in ts] for ts in tangents
         )
         perturbed = spread_forward(step, consts, state, of_consts, of_state)
-        none = list(map(_zero_tangent, state))
+        none = [SymbolicZero(jax.typeof(x).to_tangent_aval()) for x in state]
         if not any(perturbed):
             return run(consts, state), none
         options = max_steps, checkpoints
@@ -56,10 +56,6 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
 
     run.defjvp(rule, symbolic_zeros=True)
     return run(loop.consts, loop.state)
-
-
-def _zero_tangent(x: Any) -> Any:
-    return SymbolicZero(jax.typeof(x).to_tangent_aval())
 
 
 class _Saved(NamedTuple):
@@ -227,14 +223,6 @@ def _forward_mode(*_, derivative, saved):
     )
 
 
-def _types_of_tangents(*_, derivative, saved):
-    return derivative.types_of_tangents
-
-
-def _forward_mode_again(primals, tangents, **params):
-    return _forward_mode(**params)
-
-
 def _way_back(cotangents, *inputs, derivative, saved):
     count = saved.num_leaves
     # JAX passes scalar constants as Python numbers.
@@ -255,8 +243,8 @@ _REVERSE_TWICE = (
 reverse_p: Any = create_vprim(
     "checkpointed_loop",
     _forward_mode,
-    _types_of_tangents,
-    _forward_mode_again,
+    lambda *_, derivative, saved: derivative.types_of_tangents,
+    _forward_mode,
     _way_back,
 )
 """From the saved leaves of a checkpointed loop, and the tangents of its consts and

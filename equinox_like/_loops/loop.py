@@ -19,7 +19,7 @@ from .carry import BufferCarry, Carry, arrays_of, type_of, with_carry
 from .checkpointed import run_checkpointed
 from .eager import as_python, run_cached
 from .schedule import MOST_STEPS, check_checkpoints, number_of_checkpoints
-from .staging import Loop, goes_on, run_plain, stage
+from .staging import Loop, goes_on, is_boolean_scalar, run_plain, stage
 
 _C = TypeVar("_C")
 
@@ -137,8 +137,7 @@ def _filter_while_loop(
 
 
 def _require_bool(goes_on: Any, cond: Any) -> None:
-    is_scalar = is_array_like(goes_on) and not jnp.shape(goes_on)
-    if not is_scalar or not jnp.issubdtype(jnp.result_type(goes_on), jnp.bool_):
+    if not is_boolean_scalar(goes_on):
         found = type_of(goes_on) if is_array_like(goes_on) else describe_node(goes_on)
         raise TypeError(
             f"`filter_while_loop`: the condition `{name_of(cond)}` must return a boolean "

@@ -32,7 +32,7 @@ from .._runtime.finalise import register_impl_finalisation
 from .._runtime.unvmap import unvmap_any_p
 from .._runtime.vprim import create_vprim
 from .._tree.arrays import is_weak, reusable
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_array_like
 
 Mask = list[bool]
 
@@ -108,9 +108,13 @@ def _traced_condition(
     return goes_on_after
 
 
+def is_boolean_scalar(x: Any) -> bool:
+    is_scalar = is_array_like(x) and not jnp.shape(x)
+    return is_scalar and jnp.issubdtype(jnp.result_type(x), jnp.bool_)
+
+
 def _as_condition(out: Any) -> Any:
-    is_bool = isinstance(out, bool) or (is_array(out) and out.dtype == np.bool_)
-    if not is_bool or jnp.shape(out) != ():
+    if not is_boolean_scalar(out):
         shown = jax.typeof(out) if is_array(out) else repr(out)
         raise TypeError(
             f"The condition of a loop must return a bool or a boolean scalar; got {shown}."
@@ -148,7 +152,8 @@ def _type(x: Any) -> tuple[Any, ...]:
 def _select(pred: Any, new: Any, old: Any) -> Any:
     was, now = jax.typeof(old), jax.typeof(new)
     if (was.shape, was.dtype) != (now.shape, now.dtype):
-        if _may_become(old, now.dtype) and was.shape == now.shape:
+        may_become = is_weak(old) and jnp.result_type(old, now.dtype) == now.dtype
+        if may_become and was.shape == now.shape:
             return new
         raise TypeError(
             "The body of a loop must return arrays of the types that it was given: "
@@ -158,10 +163,6 @@ def _select(pred: Any, new: Any, old: Any) -> Any:
         new = lax.convert_element_type(new, was.dtype)
     # The step may have used a key `old`; nothing has used `new`, nor what is selected.
     return reusable(select_if_vmap(pred, new, reusable(old)))
-
-
-def _may_become(x: Any, dtype: Any) -> bool:
-    return is_weak(x) and jnp.result_type(x, dtype) == dtype
 
 
 def as_after_a_step(
@@ -240,18 +241,17 @@ def run_plain(
     max_steps: int | None,
 ) -> list[Any]:
     """Runs the loop, and returns the last state."""
-    if max_steps is None:
-        return lax.while_loop(goes_on, lambda state: step(consts, state), list(state))
 
     def cond(counted):
         count, state = counted
-        return (count < max_steps) & goes_on(state)
+        return goes_on(state) if count is None else (count < max_steps) & goes_on(state)
 
     def body(counted):
         count, state = counted
-        return count + 1, step(consts, state)
+        return count if count is None else count + 1, step(consts, state)
 
-    return lax.while_loop(cond, body, (np.int32(0), list(state)))[1]
+    start = None if max_steps is None else np.int32(0)
+    return lax.while_loop(cond, body, (start, list(state)))[1]
 
 
 select_if_vmap_p: Any = new_primitive("select_if_vmap")

@@ -101,10 +101,7 @@ def filter_value_and_grad(
         assert value == 2 and grad["name"] is None
         ```
     """
-    _check("filter_value_and_grad", gradkwargs)
-    if fun is NOT_GIVEN:
-        return lambda fun: Differentiated(fun, True, has_aux, wrt, gradkwargs)
-    return Differentiated(fun, True, has_aux, wrt, gradkwargs)
+    return _differentiated("filter_value_and_grad", fun, has_aux, wrt, gradkwargs)
 
 
 @overload
@@ -188,33 +185,26 @@ def filter_grad(
         assert gradient["f"] is None and gradient["w"].shape == (2,)
         ```
     """
-    _check("filter_grad", gradkwargs)
-    if fun is NOT_GIVEN:
-        return lambda fun: Differentiated(fun, False, has_aux, wrt, gradkwargs)
-    return Differentiated(fun, False, has_aux, wrt, gradkwargs)
+    return _differentiated("filter_grad", fun, has_aux, wrt, gradkwargs)
 
 
 class Differentiated(Transformed[..., Any]):
     """The result of [`equinox_like.filter_grad`][] or `filter_value_and_grad`."""
 
-    _with_value: bool = field(static=True)
+    _transformation_: str = field(static=True)
     _has_aux: bool = field(static=True)
     _wrt: Any = field(static=True)
     _gradkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
-    @property
-    def _transformation_(self) -> str:
-        return "filter_value_and_grad" if self._with_value else "filter_grad"
-
     def __init__(
         self,
+        name: str,
         fun: Any,
-        with_value: bool,
         has_aux: bool,
         wrt: Any,
         gradkwargs: dict[str, Any],
     ):
-        self._with_value = with_value
+        self._transformation_ = name
         super().__init__(fun)
         self._has_aux = has_aux
         self._wrt = wrt
@@ -228,9 +218,9 @@ class Differentiated(Transformed[..., Any]):
 
         def inner(data):
             out = call.run(data)
-            if not has_aux:
-                return _value(fun, out), None
-            value, aux = value_and_aux(fun, out)
+            value, aux = (
+                value_and_aux(fun, out) if has_aux else (_value(fun, out), None)
+            )
             return value, pack(aux)
 
         differentiated = jax.value_and_grad(
@@ -238,7 +228,7 @@ class Differentiated(Transformed[..., Any]):
         )
         (value, aux), gradient = differentiated(data)
         (gradient,) = call.args_alone(gradient)
-        if self._with_value:
+        if name == "filter_value_and_grad":
             return ((value, unpack(aux)) if has_aux else value), gradient
         return (gradient, unpack(aux)) if has_aux else gradient
 
@@ -361,7 +351,9 @@ def _holds_array(x: Any) -> bool:
     return any(map(is_inexact_array, jtu.tree_leaves(attributes)))
 
 
-def _check(name: str, gradkwargs: dict[str, Any]) -> None:
+def _differentiated(
+    name: str, fun: Any, has_aux: bool, wrt: Any, gradkwargs: dict[str, Any]
+) -> Any:
     refuse_argnums(name, gradkwargs)
     refuse_deprecated(
         name,
@@ -370,6 +362,9 @@ def _check(name: str, gradkwargs: dict[str, Any]) -> None:
         ": use `partition` and `combine` to choose what to differentiate",
     )
     refuse_unknown_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
+    if fun is NOT_GIVEN:
+        return lambda fun: Differentiated(name, fun, has_aux, wrt, gradkwargs)
+    return Differentiated(name, fun, has_aux, wrt, gradkwargs)
 
 
 def refuse_argnums(name: str, options: dict[str, Any]) -> None:

@@ -200,7 +200,12 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             out, aux = call.run(data), None
             if has_aux:
                 out, aux = value_and_aux(fun, out)
-            refuse_non_arrays(out, name_of(fun), name, _has_derivatives)
+            refuse_non_arrays(
+                out,
+                name_of(fun),
+                name,
+                lambda x: is_array_like(x) and not is_typed_key(x),
+            )
             leaves, treedef = jtu.tree_flatten(out)
             # In reverse mode JAX takes neither integers and bools nor an empty list.
             moving = [x for x in leaves if is_inexact_array_like(x)]
@@ -217,10 +222,6 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         if has_aux:
             result = result, aux
         return result
-
-
-def _has_derivatives(leaf: Any) -> bool:
-    return is_array_like(leaf) and not is_typed_key(leaf)
 
 
 def _zeros(data: list[Any], out: Any) -> list[Any]:

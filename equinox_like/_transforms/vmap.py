@@ -432,7 +432,8 @@ def _check_splits(call: NamedCall, axes: Sequence[int | None]) -> None:
     for path, split in splits[1:]:
         if split != splits[0][1]:
             one, other = (
-                _as_split(f"`{call.leaf_name(p)}`", by)
+                f"`{call.leaf_name(p)}` is "
+                + (f"split by {by!r}" if by else "not split")
                 for p, by in (splits[0], (path, split))
             )
             raise ValueError(
@@ -440,7 +441,3 @@ def _check_splits(call: NamedCall, axes: Sequence[int | None]) -> None:
                 f"axes of the mesh, but {one} and {other}. Split one like the other, for "
                 "example with `jax.sharding.reshard`. PRNG keys must be split, too."
             )
-
-
-def _as_split(name: str, by: Any) -> str:
-    return f"{name} is not split" if by is None else f"{name} is split by {by!r}"
