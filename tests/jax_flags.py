@@ -111,7 +111,7 @@ FAULTS: dict[str, list[Fault]] = {
                 "loops/test_internal_scan.py"
                 "::test_inputs_and_outputs_may_be_split_over_explicit_axes[all]",
                 "loops/test_internal_scan.py::TestScanTrick::test_gradient",
-                "loops/test_perturbed.py"
+                "loops/test_checkpointed.py"
                 "::test_what_no_derivative_reaches_comes_out_without_one[scan]",
                 "loops/test_while_loop.py"
                 "::test_elements_of_a_batch_stop_when_they_are_done[0-bounded]",
@@ -510,7 +510,7 @@ FAULTS: dict[str, list[Fault]] = {
     "jax_custom_jvp3": [
         Fault(
             jax_faults.cotangent_that_is_zero_is_not_computed_with,
-            ["loops/test_perturbed.py::test_cotangents_that_are_zero_stay_so"],
+            ["loops/test_checkpointed.py::test_cotangents_that_are_zero_stay_so"],
         ),
         Fault(
             jax_faults.function_that_needs_values_has_a_rule,

@@ -172,7 +172,7 @@ class _Branches:
     def __init__(self, functions: dict[str, Any], args: tuple[Any, ...]):
         self._functions = functions
         self._args = args
-        self._data, self._rest = take_apart(args)
+        self._data, self._template = take_apart(args)
         # Leaves and structure of each output, with a `Leaf` in place of each array,
         # since a tracer that is kept here would leak.
         self._outputs: dict[str, tuple[list[Any], Any]] = {}
@@ -196,7 +196,7 @@ class _Branches:
 
     def _flat(self, name: str) -> Callable[[list[Any]], Any]:
         def flat(data):
-            out = self._functions[name](*self._rest.fill(data))
+            out = self._functions[name](*self._template.fill(data))
             leaves, treedef = jtu.tree_flatten(out)
             for i in self._numbers:
                 leaves[i] = jnp.asarray(leaves[i])

@@ -71,8 +71,8 @@ class Carry:
 
         `TypeError` if the structure or another static leaf has changed.
         """
-        data, rest = take_apart_like(carry, self._template)
-        if rest != self._template:
+        data, template = take_apart_like(carry, self._template)
+        if template != self._template:
             self._number_changes = self._changed_numbers(carry)
             if self.numbers_change:
                 return None

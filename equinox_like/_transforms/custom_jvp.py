@@ -136,21 +136,21 @@ class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
                 f"`filter_custom_jvp` of `{name}` has no rule yet: attach one by "
                 f"`{name}.def_jvp(rule)` before calling it."
             )
-        data, rest = take_apart(args)
-        held, held_rest = take_apart((self._held_, kwargs))
+        data, template = take_apart(args)
+        held, held_template = take_apart((self._held_, kwargs))
 
         def flat(data, held):
-            fun, kwargs = held_rest.fill(held)
-            out = fun(*rest.fill(data), **kwargs)
+            fun, kwargs = held_template.fill(held)
+            out = fun(*template.fill(data), **kwargs)
             refuse_non_arrays(out, name, "filter_custom_jvp")
             return batched_in_front(out)
 
         def flat_rule(primals, tangents):
             (data, held), (data_tangents, _) = primals, tangents
-            _, kwargs = held_rest.fill(as_arrays(held))
+            _, kwargs = held_template.fill(as_arrays(held))
             given = [None if is_zero(t) else jnp.asarray(t) for t in data_tangents]
-            primal_args = rest.fill(as_arrays(data))
-            returned = rule(primal_args, rest.alone(given), **kwargs)
+            primal_args = template.fill(as_arrays(data))
+            returned = rule(primal_args, template.alone(given), **kwargs)
             rule_name = f"The rule of `filter_custom_jvp` of `{name}`"
             out, tangent_out = pair_of(returned, rule_name, "(output, tangent)")
             refuse_non_arrays(out, name, "filter_custom_jvp")

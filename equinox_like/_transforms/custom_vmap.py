@@ -110,11 +110,11 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         if rule is None:
             return fun(*args, **kwargs)
         placed, named = by_position(fun, args, kwargs)
-        jaxpr, structs, rest, out_rest = trace(
+        jaxpr, structs, template, out_template = trace(
             lambda *args: fun(*args, **named), placed, {}
         )
         data, _ = take_apart(placed)
-        expected = _Expected(name_of(fun), out_rest, structs)
+        expected = _Expected(name_of(fun), out_template, structs)
 
         def plain(consts, data):
             return eval_jaxpr(jaxpr.jaxpr, consts, *data)
@@ -125,8 +125,8 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
                 axes = [[0 if b else None for b in group] for group in in_batched]
                 mapped = jax.vmap(plain, in_axes=axes, axis_size=axis_size)
                 return mapped(consts, data), [True] * len(structs)
-            flags, _ = rest.fill(data_batched, lambda _: False)
-            args, _ = rest.fill(as_arrays(data))
+            flags, _ = template.fill(data_batched, lambda _: False)
+            args, _ = template.fill(as_arrays(data))
             return expected.check(axis_size, rule(axis_size, flags, *args, **named))
 
         # JAX's `custom_vmap` has no reverse mode; the custom jvp adds it.
@@ -134,17 +134,17 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         batching.def_vmap(flat_rule)
         flat = filter_custom_jvp(batching)
         flat.def_jvp(lambda primals, tangents: filter_jvp(plain, primals, tangents))
-        return out_rest.fill(flat(jaxpr.consts, data))
+        return out_template.fill(flat(jaxpr.consts, data))
 
 
 class _Expected:
     """What a rule must return: the function's output, batched or not."""
 
     def __init__(
-        self, name: str, rest: Template, structs: Sequence[jax.ShapeDtypeStruct]
+        self, name: str, template: Template, structs: Sequence[jax.ShapeDtypeStruct]
     ):
         self._where = f"The rule of `filter_custom_vmap` of `{name}`"
-        self._rest = rest
+        self._template = template
         self._structs = structs
 
     def check(self, axis_size: int, returned: Any) -> tuple[list[Any], list[bool]]:
@@ -156,9 +156,9 @@ class _Expected:
         `TypeError` if it is not a pair.
         """
         out, out_batched = pair_of(returned, self._where, "(out, out_batched)")
-        data, rest = take_apart_like(out, self._rest)
-        if rest != self._rest:
-            expected = self._rest.fill(self._structs)
+        data, template = take_apart_like(out, self._template)
+        if template != self._template:
+            expected = self._template.fill(self._structs)
             found = next(
                 tree_differences("out", expected, out, is_array_or_struct), None
             )
@@ -174,10 +174,10 @@ class _Expected:
             )
         data = as_arrays(data)
         all_flags = self._spread(out_batched, out)
-        flags = [all_flags[i] for i in rest.places]
+        flags = [all_flags[i] for i in template.places]
         paths = [path for path, _ in jtu.tree_leaves_with_path(out)]
         for i, x, struct, flag in zip(
-            rest.places, data, self._structs, flags, strict=True
+            template.places, data, self._structs, flags, strict=True
         ):
             self._check_leaf(path_str(paths[i], "out"), x, struct, flag, axis_size)
         return data, flags

@@ -29,14 +29,14 @@ def derived_inverse(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     """`inverse(block, y) -> x` of `fun(block, x) -> y`; `x` and `y` are of one form."""
 
     def inverse(block, y):
-        held, block_rest = take_apart(block)
-        outs, rest = take_apart(y)
+        held, block_template = take_apart(block)
+        outs, template = take_apart(y)
 
         def flat(held, data):
-            return take_apart(fun(block_rest.fill(held), rest.fill(data)))[0]
+            return take_apart(fun(block_template.fill(held), template.fill(data)))[0]
 
         closed = jax.make_jaxpr(flat)(held, outs)
-        return rest.fill(_solve(closed, held, outs, name_of(fun)))
+        return template.fill(_solve(closed, held, outs, name_of(fun)))
 
     return inverse
 

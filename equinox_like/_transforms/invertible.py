@@ -138,10 +138,10 @@ class Invertible(Transformed[..., _X], Generic[_B, _X]):
     @frames_hidden
     def __call__(self, blocks: _B | Sequence[_B], x: _X, /) -> _X:
         fun = self.__wrapped__
-        arrays, rest = take_apart(fun)
+        arrays, template = take_apart(fun)
         if arrays:
             message = _OF_THE_FUNCTION.format(name=name_of(fun))
-            fun = rest.fill(hold(arrays, lambda _: RuntimeError(message)))
+            fun = template.fill(hold(arrays, lambda _: RuntimeError(message)))
         if self._check:
             x = _verified(fun, self._inverse, blocks, x)
         try:
@@ -169,10 +169,10 @@ def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
     Otherwise JAX would compute the gradients of the blocks for each batch element, and
     keep the gradients of all stacked blocks until it sums them.
     """
-    data, rest = take_apart((blocks, x))
+    data, template = take_apart((blocks, x))
 
     def per_example(data):
-        blocks, x = rest.fill(data)
+        blocks, x = template.fill(data)
         return take_apart(_chain((blocks, x), fun, inverse))[0]
 
     if not mapped_at_once(data) or _has_arrays(fun, inverse, per_example, data):
@@ -181,13 +181,13 @@ def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
     @custom_vmap
     def flat(data):
         # Only traced for its output type, which is the type of `x`.
-        return take_apart(rest.fill(data)[1])[0]
+        return take_apart(template.fill(data)[1])[0]
 
     @flat.def_vmap
     def rule(size, in_batched, data):
         (flags,) = in_batched
-        batched = rest.fill(flags, lambda _: False)
-        out = _run_batch(fun, inverse, size, rest.fill(data), batched)
+        batched = template.fill(flags, lambda _: False)
+        out = _run_batch(fun, inverse, size, template.fill(data), batched)
         leaves = take_apart(out)[0]
         return leaves, [True] * len(leaves)
 

@@ -75,9 +75,9 @@ def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     outs = []
 
     def flat(data):
-        out, out_rest = take_apart(call.run(data))
+        out, out_template = take_apart(call.run(data))
         # JAX would keep it, with the static values in it, as part of the output.
-        outs.append(out_rest)
+        outs.append(out_template)
         return out
 
     show_as_call(flat, fun, args, kwargs, fun, is_array_or_struct)
@@ -184,8 +184,8 @@ class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, Any, Any]:
-        jaxpr, structs, _, rest = trace(self.__wrapped__, args, kwargs)
-        return jaxpr, rest.alone(structs), rest.fill([None] * len(structs))
+        jaxpr, structs, _, template = trace(self.__wrapped__, args, kwargs)
+        return jaxpr, template.alone(structs), template.fill([None] * len(structs))
 
 
 def trace(
@@ -195,18 +195,18 @@ def trace(
     is_data: Callable[[Any], bool] = is_array_or_struct,
 ) -> tuple[Any, list[jax.ShapeDtypeStruct], Template, Template]:
     """The jaxpr, its output structs, and the rests of the arguments and the output."""
-    data, rest = take_apart((args, kwargs), is_data)
-    out_rest: Any = None
+    data, template = take_apart((args, kwargs), is_data)
+    out_template: Any = None
 
     def flat(data):
-        nonlocal out_rest
-        args, kwargs = rest.fill(data)
-        out, out_rest = take_apart(fun(*args, **kwargs))
+        nonlocal out_template
+        args, kwargs = template.fill(data)
+        out, out_template = take_apart(fun(*args, **kwargs))
         return out
 
     show_as_call(flat, fun, args, kwargs, None, is_data)
     jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(data)
-    return jaxpr, structs, rest, out_rest
+    return jaxpr, structs, template, out_template
 
 
 class ShapeCache:
@@ -304,13 +304,13 @@ def filter_closure_convert(
     """
     require_callable(fn, "filter_closure_convert")
     if _captures_nothing(fn):
-        data, rest = take_apart((args, kwargs), is_array_or_struct)
-        return ClosureConverted([], fn, None, map(jax_struct_of, data), rest, None)
-    jaxpr, out_structs, rest, out_rest = trace(fn, args, kwargs)
+        data, template = take_apart((args, kwargs), is_array_or_struct)
+        return ClosureConverted([], fn, None, map(jax_struct_of, data), template, None)
+    jaxpr, out_structs, template, out_template = trace(fn, args, kwargs)
     structs = map(struct_of, jaxpr.in_avals)
-    out = out_structs, out_rest
+    out = out_structs, out_template
     program = without_constants(jaxpr)
-    return ClosureConverted(list(jaxpr.consts), fn, program, structs, rest, out)
+    return ClosureConverted(list(jaxpr.consts), fn, program, structs, template, out)
 
 
 def _captures_nothing(fn: Any) -> bool:
@@ -332,25 +332,25 @@ class ClosureConverted(Module, Generic[_P, _T]):
     # A leaf, as in Equinox, because libraries look for such leaves.
     _jaxpr: Any
     _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
-    _rest: Template = field(static=True)
+    _template: Template = field(static=True)
     _out: Any = field(static=True)
 
-    def __init__(self, consts, fn, jaxpr, structs, rest, out):
+    def __init__(self, consts, fn, jaxpr, structs, template, out):
         self.consts = consts
         self._name = name_of(fn)
         self._fun = fn if jaxpr is None else None
         self._jaxpr = jaxpr
         self._structs = tuple(structs)
-        self._rest = rest
+        self._template = template
         self._out = out
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         # A struct that stood for an array may be one again, which `_fun` gets as it is.
-        data, rest = take_apart((args, kwargs), is_array_or_struct)
+        data, template = take_apart((args, kwargs), is_array_or_struct)
         given = tuple(map(jax_struct_of, data))
-        if rest != self._rest or given != self._structs:
-            raise self._mismatch(rest.fill(given))
+        if template != self._template or given != self._structs:
+            raise self._mismatch(template.fill(given))
         if self._jaxpr is None:
             return self._fun(*args, **kwargs)
         for path, leaf in jtu.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
@@ -364,15 +364,15 @@ class ClosureConverted(Module, Generic[_P, _T]):
 
     @property
     def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._rest.fill(self._structs)
+        return self._template.fill(self._structs)
 
     @property
     def out_struct(self) -> Any:
         if self._jaxpr is None:
             args, kwargs = self.in_struct
             return filter_eval_shape(self._fun, *args, **kwargs)
-        structs, rest = self._out
-        return rest.fill(structs)
+        structs, template = self._out
+        return template.fill(structs)
 
     def __repr__(self) -> str:
         return f"<closure-converted {self._name}, consts={tree_pformat(self.consts)}>"
