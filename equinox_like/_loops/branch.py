@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, require_callable
 from .._core.difference import ARRAY_TYPE, Leaf, tree_differences
-from .._core.flat_call import pack, take_apart, unpack
+from .._core.flat_call import Template, pack, take_apart, unpack
 from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array, is_array_like, is_number
 from .._tree.nodes import describe_node
@@ -80,9 +80,8 @@ def filter_cond(
 
 
 def _filter_cond(functions: Sequence[Any], pred: Any, args: tuple[Any, ...]) -> Any:
-    true_fun, false_fun = functions
-    named = {"true_fun": true_fun, "false_fun": false_fun}
-    return _Branches(named, args).run(
+    named = zip(("true_fun", "false_fun"), functions, strict=True)
+    return _Branches(dict(named), args).run(
         lambda functions, data: jax.lax.cond(pred, *functions, data)
     )
 
@@ -173,26 +172,22 @@ class _Branches:
         self._functions = functions
         self._args = args
         self._data, self._template = take_apart(args)
-        # Leaves and structure of each output, with a `Leaf` in place of each array,
-        # since a tracer that is kept here would leak.
-        self._outputs: dict[str, tuple[list[Any], Any]] = {}
+        # Each output, with a `Leaf` in place of each array, since a tracer that is kept
+        # here would leak.
+        self._outputs: dict[str, Template] = {}
         # The indices of output leaves that are numbers and must become arrays.
         self._numbers: list[int] = []
 
     def run(self, choose: Callable[[list[Any], list[Any]], Any]) -> Any:
-        flat = list(map(self._flat, self._functions))
-        try:
-            return unpack(choose(flat, self._data))
-        except TypeError:
-            self._numbers = self._differing_numbers()
-            if not self._numbers:
-                self._explain()
-                raise
-        try:
-            return unpack(choose(list(map(self._flat, self._functions)), self._data))
-        except TypeError:
-            self._explain()
-            raise
+        while True:
+            flat = list(map(self._flat, self._functions))
+            try:
+                return unpack(choose(flat, self._data))
+            except TypeError:
+                if self._numbers or not (numbers := self._differing_numbers()):
+                    self._explain()
+                    raise
+                self._numbers = numbers
 
     def _flat(self, name: str) -> Callable[[list[Any]], Any]:
         def flat(data):
@@ -201,7 +196,7 @@ class _Branches:
             for i in self._numbers:
                 leaves[i] = jnp.asarray(leaves[i])
             described = [Leaf("data", type_of(x)) if is_array(x) else x for x in leaves]
-            self._outputs[name] = described, treedef
+            self._outputs[name] = Template(treedef, described, ())
             return pack(treedef.unflatten(leaves))
 
         return show_as_call(flat, self._functions[name], self._args)
@@ -210,9 +205,9 @@ class _Branches:
         """The indices of leaves that are a number in one branch's output, and an array
         or another number in another branch's output."""
         outputs = self._outputs.values()
-        if len({treedef for _, treedef in outputs}) != 1 or not self._is_traced():
+        if len({out.treedef for out in outputs}) != 1 or not self._is_traced():
             return []
-        columns = zip(*(leaves for leaves, _ in outputs), strict=True)
+        columns = zip(*(out.leaves for out in outputs), strict=True)
         return [i for i, column in enumerate(columns) if _may_become_array(column)]
 
     def _is_traced(self) -> bool:
@@ -224,8 +219,7 @@ class _Branches:
             return
         try:
             (name, first), *others = [
-                (name, treedef.unflatten(leaves))
-                for name, (leaves, treedef) in self._outputs.items()
+                (name, out.fill(())) for name, out in self._outputs.items()
             ]
         except Exception:
             return  # A user's node type may refuse placeholders as children.

@@ -8,6 +8,7 @@ Buffers are not saved. Each element is written at most once, so the final conten
 for every step, and recomputing a step writes the values that are already there.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -44,10 +45,9 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
         none = [SymbolicZero(jax.typeof(x).to_tangent_aval()) for x in state]
         if not any(perturbed):
             return run(consts, state), none
-        options = max_steps, checkpoints
-        given = of_consts, of_state
         types = [zero.aval for zero in take(none, perturbed)]
-        derivative = _Derivative(step, is_buffer, options, types, given, perturbed)
+        options = step, is_buffer, max_steps, checkpoints
+        derivative = _Derivative(*options, types, (of_consts, of_state), perturbed)
         out, saved = derivative.forward(consts, state)
         leaves, treedef = jtu.tree_flatten(saved)
         din = [*take(tangents[0], of_consts), *take(tangents[1], of_state)]
@@ -68,48 +68,44 @@ class _Saved(NamedTuple):
     buffers: list[Any]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Derivative:
     """The derivative of a loop. `given` are masks of the consts and the first state
     that have a tangent; `perturbed` is the mask of the last state that has one."""
 
-    def __init__(
-        self,
-        step: Any,
-        is_buffer: Mask,
-        options: tuple[int | None, int],
-        types: list[Any],
-        given: tuple[Mask, Mask],
-        perturbed: Mask,
-    ):
-        self._step = step
-        self._is_buffer = is_buffer
-        self._max_steps, self._checkpoints = options
-        self.types_of_tangents = types
-        self._given = given
-        self._perturbed = perturbed
-        self._is_saved = [not b for b in is_buffer]
+    step: Any
+    is_buffer: Mask
+    max_steps: int | None
+    checkpoints: int
+    types_of_tangents: list[Any]
+    given: tuple[Mask, Mask]
+    perturbed: Mask
+
+    @property
+    def _is_saved(self) -> Mask:
+        return [not is_buffer for is_buffer in self.is_buffer]
 
     def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Saved]:
-        online = Online(self._checkpoints, self._max_steps)
+        online = Online(self.checkpoints, self.max_steps)
 
         def cond(carry):
-            is_on, limit = goes_on(carry[-1]), self._max_steps
+            is_on, limit = goes_on(carry[-1]), self.max_steps
             return is_on if limit is None else (carry[0] < limit) & is_on
 
         def body(carry):
             count, progress, stacks, state = carry
             progress, slot, is_saved = online.save(progress, count)
             stacks = self._put_if(is_saved, stacks, slot, state)
-            return count + 1, progress, stacks, self._step(consts, state)
+            return count + 1, progress, stacks, self.step(consts, state)
 
         stacks = [
-            jnp.broadcast_to(x, (self._checkpoints, *jnp.shape(x)))
+            jnp.broadcast_to(x, (self.checkpoints, *jnp.shape(x)))
             for x in take(state, self._is_saved)
         ]
         carry = np.int32(0), online.start(), stacks, state
         count, progress, stacks, state = lax.while_loop(cond, body, carry)
         marks = online.marks(progress, count)
-        buffers = take(state, self._is_buffer)
+        buffers = take(state, self.is_buffer)
         return state, _Saved(consts, stacks, marks, count, buffers)
 
     def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
@@ -118,14 +114,14 @@ class _Derivative:
         `cotangents` are of the arrays in `perturbed`; the result is for those in `given`,
         with `None` for zero.
         """
-        cotangents = put([None] * len(self._perturbed), self._perturbed, cotangents)
+        cotangents = put([None] * len(self.perturbed), self.perturbed, cotangents)
         wanted = [ct is not None and type(ct) is not Zero for ct in cotangents]
-        consts_given, state_given = self._given
+        consts_given, state_given = self.given
         if not any(wanted):
             return [None] * (sum(consts_given) + sum(state_given))
         state = self._state([value_at(x, 0) for x in saved.stacks], saved.buffers)
         masks = spread_backward(
-            self._step, saved.consts, state, consts_given, self._perturbed, wanted
+            self.step, saved.consts, state, consts_given, self.perturbed, wanted
         )
         of_consts, wanted = masks
         ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
@@ -170,7 +166,7 @@ class _Derivative:
 
         def body(carry):
             step, stop, marks, stacks, state = carry
-            step, state = step + 1, self._step(consts, state)
+            step, state = step + 1, self.step(consts, state)
             is_saved = (step == stop) & (stop < target)
             stacks = self._put_if(is_saved, stacks, marks.free_slot(), state)
             marks = marks.push_if(is_saved, step)
@@ -190,7 +186,7 @@ class _Derivative:
 
     def _state(self, saved: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
         state = put([None] * len(self._is_saved), self._is_saved, saved)
-        return put(state, self._is_buffer, buffers)
+        return put(state, self.is_buffer, buffers)
 
     def _pull_back(
         self, consts: Any, state: Any, masks: tuple[Mask, Mask], cotangents: Any
@@ -199,11 +195,11 @@ class _Derivative:
         of_consts, of_state = masks
 
         def step(moving_consts, moving_state):
-            out = self._step(
+            out = self.step(
                 put(consts, of_consts, moving_consts),
                 put(state, of_state, moving_state),
             )
-            return take(out, of_state), take(out, self._is_buffer)
+            return take(out, of_state), take(out, self.is_buffer)
 
         given = take(consts, of_consts), take(state, of_state)
         _, pull, buffers = jax.vjp(step, *given, has_aux=True)

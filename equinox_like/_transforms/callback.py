@@ -1,5 +1,6 @@
 """`filter_pure_callback` and `filter_io_callback`: calling Python from compiled code."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -173,43 +174,34 @@ def _call_back(
                 f"dtype {x.dtype}, which JAX has under `jax_enable_x64` only."
             )
     where = f"`{transformation}` of `{name_of(callback)}`"
-    on_host = _OnHost(where, call, [x.ndim for x in data], structs, result)
+    on_host = _OnHost(where, call, [x.ndim for x in data], result, structs)
     bound = functools.partial(bind, on_host, [*map(_passed, structs)])
     # Outside `jax.jit`, JAX would keep the callback, and what it refers to, forever.
     run = jax.jit(bound) if at_top_level() else bound
     return result.fill(map(with_key, run(data), structs))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _OnHost:
     """The callback as JAX calls it: it takes and returns a list of arrays."""
 
-    def __init__(
-        self,
-        where: str,
-        call: FlatCall,
-        ndims: list[int],
-        structs: list[jax.ShapeDtypeStruct],
-        result: Template,
-    ):
-        self._where = where
-        self._call = call
-        self._ndims = ndims
-        self._expected = result.fill(structs)
-        self._places = result.places
+    where: str
+    call: FlatCall
+    ndims: list[int]
+    result: Template
+    structs: list[jax.ShapeDtypeStruct]
 
     def __call__(self, data: list[Any]) -> list[Any]:
         # How many axes `vmap` has added in front, by this `vmap_method`.
         added = max(
-            (x.ndim - n for x, n in zip(data, self._ndims, strict=True)), default=0
+            (x.ndim - n for x, n in zip(data, self.ndims, strict=True)), default=0
         )
-        out = self._call.run(data)
-        message = (
-            f"{self._where} did not return the structure of `result_shape_dtypes`."
-        )
-        pairs = pair_leaves(self._expected, out, message, "result")
+        out = self.call.run(data)
+        message = f"{self.where} did not return the structure of `result_shape_dtypes`."
+        pairs = pair_leaves(self.result.fill(self.structs), out, message, "result")
         for path, wanted, leaf in pairs:
             self._check(leaf, wanted, path_str(path, "result"), added)
-        return [without_key(pairs[i][2]) for i in self._places]
+        return [without_key(pairs[i][2]) for i in self.result.places]
 
     def _check(self, leaf: Any, wanted: Any, name: str, added: int) -> None:
         if is_typed_key(wanted) and is_array(leaf) and not is_typed_key(leaf):
@@ -217,23 +209,23 @@ class _OnHost:
         if not isinstance(wanted, jax.ShapeDtypeStruct):
             if not tree_equal(leaf, wanted):
                 raise ValueError(
-                    f"{self._where} returned {leaf!r} as `{name}`, but "
+                    f"{self.where} returned {leaf!r} as `{name}`, but "
                     f"`result_shape_dtypes` has {wanted!r} there."
                 )
         elif not is_array(leaf):
             raise ValueError(
-                f"{self._where} returned {describe_node(leaf)} as `{name}`, but "
+                f"{self.where} returned {describe_node(leaf)} as `{name}`, but "
                 "`result_shape_dtypes` has an array there. Return it as "
                 "`np.asarray(...)`."
             )
         elif jax.dtypes.canonicalize_dtype(leaf.dtype, True) != wanted.dtype:
             raise ValueError(
-                f"{self._where} returned an array of dtype {leaf.dtype} as `{name}`, "
+                f"{self.where} returned an array of dtype {leaf.dtype} as `{name}`, "
                 f"but `result_shape_dtypes` has {wanted.dtype} there."
             )
         elif leaf.shape[added:] != wanted.shape:
             raise ValueError(
-                f"{self._where} returned an array of shape {leaf.shape} as `{name}`, "
+                f"{self.where} returned an array of shape {leaf.shape} as `{name}`, "
                 f"but `result_shape_dtypes` has {wanted.shape} there"
                 + (", for each element of the batch." if added else ".")
             )

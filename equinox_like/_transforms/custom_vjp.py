@@ -147,7 +147,12 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         name, rules = name_of(self.__wrapped__), self._rules
         optimize_remat = self._optimize_remat
-        fwd, bwd = self._fwd_and_bwd()
+        fwd, bwd = rules.fwd, rules.bwd
+        if fwd is None or bwd is None:
+            raise RuntimeError(
+                f"`def_fwd` or `def_bwd` not yet called for `{name}`: a "
+                "`filter_custom_vjp` needs both before it is called."
+            )
         if not args:
             raise TypeError(
                 f"`filter_custom_vjp` of `{name}` takes its first argument, which is "
@@ -204,16 +209,6 @@ class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
             if not is_forward_mode(e):
                 raise
             raise TypeError(_NO_FORWARD_MODE.format(name=name)) from e
-
-    def _fwd_and_bwd(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        fwd, bwd = self._rules.fwd, self._rules.bwd
-        if fwd is None or bwd is None:
-            raise RuntimeError(
-                "`def_fwd` or `def_bwd` not yet called for "
-                f"`{name_of(self.__wrapped__)}`: a `filter_custom_vjp` needs both before "
-                "it is called."
-            )
-        return fwd, bwd
 
 
 class _HeldCall(NamedTuple):

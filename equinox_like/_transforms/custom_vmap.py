@@ -6,7 +6,7 @@ is batched, the function is batched by `jax.vmap` instead.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -114,7 +114,8 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
             lambda *args: fun(*args, **named), placed, {}
         )
         data, _ = take_apart(placed)
-        expected = _Expected(name_of(fun), out_template, structs)
+        where = f"The rule of `filter_custom_vmap` of `{name_of(fun)}`"
+        expected = _Expected(where, out_template, structs)
 
         def plain(consts, data):
             return eval_jaxpr(jaxpr.jaxpr, consts, *data)
@@ -137,15 +138,12 @@ class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
         return out_template.fill(flat(jaxpr.consts, data))
 
 
-class _Expected:
+class _Expected(NamedTuple):
     """What a rule must return: the function's output, batched or not."""
 
-    def __init__(
-        self, name: str, template: Template, structs: Sequence[jax.ShapeDtypeStruct]
-    ):
-        self._where = f"The rule of `filter_custom_vmap` of `{name}`"
-        self._template = template
-        self._structs = structs
+    where: str
+    template: Template
+    structs: Sequence[jax.ShapeDtypeStruct]
 
     def check(self, axis_size: int, returned: Any) -> tuple[list[Any], list[bool]]:
         """The arrays that a rule returned, and whether each is batched.
@@ -155,15 +153,15 @@ class _Expected:
         `ValueError` if the rule's output does not match the function's output;
         `TypeError` if it is not a pair.
         """
-        out, out_batched = pair_of(returned, self._where, "(out, out_batched)")
-        data, template = take_apart_like(out, self._template)
-        if template != self._template:
-            expected = self._template.fill(self._structs)
+        out, out_batched = pair_of(returned, self.where, "(out, out_batched)")
+        data, template = take_apart_like(out, self.template)
+        if template != self.template:
+            expected = self.template.fill(self.structs)
             found = next(
                 tree_differences("out", expected, out, is_array_or_struct), None
             )
             raise ValueError(
-                f"{self._where} must return the same output as the function, except "
+                f"{self.where} must return the same output as the function, except "
                 "for the values of arrays. "
                 + (
                     f"`{found.path}` is {found.before} from the function, but "
@@ -177,7 +175,7 @@ class _Expected:
         flags = [all_flags[i] for i in template.places]
         paths = [path for path, _ in jtu.tree_leaves_with_path(out)]
         for i, x, struct, flag in zip(
-            template.places, data, self._structs, flags, strict=True
+            template.places, data, self.structs, flags, strict=True
         ):
             self._check_leaf(path_str(paths[i], "out"), x, struct, flag, axis_size)
         return data, flags
@@ -188,13 +186,13 @@ class _Expected:
             flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
         except ValueError as e:
             raise ValueError(
-                f"{self._where} must return `out_batched` like `out`, or a prefix tree of "
+                f"{self.where} must return `out_batched` like `out`, or a prefix tree of "
                 f"it: {e}"
             ) from None
         for number, flag in flags:
             if not isinstance(flag, bool):
                 raise ValueError(
-                    f"{self._where} must say by `True` or `False` what is batched; "
+                    f"{self.where} must say by `True` or `False` what is batched; "
                     f"`{leaf_name(out_batched, number, 'out_batched')}` is {flag!r}."
                 )
         return [flag for _, flag in flags]
@@ -207,7 +205,7 @@ class _Expected:
             return
         says = f"batched, with {axis_size} along axis 0" if flag else "not batched"
         raise ValueError(
-            f"{self._where} says that `{name}` is {says}: then it must be "
+            f"{self.where} says that `{name}` is {says}: then it must be "
             f"{struct.dtype}{list(shape)}, since the function returns "
             f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
         )

@@ -174,9 +174,7 @@ class ShardMapped(Transformed[..., Any]):
         specs, names = self._specs(call), call.data_names(self._tree)
         specs = [PartitionSpec()] * (len(data) - len(specs)) + specs  # of the function
         for name, x, spec in zip(names, data, specs, strict=True):
-            _require_spec("in_specs", name, spec)
-            refuse_misfit("in_specs", name, spec, x, mesh=self._mesh)
-            self._refuse_automatic_axes("in_specs", name, spec)
+            self._check_spec("in_specs", name, spec, mesh, x)
         manual = self._axis_names or frozenset(mesh.axis_names)
         template: Any = None
 
@@ -187,12 +185,7 @@ class ShardMapped(Transformed[..., Any]):
 
         show_as(flat, fun, lambda: names)
         for path, spec in jtu.tree_leaves_with_path(self._out_specs):
-            name = path_str(path, "out")
-            _require_spec("out_specs", name, spec)
-            for part in spec:
-                for axis in axes_of(part):
-                    require_axis(f"`out_specs` gives {spec} for `{name}`", axis, mesh)
-            self._refuse_automatic_axes("out_specs", name, spec)
+            self._check_spec("out_specs", path_str(path, "out"), spec, mesh)
         mapped = jax.shard_map(
             flat,
             mesh=self._mesh,
@@ -269,23 +262,24 @@ class ShardMapped(Transformed[..., Any]):
         template = Template(treedef, values, places)
         return [[values[i] for i in group] for group in groups], template
 
-    def _refuse_automatic_axes(self, option: str, name: str, spec: Any) -> None:
-        if not self._axis_names:
-            return
-        for axis in jtu.tree_leaves([*spec]):
-            if axis not in self._axis_names:
+    def _check_spec(
+        self, option: str, name: str, spec: Any, mesh: Any, x: Any = None
+    ) -> None:
+        """Raises if a spec is none, or does not fit the mesh and the array `x`."""
+        if not isinstance(spec, PartitionSpec):
+            raise ValueError(
+                f"`{option}` gives {spec!r} for `{name}`: it must be a `PartitionSpec`, or "
+                "`None`."
+            )
+        if x is not None:
+            refuse_misfit(option, name, spec, x, mesh=self._mesh)
+        for axis in itertools.chain.from_iterable(map(axes_of, spec)):
+            require_axis(f"`{option}` gives {spec} for `{name}`", axis, mesh)
+            if self._axis_names and axis not in self._axis_names:
                 raise ValueError(
                     f"`{option}` gives {spec} for `{name}`, but the axis {axis!r} is not "
                     "in `axis_names`, so it is not manual: leave it out of the spec."
                 )
-
-
-def _require_spec(option: str, name: str, spec: Any) -> None:
-    if not isinstance(spec, PartitionSpec):
-        raise ValueError(
-            f"`{option}` gives {spec!r} for `{name}`: it must be a `PartitionSpec`, or "
-            "`None`."
-        )
 
 
 def _explain_explicit(names, data, specs, error: ValueError) -> None:
