@@ -108,7 +108,7 @@ class Bucketed(Transformed[_P, _T]):
 
     _transformation_ = "bucketed"
 
-    # Parameter, axis, and the function from the length of that axis to its bucket.
+    # Parameter, axis, and the sizes of its buckets, or a function to one from a length.
     _axes: tuple[tuple[str, int, Any], ...] = field(static=True)
     _fill: Any = field(static=True)
     _crop: Any = field(static=True)
@@ -189,14 +189,14 @@ class Bucketed(Transformed[_P, _T]):
         bound = _without_lengths(signature).bind(*args, **kwargs)
         bound.apply_defaults()
         lengths: Lengths = {}
-        for name, axis, size_of in self._axes:
+        for name, axis, sizes in self._axes:
             value = bound.arguments[name]
             length = _length(value, name, axis, lengths.get(name, ()))
-            size = size_of(length)
+            size = _bucket(sizes, length)
             if size is not None:
                 size = require_integer(size, "bucketed", f"axes[{name!r}][{axis}](...)")
             if size is None or size < length:
-                raise ValueError(_too_long(value, name, axis, length, size_of))
+                raise ValueError(_too_long(value, name, axis, length, sizes))
             bound.arguments[name] = _pad(value, name, axis, size - length, self._fill)
             lengths.setdefault(name, {})[axis] = length
         traced = jax.tree.map(np.int32, lengths)
@@ -212,14 +212,11 @@ def _without_lengths(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=kept)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Next:
+def _bucket(sizes: Any, length: int) -> Any:
     """The smallest of the sorted `sizes` that fits a length, or `None`."""
-
-    sizes: tuple[int, ...]
-
-    def __call__(self, length: int) -> int | None:
-        return next((size for size in self.sizes if size >= length), None)
+    if callable(sizes):
+        return sizes(length)
+    return next((size for size in sizes if size >= length), None)
 
 
 def _next_power_of_two(length: int) -> int:
@@ -241,7 +238,7 @@ def _check_axes(axes: Any) -> None:
 
 
 def _checked(sizes: Any, name: str, axis: int) -> Any:
-    """A function from a length to the size of its bucket, or `None` if none fits."""
+    """Sorted sizes, or a function from a length to the size of its bucket."""
     if callable(sizes):
         return sizes
     if isinstance(sizes, str):
@@ -249,7 +246,7 @@ def _checked(sizes: Any, name: str, axis: int) -> Any:
             return _next_power_of_two
     elif isinstance(sizes, Sequence) and sizes:
         if all(isinstance(size, int | np.integer) and size > 0 for size in sizes):
-            return _Next(tuple(sorted(map(int, sizes))))
+            return tuple(sorted(map(int, sizes)))
     raise ValueError(
         f"`axes[{name!r}][{axis}]` is {sizes!r}; sizes are 'powers-of-two', a sequence of "
         "positive ints, or a function from a length to a size."
@@ -300,12 +297,12 @@ def _length(value: Any, name: str, axis: int, padded: Iterable[int]) -> int:
     return x.shape[axis]
 
 
-def _too_long(value: Any, name: str, axis: int, length: int, size_of: Any) -> str:
+def _too_long(value: Any, name: str, axis: int, length: int, sizes: Any) -> str:
     path = _arrays(value, name)[0][0]
-    if isinstance(size_of, _Next):
-        largest = f"the largest bucket is {size_of.sizes[-1]}. Add a larger one"
+    if isinstance(sizes, tuple):
+        largest = f"the largest bucket is {sizes[-1]}. Add a larger one"
     else:
-        largest = f"the bucket for it is {size_of(length)}. Return {length} or more"
+        largest = f"the bucket for it is {sizes(length)}. Return {length} or more"
     return f"`{path}` has length {length} along axis {axis}, and {largest}."
 
 

@@ -15,7 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._compat.tracing import Tracer
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.flat_call import FlatCall, pack, unpack, value_and_aux
+from .._core.flat_call import FlatCall, pack, take_apart, unpack, value_and_aux
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import jax_struct_of
@@ -79,25 +79,22 @@ def filter_jvp(
     fun = functools.partial(fn, **kwargs)
     data, call = FlatCall.of(fun, primals, {}, is_perturbed)
     flat = by_parts(call)
-    depends: list[bool] = []
+    depends: set[int] = set()
 
     def watched(data, token):
         inexact, aux = flat(data)
-        values, treedef = jtu.tree_flatten(inexact)
         # Anything else, such as a NumPy array, has no tangent, and stays as it is.
-        traced = [i for i, x in enumerate(values) if isinstance(x, Tracer)]
-        depends[:] = [False] * len(values)
+        traced, template = take_apart(inexact, lambda x: isinstance(x, Tracer))
+        depends.clear()
 
         def see(i, has_tangent):
-            if i < len(traced):  # and not the token
-                depends[traced[i]] = has_tangent
+            if has_tangent and i < len(traced):  # and not the token
+                depends.add(template.places[i])
 
         # The token always has a tangent, so that the rule runs in this `jax.jvp`, not in
         # an outer one.
-        *found, _ = watch([*(values[i] for i in traced), token], see)
-        for i, x in zip(traced, found, strict=True):
-            values[i] = x
-        return treedef.unflatten(values), aux
+        *found, _ = watch([*traced, token], see)
+        return template.fill(found), aux
 
     if not data:
         out = fn(*primals, **kwargs)
@@ -109,7 +106,7 @@ def filter_jvp(
         has_aux=True,
     )
     found, treedef = jtu.tree_flatten(inexact_tangents)
-    found = [t if d else None for t, d in zip(found, depends, strict=True)]
+    found = [t if i in depends else None for i, t in enumerate(found)]
     return rejoin(inexact, aux)[0], treedef.unflatten(found)
 
 
@@ -246,14 +243,6 @@ class Pullback(Module):
             matched = match_tangents(self._out, cotangent, "cotangent")
         except TypeError as e:
             raise ValueError(str(e)) from None
-        expected = jtu.tree_flatten_with_path(self._out, is_none)[0]
-        for (path, struct), given in zip(expected, matched, strict=True):
-            if given is None and struct is not None:
-                raise ValueError(
-                    f"`{path_str(path, 'cotangent')}` is `None`, but belongs to an "
-                    f"output of shape {struct.shape} and dtype {struct.dtype}: pass "
-                    "zeros."
-                )
         out = jtu.tree_structure(self._out, is_leaf=is_none)
         return self._primals.unflatten(self._pull(out.unflatten(matched))[0])
 
@@ -294,21 +283,27 @@ def match_tangents(primals: Any, tangents: Any, name: str = "tangents") -> list[
     `ValueError` if structures or shapes differ; `TypeError` if dtypes differ, or a leaf
     that is not differentiated has a tangent.
     """
-    owner = "the output" if name == "cotangent" else "the primals"
+    is_cotangent = name == "cotangent"
+    owner = "the output" if is_cotangent else "the primals"
     message = (
         f"`{name}` must have the structure of {owner}, with `None` for leaves that are "
         "not differentiated."
     )
     return [
-        _match(primal, tangent, path_str(path, name))
+        _match(primal, tangent, path_str(path, name), is_cotangent)
         for path, primal, tangent in pair_leaves(
             primals, tangents, message, name, is_none
         )
     ]
 
 
-def _match(primal: Any, tangent: Any, name: str) -> Any:
+def _match(primal: Any, tangent: Any, name: str, is_cotangent: bool) -> Any:
     if tangent is None:
+        if is_cotangent and primal is not None:
+            raise ValueError(
+                f"`{name}` is `None`, but belongs to an output of shape {primal.shape} "
+                f"and dtype {primal.dtype}: pass zeros."
+            )
         return None
     if not is_array_like(tangent):
         raise TypeError(
