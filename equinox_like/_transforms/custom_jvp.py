@@ -52,6 +52,16 @@ class Rules:
         return self  # as for the functions themselves, so that the treedefs are equal
 
 
+class WithRules(Transformed[_P, _T], Generic[_P, _T]):
+    """A function with rules by the user."""
+
+    _rules: Rules = field(static=True)
+
+    def __init__(self, fun: Any):
+        super().__init__(fun)
+        self._rules = Rules()
+
+
 def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     """A function with a custom rule for forward-mode derivatives.
 
@@ -102,16 +112,13 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
     return CustomJVP(fn)
 
 
-class CustomJVP(Transformed[_P, _T], Generic[_P, _T]):
+class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_jvp`][]."""
 
     _transformation_ = "filter_custom_jvp"
 
-    _rules: Rules = field(static=True)
-
     def __init__(self, fun: Any):
         super().__init__(fun)
-        self._rules = Rules()
 
     def def_jvp(self, rule: Callable[..., Any]) -> None:
         """Attaches the rule."""

@@ -12,7 +12,6 @@ from .._compat.axes import vary_over, varying_axes
 from .._compat.messages import call_with_rules, is_forward_mode
 from .._core.base import (
     NOT_GIVEN,
-    Transformed,
     frames_hidden,
     name_of,
     require_callable,
@@ -31,7 +30,7 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._warn import warn
-from .custom_jvp import Rules, batched_in_front, check_output, hold, type_of
+from .custom_jvp import WithRules, batched_in_front, check_output, hold, type_of
 from .jvp_vjp import is_zero
 
 _P = ParamSpec("_P")
@@ -110,17 +109,15 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
     return CustomVJP(fn, optimize_remat)
 
 
-class CustomVJP(Transformed[_P, _T], Generic[_P, _T]):
+class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_vjp`][]."""
 
     _transformation_ = "filter_custom_vjp"
 
-    _rules: Rules = field(static=True)
     _optimize_remat: bool = field(static=True)
 
     def __init__(self, fun: Any, optimize_remat: bool):
         super().__init__(fun)
-        self._rules = Rules()
         self._optimize_remat = optimize_remat
 
     def def_fwd(self, fwd: Callable[..., Any]) -> None:

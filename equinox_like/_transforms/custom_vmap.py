@@ -14,7 +14,6 @@ from jax.custom_batching import custom_vmap
 
 from .._compat.jaxpr import eval_jaxpr
 from .._core.base import (
-    Transformed,
     by_position,
     frames_hidden,
     name_of,
@@ -22,11 +21,10 @@ from .._core.base import (
 )
 from .._core.difference import tree_differences
 from .._core.flat_call import Template, as_arrays, pair_of, take_apart, take_apart_like
-from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.match import leaf_name, spread
 from .._tree.nodes import path_str
-from .custom_jvp import Rules, filter_custom_jvp
+from .custom_jvp import WithRules, filter_custom_jvp
 from .jvp_vjp import filter_jvp
 from .trace import trace
 
@@ -87,16 +85,13 @@ def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
     return CustomVmap(fun)
 
 
-class CustomVmap(Transformed[_P, _T], Generic[_P, _T]):
+class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_vmap`][]."""
 
     _transformation_ = "filter_custom_vmap"
 
-    _rules: Rules = field(static=True)
-
     def __init__(self, fun: Any):
         super().__init__(fun)
-        self._rules = Rules()
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Attaches the rule, and returns it."""
