@@ -178,6 +178,8 @@ def pair_of(returned: Any, function: str, pair: str) -> tuple[Any, Any]:
     )
 
 
-def value_and_aux(fun: Any, out: Any) -> tuple[Any, Any]:
-    """The pair that `fun` must return under `has_aux=True`."""
+def value_and_aux(fun: Any, out: Any, has_aux: bool) -> tuple[Any, Any]:
+    """The pair that `fun` must return under `has_aux=True`; else `out` and `None`."""
+    if not has_aux:
+        return out, None
     return pair_of(out, f"With `has_aux=True`, `{name_of(fun)}`", "(value, aux)")

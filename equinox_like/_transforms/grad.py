@@ -217,10 +217,13 @@ class Differentiated(Transformed[..., Any]):
         data, call = of_first_argument(name, fun, args, kwargs, self._wrt)
 
         def inner(data):
-            out = call.run(data)
-            value, aux = (
-                value_and_aux(fun, out) if has_aux else (_value(fun, out), None)
-            )
+            value, aux = value_and_aux(fun, call.run(data), has_aux)
+            if isinstance(value, tuple) and not has_aux:
+                raise TypeError(
+                    "Gradient only defined for scalar-output functions. "
+                    f"`{name_of(fun)}` returned {describe_node(value)}: to return "
+                    "`(value, aux)`, pass `has_aux=True`."
+                )
             return value, pack(aux)
 
         differentiated = jax.value_and_grad(
@@ -231,16 +234,6 @@ class Differentiated(Transformed[..., Any]):
         if name == "filter_value_and_grad":
             return ((value, unpack(aux)) if has_aux else value), gradient
         return (gradient, unpack(aux)) if has_aux else gradient
-
-
-def _value(fun: Any, out: Any) -> Any:
-    """What `fun` returned without `has_aux=True`; `TypeError` if that is a tuple."""
-    if isinstance(out, tuple):
-        raise TypeError(
-            f"Gradient only defined for scalar-output functions. `{name_of(fun)}` returned "
-            f"{describe_node(out)}: to return `(value, aux)`, pass `has_aux=True`."
-        )
-    return out
 
 
 def of_first_argument(
@@ -274,13 +267,11 @@ def of_first_argument(
     # A Jacobian for an empty tuple has no columns, but an empty Module is a mistake.
     is_gradient = transformation.endswith("grad")
     if not any(can_be) and (leaves or is_gradient or isinstance(x, Module)):
-        raise _nothing_to_differentiate(fun, x, leaves)
+        raise _nothing(fun, _why_nothing(x, leaves))
     chosen = [a and b for a, b in zip(can_be, chosen, strict=True)]
     if wrt is not None and leaves and not any(chosen):
-        raise TypeError(
-            f"The first argument of `{name_of(fun)}` has nothing to differentiate: "
-            f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
-        )
+        why = f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
+        raise _nothing(fun, why)
     return FlatCall.of(lambda x: fun(x, *others, **kwargs), (x,), {}, chosen)
 
 
@@ -296,7 +287,13 @@ def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any], chosen: list[bool]) 
             )
 
 
-def _nothing_to_differentiate(fun: Any, x: Any, leaves: list[Any]) -> TypeError:
+def _nothing(fun: Any, why: str) -> TypeError:
+    return TypeError(
+        f"The first argument of `{name_of(fun)}` has nothing to differentiate: {why}"
+    )
+
+
+def _why_nothing(x: Any, leaves: list[Any]) -> str:
     if not leaves:
         fix = ""
         if isinstance(x, Module):
@@ -304,14 +301,10 @@ def _nothing_to_differentiate(fun: Any, x: Any, leaves: list[Any]) -> TypeError:
                 " A Module's leaves are in its annotated fields: an attribute of the "
                 "class without an annotation, and a static field, hold none."
             )
-        return TypeError(
-            f"The first argument of `{name_of(fun)}` has nothing to differentiate: it is "
-            f"{describe_node(x)}, a tree without leaves.{fix}"
-        )
+        return f"it is {describe_node(x)}, a tree without leaves.{fix}"
     if any(map(is_inexact_array, leaves)):
-        return TypeError(
-            f"The first argument of `{name_of(fun)}` has nothing to differentiate: all its "
-            "floating-point and complex arrays are frozen, or in a "
+        return (
+            "all its floating-point and complex arrays are frozen, or in a "
             "`field(trainable=False)`. Use `unfrozen` on what you want to train."
         )
     seen = sorted(
@@ -337,9 +330,8 @@ def _nothing_to_differentiate(fun: Any, x: Any, leaves: list[Any]) -> TypeError:
             "JAX does not look inside functions. Pass the model itself, or use "
             "`equinox_like.Partial` in place of `functools.partial`."
         )
-    return TypeError(
-        f"The first argument of `{name_of(fun)}` has nothing to differentiate: its leaves "
-        f"are {', '.join(seen)}. Only floating-point and complex arrays are "
+    return (
+        f"its leaves are {', '.join(seen)}. Only floating-point and complex arrays are "
         f"differentiated: {fix}"
     )
 

@@ -197,9 +197,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         data, call = of_first_argument(name, fun, args, kwargs)
 
         def flat(data):
-            out, aux = call.run(data), None
-            if has_aux:
-                out, aux = value_and_aux(fun, out)
+            out, aux = value_and_aux(fun, call.run(data), has_aux)
             refuse_non_arrays(
                 out,
                 name_of(fun),

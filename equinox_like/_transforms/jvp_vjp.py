@@ -258,9 +258,7 @@ def by_parts(call: FlatCall, has_aux: bool = False) -> Callable[..., Any]:
     """
 
     def flat(data):
-        out, aux = call.run(data), None
-        if has_aux:
-            out, aux = value_and_aux(call.fun, out)
+        out, aux = value_and_aux(call.fun, call.run(data), has_aux)
         inexact, others = partition(out, is_inexact_array)
         return inexact, pack((others, aux))
 
