@@ -7,12 +7,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from .._annotations import signature_of
-from .._core.base import (
-    NOT_GIVEN,
-    Transformed,
-    frames_hidden,
-    require_callable,
-)
+from .._core.base import NOT_GIVEN, Transformed, frames_hidden, require_callable
 from .._core.flat_call import FlatCall, pack, unpack
 from .._module.fields import field
 from .arguments import show_as_call

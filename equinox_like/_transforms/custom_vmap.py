@@ -13,12 +13,7 @@ import jax.tree_util as jtu
 from jax.custom_batching import custom_vmap
 
 from .._compat.jaxpr import eval_jaxpr
-from .._core.base import (
-    by_position,
-    frames_hidden,
-    name_of,
-    require_callable,
-)
+from .._core.base import by_position, frames_hidden, name_of, require_callable
 from .._core.difference import tree_differences
 from .._core.flat_call import Template, as_arrays, pair_of, take_apart, take_apart_like
 from .._tree.filters import is_array_or_struct

@@ -197,12 +197,7 @@ class Differentiated(Transformed[..., Any]):
     _gradkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __init__(
-        self,
-        name: str,
-        fun: Any,
-        has_aux: bool,
-        wrt: Any,
-        gradkwargs: dict[str, Any],
+        self, name: str, fun: Any, has_aux: bool, wrt: Any, gradkwargs: dict[str, Any]
     ):
         self._transformation_ = name
         super().__init__(fun)
