@@ -206,28 +206,23 @@ class _OnHost:
     def _check(self, leaf: Any, wanted: Any, name: str, added: int) -> None:
         if is_typed_key(wanted) and is_array(leaf) and not is_typed_key(leaf):
             wanted = _passed(wanted)
+        found = there = ""
         if not isinstance(wanted, jax.ShapeDtypeStruct):
             if not tree_equal(leaf, wanted):
-                raise ValueError(
-                    f"{self.where} returned {leaf!r} as `{name}`, but "
-                    f"`result_shape_dtypes` has {wanted!r} there."
-                )
+                found, there = repr(leaf), f"{wanted!r} there."
         elif not is_array(leaf):
-            raise ValueError(
-                f"{self.where} returned {describe_node(leaf)} as `{name}`, but "
-                "`result_shape_dtypes` has an array there. Return it as "
-                "`np.asarray(...)`."
-            )
+            found = describe_node(leaf)
+            there = "an array there. Return it as `np.asarray(...)`."
         elif jax.dtypes.canonicalize_dtype(leaf.dtype, True) != wanted.dtype:
-            raise ValueError(
-                f"{self.where} returned an array of dtype {leaf.dtype} as `{name}`, "
-                f"but `result_shape_dtypes` has {wanted.dtype} there."
-            )
+            found, there = f"an array of dtype {leaf.dtype}", f"{wanted.dtype} there."
         elif leaf.shape[added:] != wanted.shape:
+            of_each = ", for each element of the batch" if added else ""
+            found = f"an array of shape {leaf.shape}"
+            there = f"{wanted.shape} there{of_each}."
+        if found:
             raise ValueError(
-                f"{self.where} returned an array of shape {leaf.shape} as `{name}`, "
-                f"but `result_shape_dtypes` has {wanted.shape} there"
-                + (", for each element of the batch." if added else ".")
+                f"{self.where} returned {found} as `{name}`, but `result_shape_dtypes` "
+                f"has {there}"
             )
 
 

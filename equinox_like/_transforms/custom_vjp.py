@@ -268,9 +268,8 @@ def _input_cotangents(gradient: Any, vjp_arg: Any, name: str) -> list[Any]:
         if type(leaf) is SymbolicZero:  # as of `zero_from_primal`
             leaf = None
         if is_inexact_array(primal):
-            cotangents.append(
-                leaf if leaf is None else _cast(leaf, primal, where, name)
-            )
+            says = f"`def_bwd` of `{name}` returned at `{where}`"
+            cotangents.append(leaf if leaf is None else _cast(leaf, primal, says))
         # A rule need not ask whether a number that it multiplies by is an array.
         elif leaf is not None and not isinstance(primal, float | complex):
             raise RuntimeError(
@@ -281,31 +280,27 @@ def _input_cotangents(gradient: Any, vjp_arg: Any, name: str) -> list[Any]:
     return cotangents
 
 
-def _cast(leaf: Any, primal: Any, where: str, name: str) -> Any:
+def _cast(leaf: Any, primal: Any, says: str) -> Any:
     dtype = jnp.result_type(leaf) if is_array_like(leaf) else None
     is_complex = dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        what = type(leaf).__name__ if dtype is None else f"dtype {dtype}"
         raise TypeError(
-            f"`def_bwd` of `{name}` returned at `{where}` a leaf of "
-            f"{type(leaf).__name__ if dtype is None else f'dtype {dtype}'}, for an "
-            f"array of dtype {primal.dtype}: a gradient must have a floating or "
-            "complex dtype."
+            f"{says} a leaf of {what}, for an array of dtype {primal.dtype}: a gradient "
+            "must have a floating or complex dtype."
         )
     if is_complex and not jnp.iscomplexobj(primal):
-        raise TypeError(
-            f"`def_bwd` of `{name}` returned at `{where}` a complex gradient of a real "
-            "array."
-        )
+        raise TypeError(f"{says} a complex gradient of a real array.")
     if jnp.shape(leaf) != jnp.shape(primal):
         raise ValueError(
-            f"`def_bwd` of `{name}` returned at `{where}` an array of shape "
-            f"{jnp.shape(leaf)}, for one of shape {jnp.shape(primal)}."
+            f"{says} an array of shape {jnp.shape(leaf)}, for one of shape "
+            f"{jnp.shape(primal)}."
         )
     axes, leaf = varying_axes(jax.typeof(primal)), jnp.asarray(leaf, primal.dtype)
     if more := sorted(map(str, varying_axes(jax.typeof(leaf)) - axes)):
         raise ValueError(
-            f"`def_bwd` of `{name}` returned at `{where}` a gradient that differs between "
-            f"the devices along {', '.join(map(repr, more))}, for an array that is the "
-            f"same on all of them. It must be summed: `jax.lax.psum(..., {tuple(more)!r})`."
+            f"{says} a gradient that differs between the devices along "
+            f"{', '.join(map(repr, more))}, for an array that is the same on all of them. "
+            f"It must be summed: `jax.lax.psum(..., {tuple(more)!r})`."
         )
     return vary_over(axes, leaf)
