@@ -232,9 +232,8 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
         try:
             return with_key(words, like)
         except TypeError:  # another number of words
-            raise ValueError(
-                f"keys in the file that are not {like.dtype.name}"
-            ) from None
+            text = f"keys in the file that are not {like.dtype.name}"
+            raise ValueError(text) from None
     array = data.view(dtype.newbyteorder("<")).reshape(tensor.leaf_shape)
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array if array.dtype == like.dtype else narrowed(array, like.dtype)

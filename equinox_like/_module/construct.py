@@ -170,10 +170,8 @@ def generate_init(
             parameters.append(name)
     if has_post_init:
         namespace["__post_init__"] = _called_if_present
-    make = dataclasses.dataclass(
-        repr=False, eq=False, match_args=False, frozen=past_setattr
-    )
-    shadow: Any = make(type(cls.__name__, (), namespace))
+    options = {"repr": False, "eq": False, "match_args": False, "frozen": past_setattr}
+    shadow: Any = dataclasses.dataclass(type(cls.__name__, (), namespace), **options)
     init: Any = shadow.__init__
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__

@@ -22,7 +22,7 @@ from .._compat.rules import (
 )
 from .._core.base import NOT_GIVEN
 from .._core.difference import tree_differences
-from .._core.flat_call import IsData, Template, take_apart
+from .._core.flat_call import IsData, take_apart
 from .._tree.filters import is_array, is_none, is_number
 
 
@@ -40,7 +40,7 @@ class Result:
     """The structure and static leaves of a primitive's output, once they are known."""
 
     def __init__(self) -> None:
-        self._rest: Template | None = None
+        self._rest: Any = None  # a `Template`, once the primitive has been evaluated
 
     def take_apart(self, out: Any, is_data: IsData = is_array) -> list[Any]:
         """The arrays of an output. Everything else must equal the earlier outputs."""
@@ -59,11 +59,9 @@ class Result:
         return arrays
 
     def fill(self, arrays: Sequence[Any]) -> Any:
-        assert self._rest is not None  # the primitive has been evaluated
         return self._rest.fill(arrays)
 
     def alone(self, arrays: Sequence[Any]) -> Any:
-        assert self._rest is not None
         return self._rest.alone(arrays)
 
     def take_like(self, tree: Any) -> list[Any]:
@@ -71,7 +69,6 @@ class Result:
 
         `None` in `tree` may stand for a subtree of the output.
         """
-        assert self._rest is not None
         return _take(tree, self._rest.treedef, self._rest.places)
 
 

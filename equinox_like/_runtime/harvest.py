@@ -102,7 +102,7 @@ def harvest(
     # derivative rules that close over them, as over the weights of a layer, would hold
     # their tracers and be called after this trace has ended.
     jaxpr, _, _, out_rest = trace(lambda: fun(*args), (), {})
-    out, found = _Harvest(is_wanted).run(*opened(jaxpr), ())
+    out, found = _run(jaxpr, (), is_wanted)
     return out_rest.fill(out), found
 
 
@@ -121,48 +121,46 @@ class UnreachableError(Exception):
         self.primitive = primitive
 
 
-class _Harvest:
-    def __init__(self, is_wanted: Callable[[Mark], bool]):
-        self._is_wanted = is_wanted
+def _run(
+    program: Any, args: Sequence[Any], is_wanted: Callable[[Mark], bool]
+) -> tuple[list[Any], list[Found]]:
+    """The outputs of a program, and the values found."""
+    found: list[Found] = []
+    jaxpr, consts = opened(program)
 
-    def run(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
-    ) -> tuple[list[Any], list[Found]]:
-        """The outputs of an open jaxpr, and the values found."""
-        found: list[Found] = []
+    def run(equation, inputs):
+        out, more = _run_equation(jaxpr, equation, inputs, is_wanted)
+        found.extend(more)
+        return out
 
-        def run(equation, inputs):
-            out, more = self._equation(jaxpr, equation, inputs)
-            found.extend(more)
-            return out
+    return interpret(jaxpr, consts, args, run), found
 
-        return interpret(jaxpr, consts, args, run), found
 
-    def _equation(
-        self, jaxpr: Any, equation: Any, inputs: list[Any]
-    ) -> tuple[Sequence[Any], list[Found]]:
-        name, params = name_and_params(equation)
-        if equation.primitive is _mark_p and self._is_wanted(params["mark"]):
-            return inputs, [Found(params["mark"], params["rest"], inputs)]
-        mark = next(filter(self._is_wanted, _marks_within(equation)), None)
-        if mark is None:
-            return run_equation(jaxpr, equation, inputs), []
-        if name in _WITH_RULES:
-            out = run_equation(jaxpr, equation, inputs)
-            return out, self.run(*opened(params[_WITH_RULES[name]]), inputs)[1]
-        if name not in _RULES:
-            raise UnreachableError(mark, name)
-        rule, program = _RULES[name]
-        found: list[Found] = []
+def _run_equation(
+    jaxpr: Any, equation: Any, inputs: list[Any], is_wanted: Callable[[Mark], bool]
+) -> tuple[Sequence[Any], list[Found]]:
+    name, params = name_and_params(equation)
+    if equation.primitive is _mark_p and is_wanted(params["mark"]):
+        return inputs, [Found(params["mark"], params["rest"], inputs)]
+    mark = next(filter(is_wanted, _marks_within(equation)), None)
+    if mark is None:
+        return run_equation(jaxpr, equation, inputs), []
+    if name in _WITH_RULES:
+        out = run_equation(jaxpr, equation, inputs)
+        return out, _run(params[_WITH_RULES[name]], inputs, is_wanted)[1]
+    if name not in _RULES:
+        raise UnreachableError(mark, name)
+    rule, program = _RULES[name]
+    found: list[Found] = []
 
-        def run(*inputs):
-            out, now = self.run(*opened(params[program]), inputs)
-            # Without the tracers, which would outlive their trace.
-            found[:] = [x._replace(arrays=[]) for x in now]
-            return out, [x.arrays for x in now]
+    def run(*inputs):
+        out, now = _run(params[program], inputs, is_wanted)
+        # Without the tracers, which would outlive their trace.
+        found[:] = [x._replace(arrays=[]) for x in now]
+        return out, [x.arrays for x in now]
 
-        out, arrays = rule(run, params, inputs)
-        return out, [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
+    out, arrays = rule(run, params, inputs)
+    return out, [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
 
 
 # For each primitive that has a program: how it is run with further outputs. `run` is a

@@ -247,10 +247,8 @@ class _Transpose(_Variant):
 
         def function(*chosen):
             others, wanted = iter(known), iter(chosen)
-            inputs = (
-                next(wanted if i in self.wanted else others) for i in range(total)
-            )
-            return self.call(*inputs)
+            which = (wanted if i in self.wanted else others for i in range(total))
+            return self.call(*map(next, which))
 
         structs = map(struct_of, self.types)
         return list(jax.linear_transpose(function, *structs)(list(cotangents)))

@@ -171,10 +171,8 @@ def _map_jvp(
         for batch in batches
     ]
     out, found = _mapped(one, wide)(*primals, *present.values())
-    by_place = dict(zip(places, found, strict=True))
-    return out, [
-        by_place[i] if i in by_place else zero_like(x) for i, x in enumerate(out)
-    ]
+    some = dict(zip(places, found, strict=True))
+    return out, [some[i] if i in some else zero_like(x) for i, x in enumerate(out)]
 
 
 def _map_transpose(

@@ -94,11 +94,9 @@ def _tell(
     announce(prefix + ":".join(stack if stage is None else (*stack, stage)))
 
 
-def _entering(
-    transformation: str, stack: tuple[str, ...], **params: Any
-) -> tuple[str, ...]:
+def _entering(entered: str, stack: tuple[str, ...], **params: Any) -> tuple[str, ...]:
     """The stack with one more transformation; announces it under `intermediates`."""
-    stack = (*stack, transformation)
+    stack = (*stack, entered)
     if params["intermediates"]:
         _tell(None, stack, **params)
     return stack

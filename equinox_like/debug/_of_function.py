@@ -194,10 +194,8 @@ def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
         return None
 
 
-def _message(
-    name: str, max_traces: int, trace: Trace | None, before: list[Trace]
-) -> str:
-    head = f"`{name}` can only be traced {max_traces} times."
+def _message(name: str, most: int, trace: Trace | None, before: list[Trace]) -> str:
+    head = f"`{name}` can only be traced {most} times."
     if trace is None or not before:
         return f"{head} What differs in this call is not known."
     if any(old.serves(trace) for old in before):
