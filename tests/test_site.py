@@ -292,6 +292,15 @@ def search(site: Path):
         ("Array has been deleted", "faq/", "array-has-been-deleted"),
         ("is not a valid JAX type", "faq/", "is-not-a-valid-jax-type"),
         ("unhashable type", "faq/", "unhashable-type"),
+        ("early stopping", "recipes/early-stopping/", ""),
+        ("logging", "recipes/early-stopping/", ""),
+        ("wandb", "recipes/early-stopping/", ""),
+        ("gradient accumulation", "recipes/accumulation/", ""),
+        ("GAN", "recipes/gan/", ""),
+        ("VAE", "recipes/vae/", ""),
+        ("PINN", "recipes/pinn/", ""),
+        ("laplacian", "recipes/pinn/", ""),
+        ("SwiGLU", "recipes/transformer-block/", ""),
     ],
 )
 def test_search_shows_first(typed: str, page: str, section: str, search) -> None:
