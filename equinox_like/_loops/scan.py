@@ -1,6 +1,4 @@
-"""`filter_scan` and `filter_map`, and `scan` and `scan_trick` of `equinox_like.internal`:
-loops over axis 0 of arrays.
-"""
+"""`filter_scan`, `filter_map`; `scan` and `scan_trick` of `internal`: loops over arrays."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -162,7 +162,7 @@ class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
             out, tangent_out = pair_of(returned, rule_name, "(output, tangent)")
             refuse_non_arrays(out, name, "filter_custom_jvp")
             check_output(out, flat, (data, held), rule_name, type_of)
-            return batched_in_front((out, _output_tangent(out, tangent_out, name)))
+            return batched_in_front((out, _output_tangent(out, tangent_out, rule_name)))
 
         # `flat_rule` refers to the plain `flat`. If it referred to `flat_with_rule`,
         # the two would form a reference cycle.
@@ -179,15 +179,15 @@ _KEYWORD_TANGENT = (
 )
 
 
-def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
+def _output_tangent(out: Any, tangent_out: Any, rule: str) -> Any:
     """The tangent of `out` for JAX, with symbolic zeros."""
     leaves, treedef = jtu.tree_flatten(out, is_none)
     tangents, tangent_treedef = jtu.tree_flatten(tangent_out, is_none)
     if treedef != tangent_treedef:
         raise ValueError(
-            f"The rule of `filter_custom_jvp` of `{name}` must return a tangent with the "
-            f"structure of the output, with `None` for zero. The output has\n    "
-            f"{treedef}\nand the tangent\n    {tangent_treedef}"
+            f"{rule} must return a tangent with the structure of the output, with `None` "
+            f"for zero. The output has\n    {treedef}\nand the tangent\n    "
+            f"{tangent_treedef}"
         )
     # JAX's own zeros, of `zero_from_primal`, may stand in place of `None`.
     tangents = [None if type(t) is SymbolicZero else t for t in tangents]
@@ -199,11 +199,10 @@ def _output_tangent(out: Any, tangent_out: Any, name: str) -> Any:
         tangent_dtype = dtype if is_inexact_array_like(x) else jax.dtypes.float0
         if (shape, tangent_dtype) != (given_shape, given_dtype):
             raise TypeError(
-                f"The rule of `filter_custom_jvp` of `{name}` must produce a tangent of "
-                f"the shape and dtype of the output, or `None` if the output is not "
-                f"floating or complex, but `{leaf_name(out, i, 'output', is_none)}` has "
-                f"shape {shape}, dtype {dtype}, and its tangent has shape {given_shape}, "
-                f"dtype {given_dtype}."
+                f"{rule} must produce a tangent of the shape and dtype of the output, or "
+                "`None` if the output is not floating or complex, but "
+                f"`{leaf_name(out, i, 'output', is_none)}` has shape {shape}, dtype "
+                f"{dtype}, and its tangent has shape {given_shape}, dtype {given_dtype}."
             )
     return treedef.unflatten(
         [

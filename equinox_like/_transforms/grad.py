@@ -28,6 +28,7 @@ from .._tree.partitioning import evaluate_filter
 from .._tree.require import refuse_unknown_options
 from .._tree.splitting import leaf_names
 from .._typing import GradOptions
+from .arguments import NamedCall
 
 _P = ParamSpec("_P")
 # With a bound, pyright gives the untyped parameter of a lambda the type `Any`.
@@ -209,7 +210,7 @@ class Differentiated(Transformed[..., Any]):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun, has_aux = self.__wrapped__, self._has_aux
         name = self._transformation_
-        data, call = of_first_argument(name, fun, args, kwargs, self._wrt)
+        data, call = of_first_argument(NamedCall(name, fun, args, kwargs), self._wrt)
 
         def inner(data):
             value, aux = value_and_aux(fun, call.run(data), has_aux)
@@ -231,14 +232,9 @@ class Differentiated(Transformed[..., Any]):
         return (gradient, unpack(aux)) if has_aux else gradient
 
 
-def of_first_argument(
-    transformation: str,
-    fun: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    wrt: Any = None,
-) -> tuple[list[Any], FlatCall]:
+def of_first_argument(call: NamedCall, wrt: Any = None) -> tuple[list[Any], FlatCall]:
     """The leaves of the first argument to differentiate, and a call with that argument."""
+    transformation, fun, args, kwargs = call
     if not args:
         # The first words are Equinox's, as users match on them.
         raise TypeError(

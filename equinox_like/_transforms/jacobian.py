@@ -17,6 +17,7 @@ from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like, is_inexact_array_like
 from .._tree.require import refuse_unknown_options
 from .._typing import GradOptions
+from .arguments import NamedCall
 from .grad import of_first_argument, refuse_argnums
 from .jvp_vjp import refuse_non_arrays
 
@@ -194,7 +195,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
         step, *inner = self._steps
         if inner:
             fun = Jacobian(fun, name, tuple(inner), has_aux, jackwargs)
-        data, call = of_first_argument(name, fun, args, kwargs)
+        data, call = of_first_argument(NamedCall(name, fun, args, kwargs))
 
         def flat(data):
             out, aux = value_and_aux(fun, call.run(data), has_aux)
