@@ -4,13 +4,16 @@ from .._public import publish as _publish
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
 from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
-from ._adapt.reinit import reinit as reinit
-from ._adapt.reparam import SpectralNorm as SpectralNorm, WeightNorm as WeightNorm
-from ._adapt.shared import Shared as Shared
-from ._adapt.summary import (
+from ._adapt.parameters import (
     Summary as Summary,
     SummaryRow as SummaryRow,
+    reinit as reinit,
     summary as summary,
+)
+from ._adapt.reparam import (
+    Shared as Shared,
+    SpectralNorm as SpectralNorm,
+    WeightNorm as WeightNorm,
 )
 from ._attention.attention import MultiheadAttention as MultiheadAttention
 from ._attention.dot_product import (
@@ -33,15 +36,6 @@ from ._base.state import (
     make_with_state as make_with_state,
 )
 from ._base.stateful import StatefulLayer as StatefulLayer
-from ._layers.adaptive_pool import (
-    AdaptiveAvgPool1d as AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d as AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d as AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d as AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d as AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d as AdaptiveMaxPool3d,
-    AdaptivePool as AdaptivePool,
-)
 from ._layers.batch_norm import BatchNorm as BatchNorm
 from ._layers.conv import (
     Conv as Conv,
@@ -55,13 +49,13 @@ from ._layers.conv_transpose import (
     ConvTranspose2d as ConvTranspose2d,
     ConvTranspose3d as ConvTranspose3d,
 )
-from ._layers.dropout import Dropout as Dropout
 from ._layers.einsum import Einsum as Einsum
+from ._layers.elementwise import Dropout as Dropout, PReLU as PReLU
 from ._layers.embedding import Embedding as Embedding
-from ._layers.group_norm import GroupNorm as GroupNorm, InstanceNorm as InstanceNorm
-from ._layers.linear import Identity as Identity, Linear as Linear
-from ._layers.mlp import MLP as MLP
+from ._layers.linear import MLP as MLP, Identity as Identity, Linear as Linear
 from ._layers.norm import (
+    GroupNorm as GroupNorm,
+    InstanceNorm as InstanceNorm,
     LayerNorm as LayerNorm,
     RMSNorm as RMSNorm,
 )
@@ -78,8 +72,17 @@ from ._layers.position import (
     LearnedPositionalEmbedding as LearnedPositionalEmbedding,
     SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
 )
-from ._layers.prelu import PReLU as PReLU
-from ._layers.resize import Upsample as Upsample, resize as resize
+from ._layers.resize import (
+    AdaptiveAvgPool1d as AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d as AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d as AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d as AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d as AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d as AdaptiveMaxPool3d,
+    AdaptivePool as AdaptivePool,
+    Upsample as Upsample,
+    resize as resize,
+)
 from ._layers.rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._layers.sequential import Lambda as Lambda, Sequential as Sequential
 from ._scale.loss_scale import (

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 import equinox_like as eqx
-from equinox_like.nn._base.draw import draw
+from equinox_like.nn._base.init import draw
 
 SAMPLES = {
     "uniform": lambda *args: jax.random.uniform(*args, -0.3, 0.3),

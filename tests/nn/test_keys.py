@@ -10,7 +10,7 @@ import pytest
 
 import equinox_like as eqx
 from equinox_like import nn
-from equinox_like.nn._base.keys import split_key
+from equinox_like.nn._base.init import split_key
 
 LAYERS = """
     nn.Linear(1, 1, key=key)

@@ -20,9 +20,9 @@ from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node
 from ..._tree.splitting import STATIC, Skeleton, make_skeleton, merge
 from ..._typing import ArrayLike, DTypeLike
+from .._base.checks import as_array, check_dtype, jax_array
 from .._base.init import default_dtype
 from .._base.precision import accumulation_dtype
-from .._base.shape import as_array, check_dtype, jax_array
 
 _Model = TypeVar("_Model")
 

@@ -23,19 +23,16 @@ from ..._tree.nodes import path_within
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.callables import refuse_layer_class
-from .._base.draw import draw
-from .._base.init import WEIGHTS, leading_axes
-from .._base.keys import key_named, split_key
+from .._base.checks import as_number, as_size, refuse_layer_class
+from .._base.init import WEIGHTS, draw, key_named, leading_axes, split_key
 from .._base.precision import computes
-from .._base.shape import as_number, as_size
 from .._base.sharding import explicit_mesh, like
 from .._base.state import StateIndex
 from .._base.stateful import StatefulLayer, is_stateful, takes_key
 from .._layers.embedding import Embedding, indexed
 from .._layers.linear import Linear
 from .._sequence.cells import GRUCell, LSTMCell
-from .places import places
+from .parameters import places
 
 _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")

@@ -17,10 +17,10 @@ from ..._compat.primitive import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._core.sharding import default_device, platform_of
 from ..._typing import ArrayLike
+from .._base.checks import within
 from .._base.precision import accumulation_dtype, in_float32, is_half
-from .._base.shape import within
 from .._base.sharding import explicit_mesh, parts, split_along
-from .._layers.dropout import Dropout
+from .._layers.elementwise import Dropout
 from .masks import Visible, combine_masks
 
 Implementation = Literal["xla", "cudnn", "auto"] | None

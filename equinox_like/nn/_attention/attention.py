@@ -13,12 +13,11 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.init import Init
-from .._base.keys import split_key
+from .._base.checks import as_divisor, as_size
+from .._base.init import Init, split_key
 from .._base.precision import cast_to_precision
-from .._base.shape import as_divisor, as_size
 from .._base.sharding import whole_along
-from .._layers.dropout import Dropout, resolve_inference
+from .._layers.elementwise import Dropout, resolve_inference
 from .._layers.linear import Linear
 from .attend import Drop, Implementation, Inputs, attend, checked_implementation
 from .dot_product import checked_mask

@@ -13,10 +13,9 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.callables import check_layer
-from .._base.keys import key_named
-from .._base.shape import as_array, check_scalar
-from .._layers.dropout import Dropout
+from .._base.checks import as_array, check_layer, check_scalar
+from .._base.init import key_named
+from .._layers.elementwise import Dropout
 from .attend import Drop, Implementation, Inputs, attend, attention_weights
 from .masks import Visible, check_window
 

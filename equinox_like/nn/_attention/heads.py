@@ -12,8 +12,8 @@ from ..._errors import ShapeError
 from ..._tree import combine, is_array, is_inexact_array, partition
 from ..._tree.nodes import describe_node
 from ..._typing import DTypeLike
+from .._base.checks import check_dtype, check_input, jax_array, parameter_shape, within
 from .._base.init import dtype_of
-from .._base.shape import check_dtype, check_input, jax_array, parameter_shape, within
 from .._base.sharding import parts, placed
 from .._layers.linear import Linear, mapped
 

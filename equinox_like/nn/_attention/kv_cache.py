@@ -20,7 +20,7 @@ from ..._module import Module, field
 from ..._runtime.error_if import error_if
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
-from .._base.shape import as_size, jax_array
+from .._base.checks import as_size, jax_array
 from .._base.sharding import explicit_mesh, parts, placed
 
 

@@ -1,17 +1,82 @@
-"""Initial values of parameters. All layers draw them here, so that a PRNG key always
-gives the same model, and an initialiser gets shapes in JAX's own layout."""
+"""Initial values of parameters, and the PRNG keys and random numbers behind them.
 
-from collections.abc import Callable, Sequence
+All layers draw their parameters here, so that a PRNG key always gives the same values.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
-from ..._tree import is_inexact_array
+from ..._compat.tracing import within_program
+from ..._core.flat_call import Template, take_apart
+from ..._transforms.trace import filter_eval_shape
+from ..._tree import is_array, is_inexact_array
+from ..._tree.arrays import describe_array
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .draw import draw
-from .shape import check_dtype
+from .checks import check_dtype, taker_name
+
+
+def split_key(key: Any, number: int, layer: Any) -> jax.Array:
+    """`jax.random.split` of the key that `layer` was given."""
+    with key_named(key, layer):
+        return jax.random.split(key, number)
+
+
+@contextlib.contextmanager
+def key_named(key: Any, layer: Any) -> Iterator[None]:
+    """An error of JAX within names `layer`, if the cause is that `key` is not a single
+    PRNG key."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if _is_single_key(key):
+            raise
+        given = describe_array(key) if is_array(key) else repr(key)
+        # Error classes of JAX may take other arguments than a message.
+        error_class = TypeError if isinstance(error, TypeError) else ValueError
+        raise error_class(
+            f"`key` of {taker_name(layer)} must be one PRNG key, such as "
+            f"`jax.random.key(0)`; got {given}."
+        ) from error
+
+
+def _is_single_key(key: Any) -> bool:
+    try:
+        jax.eval_shape(jax.random.split, key)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def draw(
+    sample: Callable[..., Array],
+    key: PRNGKeyArray,
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    *args: Any,
+) -> Array:
+    """`sample(key, shape, dtype, *args)`, for a function of `jax.random`.
+
+    Drawn along one axis and reshaped, the numbers are the same, and on a CPU they take
+    less time to compile: a quarter for the weight of a `Conv2d`. But in a program for
+    several devices, each of them would draw all numbers, and not only its own.
+    """
+    shape = tuple(shape)
+    if within_program() and (jax.device_count() > 1 or jax.default_backend() != "cpu"):
+        return sample(key, shape, dtype, *args)
+    return _draw_flat(sample, key, shape, dtype, *args)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _draw_flat(sample: Any, key: Any, shape: Any, dtype: Any, *args: Any) -> Array:
+    return sample(key, (math.prod(shape),), dtype, *args).reshape(shape)
+
 
 # An initialiser as in `jax.nn.initializers`, the name of one there, or the values.
 Init = Callable[..., Any] | str | ArrayLike
@@ -183,3 +248,30 @@ def _at_least_single(init: Any) -> Callable[..., Any]:
         return init(key, shape, jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)
 
     return call
+
+
+def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
+    """The layers `build(key)` for each key, stacked into one."""
+    if len(keys) == 0:  # `jax.disable_jit` refuses an empty loop
+        key = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
+        one = filter_eval_shape(build, key)
+        return jax.tree.map(_without_rows, one)
+    rests: list[Template] = []
+
+    def step(key: Array) -> list[Any]:
+        arrays, rest = take_apart(build(key))
+        rests.append(rest)
+        return arrays
+
+    if jax.random.key_impl(keys) == "threefry2x32":
+        arrays = jax.vmap(step)(keys)  # compiles nothing
+    else:
+        # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys.
+        arrays = jax.lax.map(step, keys)
+    return rests[-1].fill(arrays)
+
+
+def _without_rows(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jnp.zeros((0, *leaf.shape), leaf.dtype)
+    return leaf

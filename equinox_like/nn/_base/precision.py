@@ -15,7 +15,7 @@ from jaxtyping import Array
 from ..._core.context import Context
 from ..._tree import is_array
 from ..._typing import DTypeLike
-from .shape import check_dtype, jax_array
+from .checks import check_dtype, jax_array
 
 _T = TypeVar("_T")
 _Tree = TypeVar("_Tree")

@@ -25,8 +25,7 @@ from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
-from .callables import check_function, refuse_layer_class, refuse_model
-from .shape import described
+from .checks import check_function, described, refuse_layer_class, refuse_model
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

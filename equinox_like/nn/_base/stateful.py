@@ -1,6 +1,6 @@
-"""`StatefulLayer`, the base class of layers that take and return a state.
+"""How layers are called: with a state, with a key, at inference or not.
 
-`is_stateful`, `takes_key` and `key_for` tell containers how to call a layer.
+`StatefulLayer` is the base class of layers that take and return a state.
 """
 
 import abc
@@ -14,11 +14,13 @@ import numpy as np
 from ..._annotations import signature_of
 from ..._compat.batching import is_vmapped
 from ..._core.base import Transformed
+from ..._core.context import is_inference
 from ..._module import Frozen, Module
 from ..._transforms.vmap import Vmapped
 from ..._tree import is_array
 from ..._tree.arrays import is_typed_key
 from ..._tree.nodes import describe_node
+from ..._warn import warn
 
 
 class StatefulLayer(Module):
@@ -183,3 +185,21 @@ def _use_by_signature(function: Any) -> _Use:
         if p.name == "key" and p.kind is not p.POSITIONAL_ONLY:
             return _Use.ALWAYS if p.default is p.empty else _Use.IF_GIVEN
     return _Use.NEVER
+
+
+def at_inference(layer: Any, inference: Any) -> Any:
+    """Whether a layer called with `inference` is at inference.
+
+    The result may be an array, if the layer's own field `inference` is one.
+    """
+    flag = layer.inference
+    # `is False`, because the flag may be an array, whose value may be traced.
+    if inference is None and flag is False and is_inference():
+        name = type(layer).__name__
+        warn(
+            f"{name} was called within `equinox_like.inference()`, but it has "
+            "`inference=False`, which takes precedence. To make the model follow the "
+            "context, use `model = nn.inference_mode(model, None)`; if this is "
+            f"intended, pass `inference=False` to the call of {name}."
+        )
+    return is_inference(inference, flag)

@@ -7,7 +7,7 @@ from jaxtyping import Array
 
 from ..._errors import ShapeError
 from ..._typing import ArrayLike
-from .._base.shape import check_channels_first, check_input, jax_array, parameter_shape
+from .._base.checks import check_channels_first, check_input, jax_array, parameter_shape
 from .._base.sharding import like
 
 

@@ -15,13 +15,12 @@ from ..._errors import ShapeError
 from ..._module import field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ..._warn import warn
-from .._base.inference import at_inference
+from .._base.checks import as_axis, as_eps, as_number, as_size, jax_array
 from .._base.init import parameter_dtype
 from .._base.precision import accumulation_dtype, computes
-from .._base.shape import as_axis, as_eps, as_number, as_size, jax_array
 from .._base.sharding import explicit_mesh, parts, placed
 from .._base.state import State, StateIndex, check_state
-from .._base.stateful import StatefulLayer
+from .._base.stateful import StatefulLayer, at_inference
 from .batch_layout import Layout, laid_out
 from .norm import nan_if_infinite, squared
 

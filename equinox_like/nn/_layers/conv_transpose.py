@@ -11,10 +11,10 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from .._base.checks import as_size
 from .._base.init import Init, channels_first
 from .._base.precision import computes
-from .._base.shape import as_size
-from .convolution import (
+from .conv import (
     PADDING_MODES,
     Padding,
     conv_groups,

@@ -16,10 +16,9 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.init import Init, Layout, first_values
-from .._base.keys import split_key
+from .._base.checks import as_size, check_input, jax_array, parameter_shape
+from .._base.init import Init, Layout, first_values, split_key
 from .._base.precision import computes, in_float32
-from .._base.shape import as_size, check_input, jax_array, parameter_shape
 from .._base.sharding import explicit_mesh, like, parts, placed, split_by, thawed
 
 _ELLIPSIS = "..."

@@ -13,11 +13,9 @@ from ..._runtime.error_if import error_if
 from ..._tree.filters import is_array, is_number
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.draw import draw
-from .._base.init import Init, initialised, layout_of, parameter_dtype
-from .._base.keys import key_named
+from .._base.checks import as_size, check_input, jax_array, parameter_shape
+from .._base.init import Init, draw, initialised, key_named, layout_of, parameter_dtype
 from .._base.precision import cast_to_precision, computes, summed_in_float32
-from .._base.shape import as_size, check_input, jax_array, parameter_shape
 from .._base.sharding import explicit_mesh, matvec, parts, placed, thawed
 
 

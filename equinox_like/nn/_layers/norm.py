@@ -1,9 +1,7 @@
-"""`LayerNorm` and `RMSNorm`: normalise a whole array.
+"""Norms within one example: `LayerNorm`, `RMSNorm`, `GroupNorm`, `InstanceNorm`."""
 
-These norms, `GroupNorm` and `InstanceNorm` compute in at least float32 for any input
-dtype.
-"""
-
+import abc
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
@@ -12,20 +10,114 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree import is_array
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ..._warn import warn
+from .._base.checks import (
+    as_eps,
+    as_size,
+    check_channels_first,
+    check_input,
+    jax_array,
+    parameter_shape,
+)
 from .._base.init import parameter_dtype
 from .._base.precision import accumulation_dtype, computes
-from .._base.shape import as_eps, as_size, check_input, jax_array, parameter_shape
 from .._base.sharding import like
 from .._base.stateful import ABSENT, with_state
 
 _State = TypeVar("_State")
 
 
-class LayerNorm(Module):
+class _Norm(Module):
+    """What the norms share: their call, which passes a `state` on, and parameters."""
+
+    @abc.abstractmethod
+    def _normalised(self, x: ArrayLike) -> Array:
+        """The output, computed in a scope of the class's name."""
+
+    @overload
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
+
+    @overload
+    def __call__(
+        self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, _State]: ...
+
+    def __call__(
+        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: an array of the layer's `shape`. For `GroupNorm` and `InstanceNorm` an array
+            of shape `(channels, size_1, ..., size_n)`, with any number of spatial axes.
+        - `state`: returned unchanged, so that the layer can replace a stateful one.
+        - `key`: ignored.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`. It is computed in float32 at least; if the
+        squares are infinite there, it is NaN. If `state` was passed, the pair of that
+        array and `state`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x` has another shape or number of channels, or
+        for `GroupNorm` and `InstanceNorm` if what is normalised together is one number,
+        which has no variance.
+        """
+        y = self._normalised(x)
+        return y if state is ABSENT else with_state(self, y, state)
+
+
+class _ElementwiseNorm(_Norm):
+    """A norm of a whole array."""
+
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.LayerNorm`][]."""
+        dims: Any = (shape,) if np.ndim(shape) == 0 else shape
+        self.shape = tuple(as_size(self, "shape", size) for size in dims)
+        self.eps = as_eps(self, eps)
+        self.use_weight, self.use_bias = use_weight, use_bias
+        flags = use_weight, use_bias
+        self.weight, self.bias = parameters(self, self.shape, *flags, dtype)
+
+    def _computed(
+        self, x: ArrayLike, normalise: Callable[[Array, float], Array]
+    ) -> Array:
+        name = "weight" if self.use_weight else "bias"
+        shape = self.shape
+        if self.use_weight or self.use_bias:
+            shape = parameter_shape(self, name, len(shape)) or shape
+        check_input(self, x, shape)
+        x = jax_array(x)
+        accumulate = accumulation_dtype(x)
+        y = normalise(cast(x, accumulate), self.eps)
+        # The flags decide, not whether the parameters are `None`.
+        if self.use_weight:
+            y = like(cast(self.weight, accumulate), y) * y
+        if self.use_bias:
+            y = y + like(cast(self.bias, accumulate), y)
+        return cast(y, x.dtype)
+
+
+class LayerNorm(_ElementwiseNorm):
     r"""Normalises an array to mean 0 and variance 1, then scales and shifts each element.
 
     $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
@@ -49,13 +141,6 @@ class LayerNorm(Module):
         assert jnp.allclose(y.mean(axis=1), 0, atol=1e-6)
         ```
     """
-
-    shape: tuple[int, ...] = field(static=True)
-    eps: float = field(static=True)
-    use_weight: bool = field(static=True)
-    use_bias: bool = field(static=True)
-    weight: Array | None
-    bias: Array | None
 
     def __init__(
         self,
@@ -85,48 +170,18 @@ class LayerNorm(Module):
                 "LayerNorm's `elementwise_affine` was split in two: pass `use_weight` and "
                 "`use_bias` instead."
             )
-        self.shape = _dims(self, shape)
-        self.eps = as_eps(self, eps)
-        self.use_weight = use_weight
-        self.use_bias = use_bias
-        self.weight, self.bias = parameters(
-            self, self.shape, use_weight, use_bias, dtype
-        )
-
-    @overload
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
-
-    @overload
-    def __call__(
-        self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Array, _State]: ...
+        super().__init__(shape, eps, use_weight, use_bias, dtype)
 
     @computes("eqx.nn.LayerNorm")
-    def __call__(
-        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """**Arguments:**
+    def _normalised(self, x: ArrayLike) -> Array:
+        def standardise(x: Array, eps: float) -> Array:
+            centred, factor = _centred_and_factor(x, eps)
+            return centred * factor
 
-        - `x`: an array of shape `shape`.
-        - `state`: returned unchanged, so that the layer can replace a stateful one.
-        - `key`: ignored.
-
-        **Returns:**
-
-        An array of the shape and dtype of `x`. It is computed in float32 at least; if the
-        squares are infinite there, it is NaN. If `state` was passed, the pair of that
-        array and `state`.
-
-        **Raises:**
-
-        [`equinox_like.ShapeError`][] if `x` has another shape.
-        """
-        check_input(self, x, _wanted_shape(self))
-        y = _normalised(self, x, _standardise)
-        return y if state is ABSENT else with_state(self, y, state)
+        return self._computed(x, standardise)
 
 
-class RMSNorm(Module):
+class RMSNorm(_ElementwiseNorm):
     r"""Divides an array by its root mean square, then scales and shifts each element.
 
     $$y = \frac{x}{\sqrt{\mathrm{E}[|x|^2] + \varepsilon}} \odot w + b,$$
@@ -148,101 +203,202 @@ class RMSNorm(Module):
         ```
     """
 
-    shape: tuple[int, ...] = field(static=True)
+    @computes("eqx.nn.RMSNorm")
+    def _normalised(self, x: ArrayLike) -> Array:
+        return self._computed(x, lambda x, eps: x * _factor(x, eps).astype(x.dtype))
+
+
+class GroupNorm(_Norm):
+    r"""Normalises groups of channels to mean 0 and variance 1, then scales each channel.
+
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
+
+    where mean and (biased) variance run over each group's channels and their spatial axes,
+    and $w$ and $b$, one number for each channel, start as ones and zeros. From [Group
+    Normalization](https://arxiv.org/abs/1803.08494) (Wu, He 2018).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        norm = eqx.nn.GroupNorm(groups=2, channels=6)
+        y = norm(jnp.arange(24.0).reshape(6, 2, 2))
+        assert jnp.allclose(y[:3].mean(), 0, atol=1e-6)
+        ```
+    """
+
+    groups: int = field(static=True)
+    channels: int | None = field(static=True)
     eps: float = field(static=True)
-    use_weight: bool = field(static=True)
-    use_bias: bool = field(static=True)
+    channelwise_affine: bool = field(static=True)
     weight: Array | None
     bias: Array | None
 
     def __init__(
         self,
-        shape: int | Sequence[int],
+        groups: int,
+        channels: int | None = None,
         eps: float = 1e-5,
-        use_weight: bool = True,
-        use_bias: bool = True,
+        channelwise_affine: bool = True,
         dtype: DTypeLike | None = None,
     ):
-        """Arguments as for [`equinox_like.nn.LayerNorm`][]."""
-        self.shape = _dims(self, shape)
-        self.eps = as_eps(self, eps)
-        self.use_weight = use_weight
-        self.use_bias = use_bias
-        self.weight, self.bias = parameters(
-            self, self.shape, use_weight, use_bias, dtype
-        )
+        r"""**Arguments:**
 
-    @overload
-    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array: ...
+        - `groups`: the number of groups into which the channels are divided.
+        - `channels`: the size of the input's first axis, a multiple of `groups`. May be
+            left out without `channelwise_affine`.
+        - `eps`: $\varepsilon$ above.
+        - `channelwise_affine`: whether there are $w$ and $b$.
+        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
 
-    @overload
-    def __call__(
-        self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Array, _State]: ...
+        **Raises:**
 
-    @computes("eqx.nn.RMSNorm")
-    def __call__(
-        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """As for [`equinox_like.nn.LayerNorm`][]."""
-        check_input(self, x, _wanted_shape(self))
-        y = _normalised(self, x, _divide_by_rms)
-        return y if state is ABSENT else with_state(self, y, state)
+        `ValueError` if `channels` is not a multiple of `groups`, or is missing.
+        """
+        self.groups = as_size(self, "groups", groups, 1)
+        _set_channels(self, channels, eps, channelwise_affine, dtype)
+        if self.channels is not None and self.channels % self.groups != 0:
+            raise ValueError(
+                "GroupNorm takes a number of `channels` that is a multiple of "
+                f"`groups`; got {self.channels}, with {self.groups} groups."
+            )
+
+    @computes("eqx.nn.GroupNorm")
+    def _normalised(self, x: ArrayLike) -> Array:
+        x = _checked(self, x)
+        if len(x) % self.groups != 0:
+            raise ShapeError(
+                "GroupNorm takes an `x` whose first axis, the channels, is a multiple of "
+                f"its {self.groups} groups, but was given shape {x.shape}."
+            )
+        return _by_groups(self, x, self.groups, "group")
 
 
-def _dims(norm: Any, shape: int | Sequence[int]) -> tuple[int, ...]:
-    dims: Any = (shape,) if np.ndim(shape) == 0 else shape
-    return tuple(as_size(norm, "shape", size) for size in dims)
+class InstanceNorm(_Norm):
+    r"""Normalises each channel to mean 0 and variance 1, then scales and shifts it.
+
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
+
+    where mean and (biased) variance run over the spatial axes of each channel, and $w$ and
+    $b$, one number for each channel, start as ones and zeros. From [Instance
+    Normalization](https://arxiv.org/abs/1607.08022) (Ulyanov, Vedaldi, Lempitsky 2016),
+    where there are no $w$ and $b$: pass `channelwise_affine=False` for that. It is a
+    [`equinox_like.nn.GroupNorm`][] with as many groups as channels.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        norm = eqx.nn.InstanceNorm(3)
+        y = norm(jnp.arange(12.0).reshape(3, 2, 2))
+        assert jnp.allclose(y.mean(axis=(1, 2)), 0, atol=1e-6)
+        ```
+    """
+
+    channels: int | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        r"""**Arguments:**
+
+        - `channels`: the size of the input's first axis. May be left out without
+            `channelwise_affine`.
+        - `eps`: $\varepsilon$ above.
+        - `channelwise_affine`: whether there are $w$ and $b$.
+        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
+
+        **Raises:**
+
+        `ValueError` if `channels` is negative, or is missing.
+        """
+        _set_channels(self, channels, eps, channelwise_affine, dtype)
+
+    @computes("eqx.nn.InstanceNorm")
+    def _normalised(self, x: ArrayLike) -> Array:
+        x = _checked(self, x)
+        return _by_groups(self, x, len(x), "channel")
 
 
 def parameters(
-    norm: Any,
-    shape: tuple[int, ...],
-    use_weight: bool,
-    use_bias: bool,
-    dtype: DTypeLike | None,
+    norm: Any, shape: tuple[int, ...], use_weight: bool, use_bias: bool, dtype: Any
 ) -> tuple[Array | None, Array | None]:
     dtype = parameter_dtype(norm, dtype)
     weight = jnp.ones(shape, dtype) if use_weight else None
     return weight, jnp.zeros(shape, dtype) if use_bias else None
 
 
-def _wanted_shape(norm: LayerNorm | RMSNorm) -> tuple[int, ...]:
-    if not (norm.use_weight or norm.use_bias):
-        return norm.shape
-    name = "weight" if norm.use_weight else "bias"
-    shape = parameter_shape(norm, name, len(norm.shape))
-    return norm.shape if shape is None else shape
+def _set_channels(
+    norm: Any, channels: int | None, eps: float, affine: bool, dtype: Any
+) -> None:
+    if channels is None and affine:
+        raise ValueError(
+            f"{type(norm).__name__} needs to know `channels` for its weight and bias: pass "
+            "it, or `channelwise_affine=False`."
+        )
+    norm.channels = None if channels is None else as_size(norm, "channels", channels)
+    norm.eps = as_eps(norm, eps)
+    norm.channelwise_affine = affine
+    shape = (norm.channels or 0,)
+    norm.weight, norm.bias = parameters(norm, shape, affine, affine, dtype)
 
 
-def _normalised(
-    norm: LayerNorm | RMSNorm, x: ArrayLike, normalise: Callable[[Array, float], Array]
+def _checked(norm: GroupNorm | InstanceNorm, x: Any) -> Array:
+    channels = norm.channels
+    if norm.channelwise_affine:
+        (channels,) = parameter_shape(norm, "weight", 1) or (channels,)
+    check_channels_first(norm, x, channels)
+    return jax_array(x)
+
+
+def _by_groups(
+    norm: GroupNorm | InstanceNorm, x: Array, groups: int, part: str
 ) -> Array:
-    x = jax_array(x)
-    accumulate = accumulation_dtype(x)
-    y = normalise(cast(x, accumulate), norm.eps)
-    # The flags decide, not whether the parameters are `None`.
-    if norm.use_weight:
-        y = like(cast(norm.weight, accumulate), y) * y
-    if norm.use_bias:
-        y = y + like(cast(norm.bias, accumulate), y)
-    return cast(y, x.dtype)
+    shape = groups, len(x) // max(groups, 1)
+    if shape[1] * math.prod(x.shape[1:]) == 1:
+        raise ShapeError(
+            f"{type(norm).__name__} takes an `x` of shape (channels, size_1, ..., size_n) "
+            f"with more than one number in each {part}, but was given shape {x.shape}. A "
+            "single number is always normalised to 0."
+        )
+    grouped = x.astype(accumulation_dtype(x)).reshape(*shape, *x.shape[1:])
+    centred, factor = jax.vmap(lambda group: _centred_and_factor(group, norm.eps))(
+        grouped
+    )
+    y = centred.reshape(x.shape)
+    ones = (1,) * (x.ndim - 1)
+    factor = jnp.expand_dims(factor, range(1, x.ndim + 1))
+    factor = jnp.broadcast_to(factor, (*shape, *ones)).reshape(len(x), *ones)
+
+    def per_channel(parameter: Any) -> Any:
+        return like(cast(parameter, y.dtype).reshape(-1, *ones), y)
+
+    # The flag decides, not whether the parameters are `None`.
+    if norm.channelwise_affine:
+        # First the product of two numbers of each channel, which are few.
+        return (
+            y * (per_channel(norm.weight) * factor) + per_channel(norm.bias)
+        ).astype(x.dtype)
+    return (y * factor).astype(x.dtype)
 
 
-def _standardise(x: Array, eps: float) -> Array:
-    centred, factor = centred_and_factor(x, eps)
-    return centred * factor
-
-
-def centred_and_factor(x: Array, eps: float) -> tuple[Array, Array]:
+def _centred_and_factor(x: Array, eps: float) -> tuple[Array, Array]:
     """`x` with a mean of 0, and the factor that makes its variance 1."""
     # With `jnp.var`, programs of many layers take three times as long to compile.
     centred = x - jnp.mean(x)
     return centred, _factor(centred, eps)
-
-
-def _divide_by_rms(x: Array, eps: float) -> Array:
-    return x * _factor(x, eps).astype(x.dtype)
 
 
 def _factor(x: Array, eps: float) -> Array:

@@ -11,16 +11,16 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.callables import check_function
-from .._base.precision import accumulation_dtype
-from .._base.shape import (
+from .._base.checks import (
     as_padding,
     as_size,
+    check_function,
     check_input,
     check_length,
     jax_array,
     per_axis,
 )
+from .._base.precision import accumulation_dtype
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]
 

@@ -14,10 +14,7 @@ from ..._module import Module, field
 from ..._runtime.error_if import error_if
 from ..._tree.arrays import is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.init import Init, initialised, layout_of, parameter_dtype
-from .._base.keys import key_named
-from .._base.precision import cast_to_precision, in_float32, summed_in_float32
-from .._base.shape import (
+from .._base.checks import (
     as_even_size,
     as_size,
     as_theta,
@@ -25,6 +22,8 @@ from .._base.shape import (
     jax_array,
     parameter_shape,
 )
+from .._base.init import Init, initialised, key_named, layout_of, parameter_dtype
+from .._base.precision import cast_to_precision, in_float32, summed_in_float32
 from .._base.sharding import explicit_mesh, like, parts, placed
 from .rope import cos_and_sin, powers, row_positions
 

@@ -11,8 +11,8 @@ from jaxtyping import Array
 from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from .._base.checks import as_array, as_even_size, as_theta, check_input, jax_array
 from .._base.init import parameter_dtype
-from .._base.shape import as_array, as_even_size, as_theta, check_input, jax_array
 
 
 class RotaryPositionalEmbedding(Module):

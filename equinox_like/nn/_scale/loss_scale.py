@@ -21,8 +21,8 @@ from ..._tree.deleted import deleted_named
 from ..._tree.match import flatten_up_to
 from ..._tree.nodes import describe_node, path_str
 from ..._typing import ArrayLike
+from .._base.checks import as_number, as_size, described, jax_array
 from .._base.precision import accumulation_dtype
-from .._base.shape import as_number, as_size, described, jax_array
 
 _Tree = TypeVar("_Tree")
 

@@ -14,7 +14,7 @@ from ..._module.wrappers import check_forwards
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_nodes
 from ..._typing import DTypeLike
-from .._base.callables import check_layer
+from .._base.checks import check_layer
 from .._base.precision import cast, compute_dtype, floating, is_real
 from .._base.stateful import StatefulLayer, is_stateful, takes_key
 

@@ -16,10 +16,9 @@ from ..._tree.arrays import reusable
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_arrays
 from ..._typing import PRNGKeyArray
-from .._base.callables import as_layers, check_layer
-from .._base.keys import split_key
+from .._base.checks import as_axis, as_layers, check_layer, described, within
+from .._base.init import split_key
 from .._base.precision import computes
-from .._base.shape import as_axis, described, within
 from .._base.sharding import parts, split_by, varying_as
 from .._base.stateful import is_stateful, key_for
 from .stacked import Stacked, as_before, policy_of, shape_and_dtype, strongly_typed

@@ -19,12 +19,17 @@ from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
 from ..._typing import PRNGKeyArray
-from .._base.callables import as_layers, check_function
-from .._base.keys import split_key
+from .._base.checks import (
+    IF_AN_ENSEMBLE,
+    as_layers,
+    as_size,
+    check_function,
+    described,
+    within,
+)
+from .._base.init import build_stacked, split_key
 from .._base.precision import computes
-from .._base.shape import IF_AN_ENSEMBLE, as_size, described, within
 from .._base.sharding import parts, split_by, varying_as
-from .._base.stack import build_stacked
 from .._base.state import Marker, RowMarker, State, check_state, is_index, with_marker
 from .._base.stateful import (
     ABSENT,

@@ -13,10 +13,7 @@ from jaxtyping import Array
 from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.init import Init, dtype_of, first_values, gates
-from .._base.keys import split_key
-from .._base.precision import computes, in_float32
-from .._base.shape import (
+from .._base.checks import (
     as_divisor,
     as_size,
     check_dtype,
@@ -24,6 +21,8 @@ from .._base.shape import (
     jax_array,
     parameter_shape,
 )
+from .._base.init import Init, dtype_of, first_values, gates, split_key
+from .._base.precision import computes, in_float32
 from .._base.sharding import matvec
 
 

@@ -17,11 +17,10 @@ from ..._module import Module, field
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.callables import check_function, check_layer
-from .._base.keys import split_key
+from .._base.checks import as_size, check_function, check_layer, within
+from .._base.init import split_key
 from .._base.precision import computes
-from .._base.shape import as_size, within
-from .._layers.dropout import Dropout
+from .._layers.elementwise import Dropout
 from .scan_cell import as_sequence, scanned
 
 

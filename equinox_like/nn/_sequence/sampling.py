@@ -15,9 +15,9 @@ from ..._errors import ShapeError
 from ..._tree import is_array, is_array_like
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.keys import key_named
+from .._base.checks import as_size, check_scalar, jax_array
+from .._base.init import key_named
 from .._base.precision import accumulation_dtype
-from .._base.shape import as_size, check_scalar, jax_array
 
 
 def sample_logits(

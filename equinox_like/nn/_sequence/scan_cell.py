@@ -13,9 +13,8 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.arrays import is_typed_key, is_weak
 from ..._tree.nodes import describe_node
-from .._base.callables import check_layer
+from .._base.checks import check_layer, described, jax_array, taker_name, within
 from .._base.precision import cast_to_precision, is_half
-from .._base.shape import described, jax_array, taker_name, within
 from .._base.sharding import explicit_mesh, parts, varying_as
 
 
