@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._annotations import signature_of
 from ..._errors import MissingKeyError, NotAnArrayError, ShapeError
 from ..._module import Module
 from ..._tree.arrays import is_typed_key
@@ -87,9 +86,7 @@ def _holds_no_numbers(x: Any) -> bool:
 
 
 def _not_an_array(layer: Any, name: str, x: Any, hint: str = "") -> NotAnArrayError:
-    return NotAnArrayError(
-        f"{taker_name(layer)} takes an array as `{name}`; got {describe_node(x)}.{hint}"
-    )
+    return NotAnArrayError(_refusal(layer, "an array", name, describe_node(x), hint))
 
 
 def check_channels_first(layer: Any, x: Any, channels: int | None) -> None:
@@ -121,6 +118,13 @@ def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     return shape
 
 
+def check_columns(layer: Any, x: Any, weight: str = "weight", name: str = "x") -> None:
+    """`check_input` for what a matrix is multiplied by, if its shape is known."""
+    shape = parameter_shape(layer, weight, 2)
+    if shape is not None:
+        check_input(layer, x, shape[1:], name)
+
+
 IF_AN_ENSEMBLE = (
     "If it is an ensemble, built under `filter_vmap`, call it under `filter_vmap` as "
     "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
@@ -135,16 +139,11 @@ def within(path: str) -> Iterator[None]:
         yield
     except (ShapeError, MissingKeyError, NotAnArrayError) as error:
         # Changed in place, so that the traceback still leads to the inner layer.
-        message = str(error)
-        if message.startswith(_AT):
-            message = message.replace(_AT, f"{_AT}{path}.", 1)
-        else:
-            message = f"{_AT}{path}`: {message}"
-        error.args = (message,)
+        inner = str(error)
+        is_located = inner.startswith("At `")
+        rest = f".{inner[4:]}" if is_located else f"`: {inner}"
+        error.args = (f"At `{path}{rest}",)
         raise
-
-
-_AT = "At `"
 
 
 def described(tree: Any) -> str:
@@ -191,33 +190,56 @@ def taker_name(layer: Any) -> str:
     return (layer if isinstance(layer, type) else type(layer)).__name__
 
 
+def _refusal(taker: Any, wanted: str, name: str, given: str, fix: str = "") -> str:
+    return f"{taker_name(taker)} takes {wanted} as `{name}`; got {given}.{fix}"
+
+
+def wrong_value(
+    taker: Any, wanted: str, name: str, value: Any, fix: str = ""
+) -> ValueError:
+    return ValueError(_refusal(taker, wanted, name, repr(value), fix))
+
+
+def wrong_type(
+    taker: Any, wanted: str, name: str, value: Any, fix: str = ""
+) -> TypeError:
+    return TypeError(_refusal(taker, wanted, name, describe_node(value), fix))
+
+
 def check_scalar(layer: Any, name: str, value: Any, fix: str = "") -> None:
     if jnp.shape(value) != ():
-        raise ShapeError(
-            f"{taker_name(layer)} takes a scalar as `{name}`; got shape "
-            f"{jnp.shape(value)}.{fix}"
-        )
+        given = f"shape {jnp.shape(value)}"
+        raise ShapeError(_refusal(layer, "a scalar", name, given, fix))
+
+
+def _converted(
+    layer: Any, name: str, value: Any, wanted: str, convert: Callable[[Any], Any]
+) -> Any:
+    """`convert(value)`, unless that raises or is `None`: then it is not what is wanted."""
+    try:
+        converted = convert(value)
+    except (TypeError, ValueError):
+        converted = None
+    if converted is None:
+        raise wrong_value(layer, wanted, name, value)
+    return converted
 
 
 def as_size(layer: Any, name: str, value: Any, minimum: int = 0) -> int:
     """`value` as an int, after validating that it is an int of at least `minimum`."""
-    try:
-        if operator.index(value) >= minimum:
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise ValueError(
-        f"{taker_name(layer)} takes an int >= {minimum} as `{name}`; got {value!r}."
-    )
+
+    def convert(value: Any) -> int | None:
+        size = operator.index(value)
+        return size if size >= minimum else None
+
+    return _converted(layer, name, value, f"an int >= {minimum}", convert)
 
 
 def as_divisor(layer: Any, name: str, value: Any) -> int:
     """`as_size`, except that 0 is a `ZeroDivisionError`, as it is in Equinox."""
     size = as_size(layer, name, value)
     if size == 0:
-        raise ZeroDivisionError(
-            f"{taker_name(layer)} takes an int >= 1 as `{name}`; got 0."
-        )
+        raise ZeroDivisionError(_refusal(layer, "an int >= 1", name, "0"))
     return size
 
 
@@ -229,12 +251,12 @@ def as_number(
     is_valid: Callable[[float], bool] = lambda _: True,
 ) -> float:
     """`value` as a Python float, after validating that it is a number, and valid."""
-    try:
-        if not isinstance(value, str | bytes) and is_valid(float(value)):
-            return float(value)
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"{taker_name(layer)} takes {wanted} as `{name}`; got {value!r}.")
+
+    def convert(value: Any) -> float | None:
+        is_text = isinstance(value, str | bytes)
+        return None if is_text or not is_valid(float(value)) else float(value)
+
+    return _converted(layer, name, value, wanted, convert)
 
 
 def as_eps(layer: Any, value: Any) -> float:
@@ -249,24 +271,19 @@ def as_theta(layer: Any, value: Any) -> float:
 
 def check_dtype(layer: Any, name: str, dtype: Any, kind: Any = jnp.inexact) -> None:
     """Raises `ValueError` unless `dtype` is one of `kind`: inexact or floating."""
-    try:
+
+    def convert(dtype: Any) -> bool | None:
         is_given = dtype is not None and not is_typed_key(dtype)
-        if is_given and jnp.issubdtype(jnp.dtype(dtype), kind):
-            return
-    except TypeError:
-        pass
+        return (is_given and jnp.issubdtype(jnp.dtype(dtype), kind)) or None
+
     wanted = "a floating or complex" if kind is jnp.inexact else "a real floating"
-    raise ValueError(
-        f"{taker_name(layer)} takes {wanted} dtype as `{name}`; got {dtype!r}."
-    )
+    _converted(layer, name, dtype, f"{wanted} dtype", convert)
 
 
 def as_even_size(layer: Any, name: str, value: Any) -> int:
     size = as_size(layer, name, value)
     if size % 2 != 0:
-        raise ValueError(
-            f"{type(layer).__name__} takes an even number as `{name}`; got {value}."
-        )
+        raise wrong_value(layer, "an even number", name, size)
     return size
 
 
@@ -276,9 +293,7 @@ def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scala
         return as_size(layer, name, value)
     if value == "scalar":
         return "scalar"
-    raise ValueError(
-        f'{type(layer).__name__} takes an int >= 0 or "scalar" as `{name}`; got {value!r}.'
-    )
+    raise wrong_value(layer, 'an int >= 0 or "scalar"', name, value)
 
 
 def per_axis(
@@ -289,10 +304,7 @@ def per_axis(
         return (as_size(layer, name, value, minimum),) * length
     if isinstance(value, Sequence):
         return tuple(as_size(layer, name, each, minimum) for each in value)
-    raise ValueError(
-        f"{type(layer).__name__} takes an int or a sequence of {length} ints as "
-        f"`{name}`; got {value!r}."
-    )
+    raise wrong_value(layer, f"an int or a sequence of {length} ints", name, value)
 
 
 def check_length(layer: Any, name: str, value: Sequence[Any], length: int) -> None:
@@ -306,40 +318,33 @@ def check_length(layer: Any, name: str, value: Sequence[Any], length: int) -> No
 
 def as_axis(layer: Any, name: str, value: Any) -> int:
     """`value` as an int, after validating that it is one."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        pass
-    raise ValueError(f"{type(layer).__name__} takes an int as `{name}`; got {value!r}.")
+    return _converted(layer, name, value, "an int", operator.index)
 
 
 def as_axes(layer: Any, name: str, value: Any) -> tuple[int, ...]:
     """`value` as a tuple of ints, after validating that it is a sequence of these."""
-    try:
-        return tuple(operator.index(each) for each in value)
-    except TypeError:
-        pass
-    raise ValueError(
-        f"{type(layer).__name__} takes a sequence of ints as `{name}`; got {value!r}."
-    )
+
+    def convert(value: Any) -> tuple[int, ...]:
+        return tuple(map(operator.index, value))
+
+    return _converted(layer, name, value, "a sequence of ints", convert)
 
 
 def as_padding(layer: Any, value: Any, length: int) -> tuple[tuple[int, int], ...]:
     """The padding `(before, after)` of each axis, from an int, ints or pairs."""
-    each: Any = (value,) * length if isinstance(value, SupportsIndex) else value
-    try:
-        each = tuple(each)
+
+    def convert(value: Any) -> tuple[tuple[int, int], ...] | None:
+        is_one = isinstance(value, SupportsIndex)
+        each: Any = (value,) * length if is_one else tuple(value)
         if all(isinstance(p, SupportsIndex) for p in each):
             each = tuple((p, p) for p in each)
         pairs = tuple((operator.index(low), operator.index(high)) for low, high in each)
-        if len(pairs) == length:
-            return pairs
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(
-        f"{type(layer).__name__} takes an int, a sequence of {length} ints, or one of "
-        f"{length} pairs (before, after) as `padding`; got {value!r}."
+        return pairs if len(pairs) == length else None
+
+    wanted = (
+        f"an int, a sequence of {length} ints, or one of {length} pairs (before, after)"
     )
+    return _converted(layer, "padding", value, wanted, convert)
 
 
 def refuse_layer_class(taker: str, name: str, layer: Any) -> None:
@@ -348,25 +353,8 @@ def refuse_layer_class(taker: str, name: str, layer: Any) -> None:
     A class is callable, so a call of it would return a new layer instead of an array.
     """
     if isinstance(layer, type) and issubclass(layer, Module):
-        raise TypeError(
-            f"{taker} takes a layer as `{name}`; got the class {layer.__name__}. Write "
-            f"`{layer.__name__}(...)`."
-        )
-
-
-def refuse_model(make_model: Any) -> None:
-    """Raises `TypeError` for a model in place of its class: its call takes a state."""
-    if not isinstance(make_model, Module):
-        return
-    # The call of the class: a wrapper of a factory has the signature of the factory.
-    if "state" in signature_of(type(make_model).__call__).parameters:
-        name = type(make_model).__name__
-        raise TypeError(
-            "`make_with_state` takes a class, or a function that returns a model, as "
-            f"`make_model`; got {describe_node(make_model)}. Write "
-            f"`make_with_state({name})(...)`, with the arguments of `{name}` in the second "
-            "call."
-        )
+        given, fix = f"the class {layer.__name__}", f" Write `{layer.__name__}(...)`."
+        raise TypeError(_refusal(taker, "a layer", name, given, fix))
 
 
 def check_layer(
@@ -382,9 +370,7 @@ def check_function(
 ) -> None:
     """Raises `TypeError` unless `function` can be called."""
     if not callable(function):
-        raise TypeError(
-            f"{taker} takes {wanted} as `{name}`; got {describe_node(function)}."
-        )
+        raise wrong_type(taker, wanted, name, function)
 
 
 def as_layers(taker: str, name: str, layers: Iterable[Any]) -> tuple[Any, ...]:
@@ -392,10 +378,8 @@ def as_layers(taker: str, name: str, layers: Iterable[Any]) -> tuple[Any, ...]:
     try:
         iterator = iter(layers)
     except TypeError:
-        raise TypeError(
-            f"{taker} takes a list of layers as `{name}`; got {describe_node(layers)}. "
-            f"Write `{taker}([...])`."
-        ) from None
+        fix = f" Write `{taker}([...])`."
+        raise wrong_type(taker, "a list of layers", name, layers, fix) from None
     found = tuple(iterator)
     for i, layer in enumerate(found):
         refuse_layer_class(taker, f"{name}[{i}]", layer)

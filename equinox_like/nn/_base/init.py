@@ -122,20 +122,37 @@ def uniform(
 
 def first_values(
     layer: Any,
-    name: str,
-    init: Init | None,
     key: PRNGKeyArray,
-    shape: Sequence[int],
     limit: float,
     dtype: DTypeLike | None,
+    **parameters: tuple[Init | None, Sequence[int] | None],
+) -> Iterator[Any]:
+    """The initial value of each parameter, in order, with a PRNG key of its own.
+
+    It is by the `init` of a pair `(init, shape)`, or uniform if that is `None`. If the
+    shape is `None`, there is no such parameter.
+    """
+    keys = split_key(key, len(parameters), layer)
+    for each_key, (name, (init, shape)) in zip(keys, parameters.items(), strict=True):
+        if shape is None:
+            yield None
+        elif init is None:
+            yield uniform(each_key, shape, limit, parameter_dtype(layer, dtype))
+        else:
+            yield first_value(layer, name, init, each_key, tuple(shape), dtype)
+
+
+def first_value(
+    layer: Any,
+    name: str,
+    init: Init,
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+    dtype: DTypeLike | None,
 ) -> Array:
-    """The initial value of the parameter `name`: by `init`, or uniform for `None`."""
-    dtype = parameter_dtype(layer, dtype)
-    if init is None:
-        return uniform(key, shape, limit, dtype)
-    layout = layout_of(layer, name)
-    at = f"{type(layer).__name__}.{name}"
-    return initialised(init, key, tuple(shape), dtype, layout, at)
+    """The initial value of the parameter `name`, by `init`."""
+    dtype, at = parameter_dtype(layer, dtype), f"{type(layer).__name__}.{name}"
+    return initialised(init, key, shape, dtype, layout_of(layer, name), at)
 
 
 def initialised(

@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 import wadler_lindig as wl
 from jaxtyping import Array
 
+from ..._annotations import signature_of
 from ..._io.faults import BEFORE_STATE
 from ..._module import Module, field
 from ..._module.construct import filled
@@ -25,7 +26,7 @@ from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
-from .checks import check_function, described, refuse_layer_class, refuse_model
+from .checks import check_function, described, refuse_layer_class, wrong_type
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -151,10 +152,8 @@ class State(Cached):
         """
         refuse_layer_class("State", "model", model)
         if isinstance(model, Iterator):
-            raise TypeError(
-                f"State takes a model as `model`; got {describe_node(model)}. Write "
-                "`State(list(...))`."
-            )
+            fix = " Write `State(list(...))`."
+            raise wrong_type("State", "a model", "model", model, fix)
         values = {}
         for path, index in _indices(model):
             if isinstance(index.init, _Deleted):
@@ -274,11 +273,11 @@ class State(Cached):
 def check_state(layer: Any, state: Any) -> None:
     """Raises `TypeError` unless a layer was called with a `State`."""
     if not isinstance(state, State):
-        raise TypeError(
-            f"{type(layer).__name__} takes a `State` as `state`; got "
-            f"{describe_node(state)}. Build the model by `make_with_state`, which "
-            "returns `(model, state)`, and pass that state to the call."
+        fix = (
+            " Build the model by `make_with_state`, which returns `(model, state)`, and "
+            "pass that state to the call."
         )
+        raise wrong_type(layer, "a `State`", "state", state, fix)
 
 
 def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, State]]:
@@ -306,21 +305,33 @@ def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, Stat
     """
 
     check_function("`make_with_state`", "make_model", make_model)
-    refuse_model(make_model)
+    # The call of the class: a wrapper of a factory has the signature of the factory.
+    cls: Any = type(make_model)
+    if issubclass(cls, Module) and "state" in signature_of(cls.__call__).parameters:
+        name = cls.__name__
+        fix = (
+            f" Write `make_with_state({name})(...)`, with the arguments of `{name}` in "
+        )
+        wanted = "a class, or a function that returns a model,"
+        raise wrong_type(
+            "`make_with_state`",
+            wanted,
+            "make_model",
+            make_model,
+            fix + "the second call.",
+        )
 
     @functools.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:
         model = make_model(*args, **kwargs)
         root = type(model).__name__
-        model = jtu.tree_map_with_path(
-            lambda path, node: (
-                with_marker(node, root + jtu.keystr(path)) if is_index(node) else node
-            ),
-            model,
-            is_leaf=is_index,
-        )
-        state = State(model)
-        return delete_init_state(model), state
+
+        def named(path: Any, node: Any) -> Any:
+            marker = root + jtu.keystr(path)
+            return with_marker(node, marker) if is_index(node) else node
+
+        model = jtu.tree_map_with_path(named, model, is_leaf=is_index)
+        return delete_init_state(model), State(model)
 
     return make
 

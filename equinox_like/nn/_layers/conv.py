@@ -1,8 +1,7 @@
 """`Conv` for any number of spatial axes, and what it shares with `ConvTranspose`."""
 
-import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,8 +21,9 @@ from .._base.checks import (
     jax_array,
     parameter_shape,
     per_axis,
+    wrong_value,
 )
-from .._base.init import Init, channels_first, first_values, split_key
+from .._base.init import Init, channels_first, first_values
 from .._base.precision import computes, in_float32
 from .._base.sharding import parts, placed
 
@@ -55,10 +55,11 @@ def conv_padding(conv: Any, value: Any) -> str | tuple[tuple[int, int], ...]:
 def one_of(conv: Any, name: str, value: Any, words: Collection[str]) -> str:
     if isinstance(value, str) and value.upper() in words:
         return value.upper()
-    raise ValueError(
-        f"{type(conv).__name__} takes one of {', '.join(words)} as `{name}`; got "
-        f"{value!r}."
-    )
+    raise wrong_value(conv, f"one of {', '.join(words)}", name, value)
+
+
+def optional_dtype(dtype: DTypeLike | None) -> np.dtype | None:
+    return None if dtype is None else jnp.dtype(dtype)
 
 
 def conv_groups(conv: Any, value: Any) -> int:
@@ -78,17 +79,14 @@ def conv_parameters(
     key: PRNGKeyArray,
     weight_init: Init | None,
     bias_init: Init | None,
-) -> tuple[Array, Array | None]:
+) -> Iterator[Any]:
     """The weight and bias of a layer, whose size fields must be set before."""
     per_group = conv.in_channels // conv.groups
     limit = 1 / math.sqrt(per_group * math.prod(conv.kernel_size))
-    weight_key, bias_key = split_key(key, 2, conv)
-    first = functools.partial(first_values, conv, limit=limit, dtype=dtype)
-    shape = conv.out_channels, per_group, *conv.kernel_size
-    weight = first("weight", weight_init, weight_key, shape)
-    shape = conv.out_channels, *(1,) * conv.num_spatial_dims
-    bias = first("bias", bias_init, bias_key, shape) if conv.use_bias else None
-    return weight, bias
+    weight = weight_init, (conv.out_channels, per_group, *conv.kernel_size)
+    bias_shape = conv.out_channels, *(1,) * conv.num_spatial_dims
+    bias = bias_init, bias_shape if conv.use_bias else None
+    return first_values(conv, key, limit, dtype, weight=weight, bias=bias)
 
 
 def convolved(
@@ -101,7 +99,10 @@ def convolved(
 ) -> Array:
     """Calls a layer. `pad(conv, x, kernel_size)` returns `x`, padded with elements of its
     own if the mode says so, and the padding with zeros, which JAX adds."""
-    _check_channels(conv, x)
+    n = conv.num_spatial_dims
+    shape = parameter_shape(conv, "weight", n + 2)
+    channels = None if shape is None else shape[1] * conv.groups
+    check_input(conv, x, (channels,) + (None,) * n)
     x, weight = jax_array(x), jax_array(conv.weight)
 
     def apply(x, weight, bias):
@@ -143,13 +144,6 @@ def _default_sharding(conv: Any, x: Array, weight: Array) -> PartitionSpec | Non
     if channels is None and not any(of_weight) and not is_padded:
         return None
     return PartitionSpec(None if of_weight[0] in space else of_weight[0], *space)
-
-
-def _check_channels(conv: Any, x: Any) -> None:
-    n = conv.num_spatial_dims
-    shape = parameter_shape(conv, "weight", n + 2)
-    channels = None if shape is None else shape[1] * conv.groups
-    check_input(conv, x, (channels,) + (None,) * n)
 
 
 class Conv(Module):
@@ -254,10 +248,7 @@ class Conv(Module):
         self.groups = conv_groups(self, groups)
         self.use_bias = use_bias
         self.padding_mode = one_of(self, "padding_mode", padding_mode, PADDING_MODES)
-        preferred = preferred_element_type
-        self.preferred_element_type = (
-            None if preferred is None else jnp.dtype(preferred)
-        )
+        self.preferred_element_type = optional_dtype(preferred_element_type)
 
         inits = weight_init, bias_init
         self.weight, self.bias = conv_parameters(self, dtype, key, *inits)
@@ -315,18 +306,12 @@ class _ConvNd(Conv):
         bias_init: Init | None = None,
     ):
         """Arguments as for [`equinox_like.nn.Conv`][]."""
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation
+        options = groups, use_bias, padding_mode, dtype
         super().__init__(
             self._num_spatial_dims,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            use_bias,
-            padding_mode,
-            dtype,
+            *sizes,
+            *options,
             key=key,
             preferred_element_type=preferred_element_type,
             weight_init=weight_init,

@@ -23,6 +23,7 @@ from .conv import (
     conv_per_axis,
     convolved,
     one_of,
+    optional_dtype,
 )
 
 
@@ -136,10 +137,7 @@ class ConvTranspose(Module):
         self.groups = conv_groups(self, groups)
         self.use_bias = use_bias
         self.padding_mode = one_of(self, "padding_mode", padding_mode, PADDING_MODES)
-        preferred = preferred_element_type
-        self.preferred_element_type = (
-            None if preferred is None else jnp.dtype(preferred)
-        )
+        self.preferred_element_type = optional_dtype(preferred_element_type)
         _check_output_padding(self)
         _check_padding_mode(self)
         inits = weight_init, bias_init
@@ -197,19 +195,14 @@ class _ConvTransposeNd(ConvTranspose):
         bias_init: Init | None = None,
     ):
         """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
+        sizes = in_channels, out_channels, kernel_size, stride
+        options = dilation, groups, use_bias, padding_mode, dtype
         super().__init__(
             self._num_spatial_dims,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
+            *sizes,
             padding,
             output_padding,
-            dilation,
-            groups,
-            use_bias,
-            padding_mode,
-            dtype,
+            *options,
             key=key,
             preferred_element_type=preferred_element_type,
             weight_init=weight_init,

@@ -1,7 +1,6 @@
 """`Einsum`: a linear map between axes of an array, given by an einsum equation."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.checks import as_size, check_input, jax_array, parameter_shape
-from .._base.init import Init, Layout, first_values, split_key
+from .._base.init import Init, Layout, first_values
 from .._base.precision import computes, in_float32
 from .._base.sharding import explicit_mesh, like, parts, placed, split_by, thawed
 
@@ -101,12 +100,10 @@ class Einsum(Module):
         sizes = _checked_sizes(self, axes, sizes)
         fan_in = math.prod(sizes[name] for name in axes.summed)
         limit = 1 / math.sqrt(fan_in) if fan_in else 1.0
-        weight_key, bias_key = split_key(key, 2, self)
-        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
-        shape = [sizes[name] for name in axes.weight]
-        self.weight = first("weight", weight_init, weight_key, shape)
-        shape = [sizes[name] for name in axes.bias]
-        self.bias = first("bias", bias_init, bias_key, shape) if use_bias else None
+        weight = weight_init, [sizes[name] for name in axes.weight]
+        bias = bias_init, [sizes[name] for name in axes.bias] if use_bias else None
+        parameters = first_values(self, key, limit, dtype, weight=weight, bias=bias)
+        self.weight, self.bias = parameters
 
     @property
     def _layouts(self) -> dict[str, Layout]:

@@ -13,8 +13,14 @@ from ..._runtime.error_if import error_if
 from ..._tree.filters import is_array, is_number
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import as_size, check_input, jax_array, parameter_shape
-from .._base.init import Init, draw, initialised, key_named, layout_of, parameter_dtype
+from .._base.checks import (
+    as_size,
+    check_columns,
+    check_input,
+    jax_array,
+    parameter_shape,
+)
+from .._base.init import Init, draw, first_value, key_named, parameter_dtype
 from .._base.precision import cast_to_precision, computes, summed_in_float32
 from .._base.sharding import explicit_mesh, matvec, parts, placed, thawed
 
@@ -139,9 +145,7 @@ class Embedding(Module):
 
         An array of shape `(num_embeddings,)`: how well each row agrees with `x`.
         """
-        shape = parameter_shape(self, "weight", 2)
-        if shape is not None:
-            check_input(self, x, shape[1:])
+        check_columns(self, x)
         return matvec(self.weight, jax_array(x))
 
 
@@ -162,12 +166,11 @@ def _first_weight(
         as_size(embedding, "num_embeddings", number),
         as_size(embedding, "embedding_size", size),
     )
-    dtype = parameter_dtype(embedding, dtype)
-    layout = layout_of(embedding, "weight")
     with key_named(key, embedding):
         if init is None:
+            dtype = parameter_dtype(embedding, dtype)
             return draw(jax.random.normal, key, shape, dtype)
-        return initialised(init, key, shape, dtype, layout, "Embedding.weight")
+        return first_value(embedding, "weight", init, key, shape, dtype)
 
 
 def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:

@@ -1,6 +1,5 @@
 """`Linear` and `Identity`, and `MLP`: linear layers with activations between them."""
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.checks import (
     as_size,
     as_size_or_scalar,
+    check_columns,
     check_input,
     check_layer,
     jax_array,
@@ -107,10 +107,14 @@ class Linear(Module):
         out_size = as_size_or_scalar(self, "out_features", out_features)
         rows, columns = _count(out_size), _count(in_size)
         limit = 1 / math.sqrt(columns) if columns else 1.0
-        weight_key, bias_key = split_key(key, 2, self)
-        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
-        self.weight = first("weight", weight_init, weight_key, (rows, columns))
-        self.bias = first("bias", bias_init, bias_key, (rows,)) if use_bias else None
+        self.weight, self.bias = first_values(
+            self,
+            key,
+            limit,
+            dtype,
+            weight=(weight_init, (rows, columns)),
+            bias=(bias_init, (rows,) if use_bias else None),
+        )
         self.in_features = in_size
         self.out_features = out_size
         self.use_bias = use_bias
@@ -139,12 +143,12 @@ class Linear(Module):
 
         [`equinox_like.ShapeError`][] if `x` has another shape.
         """
-        weight_shape = parameter_shape(self, "weight", 2)
         if self.in_features == "scalar":
+            parameter_shape(self, "weight", 2)  # refuses an ensemble
             check_input(self, x, ())
             x = jnp.reshape(x, (1,))
-        elif weight_shape is not None:
-            check_input(self, x, weight_shape[1:])
+        else:
+            check_columns(self, x)
         y = product(_product, jax_array(x), self.weight, out_sharding)
         if self.bias is not None:
             bias = self.bias if out_sharding is None else like(self.bias, y)

@@ -82,15 +82,9 @@ class _ElementwiseNorm(_Norm):
     weight: Array | None
     bias: Array | None
 
-    def __init__(
-        self,
-        shape: int | Sequence[int],
-        eps: float = 1e-5,
-        use_weight: bool = True,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-    ):
-        """Arguments as for [`equinox_like.nn.LayerNorm`][]."""
+    def _set_up(
+        self, shape: Any, eps: float, use_weight: bool, use_bias: bool, dtype: Any
+    ) -> None:
         dims: Any = (shape,) if np.ndim(shape) == 0 else shape
         self.shape = tuple(as_size(self, "shape", size) for size in dims)
         self.eps = as_eps(self, eps)
@@ -170,7 +164,7 @@ class LayerNorm(_ElementwiseNorm):
                 "LayerNorm's `elementwise_affine` was split in two: pass `use_weight` and "
                 "`use_bias` instead."
             )
-        super().__init__(shape, eps, use_weight, use_bias, dtype)
+        self._set_up(shape, eps, use_weight, use_bias, dtype)
 
     @computes("eqx.nn.LayerNorm")
     def _normalised(self, x: ArrayLike) -> Array:
@@ -202,6 +196,17 @@ class RMSNorm(_ElementwiseNorm):
         assert jnp.allclose((y**2).mean(axis=1), 1, atol=1e-4)
         ```
     """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        """Arguments as for [`equinox_like.nn.LayerNorm`][]."""
+        self._set_up(shape, eps, use_weight, use_bias, dtype)
 
     @computes("eqx.nn.RMSNorm")
     def _normalised(self, x: ArrayLike) -> Array:

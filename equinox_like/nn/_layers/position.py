@@ -22,7 +22,7 @@ from .._base.checks import (
     jax_array,
     parameter_shape,
 )
-from .._base.init import Init, initialised, key_named, layout_of, parameter_dtype
+from .._base.init import Init, first_value, key_named
 from .._base.precision import cast_to_precision, in_float32, summed_in_float32
 from .._base.sharding import explicit_mesh, like, parts, placed
 from .rope import cos_and_sin, powers, row_positions
@@ -85,12 +85,10 @@ class LearnedPositionalEmbedding(Module):
         self.embedding_size = as_size(self, "embedding_size", embedding_size)
         self.check_bounds = check_bounds
         shape = self.max_length, self.embedding_size
-        dtype = parameter_dtype(self, dtype)
         if weight_init is None:
             weight_init = jax.nn.initializers.normal(_STANDARD_DEVIATION)
-        layout, at = layout_of(self, "weight"), f"{type(self).__name__}.weight"
         with key_named(key, self):
-            self.weight = initialised(weight_init, key, shape, dtype, layout, at)
+            self.weight = first_value(self, "weight", weight_init, key, shape, dtype)
 
     @jax.named_scope("eqx.nn.LearnedPositionalEmbedding")
     def __call__(

@@ -1,10 +1,8 @@
 """`GRUCell` and `LSTMCell`: one step of a recurrent network."""
 
-import functools
 import math
 from collections.abc import Sequence
-from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +14,66 @@ from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.checks import (
     as_divisor,
     as_size,
+    check_columns,
     check_dtype,
-    check_input,
     jax_array,
-    parameter_shape,
 )
-from .._base.init import Init, dtype_of, first_values, gates, split_key
+from .._base.init import Init, Layout, dtype_of, first_values, gates
 from .._base.precision import computes, in_float32
 from .._base.sharding import matvec
 
 
-class GRUCell(Module):
+class _Cell(Module):
+    """The parameters of a cell: those of its gates, one below the other."""
+
+    weight_ih: Array
+    weight_hh: Array
+    bias: Array | None
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    use_bias: bool = field(static=True)
+
+    _gates: ClassVar[int]
+
+    def _set_up(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool,
+        dtype: Any,
+        key: Any,
+        *inits: Any,
+    ) -> None:
+        self.input_size = as_size(self, "input_size", sizes[0])
+        self.hidden_size = size = as_divisor(self, "hidden_size", sizes[1])
+        self.use_bias = use_bias
+        rows = self._gates * size
+        weight_init, bias_init = inits
+        parameters: dict[str, Any] = {
+            "weight_ih": (weight_init, (rows, self.input_size)),
+            "weight_hh": (weight_init, (rows, size)),
+            "bias": (bias_init, (rows,) if use_bias else None),
+        }
+        if isinstance(self, GRUCell):
+            parameters["bias_n"] = bias_init, (size,) if use_bias else None
+        drawn = first_values(self, key, math.sqrt(1 / size), dtype, **parameters)
+        for name, value in zip(parameters, drawn, strict=True):
+            setattr(self, name, value)
+
+    @property
+    def _layouts(self) -> dict[str, Layout]:
+        return dict.fromkeys(("weight_ih", "weight_hh"), gates(self._gates))
+
+    def _zeros(self, dtype: DTypeLike | None) -> Array:
+        weight = self.weight_hh
+        if dtype is None:
+            # An object in place of an array may have neither a dtype nor a shape.
+            dtype = weight.dtype if hasattr(weight, "dtype") else dtype_of(weight)
+        check_dtype("`init_state`", "dtype", dtype)
+        return jnp.zeros(getattr(weight, "shape", (self.hidden_size,))[-1:], dtype)
+
+
+class GRUCell(_Cell):
     r"""One step of a gated recurrent unit.
 
     $$r = \sigma(W_r x + U_r h + b_r), \qquad z = \sigma(W_z x + U_z h + b_z),$$
@@ -53,15 +100,9 @@ class GRUCell(Module):
         ```
     """
 
-    weight_ih: Array
-    weight_hh: Array
-    bias: Array | None
     bias_n: Array | None
-    input_size: int = field(static=True)
-    hidden_size: int = field(static=True)
-    use_bias: bool = field(static=True)
 
-    _layouts = MappingProxyType({"weight_ih": gates(3), "weight_hh": gates(3)})
+    _gates = 3
 
     def __init__(
         self,
@@ -88,20 +129,8 @@ class GRUCell(Module):
 
         `ValueError` if a size is negative, `ZeroDivisionError` if `hidden_size` is 0.
         """
-        self.input_size = as_size(self, "input_size", input_size)
-        self.hidden_size = as_divisor(self, "hidden_size", hidden_size)
-        self.use_bias = use_bias
-        size = self.hidden_size
-        ih_key, hh_key, bias_key, bias_n_key = split_key(key, 4, self)
-        limit = math.sqrt(1 / size)
-        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
-        shape = 3 * size, self.input_size
-        self.weight_ih = first("weight_ih", weight_init, ih_key, shape)
-        self.weight_hh = first("weight_hh", weight_init, hh_key, (3 * size, size))
-        self.bias = self.bias_n = None
-        if use_bias:
-            self.bias = first("bias", bias_init, bias_key, (3 * size,))
-            self.bias_n = first("bias_n", bias_init, bias_n_key, (size,))
+        sizes, inits = (input_size, hidden_size), (weight_init, bias_init)
+        self._set_up(sizes, use_bias, dtype, key, *inits)
 
     @computes("eqx.nn.GRUCell")
     def __call__(
@@ -121,8 +150,8 @@ class GRUCell(Module):
 
         [`equinox_like.ShapeError`][] if one of the two has another shape.
         """
-        _check(self, "weight_ih", input, "input")
-        _check(self, "weight_hh", hidden, "hidden")
+        check_columns(self, input, "weight_ih", "input")
+        check_columns(self, hidden, "weight_hh", "hidden")
         hidden = jax_array(hidden)
         from_input = matvec(self.weight_ih, jax_array(input))
         # The flag decides, not whether the bias is `None`.
@@ -139,10 +168,10 @@ class GRUCell(Module):
 
     def init_state(self, *, dtype: DTypeLike | None = None) -> Array:
         """Zeros to start from; by default of the weight's dtype."""
-        return _zeros(self, dtype)
+        return self._zeros(dtype)
 
 
-class LSTMCell(Module):
+class LSTMCell(_Cell):
     r"""One step of a long short-term memory.
 
     $$i, f, o = \sigma(W_{i, f, o}\, x + U_{i, f, o}\, h + b_{i, f, o}), \qquad
@@ -171,14 +200,7 @@ class LSTMCell(Module):
         ```
     """
 
-    weight_ih: Array
-    weight_hh: Array
-    bias: Array | None
-    input_size: int = field(static=True)
-    hidden_size: int = field(static=True)
-    use_bias: bool = field(static=True)
-
-    _layouts = MappingProxyType({"weight_ih": gates(4), "weight_hh": gates(4)})
+    _gates = 4
 
     def __init__(
         self,
@@ -192,18 +214,8 @@ class LSTMCell(Module):
         bias_init: Init | None = None,
     ):
         """Arguments as for [`equinox_like.nn.GRUCell`][]."""
-        self.input_size = as_size(self, "input_size", input_size)
-        self.hidden_size = as_divisor(self, "hidden_size", hidden_size)
-        self.use_bias = use_bias
-        size = self.hidden_size
-        ih_key, hh_key, bias_key = split_key(key, 3, self)
-        limit = math.sqrt(1 / size)
-        first = functools.partial(first_values, self, limit=limit, dtype=dtype)
-        shape = 4 * size, self.input_size
-        self.weight_ih = first("weight_ih", weight_init, ih_key, shape)
-        self.weight_hh = first("weight_hh", weight_init, hh_key, (4 * size, size))
-        shape = (4 * size,)
-        self.bias = first("bias", bias_init, bias_key, shape) if use_bias else None
+        sizes, inits = (input_size, hidden_size), (weight_init, bias_init)
+        self._set_up(sizes, use_bias, dtype, key, *inits)
 
     @computes("eqx.nn.LSTMCell")
     def __call__(
@@ -229,9 +241,9 @@ class LSTMCell(Module):
         `hidden` is not a pair.
         """
         h, c = _pair(self, hidden)
-        _check(self, "weight_ih", input, "input")
-        _check(self, "weight_hh", h, "hidden[0]")
-        _check(self, "weight_hh", c, "hidden[1]")
+        check_columns(self, input, "weight_ih", "input")
+        check_columns(self, h, "weight_hh", "hidden[0]")
+        check_columns(self, c, "weight_hh", "hidden[1]")
         total = matvec(self.weight_ih, jax_array(input)) + matvec(
             self.weight_hh, jax_array(h)
         )
@@ -244,32 +256,15 @@ class LSTMCell(Module):
 
     def init_state(self, *, dtype: DTypeLike | None = None) -> tuple[Array, Array]:
         """A pair of zeros to start from; by default of the weight's dtype."""
-        return _zeros(self, dtype), _zeros(self, dtype)
-
-
-def _check(cell: Any, weight: str, x: Any, name: str) -> None:
-    shape = parameter_shape(cell, weight, 2)
-    if shape is not None:
-        check_input(cell, x, shape[1:], name)
+        return self._zeros(dtype), self._zeros(dtype)
 
 
 def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
     if not isinstance(hidden, tuple | list) or len(hidden) != 2:
         shape = getattr(hidden, "shape", None)
-        given = describe_node(hidden)
-        if shape is not None:
-            given = f"an array of shape {shape}"
+        given = describe_node(hidden) if shape is None else f"an array of shape {shape}"
         raise TypeError(
             f"{type(cell).__name__} takes the pair `(h, c)` as `hidden`, a tuple; got "
             f"{given}. `cell.init_state()` makes one."
         )
     return hidden[0], hidden[1]
-
-
-def _zeros(cell: Any, dtype: DTypeLike | None) -> Array:
-    weight = cell.weight_hh
-    if dtype is None:
-        # An object in place of an array may have neither a dtype nor a shape.
-        dtype = weight.dtype if hasattr(weight, "dtype") else dtype_of(weight)
-    check_dtype("`init_state`", "dtype", dtype)
-    return jnp.zeros(getattr(weight, "shape", (cell.hidden_size,))[-1:], dtype)
