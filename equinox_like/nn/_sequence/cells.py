@@ -36,13 +36,7 @@ class _Cell(Module):
     _gates: ClassVar[int]
 
     def _set_up(
-        self,
-        input_size: int,
-        hidden_size: int,
-        use_bias: bool,
-        dtype: Any,
-        key: Any,
-        *inits: Any,
+        self, sizes: tuple[int, int], use_bias: bool, dtype: Any, key: Any, *inits: Any
     ) -> None:
         self.input_size = as_size(self, "input_size", sizes[0])
         self.hidden_size = size = as_divisor(self, "hidden_size", sizes[1])
