@@ -51,7 +51,10 @@ from ._layers.conv_transpose import (
 )
 from ._layers.einsum import Einsum as Einsum
 from ._layers.elementwise import Dropout as Dropout, PReLU as PReLU
-from ._layers.embedding import Embedding as Embedding
+from ._layers.embedding import (
+    Embedding as Embedding,
+    LearnedPositionalEmbedding as LearnedPositionalEmbedding,
+)
 from ._layers.linear import MLP as MLP, Identity as Identity, Linear as Linear
 from ._layers.norm import (
     GroupNorm as GroupNorm,
@@ -69,7 +72,7 @@ from ._layers.pool import (
     Pool as Pool,
 )
 from ._layers.position import (
-    LearnedPositionalEmbedding as LearnedPositionalEmbedding,
+    RotaryPositionalEmbedding as RotaryPositionalEmbedding,
     SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
 )
 from ._layers.resize import (
@@ -83,7 +86,6 @@ from ._layers.resize import (
     Upsample as Upsample,
     resize as resize,
 )
-from ._layers.rope import RotaryPositionalEmbedding as RotaryPositionalEmbedding
 from ._layers.sequential import Lambda as Lambda, Sequential as Sequential
 from ._scale.loss_scale import (
     DynamicLossScale as DynamicLossScale,

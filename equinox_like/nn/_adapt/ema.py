@@ -20,8 +20,9 @@ from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node
 from ..._tree.splitting import STATIC, Skeleton, make_skeleton, merge
 from ..._typing import ArrayLike, DTypeLike
-from .._base.checks import as_array, check_dtype, jax_array
+from .._base.arguments import check_dtype, wrong_type
 from .._base.init import default_dtype
+from .._base.inputs import as_array, jax_array
 from .._base.precision import accumulation_dtype
 
 _Model = TypeVar("_Model")
@@ -107,10 +108,7 @@ class EMA(Module, Generic[_Model]):
         if isinstance(decay, int | float) and not 0 <= decay <= 1:
             raise ValueError(f"EMA takes a `decay` between 0 and 1; got {decay!r}.")
         if not (callable(decay) or isinstance(decay, int | float)):
-            raise TypeError(
-                "EMA takes a Python number or a function as `decay`; got "
-                f"{describe_node(decay)}."
-            )
+            raise wrong_type(self, "a Python number or a function", "decay", decay)
         if dtype is not None:
             check_dtype(self, "dtype", dtype, jnp.floating)
         self._skeleton = _skeleton(model)
@@ -122,10 +120,8 @@ class EMA(Module, Generic[_Model]):
             )
         arrays, _ = partition(tree_copy(model), is_array)
         leaves, treedef = jtu.tree_flatten(arrays)
-        starts = [
-            x if label == _COPIED else _wide(x, dtype)
-            for x, label in zip(leaves, labels, strict=True)
-        ]
+        pairs = zip(leaves, labels, strict=True)
+        starts = [x if label == _COPIED else _wide(x, dtype) for x, label in pairs]
         self.average = treedef.unflatten(starts)
         self.steps = jnp.zeros((), jnp.int32)
         self.weight = jnp.zeros((), default_dtype(None))
@@ -161,12 +157,8 @@ class EMA(Module, Generic[_Model]):
             _renewed(old, new) if label == _COPIED else _moved(old, new, rate)
             for old, new, label in zip(olds, leaves, labels, strict=True)
         ]
-        changed = {
-            "average": treedef.unflatten(news),
-            "steps": self.steps + 1,
-            "weight": weight,
-            "_skeleton": skeleton,
-        }
+        changed = {"average": treedef.unflatten(news), "steps": self.steps + 1}
+        changed |= {"weight": weight, "_skeleton": skeleton}
         return filled(type(self), vars(self) | changed)
 
     def model(self) -> _Model:

@@ -23,7 +23,7 @@ from ..._tree.nodes import path_within
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import as_number, as_size, refuse_layer_class
+from .._base.arguments import as_number, as_size, refuse_layer_class, wrong_value
 from .._base.init import WEIGHTS, draw, key_named, leading_axes, split_key
 from .._base.precision import computes
 from .._base.sharding import explicit_mesh, like
@@ -128,17 +128,13 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         self.is_merged = False
         names = self._names()
         if not names or not isinstance(names, tuple | list):
-            raise ValueError(
-                "LoRA takes the name of a weight, or several, as `weight_name`; got "
-                f"{weight_name!r}."
-            )
+            wanted = "the name of a weight, or several,"
+            raise wrong_value(self, wanted, "weight_name", weight_name)
         one = isinstance(weight_name, str)
         keys = [key] if one else split_key(key, len(names), self)
         with key_named(key, self):
-            drawn = [
-                _first_matrices(layer, name, rank, batch_ndim, k)
-                for name, k in zip(names, keys, strict=True)
-            ]
+            pairs = zip(names, keys, strict=True)
+            drawn = [_first_matrices(layer, n, rank, batch_ndim, k) for n, k in pairs]
         self.a, self.b = drawn[0] if one else map(tuple, zip(*drawn, strict=True))
 
     @property

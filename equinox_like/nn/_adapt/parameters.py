@@ -20,7 +20,7 @@ from ..._tree.glob import matches
 from ..._tree.nodes import children_of, plain_path
 from ..._tree.table import table_lines
 from ..._typing import PRNGKeyArray
-from .._base.checks import as_size
+from .._base.arguments import as_size
 from .._base.init import WEIGHTS, Init, initialised, key_named, layout_of, leading_axes
 from .._base.state import State, StateIndex
 from .._scale.stacked import Stacked

@@ -7,17 +7,16 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._tree import is_array, is_array_like, is_inexact_array, tree_at, tree_pformat
 from ..._tree.at_where import read
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import as_eps, as_size, refuse_layer_class
+from .._base.arguments import as_eps, as_size, refuse_layer_class
 from .._base.init import split_key
 from .._base.precision import accumulation_dtype
-from .._base.sharding import explicit_mesh, matvec, placed
+from .._base.sharding import matvec, split_as
 from .._base.state import State, StateIndex, check_state
 from .._base.stateful import StatefulLayer, at_inference
 from .._layers.norm import nan_if_infinite, squared
@@ -157,9 +156,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
             fixed = jax.lax.stop_gradient(matrix)
             u, v = _iterate(fixed, u, v, self.num_power_iterations, self.eps)
         u, v = jax.lax.stop_gradient((u, v))
-        projected = matvec(matrix, v)
-        whole = None if explicit_mesh(projected) is None else PartitionSpec()
-        sigma = placed(jnp.vdot, whole, u, projected)
+        sigma = split_as(jnp.vdot, (), u, matvec(matrix, v))
         # A weight of zeros stays as it is.
         sigma = jnp.where(sigma == 0, 1, sigma)
         divided = (weight.astype(work) / sigma).astype(weight.dtype)

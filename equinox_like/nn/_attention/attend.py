@@ -17,7 +17,8 @@ from ..._compat.primitive import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._core.sharding import default_device, platform_of
 from ..._typing import ArrayLike
-from .._base.checks import within
+from .._base.arguments import wrong_value
+from .._base.inputs import within
 from .._base.precision import accumulation_dtype, in_float32, is_half
 from .._base.sharding import explicit_mesh, parts, split_along
 from .._layers.elementwise import Dropout
@@ -101,15 +102,11 @@ def _split_alike(inputs: Inputs) -> Inputs:
             return x
         return split_along(x, 0, heads)
 
-    return inputs._replace(
-        k=split_along(k, 1, shared),
-        v=split_along(v, 1, shared),
-        visible=visible._replace(mask=each(visible.mask)),
-        bias=each(bias),
-        drop=drop
-        if drop.keys is None
-        else drop._replace(keys=split_along(drop.keys, 0, heads)),
-    )
+    if drop.keys is not None:
+        drop = drop._replace(keys=split_along(drop.keys, 0, heads))
+    k, v = split_along(k, 1, shared), split_along(v, 1, shared)
+    visible = visible._replace(mask=each(visible.mask))
+    return inputs._replace(k=k, v=v, visible=visible, bias=each(bias), drop=drop)
 
 
 # The kernels
@@ -254,14 +251,10 @@ def _cudnn_kernel(inputs: Inputs) -> Array:
         None if x is None else jnp.broadcast_to(x, shape)
         for x in (rest.as_mask(*shape[1:]), inputs.bias)
     )
-    return _jax_kernel(
-        "cudnn",
-        inputs,
-        mask,
-        None if bias is None else bias.astype(q.dtype),
-        is_causal=causal,
-        local_window_size=None if window is None else (window - 1, 0),
-    )
+    bias = None if bias is None else bias.astype(q.dtype)
+    size = None if window is None else (window - 1, 0)
+    options: dict[str, Any] = {"is_causal": causal, "local_window_size": size}
+    return _jax_kernel("cudnn", inputs, mask, bias, **options)
 
 
 def _for_cudnn(
@@ -309,10 +302,8 @@ def _jax_kernel(
 def checked_implementation(layer: str, implementation: Any) -> Implementation:
     """Returns `implementation` after validating it."""
     if implementation not in (None, "xla", "cudnn", "auto"):
-        raise ValueError(
-            f"{layer} takes None, 'xla', 'cudnn' or 'auto' as `implementation`; got "
-            f"{implementation!r}."
-        )
+        wanted = "None, 'xla', 'cudnn' or 'auto'"
+        raise wrong_value(layer, wanted, "implementation", implementation)
     return implementation
 
 
@@ -354,10 +345,8 @@ def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:
     if q.shape[2] != v.shape[2]:
         return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
     if not q.dtype == k.dtype == v.dtype:
-        return (
-            f"its queries, keys and values have the dtypes {q.dtype}, {k.dtype} and "
-            f"{v.dtype}"
-        )
+        dtypes = f"{q.dtype}, {k.dtype} and {v.dtype}"
+        return f"its queries, keys and values have the dtypes {dtypes}"
     if inputs.drop.is_active():
         return "its dropout is active"
     if return_weights:
@@ -375,9 +364,7 @@ def _cudnn_serves(inputs: Inputs) -> bool:
     device = default_device() if known is None else next(iter(known.devices()))
     if platform_of(device) != "cuda" or float(device.compute_capability) < 8:
         return False
-    if q.dtype not in (jnp.float16, jnp.bfloat16):
-        return False
-    if not _CAN_BE_MAPPED:
+    if q.dtype not in (jnp.float16, jnp.bfloat16) or not _CAN_BE_MAPPED:
         return False
     # With jax 0.10 to 0.12, it has no gradient for odd lengths.
     lengths_are_even = q.shape[0] % 2 == 0 and k.shape[0] % 2 == 0

@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import as_divisor, as_size
+from .._base.arguments import as_divisor, as_size
 from .._base.init import Init, split_key
 from .._base.precision import cast_to_precision
 from .._base.sharding import whole_along
@@ -163,9 +163,12 @@ class MultiheadAttention(Module):
         self.use_key_bias = use_key_bias
         self.use_value_bias = use_value_bias
         self.use_output_bias = use_output_bias
-        self.num_kv_heads = _kv_heads(
-            self.num_heads, size("num_kv_heads", num_kv_heads, self.num_heads)
-        )
+        self.num_kv_heads = size("num_kv_heads", num_kv_heads, self.num_heads)
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads != 0:
+            raise ValueError(
+                "MultiheadAttention takes a `num_kv_heads` that divides `num_heads`; got "
+                f"{self.num_kv_heads}, with {self.num_heads} heads."
+            )
         self.implementation = checked_implementation(_NAME, implementation)
         self.dropout = Dropout(dropout_p, inference)
 
@@ -292,9 +295,8 @@ class MultiheadAttention(Module):
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         # The scope starts after the warning above, so that this points at the caller.
         with jax.named_scope("eqx.nn.MultiheadAttention"):
-            self, query, key_, value, bias = cast_to_precision(
-                (self, query, key_, value, bias)
-            )
+            arrays = self, query, key_, value, bias
+            self, query, key_, value, bias = cast_to_precision(arrays)
             check_cache(_NAME, cache)
             q, k, v = projected(self, query, key_, value, cache, process_heads)
             new = k.shape[0]
@@ -315,9 +317,8 @@ class MultiheadAttention(Module):
             # Gathered, because a query attends to the keys of all devices.
             k, v = whole_along(k, 0), whole_along(v, 0)
             inputs = Inputs(q, k, v, visible, bias, None, drop)
-            heads, weights = attend(
-                inputs, implementation or self.implementation, return_weights
-            )
+            implementation = implementation or self.implementation
+            heads, weights = attend(inputs, implementation, return_weights)
             out = joined(self, heads, out_sharding)
             more: tuple[Any, ...] = ()
             if seen is not None:
@@ -355,15 +356,6 @@ class MultiheadAttention(Module):
         key = empty_token(self, "key_proj", self.key_size, self.qk_size, dtype)
         value = empty_token(self, "value_proj", self.value_size, self.vo_size, dtype)
         return empty_cache(max_length, key, value, overflow)
-
-
-def _kv_heads(num_heads: int, num_kv_heads: int) -> int:
-    if num_kv_heads < 1 or num_heads % num_kv_heads != 0:
-        raise ValueError(
-            "MultiheadAttention takes a `num_kv_heads` that divides `num_heads`; got "
-            f"{num_kv_heads}, with {num_heads} heads."
-        )
-    return num_kv_heads
 
 
 def _window(window: int | None, cache: KVCache | None) -> int | None:

@@ -13,8 +13,9 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import as_array, check_layer, check_scalar
+from .._base.arguments import check_layer, check_scalar, wrong_type
 from .._base.init import key_named
+from .._base.inputs import as_array
 from .._layers.elementwise import Dropout
 from .attend import Drop, Implementation, Inputs, attend, attention_weights
 from .masks import Visible, check_window
@@ -182,13 +183,11 @@ def checked_mask(
     if mask is None:
         return None
     if not is_array(mask):
-        raise TypeError(
-            f"{layer} takes an array as `{name}`; got {describe_node(mask)}."
-        )
+        raise wrong_type(layer, "an array", name, mask)
     if name == "bias" and mask.dtype == bool:
+        given = f"{describe_node(mask)}. Pass bools as `mask=`."
         raise TypeError(
-            f"{layer} takes numbers as `bias`, which are added; got "
-            f"{describe_node(mask)}. Pass bools as `mask=`."
+            f"{layer} takes numbers as `bias`, which are added; got {given}"
         )
     wanted = lengths, (heads, *lengths)
     if mask.shape in wanted:

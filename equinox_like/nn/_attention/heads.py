@@ -12,8 +12,9 @@ from ..._errors import ShapeError
 from ..._tree import combine, is_array, is_inexact_array, partition
 from ..._tree.nodes import describe_node
 from ..._typing import DTypeLike
-from .._base.checks import check_dtype, check_input, jax_array, parameter_shape, within
+from .._base.arguments import check_dtype
 from .._base.init import dtype_of
+from .._base.inputs import check_input, jax_array, parameter_shape, within
 from .._base.sharding import parts, placed
 from .._layers.linear import Linear, mapped
 
@@ -94,12 +95,11 @@ def joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> 
         if out_sharding is None:
             return mapped(projection, heads)
         arrays, rest = partition(projection, is_array)
-        return placed(
-            lambda heads, arrays: jax.vmap(combine(arrays, rest))(heads),
-            out_sharding,
-            heads,
-            arrays,
-        )
+
+        def project(heads: Any, arrays: Any) -> Any:
+            return jax.vmap(combine(arrays, rest))(heads)
+
+        return placed(project, out_sharding, heads, arrays)
 
 
 def empty_token(

@@ -6,22 +6,22 @@ and a ring: it may overwrite tokens that its first queries still attend to. Then
 new tokens are concatenated.
 """
 
+import functools
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.lax as lax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from ..._compat.tracing import Tracer
 from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._runtime.error_if import error_if
-from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
-from .._base.checks import as_size, jax_array
-from .._base.sharding import explicit_mesh, parts, placed
+from .._base.arguments import as_size, wrong_type
+from .._base.inputs import jax_array
+from .._base.sharding import parts, split_as
 
 
 class KVCache(Module):
@@ -131,9 +131,8 @@ class KVCache(Module):
         n = jnp.minimum(n, length)
         # The next query attends to the last `slots` tokens, including its own.
         needed = jnp.maximum(n + 1 - slots, 0)
-        is_needed = (needed[..., None] <= self.position) & (
-            self.position < n[..., None]
-        )
+        place = self.position
+        is_needed = (needed[..., None] <= place) & (place < n[..., None])
         n = error_if(
             n,
             is_needed.sum(-1) < n - needed,
@@ -189,9 +188,8 @@ class Seen(NamedTuple):
         if len(self.key) > len(self.next_cache.key):
             return weights
         tokens = lax.dynamic_slice_in_dim(weights, self.start, new, -1)
-        slots = lax.dynamic_update_slice_in_dim(
-            weights, jnp.zeros_like(tokens), self.start, -1
-        )
+        zeros = jnp.zeros_like(tokens)
+        slots = lax.dynamic_update_slice_in_dim(weights, zeros, self.start, -1)
         return jnp.concatenate([slots, tokens], -1)
 
 
@@ -203,29 +201,22 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     new, slots = key.shape[0], cache.key.shape[0]
     position = new_positions(cache, new)
     old = jax_array(cache.key), jax_array(cache.value), jax_array(cache.position)
-    added = key, value, position
+    pairs = list(zip(old, (key, value, position), strict=True))
     if cache.overflow == "error" or new == 1:
         start = cache.length if cache.overflow == "error" else cache.length % slots
-        updated = [
-            lax.dynamic_update_slice_in_dim(a, b, start, 0)
-            for a, b in zip(old, added, strict=True)
-        ]
-        seen = updated
+        update = functools.partial(lax.dynamic_update_slice_in_dim, axis=0)
+        seen = updated = [update(*pair, start) for pair in pairs]
     else:
         # If there are more tokens than slots, only the last ones are kept.
         kept = slice(max(new - slots, 0), None)
         start, indices = slots, position[kept] % slots
-        updated = [
-            _written(a, indices, b[kept]) for a, b in zip(old, added, strict=True)
-        ]
-        seen = [jnp.concatenate(pair) for pair in zip(old, added, strict=True)]
-    key, value, position = updated
+        updated = [_written(a, indices, b[kept]) for a, b in pairs]
+        seen = [jnp.concatenate(pair) for pair in pairs]
     length = jax_array(cache.length) + new
+    key, value, position = updated
     next_cache = KVCache(key, value, position, length, cache.overflow)
-    keys, values, positions = seen
-    return Seen(
-        keys.astype(dtypes[0]), values.astype(dtypes[1]), positions, start, next_cache
-    )
+    keys, values = seen[0].astype(dtypes[0]), seen[1].astype(dtypes[1])
+    return Seen(keys, values, seen[2], start, next_cache)
 
 
 def _written(slots: Array, indices: Array, tokens: Array) -> Array:
@@ -233,9 +224,7 @@ def _written(slots: Array, indices: Array, tokens: Array) -> Array:
         return slots.at[indices].set(tokens)
 
     # JAX cannot derive the sharding if the tokens are a split batch and the slots not.
-    is_split = explicit_mesh(slots, tokens) is not None
-    spec = PartitionSpec(*parts(slots)) if is_split else None
-    return placed(write, spec, slots, indices, tokens)
+    return split_as(write, parts(slots), slots, indices, tokens)
 
 
 def cut(cache: KVCache, n: Array) -> KVCache:
@@ -252,11 +241,11 @@ def new_positions(cache: KVCache, number: int) -> Array:
 def check_cache(layer: str, cache: Any) -> None:
     """Raises `TypeError` unless `cache` is a `KVCache`, or `None`."""
     if cache is not None and not isinstance(cache, KVCache):
-        raise TypeError(
-            f"{layer} takes a KVCache as `cache`; got {describe_node(cache)}. Make one "
-            "with the `init_cache` of this layer, or pass the one that the last call "
-            "returned."
+        fix = (
+            " Make one with the `init_cache` of this layer, or pass the one that the last "
+            "call returned."
         )
+        raise wrong_type(layer, "a KVCache", "cache", cache, fix)
 
 
 def _check_new(cache: KVCache, key: Array, value: Array) -> None:

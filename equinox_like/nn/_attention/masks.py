@@ -15,7 +15,7 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
-from .._base.checks import as_size, check_scalar
+from .._base.arguments import as_size, check_scalar
 
 
 def causal_mask(
@@ -62,14 +62,12 @@ def causal_mask(
         ```
     """
     queries = _length("causal_mask", "query_length", query_length)
-    keys = _length(
-        "causal_mask", "key_length", queries if key_length is None else key_length
-    )
+    key_length = queries if key_length is None else key_length
+    keys = _length("causal_mask", "key_length", key_length)
     check_window("causal_mask", window)
     _check_integer("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
-    rows = (jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[
-        :, None
-    ]
+    rows = jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
+    rows = rows[:, None]
     columns = jnp.arange(keys, dtype=jnp.int32)[None, :]
     mask = columns <= rows
     return mask if window is None else mask & (columns > rows - window)
@@ -108,9 +106,8 @@ def padding_mask(
         ```
     """
     keys = _length("padding_mask", "key_length", key_length)
-    queries = _length(
-        "padding_mask", "query_length", keys if query_length is None else query_length
-    )
+    query_length = keys if query_length is None else query_length
+    queries = _length("padding_mask", "query_length", query_length)
     _check_integer("padding_mask", "length", length, "padding_mask(n, 8)")
     places = jnp.arange(keys)
     is_token = places < jnp.asarray(length).astype(places.dtype)

@@ -19,7 +19,7 @@ from ..._transforms.trace import filter_eval_shape
 from ..._tree import is_array, is_inexact_array
 from ..._tree.arrays import describe_array
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .checks import check_dtype, taker_name
+from .arguments import check_dtype, taker_name
 
 
 def split_key(key: Any, number: int, layer: Any) -> jax.Array:

@@ -15,7 +15,8 @@ from jaxtyping import Array
 from ..._core.context import Context
 from ..._tree import is_array
 from ..._typing import DTypeLike
-from .checks import check_dtype, jax_array
+from .arguments import check_dtype
+from .inputs import jax_array
 
 _T = TypeVar("_T")
 _Tree = TypeVar("_Tree")

@@ -6,7 +6,7 @@ gather. The layers state it with the functions below. Without explicit axes thes
 nothing to the program, and only inspect types.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -120,6 +120,12 @@ def placed(
     where = NamedSharding(mesh, out_sharding)
     decided: Any = jax.sharding.auto_axes(f, axes=axes, out_sharding=where)
     return decided(*args)
+
+
+def split_as(f: Callable[..., Array], axes: Iterable[Any], *args: Any) -> Array:
+    """`f(*args)`, split by `axes` if one of the arrays is on a mesh with explicit axes."""
+    is_explicit = explicit_mesh(*args) is not None
+    return placed(f, PartitionSpec(*axes) if is_explicit else None, *args)
 
 
 def _weight_first(x: Any, weight: Any) -> Array:

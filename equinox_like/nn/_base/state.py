@@ -26,7 +26,8 @@ from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
-from .checks import check_function, described, refuse_layer_class, wrong_type
+from .arguments import check_function, refuse_layer_class, wrong_type
+from .inputs import described
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

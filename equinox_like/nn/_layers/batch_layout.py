@@ -7,7 +7,7 @@ from jaxtyping import Array
 
 from ..._errors import ShapeError
 from ..._typing import ArrayLike
-from .._base.checks import check_channels_first, check_input, jax_array, parameter_shape
+from .._base.inputs import check_channels_first, check_input, jax_array, parameter_shape
 from .._base.sharding import like
 
 
@@ -34,8 +34,7 @@ def laid_out(
 ) -> tuple[Array, Layout]:
     channels = norm.input_size
     if norm.channelwise_affine:
-        shape = parameter_shape(norm, "weight", 1)
-        channels = channels if shape is None else shape[0]
+        (channels,) = parameter_shape(norm, "weight", 1) or (channels,)
     batch_axis = norm.batch_axis
     if batch_axis is None or (inference and _is_one_example(norm, x, mask, channels)):
         spatial = norm.num_spatial_dims
@@ -90,9 +89,8 @@ def _checked_batch(norm: Any, x: Any, batch_axis: int, channels: int) -> Array:
     if spatial is not None:
         is_example = ndim == spatial + 1
     if is_example or not in_range:
-        form = (
-            "without an `axis_name`" if norm.axis_name is None else "with `batch_axis`"
-        )
+        has_name = norm.axis_name is not None
+        form = "with `batch_axis`" if has_name else "without an `axis_name`"
         raise ShapeError(
             f"BatchNorm {form} takes a whole batch in training, with its "
             f"examples along axis {batch_axis} and {channels} channels along the next, "

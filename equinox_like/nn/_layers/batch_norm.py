@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from ..._compat.axes import pmean, psum
@@ -15,14 +14,15 @@ from ..._errors import ShapeError
 from ..._module import field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ..._warn import warn
-from .._base.checks import as_axis, as_eps, as_number, as_size, jax_array
+from .._base.arguments import as_axis, as_eps, as_number, as_size, wrong_value
 from .._base.init import parameter_dtype
+from .._base.inputs import jax_array
 from .._base.precision import accumulation_dtype, computes
-from .._base.sharding import explicit_mesh, parts, placed
+from .._base.sharding import parts, split_as
 from .._base.state import State, StateIndex, check_state
 from .._base.stateful import StatefulLayer, at_inference
 from .batch_layout import Layout, laid_out
-from .norm import nan_if_infinite, squared
+from .norm import nan_if_infinite, parameters, squared
 
 _Mode = Literal["batch", "ema", "legacy"]
 
@@ -146,9 +146,7 @@ class BatchNorm(StatefulLayer):
         """
         self.mode = _checked_mode(mode, axis_name)
         if debias not in ("exact", "peer"):
-            raise ValueError(
-                f"BatchNorm takes 'exact' or 'peer' as `debias`; got {debias!r}."
-            )
+            raise wrong_value(self, "'exact' or 'peer'", "debias", debias)
         self.input_size = as_size(self, "input_size", input_size)
         self.axis_name = axis_name
         self.eps = as_eps(self, eps)
@@ -168,10 +166,9 @@ class BatchNorm(StatefulLayer):
             num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.num_spatial_dims = num_spatial_dims
 
-        dtype = parameter_dtype(self, dtype)
-        shape = (self.input_size,)
-        self.weight = jnp.ones(shape, dtype) if channelwise_affine else None
-        self.bias = jnp.zeros(shape, dtype) if channelwise_affine else None
+        dtype, shape = parameter_dtype(self, dtype), (self.input_size,)
+        affine = channelwise_affine, channelwise_affine
+        self.weight, self.bias = parameters(self, shape, *affine, dtype)
         self.ema_first_time_index = self.ema_state_index = None
         self.batch_counter = self.batch_state_index = None
         # Each is an array of its own, so that the state can be donated.
@@ -228,11 +225,16 @@ class BatchNorm(StatefulLayer):
         running = _running(self, state)
         _check_running(running, x.shape[layout.channel_axis])
         stored = running.mean.dtype
-        if not for_inference:
-            _check_complex(x, stored)
+        is_complex = jnp.issubdtype(stored, jnp.complexfloating)
+        if not for_inference and jnp.iscomplexobj(x) and not is_complex:
+            raise ValueError(
+                f"BatchNorm was given {x.dtype} in training, but its running averages are "
+                f"{stored}, which would drop the imaginary part of the mean. Build it with "
+                f"`dtype=jnp.{x.dtype}`."
+            )
         # Under a `Policy` the parameters are cast, but the state is not. So a layer without
         # parameters has only a kind of number, which JAX promotes as a Python scalar.
-        kind = complex if jnp.iscomplexobj(running.mean) else float
+        kind = complex if is_complex else float
         own = kind if self.weight is None else jax_array(self.weight).dtype
         work = accumulation_dtype(x, running.mean)
         with jax.numpy_dtype_promotion("standard"):
@@ -260,9 +262,8 @@ class BatchNorm(StatefulLayer):
                 used = _where(batch.count > 1, used, _for_inference(self, running))
                 new = _where(batch.count > 1, new, running)
             state = _stored(self, state, new, stored)
-        y = (x - layout.spread(used.mean, x)) / jnp.sqrt(
-            layout.spread(used.variance, x) + jnp.asarray(self.eps, work)
-        )
+        variance = layout.spread(used.variance, x) + jnp.asarray(self.eps, work)
+        y = (x - layout.spread(used.mean, x)) / jnp.sqrt(variance)
         if self.channelwise_affine:
             # The flag decides, not whether the parameters are `None`.
             weight, bias = jax_array(self.weight), jax_array(self.bias)
@@ -273,7 +274,7 @@ class BatchNorm(StatefulLayer):
 
 def _checked_mode(mode: _Mode, axis_name: Any) -> Literal["batch", "ema"]:
     if mode not in ("batch", "ema", "legacy"):
-        raise ValueError(f"BatchNorm takes 'batch' or 'ema' as `mode`; got {mode!r}.")
+        raise wrong_value("BatchNorm", "'batch' or 'ema'", "mode", mode)
     if mode != "legacy":
         return mode
     if axis_name is None:
@@ -294,9 +295,8 @@ class _Running(NamedTuple):
     variance: Array
 
     def astype(self, dtype: Any) -> "_Running":
-        return _Running(
-            self.steps, self.mean.astype(dtype), self.variance.astype(dtype)
-        )
+        mean, variance = self.mean.astype(dtype), self.variance.astype(dtype)
+        return _Running(self.steps, mean, variance)
 
 
 class _Moments(NamedTuple):
@@ -340,15 +340,6 @@ def _check_running(running: _Running, channels: int) -> None:
         )
 
 
-def _check_complex(x: Array, stored: Any) -> None:
-    if jnp.iscomplexobj(x) and not jnp.issubdtype(stored, jnp.complexfloating):
-        raise ValueError(
-            f"BatchNorm was given {x.dtype} in training, but its running averages are "
-            f"{stored}, which would drop the imaginary part of the mean. Build it with "
-            f"`dtype=jnp.{x.dtype}`."
-        )
-
-
 def _stored(norm: BatchNorm, state: State, new: _Running, dtype: Any) -> State:
     of_steps, of_averages = _indices(norm)
     steps, *averages = new.astype(dtype)
@@ -373,12 +364,11 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
 def _count(norm: BatchNorm, x: Array, layout: Layout) -> Any:
     """How many numbers of each channel count; an array only if there is a mask."""
     size = math.prod(x.shape[i] for i in layout.others)
-    if layout.mask is None:
-        return _over_names(psum, size, norm)
-    of_each = size // max(layout.mask.size, 1)
-    # In floats, since a large batch has more numbers than an int32 can count.
-    counted = layout.mask.sum(dtype=x.real.dtype) * of_each
-    return _over_names(psum, counted, norm)
+    if layout.mask is not None:
+        # In floats, since a large batch has more numbers than an int32 can count.
+        counted = layout.mask.sum(dtype=x.real.dtype)
+        size = counted * (size // max(layout.mask.size, 1))
+    return _over_names(psum, size, norm)
 
 
 def _batch_moments(norm: BatchNorm, x: Array, layout: Layout, count: Any) -> _Moments:
@@ -403,11 +393,9 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
         return x
     names = tuple(names) if isinstance(names, list) else names
     try:
-        if explicit_mesh(x) is None:
-            return reduce(x, names)
         # By itself JAX would give the result the sharding of the batch, whose spec has
         # too many entries for it.
-        return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
+        return split_as(lambda x: reduce(x, names), parts(x), x)
     except NameError as error:
         raise NameError(
             f"In training, BatchNorm computes its statistics over the axis {names!r}, "

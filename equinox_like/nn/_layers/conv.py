@@ -13,17 +13,9 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import (
-    as_padding,
-    as_size,
-    check_input,
-    check_length,
-    jax_array,
-    parameter_shape,
-    per_axis,
-    wrong_value,
-)
+from .._base.arguments import as_padding, as_size, check_length, per_axis, wrong_value
 from .._base.init import Init, channels_first, first_values
+from .._base.inputs import check_input, jax_array, parameter_shape
 from .._base.precision import computes, in_float32
 from .._base.sharding import parts, placed
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import as_size
+from .._base.arguments import as_size
 from .._base.init import Init, channels_first
 from .._base.precision import computes
 from .conv import (

@@ -1,8 +1,9 @@
 """`Einsum`: a linear map between axes of an array, given by an einsum equation."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,8 +16,9 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import as_size, check_input, jax_array, parameter_shape
+from .._base.arguments import as_size, wrong_type
 from .._base.init import Init, Layout, first_values
+from .._base.inputs import check_input, jax_array, parameter_shape
 from .._base.precision import computes, in_float32
 from .._base.sharding import explicit_mesh, like, parts, placed, split_by, thawed
 
@@ -136,8 +138,12 @@ class Einsum(Module):
         """
         axes = _parsed(self.equation)
         _check_axes(self, axes, x)
-        x = jax_array(x)
-        y = _contracted(axes, x, thawed(self.weight), out_sharding)
+        x, weight = jax_array(x), thawed(self.weight)
+        if explicit_mesh(x, weight) is not None:
+            x, weight, found = _split_alike(axes, x, weight)
+            out_sharding = found if out_sharding is None else out_sharding
+        product = functools.partial(jnp.einsum, str(axes))
+        y = placed(product, out_sharding, x, weight)
         if self.bias is None:
             return y
         names = zip(_expanded(axes.out, y.ndim), y.shape, strict=True)
@@ -202,9 +208,7 @@ class EinsumLayout:
 
 def _parsed(equation: str) -> _Axes:
     if not isinstance(equation, str):
-        raise TypeError(
-            f"Einsum takes a string as `equation`; got {describe_node(equation)}."
-        )
+        raise wrong_type("Einsum", "a string", "equation", equation)
     terms = equation.replace(" ", "").replace("->", ",").split(",")
     if equation.count("->") != 1 or len(terms) != 3:
         raise _wrong(equation, "it does not have the form 'input,weight->output'")
@@ -212,9 +216,8 @@ def _parsed(equation: str) -> _Axes:
     if _ELLIPSIS in axes.weight:
         raise _wrong(equation, "the weight has a '...'")
     if (_ELLIPSIS in axes.x) is not (_ELLIPSIS in axes.out):
-        raise _wrong(
-            equation, "either the input or the output has a '...', but not both"
-        )
+        why = "either the input or the output has a '...', but not both"
+        raise _wrong(equation, why)
     places = {"weight": axes.weight, "input": axes.x, "output": axes.out}
     for place, names in places.items():
         for name in names:
@@ -227,9 +230,8 @@ def _letters(equation: str, term: str) -> tuple[str, ...]:
     before, dots, after = term.partition(_ELLIPSIS)
     names = (*before, *([dots] if dots else []), *after)
     if any(name != _ELLIPSIS and not name.isalpha() for name in names):
-        raise _wrong(
-            equation, f"{term!r} contains something other than letters and one '...'"
-        )
+        why = f"{term!r} contains something other than letters and one '...'"
+        raise _wrong(equation, why)
     if len(set(names)) != len(names):
         raise _wrong(equation, f"{term!r} has the same axis twice")
     return names
@@ -261,9 +263,8 @@ def _checked_sizes(
             f"Einsum({axes}) was given sizes for {', '.join(map(repr, unknown))}, which "
             "its weight does not have."
         )
-    return {
-        name: as_size(layer, f"sizes[{name!r}]", sizes[name]) for name in axes.weight
-    }
+    checked = functools.partial(as_size, layer)
+    return {name: checked(f"sizes[{name!r}]", sizes[name]) for name in axes.weight}
 
 
 def _check_axes(layer: Einsum, axes: _Axes, x: Any) -> None:
@@ -291,16 +292,6 @@ def _expanded(names: tuple[str, ...], ndim: int) -> list[str]:
     return found
 
 
-def _contracted(
-    axes: _Axes, x: Array, weight: Any, out_sharding: PartitionSpec | None
-) -> Array:
-    equation = str(axes)
-    if explicit_mesh(x, weight) is not None:
-        x, weight, found = _split_alike(axes, x, weight)
-        out_sharding = found if out_sharding is None else out_sharding
-    return placed(lambda x, w: jnp.einsum(equation, x, w), out_sharding, x, weight)
-
-
 def _split_alike(
     axes: _Axes, x: Array, weight: Any
 ) -> tuple[Array, Any, PartitionSpec | None]:
@@ -310,17 +301,14 @@ def _split_alike(
     of_weight = dict(zip(axes.weight, parts(weight), strict=True))
     summed = {n: of_weight[n] for n in axes.summed if of_x[n] and of_weight[n]}
     shared = {n: of_x[n] or of_weight[n] for n in axes.shared}
-    x = _split_by(x, names, of_x | summed | shared)
-    weight = _split_by(weight, axes.weight, of_weight | shared)
+    of_x_now, of_weight_now = of_x | summed | shared, of_weight | shared
+    x = split_by(x, _each_once(of_x_now[n] for n in names))
+    weight = split_by(weight, _each_once(of_weight_now[n] for n in axes.weight))
     if not summed and not any(shared.values()):
         return x, weight, None  # JAX derives the sharding of the output
     out = _expanded(axes.out, x.ndim + len(axes.out) - len(axes.x))
     split = of_weight | of_x | shared
     return x, weight, PartitionSpec(*_each_once(split[n] for n in out))
-
-
-def _split_by(x: Any, names: Sequence[str], split: dict[str, Any]) -> Any:
-    return split_by(x, _each_once(split[name] for name in names))
 
 
 def _each_once(split: Iterable[Any]) -> tuple[Any, ...]:

@@ -1,28 +1,36 @@
-"""`Embedding`: a table of vectors, looked up by index."""
+"""Tables of vectors: `Embedding` by index, `LearnedPositionalEmbedding` by position."""
 
 import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from ..._compat.tracing import Tracer
+from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._runtime.error_if import error_if
+from ..._tree.arrays import is_concrete
 from ..._tree.filters import is_array, is_number
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import (
-    as_size,
-    check_columns,
-    check_input,
-    jax_array,
-    parameter_shape,
-)
+from .._base.arguments import as_size
 from .._base.init import Init, draw, first_value, key_named, parameter_dtype
-from .._base.precision import cast_to_precision, computes, summed_in_float32
-from .._base.sharding import explicit_mesh, matvec, parts, placed, thawed
+from .._base.inputs import check_columns, check_input, jax_array, parameter_shape
+from .._base.precision import cast_to_precision, computes, in_float32, summed_in_float32
+from .._base.sharding import (
+    explicit_mesh,
+    like,
+    matvec,
+    parts,
+    placed,
+    split_as,
+    thawed,
+)
+from .position import row_positions
 
 
 class Embedding(Module):
@@ -149,6 +157,137 @@ class Embedding(Module):
         return matvec(self.weight, jax_array(x))
 
 
+class LearnedPositionalEmbedding(Module):
+    r"""Adds to each row a vector that is learned for its position: $y_i = x_i + W_{p_i}$.
+
+    From [Convolutional Sequence to Sequence Learning](https://arxiv.org/abs/1705.03122)
+    (Gehring et al. 2017). The weight starts normal with a standard deviation of 0.02, as in
+    [BERT](https://arxiv.org/abs/1810.04805) (Devlin et al. 2018).
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        embed = eqx.nn.LearnedPositionalEmbedding(100, 8, key=jax.random.key(0))
+        x = jnp.zeros((5, 8))
+        assert (embed(x) == embed.weight[:5]).all()
+        assert (embed(x, offset=20) == embed.weight[20:25]).all()
+        ```
+    """
+
+    max_length: int = field(static=True)
+    embedding_size: int = field(static=True)
+    weight: Array
+    check_bounds: bool = field(static=True)
+
+    def __init__(
+        self,
+        max_length: int,
+        embedding_size: int,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        check_bounds: bool = False,
+    ):
+        """**Arguments:**
+
+        - `max_length`: the number of positions.
+        - `embedding_size`: the size of the vector of a position.
+        - `dtype`: of the weight; by default float32, or float64 if `jax_enable_x64` is on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the weight,
+            `(max_length, embedding_size)`.
+        - `check_bounds`: whether a traced position out of range is an error at run
+            time, raised by [`equinox_like.error_if`][].
+
+        **Raises:**
+
+        `ValueError` if a size is negative.
+        """
+        self.max_length = as_size(self, "max_length", max_length)
+        self.embedding_size = as_size(self, "embedding_size", embedding_size)
+        self.check_bounds = check_bounds
+        shape = self.max_length, self.embedding_size
+        if weight_init is None:
+            weight_init = jax.nn.initializers.normal(0.02)
+        with key_named(key, self):
+            self.weight = first_value(self, "weight", weight_init, key, shape, dtype)
+
+    @jax.named_scope("eqx.nn.LearnedPositionalEmbedding")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        offset: ArrayLike = 0,
+        positions: ArrayLike | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(sequence, embedding_size)`.
+        - `key`: ignored.
+        - `offset`: the position of the first row. It may be traced.
+        - `positions`: integers of shape `(sequence,)`, the position of each row, in
+            place of `offset`.
+
+        **Returns:**
+
+        An array of the shape of `x`, of the dtype to which JAX promotes those of `x`
+        and the weight. A traced position out of range is clamped to the nearest valid
+        one, unless `check_bounds` is set, since a check in a compiled program has a
+        cost.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape, or
+        `x` more rows than there are positions. `IndexError` for a position out of range
+        that is not traced, `TypeError` for one that is not an integer. `ValueError` if
+        both `offset` and `positions` are given.
+        """
+        sizes = self.max_length, self.embedding_size
+        number, size = parameter_shape(self, "weight", 2) or sizes
+        check_input(self, x, (None, size))
+        x = cast_to_precision(jax_array(x))
+        # A NumPy array cannot be indexed by a tracer.
+        weight = jax_array(self.weight)
+        length = x.shape[0]
+        if positions is None and length > number:
+            raise ShapeError(
+                f"{type(self).__name__} has {number} positions, but was given an `x` "
+                f"of {length} rows. Build it with a larger `max_length`."
+            )
+        if isinstance(offset, int) and positions is None:
+            if offset < 0 or offset > number - length:
+                _check_range(self, np.arange(offset, offset + length), number)
+            rows, columns = parts(weight)
+            where = None if rows is None else PartitionSpec(None, columns)
+            rows = placed(lambda table: table[offset : offset + length], where, weight)
+            return _plus(x, rows)
+        places = row_positions(self, length, offset, positions)
+        if not jnp.issubdtype(places.dtype, jnp.integer):
+            raise TypeError(
+                f"{type(self).__name__} takes integers as positions; got {places.dtype}."
+            )
+        if jnp.iinfo(places.dtype).bits < 32:
+            # The number of rows may not fit into a small dtype.
+            places = places.astype(jnp.int32)
+        known = _known(places, offset, positions)
+        if known is not None:
+            _check_range(self, known, number)
+        elif self.check_bounds:
+            places = error_if(
+                places,
+                (places < 0) | (places >= number),
+                f"{type(self).__name__} has {number} positions, but was given one "
+                "out of range.",
+            )
+        return _plus(x, split_as(_gather, (None, parts(weight)[1]), weight, places))
+
+
 def _first_weight(
     embedding: Embedding,
     number: int | None,
@@ -162,10 +301,8 @@ def _first_weight(
             "Embedding takes either a `weight`, or all of `num_embeddings`, "
             "`embedding_size` and `key`."
         )
-    shape = (
-        as_size(embedding, "num_embeddings", number),
-        as_size(embedding, "embedding_size", size),
-    )
+    names = ("num_embeddings", number), ("embedding_size", size)
+    shape = tuple(as_size(embedding, *each) for each in names)
     with key_named(key, embedding):
         if init is None:
             dtype = parameter_dtype(embedding, dtype)
@@ -224,8 +361,8 @@ def _check_index(embedding: Embedding, x: Any) -> None:
 
 def _within_bounds(embedding: Embedding, x: Array) -> Array:
     """`x`, with an error at run time if it is out of bounds."""
-    shape = parameter_shape(embedding, "weight", 2)
-    rows = embedding.num_embeddings if shape is None else shape[0]
+    sizes = embedding.num_embeddings, embedding.embedding_size
+    rows, _ = parameter_shape(embedding, "weight", 2) or sizes
     # Limited to the range of the index's dtype.
     info = jnp.iinfo(x.dtype)
     lowest, highest = max(-rows, info.min), min(rows - 1, info.max)
@@ -234,3 +371,34 @@ def _within_bounds(embedding: Embedding, x: Array) -> Array:
         (x < lowest) | (x > highest),
         f"Embedding has {rows} rows, but was given an index out of range.",
     )
+
+
+def _plus(x: Array, rows: Array) -> Array:
+    return in_float32(jnp.add, x, like(cast_to_precision(rows), x))
+
+
+def _known(places: Array, offset: Any, positions: Any) -> np.ndarray | None:
+    """The positions, unless they depend on a traced value."""
+    if not isinstance(places, Tracer):
+        return jax.device_get(places)  # an explicit transfer
+    # Within a trace, what JAX computes from known values is a tracer, too.
+    given = offset if positions is None else positions
+    if not (isinstance(given, np.ndarray | np.generic) or is_concrete(given)):
+        return None
+    given = np.asarray(jax.device_get(given))
+    return given.astype(int) + np.arange(len(places)) if positions is None else given
+
+
+def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
+    out_of_range = positions[(positions < 0) | (positions >= number)]
+    if out_of_range.size > 0:
+        raise IndexError(
+            f"{type(embedding).__name__} has {number} positions, counted from 0, but "
+            f"was given position {out_of_range[0]}."
+        )
+
+
+@summed_in_float32
+def _gather(table: Array, positions: Array) -> Array:
+    # Clipped, because JAX would count negative positions from the end.
+    return table[jnp.clip(positions, 0, len(table) - 1)]

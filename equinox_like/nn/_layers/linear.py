@@ -1,5 +1,6 @@
 """`Linear` and `Identity`, and `MLP`: linear layers with activations between them."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,27 +12,24 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from ..._module import Module, Partial, field
+from ..._module import Module, field
 from ..._tree import combine, is_array, partition
 from ..._tree.partitioning import map_arrays
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import (
-    as_size,
-    as_size_or_scalar,
-    check_columns,
-    check_input,
-    check_layer,
-    jax_array,
-    parameter_shape,
-    within,
-)
+from .._base.arguments import as_size, as_size_or_scalar, check_layer
 from .._base.init import (
     Init,
     build_stacked,
-    default_dtype,
     first_values,
     output_first,
     split_key,
+)
+from .._base.inputs import (
+    check_columns,
+    check_input,
+    jax_array,
+    parameter_shape,
+    within,
 )
 from .._base.precision import computes, in_float32
 from .._base.sharding import (
@@ -105,7 +103,7 @@ class Linear(Module):
         """
         in_size = as_size_or_scalar(self, "in_features", in_features)
         out_size = as_size_or_scalar(self, "out_features", out_features)
-        rows, columns = _count(out_size), _count(in_size)
+        rows, columns = (1 if n == "scalar" else n for n in (out_size, in_size))
         limit = 1 / math.sqrt(columns) if columns else 1.0
         self.weight, self.bias = first_values(
             self,
@@ -201,10 +199,6 @@ def _product(x: Array, weight: Any) -> Array:
     return jnp.inner(x, weight) if is_array(weight) else weight @ x
 
 
-def _count(size: int | Literal["scalar"]) -> int:
-    return 1 if size == "scalar" else size
-
-
 def identity(x: Any) -> Any:
     return x
 
@@ -294,15 +288,11 @@ class MLP(Module):
         self.scan = scan
         inits = {"weight_init": weight_init, "bias_init": bias_init}
         self.layers = _build_layers(self, dtype, key, inits)
-        for name, function in (
-            ("activation", activation),
-            ("final_activation", final_activation),
-        ):
-            check_layer("MLP", name, function, "a function")
+        check_layer("MLP", "activation", activation, "a function")
+        check_layer("MLP", "final_activation", final_activation, "a function")
         self.activation = _copied(activation, (self.depth, self.width_size))
-        self.final_activation = _copied(
-            final_activation, () if self.out_size == "scalar" else (self.out_size,)
-        )
+        out_shape = () if self.out_size == "scalar" else (self.out_size,)
+        self.final_activation = _copied(final_activation, out_shape)
 
     @jax.named_scope("eqx.nn.MLP")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
@@ -333,28 +323,22 @@ def _build_layers(
     mlp: MLP, dtype: DTypeLike | None, key: PRNGKeyArray, inits: dict[str, Any]
 ) -> tuple[Linear, ...]:
     depth, width = mlp.depth, mlp.width_size
-    keys = split_key(key, depth + 1, mlp)
-    # To iterate over keys takes a tenth of the time that it takes to index each of them.
-    *other_keys, last_key = keys
-    last_in = width if depth > 0 else mlp.in_size
-    last = Linear(
-        last_in, mlp.out_size, mlp.use_final_bias, dtype, key=last_key, **inits
-    )
-    if depth == 0:
-        return (last,)
+    linear = functools.partial(Linear, dtype=dtype, **inits)
 
-    first_key, *middle_keys = other_keys
-    first = Linear(mlp.in_size, width, mlp.use_bias, dtype, key=first_key, **inits)
-    if mlp.scan:
-        dtype = jnp.dtype(default_dtype(dtype))
-        build = Partial(Linear, width, width, mlp.use_bias, dtype, **inits)
-        middle = build_stacked(lambda key: build(key=key), keys[1:depth])
-        return first, middle, last
-    middle = [
-        Linear(width, width, mlp.use_bias, dtype, key=middle_key, **inits)
-        for middle_key in middle_keys
-    ]
-    return first, *middle, last
+    def layer(index: int, key: Any) -> Linear:
+        in_size = mlp.in_size if index == 0 else width
+        if index == depth:
+            return linear(in_size, mlp.out_size, mlp.use_final_bias, key=key)
+        return linear(in_size, width, mlp.use_bias, key=key)
+
+    keys = split_key(key, depth + 1, mlp)
+    if depth == 0 or not mlp.scan:
+        # To iterate over keys takes a tenth of the time that it takes to index each.
+        return tuple(layer(i, k) for i, k in enumerate(keys))
+    middle = build_stacked(
+        lambda key: linear(width, width, mlp.use_bias, key=key), keys[1:depth]
+    )
+    return layer(0, keys[0]), middle, layer(depth, keys[depth])
 
 
 def _copied(activation: Any, shape: tuple[int, ...]) -> Any:

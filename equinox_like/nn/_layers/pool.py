@@ -11,15 +11,14 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import (
+from .._base.arguments import (
     as_padding,
     as_size,
     check_function,
-    check_input,
     check_length,
-    jax_array,
     per_axis,
 )
+from .._base.inputs import check_input, jax_array
 from .._base.precision import accumulation_dtype
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]
@@ -286,10 +285,8 @@ def _check_padding(pool: Pool) -> None:
 
 
 def _resolved_padding(pool: Pool, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    if not pool.use_ceil:
-        return list(pool.padding)
     axes = zip(sizes, pool.kernel_size, pool.stride, pool.padding, strict=True)
-    return [_up_to_last_window(*axis) for axis in axes]
+    return [_up_to_last_window(*a) for a in axes] if pool.use_ceil else [*pool.padding]
 
 
 def _up_to_last_window(

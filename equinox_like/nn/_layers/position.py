@@ -1,41 +1,38 @@
-"""Positional embeddings that are added: a learned table, or sines and cosines."""
+"""Sines and cosines of positions, which rotate features or are added to them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from ..._compat.tracing import Tracer
 from ..._errors import ShapeError
 from ..._module import Module, field
-from ..._runtime.error_if import error_if
-from ..._tree.arrays import is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import (
-    as_even_size,
-    as_size,
-    as_theta,
-    check_input,
-    jax_array,
-    parameter_shape,
-)
-from .._base.init import Init, first_value, key_named
-from .._base.precision import cast_to_precision, in_float32, summed_in_float32
-from .._base.sharding import explicit_mesh, like, parts, placed
-from .rope import cos_and_sin, powers, row_positions
-
-_STANDARD_DEVIATION = 0.02
+from .._base.arguments import as_even_size, as_theta
+from .._base.init import parameter_dtype
+from .._base.inputs import as_array, check_input, jax_array
+from .._base.sharding import like
 
 
-class LearnedPositionalEmbedding(Module):
-    r"""Adds to each row a vector that is learned for its position: $y_i = x_i + W_{p_i}$.
+class RotaryPositionalEmbedding(Module):
+    r"""Rotates pairs of features by angles that grow with the position.
 
-    From [Convolutional Sequence to Sequence Learning](https://arxiv.org/abs/1705.03122)
-    (Gehring et al. 2017). The weight starts normal with a standard deviation of 0.02, as in
-    [BERT](https://arxiv.org/abs/1810.04805) (Devlin et al. 2018).
+    With $d$ the size of the embedding, and $j < d / 2$, the features $j$ and $j + d/2$ of
+    row $i$ are rotated by the angle $i\, \theta^{-2 j / d}$:
+
+    $$y_{i, j} = x_{i, j} \cos - x_{i, j + d/2} \sin, \qquad
+    y_{i, j + d/2} = x_{i, j + d/2} \cos + x_{i, j} \sin.$$
+
+    The product of a rotated query and a rotated key then depends on the difference of
+    their positions. From [RoFormer](https://arxiv.org/abs/2104.09864) (Su et al. 2021),
+    which pairs the features $2j$ and $2j + 1$: that is `interleaved=True`. Models that were
+    extended to longer sequences, such as Llama 3.1, have other `frequencies` in place of
+    $\theta^{-2 j / d}$; see [YaRN](https://arxiv.org/abs/2309.00071) (Peng et al. 2023).
+
+    Within [`equinox_like.nn.MultiheadAttention`][], rotate in `process_heads`.
 
     !!! example
 
@@ -44,53 +41,53 @@ class LearnedPositionalEmbedding(Module):
         import jax
         import jax.numpy as jnp
 
-        embed = eqx.nn.LearnedPositionalEmbedding(100, 8, key=jax.random.key(0))
-        x = jnp.zeros((5, 8))
-        assert (embed(x) == embed.weight[:5]).all()
-        assert (embed(x, offset=20) == embed.weight[20:25]).all()
+        attention = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+        rope = eqx.nn.RotaryPositionalEmbedding(4)
+        rotate = jax.vmap(rope, in_axes=1, out_axes=1)
+
+        x = jnp.ones((5, 8))
+        heads = lambda q, k, v: (rotate(q), rotate(k), v)
+        assert attention(x, x, x, process_heads=heads).shape == (5, 8)
         ```
     """
 
-    max_length: int = field(static=True)
     embedding_size: int = field(static=True)
-    weight: Array
-    check_bounds: bool = field(static=True)
+    theta: float = field(static=True)
+    dtype: Any = field(static=True)
+    interleaved: bool = field(static=True, default=False)
+    frequencies: tuple[float, ...] | None = field(static=True, default=None)
 
     def __init__(
         self,
-        max_length: int,
         embedding_size: int,
+        theta: float = 10_000.0,
         dtype: DTypeLike | None = None,
         *,
-        key: PRNGKeyArray,
-        weight_init: Init | None = None,
-        check_bounds: bool = False,
+        interleaved: bool = False,
+        frequencies: Sequence[float | int] | np.ndarray | Array | None = None,
     ):
-        """**Arguments:**
+        r"""**Arguments:**
 
-        - `max_length`: the number of positions.
-        - `embedding_size`: the size of the vector of a position.
-        - `dtype`: of the weight; by default float32, or float64 if `jax_enable_x64` is on.
-        - `key`: a PRNG key for parameter initialisation.
-        - `weight_init`: as for [`equinox_like.nn.Linear`][], with the shape of the weight,
-            `(max_length, embedding_size)`.
-        - `check_bounds`: whether a traced position out of range is an error at run
-            time, raised by [`equinox_like.error_if`][].
+        - `embedding_size`: the number of features, which must be even.
+        - `theta`: $\theta$ above.
+        - `dtype`: of the cosines and sines; by default float32, or float64 if
+            `jax_enable_x64` is on.
+        - `interleaved`: if `True`, pair the features $2j$ and $2j + 1$.
+        - `frequencies`: the angle of each pair at position 1, in place of
+            $\theta^{-2 j / d}$: `embedding_size // 2` numbers, which are static.
 
         **Raises:**
 
-        `ValueError` if a size is negative.
+        `ValueError` if `embedding_size` is negative or odd, `theta` is not a number
+        above 0, `dtype` is not floating or complex, or `frequencies` has another length.
         """
-        self.max_length = as_size(self, "max_length", max_length)
-        self.embedding_size = as_size(self, "embedding_size", embedding_size)
-        self.check_bounds = check_bounds
-        shape = self.max_length, self.embedding_size
-        if weight_init is None:
-            weight_init = jax.nn.initializers.normal(_STANDARD_DEVIATION)
-        with key_named(key, self):
-            self.weight = first_value(self, "weight", weight_init, key, shape, dtype)
+        self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
+        self.theta = as_theta(self, theta)
+        self.dtype = np.dtype(parameter_dtype(self, dtype))
+        self.interleaved = interleaved
+        self.frequencies = _as_frequencies(frequencies, self.embedding_size // 2)
 
-    @jax.named_scope("eqx.nn.LearnedPositionalEmbedding")
+    @jax.named_scope("eqx.nn.RotaryPositionalEmbedding")
     def __call__(
         self,
         x: ArrayLike,
@@ -104,62 +101,67 @@ class LearnedPositionalEmbedding(Module):
         - `x`: shape `(sequence, embedding_size)`.
         - `key`: ignored.
         - `offset`: the position of the first row. It may be traced.
-        - `positions`: integers of shape `(sequence,)`, the position of each row, in
-            place of `offset`.
+        - `positions`: shape `(sequence,)`, the position of each row, in place of
+            `offset`.
 
         **Returns:**
 
-        An array of the shape of `x`, of the dtype to which JAX promotes those of `x`
-        and the weight. A traced position out of range is clamped to the nearest valid
-        one, unless `check_bounds` is set, since a check in a compiled program has a
-        cost.
+        An array of the shape and dtype of `x`.
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape, or
-        `x` more rows than there are positions. `IndexError` for a position out of range
-        that is not traced, `TypeError` for one that is not an integer. `ValueError` if
-        both `offset` and `positions` are given.
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape.
+        `ValueError` if both `offset` and `positions` are given.
         """
-        shape = parameter_shape(self, "weight", 2) or (
-            self.max_length,
-            self.embedding_size,
-        )
-        check_input(self, x, (None, shape[1]))
-        x = cast_to_precision(jax_array(x))
-        # A NumPy array cannot be indexed by a tracer.
-        weight = jax_array(self.weight)
-        length = x.shape[0]
-        if positions is None and length > shape[0]:
-            raise ShapeError(
-                f"{type(self).__name__} has {shape[0]} positions, but was given an `x` "
-                f"of {length} rows. Build it with a larger `max_length`."
-            )
-        if isinstance(offset, int) and positions is None:
-            if offset < 0 or offset > shape[0] - length:
-                _check_range(self, np.arange(offset, offset + length), shape[0])
-            rows = cast_to_precision(_slice(weight, offset, length))
-            return in_float32(jnp.add, x, like(rows, x))
-        places = row_positions(self, length, offset, positions)
-        if not jnp.issubdtype(places.dtype, jnp.integer):
-            raise TypeError(
-                f"{type(self).__name__} takes integers as positions; got {places.dtype}."
-            )
-        if jnp.iinfo(places.dtype).bits < 32:
-            # The number of rows may not fit into a small dtype.
-            places = places.astype(jnp.int32)
-        known = _known(places, offset, positions)
-        if known is not None:
-            _check_range(self, known, shape[0])
-        elif self.check_bounds:
-            places = error_if(
-                places,
-                (places < 0) | (places >= shape[0]),
-                f"{type(self).__name__} has {shape[0]} positions, but was given one "
-                "out of range.",
-            )
-        rows = cast_to_precision(_rows(weight, places))
-        return in_float32(jnp.add, x, like(rows, x))
+        check_input(self, x, (None, self.embedding_size))
+        x = jax_array(x)
+        cos, sin = self._angles(row_positions(self, x.shape[0], offset, positions))
+        if self.interleaved:
+            # Not -1, which is ambiguous if there are no rows.
+            pairs = x.reshape(*x.shape[:-1], self.embedding_size // 2, 2)
+            first, second = pairs[..., 0], pairs[..., 1]
+        else:
+            first, second = jnp.split(x, 2, axis=-1)
+        try:
+            rotated = first * cos - second * sin, second * cos + first * sin
+        except ValueError as error:
+            if jnp.result_type(x) == self.dtype:
+                raise
+            raise ValueError(
+                f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, but was "
+                f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` "
+                f"set to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
+                "`jax.numpy_dtype_promotion('standard')`."
+            ) from error
+        if self.interleaved:
+            out = jnp.stack(rotated, axis=-1).reshape(x.shape)
+        else:
+            out = jnp.concatenate(rotated, axis=-1)
+        return out.astype(x.dtype)
+
+    def _angles(self, positions: Array) -> tuple[Array, Array]:
+        frequencies = self.frequencies
+        if frequencies is None:
+            frequencies = powers(self.embedding_size, self.theta)
+        cos, sin = cos_and_sin(frequencies, positions, self.dtype)
+        return _unfused(cos), _unfused(sin)
+
+    @staticmethod
+    def rotate_half(x: Array) -> Array:
+        """Swaps the halves of the last axis, and negates the new first half."""
+        half = x.shape[-1] // 2
+        return jnp.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+
+    @staticmethod
+    def precompute_freqs_cis(
+        embedding_size: int, end: int, theta: float, dtype: DTypeLike
+    ) -> tuple[Array, Array]:
+        """The cosines and sines of the positions below `end`.
+
+        Each has shape `(end, embedding_size // 2)`.
+        """
+        positions = jnp.arange(end, dtype=float)
+        return cos_and_sin(powers(embedding_size, theta), positions, dtype)
 
 
 class SinusoidalPositionalEmbedding(Module):
@@ -241,41 +243,63 @@ class SinusoidalPositionalEmbedding(Module):
         return x + like(both, x)
 
 
-def _known(places: Array, offset: Any, positions: Any) -> np.ndarray | None:
-    """The positions, unless they depend on a traced value."""
-    if not isinstance(places, Tracer):
-        return jax.device_get(places)  # an explicit transfer
-    # Within a trace, what JAX computes from known values is a tracer, too.
-    given = offset if positions is None else positions
-    if not (isinstance(given, np.ndarray | np.generic) or is_concrete(given)):
+def _as_frequencies(value: Any, number: int) -> tuple[float, ...] | None:
+    if value is None:
         return None
-    given = np.asarray(jax.device_get(given))
-    return given.astype(int) + np.arange(len(places)) if positions is None else given
-
-
-def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
-    out_of_range = positions[(positions < 0) | (positions >= number)]
-    if out_of_range.size > 0:
-        raise IndexError(
-            f"{type(embedding).__name__} has {number} positions, counted from 0, but "
-            f"was given position {out_of_range[0]}."
+    frequencies = np.asarray(value, float)
+    if frequencies.shape != (number,) or not np.isfinite(frequencies).all():
+        raise ValueError(
+            f"RotaryPositionalEmbedding takes {number} finite numbers as `frequencies`, "
+            f"one for each pair of features; got {value!r}."
         )
+    return tuple(frequencies.tolist())
 
 
-def _slice(table: Any, start: int, length: int) -> Array:
-    where = None
-    if explicit_mesh(table) is not None and parts(table)[0] is not None:
-        where = PartitionSpec(None, parts(table)[1])
-    return placed(lambda table: table[start : start + length], where, table)
+def powers(size: int, theta: float) -> Array:
+    return 1.0 / theta ** (jnp.arange(0, size, 2, dtype=float) / max(size, 1))
 
 
-def _rows(table: Array, positions: Array) -> Array:
-    if explicit_mesh(table, positions) is None:
-        return _gather(table, positions)
-    return placed(_gather, PartitionSpec(None, parts(table)[1]), table, positions)
+def cos_and_sin(
+    frequencies: Array | tuple[float, ...], positions: Array, dtype: DTypeLike
+) -> tuple[Array, Array]:
+    # In half precision, the angles of large positions would have no correct digits.
+    positions = positions.astype(jnp.result_type(float))
+    angles = positions[:, None] * jnp.asarray(frequencies, float)[None, :]
+    return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 
-@summed_in_float32
-def _gather(table: Array, positions: Array) -> Array:
-    # Clipped, because JAX would count negative positions from the end.
-    return table[jnp.clip(positions, 0, len(table) - 1)]
+def _unfused(x: Array) -> Array:
+    """`x`, which XLA then computes before it computes the layer.
+
+    It would fuse cosines into the layer, and compute each of them again for every head
+    and every element of a batch. It does not repeat divisions, and cannot know that the
+    divisor is 1. With jax 0.10, `jax.lax.optimization_barrier` would not help on CPU.
+    """
+    return x / (1 + 0 * x)
+
+
+def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array:
+    """The position of each row, from the arguments of a call."""
+    if positions is None:
+        offset = as_array(layer, "offset", offset)
+        if offset.ndim != 0:
+            raise ShapeError(
+                f"{type(layer).__name__} takes a scalar as `offset`, the position of the "
+                f"first row, but was given shape {offset.shape}. Pass the position of "
+                "each row as `positions`."
+            )
+        # The dtype of the offset may be too small for the sum.
+        is_integer = jnp.issubdtype(offset.dtype, jnp.integer)
+        dtype = jnp.result_type(int if is_integer else float)
+        return jnp.arange(length, dtype=dtype) + offset.astype(dtype)
+    if not (isinstance(offset, int) and offset == 0):
+        raise ValueError(
+            f"{type(layer).__name__} takes `offset` or `positions`, not both."
+        )
+    positions = as_array(layer, "positions", positions)
+    if positions.shape != (length,):
+        raise ShapeError(
+            f"{type(layer).__name__} takes `positions` of shape ({length},), one for each "
+            f"row, but was given shape {positions.shape}."
+        )
+    return positions

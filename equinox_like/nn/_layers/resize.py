@@ -7,23 +7,16 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import (
-    as_array,
-    as_size,
-    check_function,
-    check_input,
-    jax_array,
-    per_axis,
-)
+from .._base.arguments import as_size, check_function, per_axis
+from .._base.inputs import as_array, check_input, jax_array
 from .._base.precision import accumulation_dtype
-from .._base.sharding import explicit_mesh, parts, placed, whole_along
+from .._base.sharding import parts, split_as, whole_along
 
 
 class AdaptivePool(Module):
@@ -389,11 +382,9 @@ def _resized(
         wide = x if method == "nearest" else x.astype(work)
         return jax.image.resize(wide, shape, method, antialias).astype(dtype)
 
-    if explicit_mesh(x) is None:
-        return run(x)
     sizes = zip(x.shape, shape, parts(x), strict=True)
     kept = (part if before == after else None for before, after, part in sizes)
-    return placed(run, PartitionSpec(*kept), x)
+    return split_as(run, kept, x)
 
 
 def _new_sizes(name: str, x: Array, size: Any, scale: Any) -> tuple[int, ...]:

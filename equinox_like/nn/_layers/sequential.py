@@ -11,8 +11,9 @@ from ..._annotations import signature_of
 from ..._module import Module
 from ..._tree.nodes import describe_node
 from ..._typing import PRNGKeyArray
-from .._base.checks import as_layers, check_function, within
+from .._base.arguments import as_layers, check_function
 from .._base.init import split_key
+from .._base.inputs import within
 from .._base.stateful import (
     ABSENT,
     StatefulLayer,

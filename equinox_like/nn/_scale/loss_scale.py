@@ -21,7 +21,8 @@ from ..._tree.deleted import deleted_named
 from ..._tree.match import flatten_up_to
 from ..._tree.nodes import describe_node, path_str
 from ..._typing import ArrayLike
-from .._base.checks import as_number, as_size, described, jax_array
+from .._base.arguments import as_number, as_size, wrong_type
+from .._base.inputs import described, jax_array
 from .._base.precision import accumulation_dtype
 
 _Tree = TypeVar("_Tree")
@@ -206,24 +207,17 @@ class DynamicLossScale(_LossScale):
 
         `TypeError` for floats, such as a loss.
         """
-        if not _is_scalar(finite) or jnp.issubdtype(
-            jnp.result_type(finite), jnp.inexact
-        ):
-            raise TypeError(
-                "DynamicLossScale takes a scalar bool as `finite`; got "
-                f"{describe_node(finite)}. Pass `all_finite(grads)`."
-            )
+        if not _is_scalar(finite) or is_inexact_array_like(finite):
+            fix = " Pass `all_finite(grads)`."
+            raise wrong_type("DynamicLossScale", "a scalar bool", "finite", finite, fix)
         steps = jnp.where(finite, self.good_steps + 1, 0)
         is_due = steps >= self.period
         grown = jnp.minimum(self.loss_scale * self.factor, self.max_scale)
         shrunk = jnp.maximum(self.loss_scale / self.factor, self.min_scale)
         kept = jnp.where(is_due, grown, self.loss_scale)
         scale = jnp.where(finite, kept, shrunk)
-        return tree_at(
-            lambda s: (s.loss_scale, s.good_steps),
-            self,
-            (scale, jnp.where(is_due, 0, steps)),
-        )
+        steps = jnp.where(is_due, 0, steps)
+        return tree_at(lambda s: (s.loss_scale, s.good_steps), self, (scale, steps))
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:
@@ -240,9 +234,8 @@ def all_finite(tree: Any) -> Bool[Array, ""]:
         assert not eqx.nn.all_finite([jnp.ones(3), jnp.array(jnp.inf)])
         ```
     """
-    arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array_like(x)]
     finite = jnp.array(True)
-    for x in arrays:
+    for x in filter(is_inexact_array_like, jax.tree.leaves(tree)):
         finite = jnp.logical_and(finite, jnp.isfinite(x).all())
     return finite
 
@@ -273,10 +266,8 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
         ```
     """
     if not _is_scalar(pred) or not jnp.issubdtype(jnp.result_type(pred), bool):
-        raise TypeError(
-            f"`select_tree` takes a scalar bool as `pred`; got {describe_node(pred)}. "
-            "To choose for each of a batch of trees, map it by `filter_vmap`."
-        )
+        fix = " To choose for each of a batch of trees, map it by `filter_vmap`."
+        raise wrong_type("`select_tree`", "a scalar bool", "pred", pred, fix)
 
     def each(path: Any, a: Any, b: Any) -> Any:
         are_arrays = is_array(a), is_array(b)
@@ -305,9 +296,8 @@ def _is_scalar(x: Any) -> bool:
 def _first_scale(layer: Any, scale: Any) -> Array:
     # Without its value, a traced scale is not checked.
     if not isinstance(scale, Tracer):
-        scale = as_number(
-            layer, "scale", scale, "a finite number > 0", lambda x: 0 < x < math.inf
-        )
+        wanted = "a finite number > 0"
+        scale = as_number(layer, "scale", scale, wanted, lambda x: 0 < x < math.inf)
     return jnp.asarray(scale, jnp.float32)
 
 

@@ -14,7 +14,7 @@ from ..._module.wrappers import check_forwards
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_nodes
 from ..._typing import DTypeLike
-from .._base.checks import check_layer
+from .._base.arguments import check_layer, wrong_type
 from .._base.precision import cast, compute_dtype, floating, is_real
 from .._base.stateful import StatefulLayer, is_stateful, takes_key
 
@@ -258,10 +258,8 @@ def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Laye
     classes = keep if isinstance(keep, tuple) else (keep,)
     for each in classes:
         if not isinstance(each, type):
-            raise TypeError(
-                "`mixed` takes a class, or a tuple of classes, as `keep`; got "
-                f"{describe_node(each)}."
-            )
+            wanted = "a class, or a tuple of classes,"
+            raise wrong_type("`mixed`", wanted, "keep", each)
     return Mixed(cast(layer, policy.param_dtype, classes), policy, classes)
 
 

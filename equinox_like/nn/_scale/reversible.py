@@ -16,8 +16,9 @@ from ..._tree.arrays import reusable
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_arrays
 from ..._typing import PRNGKeyArray
-from .._base.checks import as_axis, as_layers, check_layer, described, within
+from .._base.arguments import as_axis, as_layers, check_layer, wrong_type
 from .._base.init import split_key
+from .._base.inputs import described, within
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
 from .._base.stateful import is_stateful, key_for
@@ -69,12 +70,10 @@ class ReversibleBlock(Module):
         `TypeError` if `f` or `g` is stateful, or cannot be called. `ValueError` if
         `split_axis` is not an integer.
         """
-        check_layer("ReversibleBlock", "f", f)
-        check_layer("ReversibleBlock", "g", g)
-        _refuse_stateful("`f` of ReversibleBlock", f)
-        _refuse_stateful("`g` of ReversibleBlock", g)
-        self.f = f
-        self.g = g
+        for name, layer in (("f", f), ("g", g)):
+            check_layer("ReversibleBlock", name, layer)
+            _refuse_stateful(f"`{name}` of ReversibleBlock", layer)
+        self.f, self.g = f, g
         self.split_axis = as_axis(self, "split_axis", split_axis)
 
     @computes("eqx.nn.ReversibleBlock")
@@ -112,10 +111,7 @@ class ReversibleBlock(Module):
         if isinstance(x, tuple) and len(x) == 2:
             return jnp.asarray(x[0]), jnp.asarray(x[1])
         if isinstance(x, tuple | list):
-            raise TypeError(
-                f"ReversibleBlock takes an array or a tuple of two as `{name}`; got "
-                f"{describe_node(x)}."
-            )
+            raise wrong_type(self, "an array or a tuple of two", name, x)
         axis, shape = self.split_axis, jnp.shape(x)
         if not -len(shape) <= axis < len(shape) or shape[axis] % 2:
             raise ShapeError(
@@ -247,10 +243,8 @@ class ReversibleSequential(Module):
         x = varying_as((x, self, key), jtu.tree_map(strongly_typed, x))
         keys = _split(key, number, self)
         if not isinstance(_content(blocks), Stacked):
-            calls = [
-                _Call(name, block, k)
-                for (name, block), k in zip(self._named(), keys, strict=True)
-            ]
+            pairs = zip(self._named(), keys, strict=True)
+            calls = [_Call(name, block, k) for (name, block), k in pairs]
             return self._through(calls[::-1] if reverse else calls, x, reverse)
         ((name, layers),) = self._named()
         # `number` gives the scan a length if the layers have no arrays.
@@ -260,13 +254,10 @@ class ReversibleSequential(Module):
                 stacked = map_arrays(lambda x: reusable(x[::-1]), stacked)
             return self._through(stacked, x, reverse)
         step = _backward if reverse else _forward
+        policy = policy_of(blocks.checkpoint)
+        options = {"reverse": reverse, "unroll": blocks.unroll, "checkpoint": policy}
         return filter_scan(
-            lambda x, call: (step(call, x), None),
-            x,
-            stacked,
-            reverse=reverse,
-            unroll=blocks.unroll,
-            checkpoint=policy_of(blocks.checkpoint),
+            lambda x, call: (step(call, x), None), x, stacked, **options
         )[0]
 
     def _through(self, calls: Any, x: Any, reverse: bool) -> Any:

@@ -19,15 +19,9 @@ from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
 from ..._typing import PRNGKeyArray
-from .._base.checks import (
-    IF_AN_ENSEMBLE,
-    as_layers,
-    as_size,
-    check_function,
-    described,
-    within,
-)
+from .._base.arguments import as_layers, as_size, check_function
 from .._base.init import build_stacked, split_key
+from .._base.inputs import IF_AN_ENSEMBLE, described, within
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
 from .._base.state import Marker, RowMarker, State, check_state, is_index, with_marker

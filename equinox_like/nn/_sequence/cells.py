@@ -11,14 +11,9 @@ from jaxtyping import Array
 from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import (
-    as_divisor,
-    as_size,
-    check_columns,
-    check_dtype,
-    jax_array,
-)
+from .._base.arguments import as_divisor, as_size, check_dtype
 from .._base.init import Init, Layout, dtype_of, first_values, gates
+from .._base.inputs import check_columns, jax_array
 from .._base.precision import computes, in_float32
 from .._base.sharding import matvec
 

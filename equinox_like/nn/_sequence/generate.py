@@ -33,8 +33,9 @@ from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._attention.kv_cache import KVCache, cut
-from .._base.checks import as_array, check_function
+from .._base.arguments import check_function
 from .._base.init import key_named
+from .._base.inputs import as_array
 from .._base.sharding import on_mesh, parts
 from .sampling import check_sampling, checked_int, is_greedy, sample_logits
 

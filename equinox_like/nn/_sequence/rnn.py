@@ -17,8 +17,9 @@ from ..._module import Module, field
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import as_size, check_function, check_layer, within
+from .._base.arguments import as_size, check_function, check_layer
 from .._base.init import split_key
+from .._base.inputs import within
 from .._base.precision import computes
 from .._layers.elementwise import Dropout
 from .scan_cell import as_sequence, scanned
@@ -85,11 +86,9 @@ class Bidirectional(Module):
         """
         check_layer("Bidirectional", "forward", forward)
         check_layer("Bidirectional", "backward", backward)
-        if merge is not None:
-            check_function("Bidirectional", "merge", merge)
-        self.forward = forward
-        self.backward = backward
+        self.forward, self.backward = forward, backward
         self.merge = concatenate if merge is None else merge
+        check_function("Bidirectional", "merge", self.merge)
         self.unroll = unroll
 
     @computes("eqx.nn.Bidirectional")
@@ -126,10 +125,8 @@ class Bidirectional(Module):
         names = "forward", "backward"
         xs, size = as_sequence(self, xs)
         there = _there(self, size, length)
-        (forward, backward), last = scanned(
-            cells, names, states, xs, there, self.unroll
-        )
-        return self.merge(forward, backward), (last[0], last[1])
+        out, last = scanned(cells, names, states, xs, there, self.unroll)
+        return self.merge(*out), (last[0], last[1])
 
 
 class RNN(Module):
@@ -241,22 +238,18 @@ class RNN(Module):
         check_function("RNN.build", "cell", cell)
         if not isinstance(cell, type) and hasattr(cell, "init_state"):
             raise TypeError(
-                "RNN.build takes a class of cells as `cell`, or a function that makes "
-                f"one; got {describe_node(cell)}. Pass the class, or give `RNN` a list "
-                "of cells."
+                "RNN.build takes a class of cells as `cell`, or a function that makes one; "
+                f"got {describe_node(cell)}. Pass the class, or give `RNN` a list of cells."
             )
         layers: list[Any] = []
         for layer_key in split_key(key, num_layers, RNN):
             if bidirectional:
-                forward, backward = (
-                    cell(input_size, hidden_size, key=k, **kwargs)
-                    for k in jax.random.split(layer_key)
-                )
-                layers.append(Bidirectional(forward, backward, unroll=unroll))
-                input_size = 2 * hidden_size
+                keys = jax.random.split(layer_key)
+                both = (cell(input_size, hidden_size, key=k, **kwargs) for k in keys)
+                layers.append(Bidirectional(*both, unroll=unroll))
             else:
                 layers.append(cell(input_size, hidden_size, key=layer_key, **kwargs))
-                input_size = hidden_size
+            input_size = 2 * hidden_size if bidirectional else hidden_size
         return RNN(layers, dropout=dropout, inference=inference, unroll=unroll)
 
     @computes("eqx.nn.RNN")
@@ -309,9 +302,8 @@ class RNN(Module):
                 if getattr(layer, "_takes_sequence", False):
                     xs, state = layer(xs, state, length=length)
                 else:
-                    (xs,), (state,) = scanned(
-                        (layer,), ("",), (state,), xs, there, self.unroll
-                    )
+                    one = (layer,), ("",), (state,)
+                    (xs,), (state,) = scanned(*one, xs, there, self.unroll)
             last.append(state)
         return xs, tuple(last)
 

@@ -15,8 +15,9 @@ from ..._errors import ShapeError
 from ..._tree import is_array, is_array_like
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import as_size, check_scalar, jax_array
+from .._base.arguments import as_size, check_scalar, wrong_type
 from .._base.init import key_named
+from .._base.inputs import jax_array
 from .._base.precision import accumulation_dtype
 
 
@@ -157,32 +158,23 @@ def is_greedy(temperature: Any) -> bool:
     return not is_array(temperature) and temperature == 0
 
 
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("finite and 0 or more", lambda x: 0 <= x < math.inf),
+    "top_p": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "repetition_penalty": ("above 0 and finite", lambda x: 0 < x < math.inf),
+}
+
+
 def check_sampling(
     function: str, temperature: Any, top_k: Any, top_p: Any, repetition_penalty: Any
 ) -> int | None:
     """Validates the options of `sample_logits`, and returns `top_k` as an int."""
-    ranges: tuple[tuple[str, Any, str, Callable[[Any], bool]], ...] = (
-        (
-            "temperature",
-            temperature,
-            "finite and 0 or more",
-            lambda x: 0 <= x < math.inf,
-        ),
-        ("top_p", top_p, "above 0 and at most 1", lambda x: 0 < x <= 1),
-        (
-            "repetition_penalty",
-            repetition_penalty,
-            "above 0 and finite",
-            lambda x: 0 < x < math.inf,
-        ),
-    )
-    for name, value, wanted, is_within in ranges:
+    values = temperature, top_p, repetition_penalty
+    for value, (name, (wanted, is_within)) in zip(values, _RANGES.items(), strict=True):
         if not is_array_like(value):
             if value is None and name != "temperature":
                 continue
-            raise TypeError(
-                f"`{function}` takes a number as `{name}`; got {describe_node(value)}."
-            )
+            raise wrong_type(f"`{function}`", "a number", name, value)
         check_scalar(f"`{function}`", name, value)
         # As NumPy's: within a trace, JAX would trace the comparison. By an explicit
         # transfer, which `jax.transfer_guard("disallow")` allows.
@@ -199,10 +191,7 @@ def checked_int(function: str, name: str, value: Any, minimum: int) -> int:
     try:
         operator.index(value)
     except TypeError:  # also for a traced integer
-        raise TypeError(
-            f"`{function}` takes a Python integer as `{name}`; got "
-            f"{describe_node(value)}."
-        ) from None
+        raise wrong_type(f"`{function}`", "a Python integer", name, value) from None
     return as_size(f"`{function}`", name, value, minimum)
 
 
@@ -219,9 +208,7 @@ def _check_logits(logits: Any, seen: Any) -> None:
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TypeError(f"`sample_logits` takes floating logits; got {logits.dtype}.")
     if seen is not None and not is_array(seen):
-        raise TypeError(
-            f"`sample_logits` takes an array of bools as `seen`; got {describe_node(seen)}."
-        )
+        raise wrong_type("`sample_logits`", "an array of bools", "seen", seen)
     if seen is not None and seen.shape != logits.shape:
         raise ShapeError(
             f"`sample_logits` takes a `seen` of the shape of the logits, {logits.shape}; "

@@ -13,7 +13,8 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.arrays import is_typed_key, is_weak
 from ..._tree.nodes import describe_node
-from .._base.checks import check_layer, described, jax_array, taker_name, within
+from .._base.arguments import check_layer, taker_name, wrong_type
+from .._base.inputs import described, jax_array, within
 from .._base.precision import cast_to_precision, is_half
 from .._base.sharding import explicit_mesh, parts, varying_as
 
@@ -155,10 +156,8 @@ def _widened(cells: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 def _check_mask(mask: Any, length: int) -> None:
     if not is_array(mask):
-        raise TypeError(
-            f"`scan_cell` takes an array as `mask`; got {describe_node(mask)}. Pass "
-            "`jnp.asarray(mask)`."
-        )
+        fix = " Pass `jnp.asarray(mask)`."
+        raise wrong_type("`scan_cell`", "an array", "mask", mask, fix)
     if mask.shape != (length,):
         raise ShapeError(
             f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
@@ -206,9 +205,8 @@ def _type_of_row(xs: Any) -> jax.ShapeDtypeStruct:
     where = None
     if (mesh := explicit_mesh(xs)) is not None:
         where = NamedSharding(mesh, PartitionSpec(*parts(xs)[1:]))
-    return jax.ShapeDtypeStruct(
-        xs.shape[1:], xs.dtype, weak_type=is_weak(xs), sharding=where
-    )
+    options = {"weak_type": is_weak(xs), "sharding": where}
+    return jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype, **options)
 
 
 def _of_type(x: Any, like: Any) -> Any:
