@@ -32,7 +32,7 @@ PATHS = (
     "nn/test_mlp.py",
     "nn/test_peer_models.py",
     "nn/test_reversible.py",
-    "nn/test_rnn.py",
+    "nn/test_cells.py",
     "nn/test_shape.py",
     "nn/test_stacked.py",
 )
@@ -443,8 +443,8 @@ FAULTS: dict[str, list[Fault]] = {
             [
                 "nn/test_reversible.py"
                 "::test_inverse_undoes_the_call_with_the_same_key[False-stacked]",
-                "nn/test_rnn.py::test_scan_cell_is_the_loop[True-GRUCell]",
-                "nn/test_rnn.py::test_scan_cell_is_the_loop[True-LSTMCell]",
+                "nn/test_cells.py::test_scan_cell_is_the_loop[True-GRUCell]",
+                "nn/test_cells.py::test_scan_cell_is_the_loop[True-LSTMCell]",
                 "transforms/test_invertible.py"
                 "::test_value_and_gradient_are_those_of_the_plain_chain[eager-stacked]",
             ],
@@ -483,7 +483,7 @@ FAULTS: dict[str, list[Fault]] = {
             jax_faults.loop_without_steps_runs,
             [
                 "loops/test_scan.py::test_scan_without_steps_returns_the_first_carry",
-                "nn/test_rnn.py::test_default_state_has_the_dtype_that_the_cell_returns",
+                "nn/test_cells.py::test_default_state_has_the_dtype_that_the_cell_returns",
                 "loops/test_internal_scan.py"
                 "::test_values_are_those_of_lax_scan[0-checkpointed]",
                 "loops/test_internal_scan.py::test_values_are_those_of_lax_scan[0-lax]",

@@ -1,7 +1,13 @@
+"""`RNN` and `Bidirectional`, beside loops in NumPy."""
+
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -12,186 +18,344 @@ def sigmoid(x):
 
 
 def gru(cell, x, h):
-    """The formula of Cho et al. 2014, in NumPy."""
-    size = len(h)
-    w, u = np.asarray(cell.weight_ih), np.asarray(cell.weight_hh)
-    b = np.zeros(3 * size) if cell.bias is None else np.asarray(cell.bias)
-    b_n = 0 if cell.bias_n is None else np.asarray(cell.bias_n)
-    rows = [slice(i * size, (i + 1) * size) for i in range(3)]
-    r, z = (sigmoid(w[i] @ x + u[i] @ h + b[i]) for i in rows[:2])
-    n = np.tanh(w[rows[2]] @ x + b[rows[2]] + r * (u[rows[2]] @ h + b_n))
+    """As the documentation of `torch.nn.GRU` has it; of its biases only `b_hn` is apart."""
+    w = [np.asarray(w) @ x for w in np.split(np.asarray(cell.weight_ih), 3)]
+    u = [np.asarray(u) @ h for u in np.split(np.asarray(cell.weight_hh), 3)]
+    b, b_hn = np.split(np.asarray(cell.bias), 3), np.asarray(cell.bias_n)
+    r, z = sigmoid(w[0] + b[0] + u[0]), sigmoid(w[1] + b[1] + u[1])
+    n = np.tanh(w[2] + b[2] + r * (u[2] + b_hn))
     return (1 - z) * n + z * h
 
 
-def lstm(cell, x, h, c):
-    """The formula of Hochreiter and Schmidhuber 1997, with a forget gate, in NumPy."""
-    gates = np.asarray(cell.weight_ih) @ x + np.asarray(cell.weight_hh) @ h
-    if cell.bias is not None:
-        gates = gates + np.asarray(cell.bias)
-    i, f, g, o = np.split(gates, 4)
+def lstm(cell, x, state):
+    """As the documentation of `torch.nn.LSTM` has it, with its two biases added."""
+    h, c = state
+    all_gates = np.asarray(cell.weight_ih) @ x + np.asarray(cell.weight_hh) @ h
+    i, f, g, o = np.split(all_gates + np.asarray(cell.bias), 4)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
     return sigmoid(o) * np.tanh(c), c
 
 
-def test_first_values_and_results_are_those_of_the_contract(k0) -> None:
-    cell = nn.GRUCell(3, 2, key=k0)
-    weight = [0.4841053, -0.4491844, -0.3858284]
-    np.testing.assert_allclose(cell.weight_ih[0], weight, atol=1e-7)
-    np.testing.assert_allclose(cell.bias_n, [-0.3295266, 0.3308555], atol=1e-7)
-    out = cell(jnp.ones(3), jnp.ones(2))
-    np.testing.assert_allclose(out, [0.6006681, 0.6347354], atol=1e-5)
-    h, c = nn.LSTMCell(3, 2, key=k0)(jnp.ones(3), (jnp.ones(2), jnp.ones(2)))
-    np.testing.assert_allclose(h, [0.1833377, 0.2041138], atol=1e-5)
-    np.testing.assert_allclose(c, [0.4709673, 0.4090015], atol=1e-5)
+FORMULAS = {nn.GRUCell: gru, nn.LSTMCell: lstm}
 
 
-@pytest.mark.parametrize(("cls", "n"), [(nn.GRUCell, 4), (nn.LSTMCell, 3)])
-def test_first_values_are_uniform_and_do_not_depend_on_the_bias(cls, n, k0) -> None:
-    cell, keys = cls(3, 5, key=k0), jax.random.split(k0, n)
-    lim = np.sqrt(1 / 5)
-    arrays = [cell.weight_ih, cell.weight_hh, cell.bias]
-    arrays += [cell.bias_n] if cls is nn.GRUCell else []
-    for array, key in zip(arrays, keys, strict=True):
-        drawn = jax.random.uniform(key, array.shape, minval=-lim, maxval=lim)
-        assert (array == drawn).all()
-    unbiased = cls(3, 5, use_bias=False, key=k0)
-    assert (unbiased.weight_hh == cell.weight_hh).all() and unbiased.bias is None
+def loop(cell, xs, state, length, backward=False):
+    """The outputs and the last state of one direction, step by step."""
+    outputs = np.zeros((len(xs), 4))
+    for i in reversed(range(length)) if backward else range(length):
+        state = FORMULAS[type(cell)](cell, xs[i], state)
+        outputs[i] = state[0] if isinstance(state, tuple) else state
+    return outputs, state
 
 
-@pytest.mark.parametrize("use_bias", [True, False])
-@pytest.mark.parametrize("size", [0, 3])
-def test_results_are_those_of_the_formulas(use_bias, size, x64, draw, build) -> None:
-    x, h, c = draw(size), draw(4), draw(4)
-    cell = build(nn.GRUCell, size, 4, use_bias)
-    np.testing.assert_allclose(cell(x, h), gru(cell, x, h), rtol=1e-12)
-    cell = build(nn.LSTMCell, size, 4, use_bias)
-    outs, expected = cell(x, (h, c)), lstm(cell, x, h, c)
-    assert isinstance(outs, tuple)
-    for out, wanted in zip(outs, expected, strict=True):
-        np.testing.assert_allclose(out, wanted, rtol=1e-12)
-    assert eqx.tree_equal(cell(x, [h, c]), outs)
+def looped(rnn, xs, states, length):
+    """All layers, one after the other."""
+    xs, last = np.asarray(xs), []
+    for layer, state in zip(rnn.layers, states, strict=True):
+        if isinstance(layer, nn.Bidirectional):
+            forward, a = loop(layer.forward, xs, state[0], length)
+            backward, b = loop(layer.backward, xs, state[1], length, backward=True)
+            xs = np.concatenate([forward, backward], -1)
+            last.append((a, b))
+        else:
+            xs, after = loop(layer, xs, state, length)
+            last.append(after)
+    return xs, tuple(last)
 
 
-def test_wrong_shapes_name_the_argument(key) -> None:
-    cell = nn.GRUCell(3, 2, key=key)
-    with pytest.raises(eqx.ShapeError, match=r"GRUCell takes `input` of shape \(3,\)"):
-        cell(jnp.ones(2), jnp.ones(2))
-    with pytest.raises(eqx.ShapeError, match=r"`hidden` .*1 axis in front.*jax\.vmap"):
-        cell(jnp.ones(3), jnp.ones((5, 2)))
-    cell = nn.LSTMCell(3, 2, key=key)
-    for at, hidden in enumerate([(3, 2), (2, 3)]):
-        with pytest.raises(eqx.ShapeError, match=rf"LSTMCell takes `hidden\[{at}\]`"):
-            cell(jnp.ones(3), tuple(map(jnp.ones, hidden)))
+def assert_close(found, wanted, rtol=1e-10):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol),
+        found,
+        wanted,
+    )
 
 
-@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
-def test_hidden_size_zero_is_an_error(cls, key) -> None:
-    message = f"^{cls.__name__} takes an int >= 1 as `hidden_size`; got 0"
-    with pytest.raises(ZeroDivisionError, match=message):
-        cls(3, 0, key=key)
+def first_states(rnn, draw=None):
+    """A state for each cell: zeros, or drawn."""
+
+    def of(layer):
+        if isinstance(layer, nn.Bidirectional):
+            return of(layer.forward), of(layer.backward)
+        h, c = (np.zeros(4) if draw is None else np.asarray(draw(4)) for _ in range(2))
+        return (h, c) if type(layer) is nn.LSTMCell else h
+
+    return tuple(map(of, rnn.layers))
 
 
-def test_init_state_is_zeros_of_the_right_structure(key) -> None:
-    cell = nn.LSTMCell(3, 2, dtype=jnp.bfloat16, key=key)
-    for part in cell.init_state():
-        assert part.shape == (2,) and part.dtype == jnp.bfloat16 and not part.any()
-    assert nn.GRUCell(3, 2, key=key).init_state(dtype=jnp.float16).dtype == jnp.float16
+@pytest.mark.parametrize("cell", FORMULAS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_batch_of_lengths_is_the_loop_of_torch(cell, bidirectional, x64, build, draw):
+    rnn = build(
+        lambda key: nn.RNN.build(cell, 3, 4, 2, bidirectional=bidirectional, key=key)
+    )
+    batch, lengths = draw(4, 5, 3), jnp.array([5, 2, 0, 3])
+    init = [first_states(rnn, draw) for _ in lengths]
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *init)
+    outputs, last = jax.jit(jax.vmap(lambda x, s, n: rnn(x, s, length=n)))(
+        batch, stacked, lengths
+    )
+    for i, length in enumerate(lengths):
+        wanted = looped(rnn, batch[i], init[i], int(length))
+        assert_close((outputs[i], jax.tree.map(lambda x, i=i: x[i], last)), wanted)
 
 
-@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
-def test_weight_that_is_not_an_array_has_a_default_state(cls, draw, key) -> None:
-    class Doubled(eqx.Module):
-        half: jax.Array
-
-        def __matmul__(self, x):
-            return 2 * (self.half @ x)
-
-    cell, xs = cls(3, 2, dtype=jnp.float16, key=key), draw(5, 3).astype(jnp.float16)
-    other = eqx.tree_at("weight_hh", cell, replace_fn=lambda w: Doubled(w / 2))
-    assert eqx.tree_equal(other.init_state(), cell.init_state())
-    assert eqx.tree_equal(nn.scan_cell(other, xs), nn.scan_cell(cell, xs))
+def test_cell_in_place_of_its_class_is_refused(build):
+    cell = build(nn.LSTMCell, 2, 4)
+    with pytest.raises(TypeError, match=r"RNN\.build takes a class.*got an LSTMCell"):
+        nn.RNN.build(cell, 2, 4, key=jax.random.key(0))
+    make = eqx.Partial(nn.LSTMCell, use_bias=False)
+    assert nn.RNN.build(make, 2, 4, key=jax.random.key(0)).layers[0].bias is None
 
 
-@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_scan_cell_is_the_loop(cls, reverse, draw, key) -> None:
-    cell, xs = cls(3, 2, key=key), draw(5, 3)
-    mask = jnp.array([True, True, False, True, False])
-    outs, final = jax.jit(
-        lambda xs: nn.scan_cell(cell, xs, reverse=reverse, mask=mask)
-    )(xs)
-    state, expected = cell.init_state(), {}
-    for i in reversed(range(5)) if reverse else range(5):
-        state = cell(xs[i], state) if mask[i] else state
-        expected[i] = state[0] if cls is nn.LSTMCell else state
-    rows = jnp.stack([expected[i] for i in range(5)])
-    np.testing.assert_allclose(outs, rows, rtol=1e-5, atol=1e-6)
-    for a, b in zip(jax.tree.leaves(final), jax.tree.leaves(state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+def test_states_are_zero_by_default_and_go_on_where_they_ended(x64, build, draw):
+    rnn = build(lambda key: nn.RNN.build(nn.LSTMCell, 3, 4, 2, key=key))
+    xs = draw(7, 3)
+    wanted = looped(rnn, xs, first_states(rnn), 7)
+    assert_close(rnn(xs), wanted)
+    first, states = rnn(xs[:4])
+    second, last = rnn(xs[4:], states)
+    assert_close((jnp.concatenate([first, second]), last), wanted)
+    assert_close(rnn(xs, (None, None)), wanted)
+    assert_close(rnn(xs, length=7), wanted)
 
 
-def test_scan_cell_starts_from_a_given_state_and_checks_the_mask(draw, key) -> None:
-    cell, xs, h = nn.GRUCell(3, 2, key=key), draw(1, 3), draw(2)
-    outs, _ = nn.scan_cell(cell, xs, h)
-    np.testing.assert_allclose(outs[0], cell(xs[0], h), rtol=1e-6)
-    with pytest.raises(eqx.ShapeError, match=r"`mask` of shape \(1,\)"):
-        nn.scan_cell(cell, xs, mask=jnp.ones(2, bool))
+def test_each_layer_is_one_scan(key):
+    rnn = nn.RNN.build(nn.LSTMCell, 3, 4, 3, bidirectional=True, key=key)
+    jaxpr = jax.make_jaxpr(lambda xs: rnn(xs, length=2))(jnp.ones((5, 3)))
+    names = [eqn.primitive.name for eqn in jaxpr.eqns]
+    assert names.count("scan") == 3
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int32"])
-@pytest.mark.parametrize("sequence", [list, tuple])
-def test_scan_cell_takes_what_the_cell_takes(sequence, dtype, draw, key) -> None:
-    cell, xs = nn.LSTMCell(3, 2, key=key), draw(2, 3).astype(jnp.float32)
-    init = sequence([jnp.asarray([1, 2], dtype), jnp.zeros(2)])
-    outs, last = nn.scan_cell(cell, xs, init)
-    expected = cell(xs[1], cell(xs[0], init))
-    for a, b in zip(last, expected, strict=True):
-        assert a.dtype == b.dtype == jnp.float32
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-    np.testing.assert_allclose(outs[1], expected[0], rtol=1e-6)
-    rnn_outs, _ = nn.RNN([cell])(xs, [init])
-    np.testing.assert_allclose(rnn_outs, outs, rtol=1e-6)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_padding_reaches_neither_results_nor_gradients(bidirectional, build, draw):
+    rnn = build(nn.RNN.build, nn.GRUCell, 3, 4, 2, bidirectional=bidirectional)
+    xs = draw(5, 3)
+
+    @jax.jit
+    def run(xs, length):
+        @functools.partial(eqx.filter_grad, has_aux=True)
+        def gradients(both):
+            rnn, xs = both
+            outputs, last = rnn(xs, length=length)
+            return jnp.sum(outputs**2), (outputs, last)
+
+        (grads, x_grad), (outputs, last) = gradients((rnn, xs))
+        return outputs, last, eqx.filter(grads, eqx.is_inexact_array), x_grad
+
+    outputs, last, grads, x_grad = run(xs.at[3:].set(jnp.nan), 3)
+    clean, clean_last, clean_grads, clean_x_grad = run(xs[:3], 3)
+    assert_close(outputs[:3], clean, rtol=1e-5)
+    assert_close((last, grads), (clean_last, clean_grads), rtol=1e-5)
+    assert_close(x_grad[:3], clean_x_grad, rtol=1e-5)
+    assert not outputs[3:].any() and not x_grad[3:].any()
 
 
-def test_wrong_arguments_of_scan_cell_are_named(key, without_type_checks) -> None:
-    cell, xs = nn.GRUCell(3, 2, key=key), jnp.ones((5, 3))
-    with pytest.raises(TypeError, match=r"array as `mask`; got a list.*jnp\.asarray"):
-        nn.scan_cell(cell, xs, mask=[True] * 5)
-    message = r"`init` is shape \(3,\).*the function returned shape \(6,\)"
-    with pytest.raises(eqx.ShapeError, match=message):
-        nn.scan_cell(lambda x, h: jnp.concatenate([h, x]), xs, jnp.ones(3))
-    with pytest.raises(eqx.ShapeError, match=r"`init` is shape \(2,\).*\['shape"):
-        nn.scan_cell(lambda x, h: [cell(x, h)], xs, jnp.ones(2))
+def test_scan_cell_keeps_nan_of_the_padding_from_the_gradients(key, draw):
+    cell, xs, mask = nn.GRUCell(3, 4, key=key), draw(5, 3), jnp.arange(5) < 3
+
+    @jax.jit
+    @jax.grad
+    def grad_of(weight, xs, mask):
+        full = eqx.tree_at(lambda cell: cell.weight_ih, cell, weight)
+        return jnp.sum(nn.scan_cell(full, xs, mask=mask)[1] ** 2)
+
+    grad = grad_of(cell.weight_ih, xs.at[3:].set(jnp.nan), mask)
+    assert_close(grad, grad_of(cell.weight_ih, xs[:3], None), rtol=1e-5)
+
+
+class Counter(eqx.Module):
+    """A user's own cell: inputs and states are trees, one of integers."""
+
+    step: jax.Array
+
+    def __call__(self, x, state):
+        value, _ = x
+        return {"sum": state["sum"] + self.step * value, "n": state["n"] + 1}
+
+    def init_state(self):
+        return {"sum": 0.0, "n": jnp.asarray(0)}
+
+
+def test_cell_of_the_user_takes_and_returns_trees():
+    cell = Counter(jnp.array(2.0))
+    xs = jnp.arange(1.0, 5.0), jax.random.split(jax.random.key(0), 4)
+    layer = nn.Bidirectional(cell, cell, merge=lambda a, b: (a["sum"], b["n"]))
+    (sums, numbers), (_, last) = layer(xs, length=3)
+    assert sums.tolist() == [2, 6, 12, 0] and numbers.tolist() == [3, 2, 1, 0]
+    assert last["sum"] == 12 and last["n"] == 3
+    outputs, (state,) = nn.RNN(cell)(xs)
+    assert outputs["n"].tolist() == [1, 2, 3, 4] and state["sum"] == 20
+
+
+class Noisy(eqx.Module):
+    def __call__(self, x, state):
+        total, key = state
+        key, draw = jax.random.split(key)
+        return total + x + jax.random.normal(draw), key
+
+    def init_state(self):
+        return jnp.zeros(()), jax.random.key(0)
+
+
+def test_state_of_a_cell_may_hold_a_key():
+    xs = jnp.arange(3.0)
+    outputs, (state,) = nn.RNN(Noisy())(xs)
+    scanned, last = nn.scan_cell(Noisy(), xs)
+    assert (outputs == scanned).all() and len(set(outputs.tolist())) == 3
+    assert eqx.tree_equal(state, last)
+
+
+def test_weakly_typed_inputs_leave_the_dtype_of_the_state(key):
+    cell = nn.GRUCell(3, 4, dtype=jnp.bfloat16, key=key)
+    xs = jnp.broadcast_to(2.0, (2, 3))
+    assert nn.scan_cell(cell, xs)[0].dtype == jnp.bfloat16
+    assert nn.RNN(cell)(xs)[0].dtype == jnp.bfloat16
+
+
+def test_directions_may_differ_and_be_added(key, draw):
+    forward, backward = nn.GRUCell(3, 4, key=key), nn.LSTMCell(3, 4, key=key)
+    layer, xs = nn.Bidirectional(forward, backward, merge=operator.add), draw(5, 3)
+    outputs, (h, (_, c)) = layer(xs, (None, (jnp.ones(4), jnp.ones(4))))
+    one, one_last = nn.scan_cell(forward, xs)
+    init = jnp.ones(4), jnp.ones(4)
+    other, other_last = nn.scan_cell(backward, xs, init, reverse=True)
+    assert_close((outputs, h, c), (one + other, one_last, other_last[1]), rtol=1e-5)
+
+
+def test_dropout_is_between_the_layers_only(key, draw):
+    xs = draw(5, 3)
+    rnn = nn.RNN.build(nn.GRUCell, 3, 4, 2, dropout=0.5, key=key)
+    plain = nn.RNN(rnn.layers)
+    assert eqx.tree_equal(rnn(xs, inference=True), plain(xs))
+    assert eqx.tree_equal(eqx.tree_inference(rnn)(xs), plain(xs))
+    outputs, _ = rnn(xs, key=key)
+    hidden, _ = nn.scan_cell(rnn.layers[0], xs)
+    (dropout_key,) = jax.random.split(key, 1)
+    dropped = rnn.dropout(hidden, key=dropout_key)
+    assert_close(outputs, nn.scan_cell(rnn.layers[1], dropped)[0], rtol=1e-5)
+    with pytest.raises(RuntimeError, match="needs a `key`"):
+        rnn(xs)
+    one = nn.RNN.build(nn.GRUCell, 3, 4, dropout=0.5, key=key)
+    assert one(xs)[0].shape == (5, 4)
+
+
+def test_default_states_have_the_dtype_that_the_cell_computes_in(key, draw):
+    xs = draw(5, 3).astype(jnp.float32)
+    in_bf16 = nn.RNN.build(nn.GRUCell, 3, 4, 2, dtype=jnp.bfloat16, key=key)
+    assert in_bf16(xs)[0].dtype == jnp.float32
+    mixed = nn.RNN(nn.mixed(nn.LSTMCell(3, 4, key=key), "compute=bf16"))
+    assert mixed(xs)[0].dtype == jnp.bfloat16
+    layer = nn.Bidirectional(nn.GRUCell(3, 4, key=key), nn.GRUCell(3, 4, key=key))
+    mixed = nn.RNN([nn.mixed(layer, "compute=bf16,output=f32")])
+    assert mixed(xs)[0].dtype == jnp.float32
+    outputs, _ = nn.RNN([eqx.frozen(layer)])(xs)
+    assert outputs.shape == (5, 8)
+
+
+def test_strict_promotion_takes_a_length(strict, key):
+    rnn = nn.RNN.build(nn.LSTMCell, 3, 4, 2, bidirectional=True, key=key)
+    run = jax.vmap(lambda xs, n: rnn(xs, length=n)[0])
+    lengths = jnp.array([1, 2], jnp.uint8)
+    assert jax.eval_shape(run, jnp.ones((2, 5, 3)), lengths).shape == (2, 5, 8)
+
+
+def test_empty_sequence_leaves_the_states(key):
+    rnn = nn.RNN.build(nn.GRUCell, 3, 4, 2, bidirectional=True, key=key)
+    outputs, last = rnn(jnp.ones((0, 3)))
+    assert outputs.shape == (0, 8) and not last[1][0].any()
+
+
+def test_batch_over_the_devices_of_a_mesh(key, draw):
+    rnn = nn.RNN.build(nn.GRUCell, 3, 4, bidirectional=True, key=key)
+    batch, lengths = draw(4, 5, 3), jnp.array([5, 2, 0, 3])
+    run = jax.vmap(lambda xs, n: rnn(xs, length=n)[0])
+    wanted = run(batch, lengths)
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        split = jax.sharding.reshard((batch, lengths), P("data"))
+        outputs = jax.jit(run)(*split)
+        assert jax.typeof(outputs).sharding.spec == P("data", None, None)
+        assert_close(outputs, wanted, rtol=1e-5)
+        sharded = eqx.filter_shard_map(run, in_specs=P("data"), out_specs=P("data"))
+        assert_close(sharded(*split), wanted, rtol=1e-5)
+
+
+def test_scan_cell_takes_parts_of_a_batch_within_a_shard_map(key, draw):
+    cell, batch = nn.GRUCell(3, 4, key=key), draw(4, 5, 3)
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,))
+    run = jax.vmap(lambda xs: nn.scan_cell(cell, xs)[0])
+    spec = {"in_specs": P("data"), "out_specs": P("data")}
+    assert_close(
+        eqx.filter_shard_map(run, mesh=mesh, **spec)(batch), run(batch), rtol=1e-5
+    )
+
+
+def test_sequences_of_numpy_are_those_of_jax(key):
+    cell, xs = nn.LSTMCell(3, 4, key=key), np.ones((5, 3))
+    expected, _ = nn.scan_cell(cell, jnp.asarray(xs))
+    outs, _ = nn.scan_cell(cell, xs, (np.zeros(4), np.zeros(4)))
+    assert_close(outs, expected)
+    assert_close(nn.RNN(cell)(xs)[0], expected)
+    outs, _ = nn.Bidirectional(cell, cell)(xs)
+    assert_close(outs[:, :4], expected)
+
+
+@pytest.mark.parametrize("xs", [None, (), [[1.0, 2.0]], jnp.ones(()), (jnp.ones(2), 1)])
+def test_sequence_is_a_tree_of_arrays(xs, key):
+    cell, message = nn.GRUCell(3, 4, key=key), "takes an array, or a pytree of arrays,"
+    init, mask = jnp.ones(4), jnp.ones(2, bool)
+    with pytest.raises(eqx.ShapeError, match=f"`scan_cell` {message} as `xs`"):
+        nn.scan_cell(cell, xs, init, mask=mask)
+    with pytest.raises(eqx.ShapeError, match=f"RNN {message} as `xs`"):
+        nn.RNN(cell)(xs)
+
+
+def test_bad_input_is_an_error_that_names_it(key):
+    rnn = nn.RNN.build(nn.GRUCell, 3, 4, 2, bidirectional=True, key=key)
+    xs = jnp.ones((5, 3))
+    for args, kwargs, message in [
+        ((xs, (None,)), {}, "one state for each layer, 2 in all, as `init`; got 1"),
+        ((xs, (None, (1, 2, 3))), {}, r"At `layers\[1\]`: .* each direction, 2 in all"),
+        ((xs,), {"length": jnp.array([1, 2])}, r"got shape \(2,\)\. Use `jax\.vmap`"),
+        ((jnp.array(1.0),), {}, "with the sequence along the first axis"),
+        ((xs[None],), {}, r"At `layers\[0\]\.forward`: .*1 axis in front"),
+        ((xs, ((None, jnp.ones(3)), None)), {}, r"`layers\[0\]\.backward`: .*`hidden`"),
+    ]:
+        with pytest.raises(eqx.ShapeError, match=message):
+            rnn(*args, **kwargs)
+    with pytest.raises(ValueError, match="5 elements, but a `length` of 6"):
+        rnn(xs, length=6)
+    with pytest.raises(TypeError, match="an integer as `length`; got dtype float32"):
+        rnn(xs, length=jnp.ones(()))
+    with pytest.raises(ValueError, match="at least one layer"):
+        nn.RNN([])
+    with pytest.raises(ValueError, match=r"^RNN takes an int >= 1 as `num_layers`"):
+        nn.RNN.build(nn.GRUCell, 3, 4, 0, key=key)
+
+
+class Copy(eqx.Module):
+    """Its state is its weight, whose gradient is then the number of steps."""
+
+    weight: jax.Array
+
+    def __call__(self, x, state):
+        return self.weight + 0 * state
+
+    def init_state(self):
+        return jnp.zeros_like(self.weight)
 
 
 @pytest.mark.parametrize(
-    ("hidden", "given"),
+    "run",
     [
-        (jnp.ones(4), r"an array of shape \(4,\)"),
-        (jnp.ones((2, 4)), r"an array of shape \(2, 4\)"),
-        ((jnp.ones(4),), "a tuple of length 1"),
-        (None, "None"),
+        lambda cell, xs: nn.RNN(cell)(xs)[0],
+        lambda cell, xs: nn.Bidirectional(cell, cell, jnp.add)(xs)[0] / 2,
+        lambda cell, xs: nn.scan_cell(cell, xs)[0],
     ],
 )
-def test_lstm_takes_a_pair(hidden, given, key, without_type_checks) -> None:
-    cell = nn.LSTMCell(3, 4, key=key)
-    with pytest.raises(
-        TypeError, match=rf"LSTMCell takes the pair `\(h, c\)`.*got {given}"
-    ):
-        cell(jnp.ones(3), hidden)
-    h, _ = cell(jnp.ones(3), [jnp.ones(4), jnp.ones(4)])
-    assert h.shape == (4,)
-
-
-@pytest.mark.parametrize("cls", [nn.GRUCell, nn.LSTMCell])
-@pytest.mark.parametrize("policy", [None, "compute=bf16", "compute=bf16,output=f32"])
-def test_default_state_has_the_dtype_that_the_cell_returns(cls, policy, key) -> None:
-    dtype = "bfloat16" if policy is None else "float32"
-    cell = cls(3, 4, dtype=dtype, key=key)
-    if policy is not None:
-        cell = nn.mixed(cell, policy)
-    expected = "bfloat16" if policy == "compute=bf16" else "float32"
-    for length in (0, 2):
-        outputs, final = nn.scan_cell(cell, jnp.ones((length, 3)))
-        assert outputs.dtype == expected
-        assert all(x.dtype == expected for x in jax.tree.leaves(final))
+def test_gradient_in_half_precision_is_summed_over_the_steps_in_float32(run) -> None:
+    cell, xs = Copy(jnp.ones(2, "bfloat16")), jnp.zeros((1024, 1), "bfloat16")
+    total = lambda cell: run(cell, xs).sum(dtype=jnp.float32)  # noqa: E731
+    # In bfloat16, a sum of ones does not grow beyond 256.
+    assert eqx.filter_grad(total)(cell).weight.tolist() == [1024, 1024]

@@ -178,14 +178,13 @@ class EMA(Module, Generic[_Model]):
 def _skeleton(model: Any) -> Skeleton:
     """The skeleton of a model. An averaged array is labelled with its dtype."""
     leaves, treedef = jtu.tree_flatten(model)
-    labels = [
-        str(jnp.result_type(leaf))
-        if is_parameter
-        else _COPIED
-        if is_array(leaf)
-        else STATIC
-        for leaf, is_parameter in zip(leaves, trainable_leaves(model), strict=True)
-    ]
+
+    def label(leaf: Any, is_parameter: bool) -> Any:
+        if is_parameter:
+            return str(jnp.result_type(leaf))
+        return _COPIED if is_array(leaf) else STATIC
+
+    labels = list(map(label, leaves, trainable_leaves(model)))
     return make_skeleton(treedef, labels, [x for x in leaves if not is_array(x)])
 
 

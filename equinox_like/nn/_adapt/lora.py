@@ -326,11 +326,14 @@ def merge_lora(model: _Tree) -> _Tree:
         ```
     """
 
-    return map_nodes(
-        lambda lora: merge_lora(lora.merge().layer),
-        unfrozen(model),
-        lambda node: isinstance(node, LoRA),
-    )
+    def merged(lora: LoRA) -> Any:
+        return merge_lora(lora.merge().layer)
+
+    return map_nodes(merged, unfrozen(model), _is_lora)
+
+
+def _is_lora(node: Any) -> bool:
+    return isinstance(node, LoRA)
 
 
 def with_weight(layer: Any, name: str, weight: Any) -> Any:
@@ -422,26 +425,21 @@ def _frozen_as_before(model: Any, flags: list[bool]) -> Any:
     false."""
 
     def each(node, flags):
-        if not isinstance(node, LoRA):
+        if not _is_lora(node):
             return node
         pairs = (node.a, node.b), (flags.a, flags.b)
         a, b = jax.tree.map(lambda x, flag: x if flag else frozen(x), *pairs)
         return filled(type(node), vars(node) | {"a": a, "b": b})
 
     trained = jax.tree.structure(model).unflatten(flags)
-    return jax.tree.map(
-        each, model, trained, is_leaf=lambda node: isinstance(node, LoRA)
-    )
+    return jax.tree.map(each, model, trained, is_leaf=_is_lora)
 
 
 def _frozen_but_lora(model: Any) -> Any:
-    def each(node, flag):
-        is_left = isinstance(node, (LoRA, StateIndex)) or flag is not True
-        return node if is_left else frozen(node)
+    def is_left(node):
+        return isinstance(node, LoRA | StateIndex)
 
-    return jax.tree.map(
-        each,
-        model,
-        trainable(model),
-        is_leaf=lambda node: isinstance(node, (LoRA, StateIndex)),
-    )
+    def each(node, flag):
+        return node if is_left(node) or flag is not True else frozen(node)
+
+    return jax.tree.map(each, model, trainable(model), is_leaf=is_left)

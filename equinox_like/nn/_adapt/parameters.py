@@ -213,17 +213,9 @@ def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
     first = path
     if is_array(leaf):  # a struct may occur twice without being one shared array
         first = firsts.setdefault(id(leaf), path)
-    number, size = _measure(leaf)
-    return SummaryRow(
-        path,
-        _class_name(place),
-        tuple(leaf.shape),
-        str(leaf.dtype),
-        number,
-        size,
-        status,
-        None if first == path else first,
-    )
+    tied_to = None if first == path else first
+    array = tuple(leaf.shape), str(leaf.dtype), *_measure(leaf)
+    return SummaryRow(path, _class_name(place), *array, status, tied_to)
 
 
 def _measure(leaf: Any) -> tuple[int, int]:

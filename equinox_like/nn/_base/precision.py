@@ -85,13 +85,10 @@ def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
     def each(node: Any) -> Any:
         return node.astype(dtype) if is_real(node) and node.dtype != dtype else node
 
-    return jax.tree.map(
-        each,
-        tree,
-        is_leaf=lambda x: (
-            isinstance(x, keep) or getattr(type(x), "_keeps_dtype", False)
-        ),
-    )
+    def is_kept(node: Any) -> bool:
+        return isinstance(node, keep) or getattr(type(node), "_keeps_dtype", False)
+
+    return jax.tree.map(each, tree, is_leaf=is_kept)
 
 
 def is_real(node: Any) -> bool:

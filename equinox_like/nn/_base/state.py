@@ -365,11 +365,10 @@ def delete_init_state(model: _Tree) -> _Tree:
         ```
     """
 
-    return map_nodes(
-        lambda index: filled(StateIndex, vars(index) | {"init": _Deleted()}),
-        model,
-        is_index,
-    )
+    def without_init(index: StateIndex[Any]) -> StateIndex[Any]:
+        return filled(StateIndex, vars(index) | {"init": _Deleted()})
+
+    return map_nodes(without_init, model, is_index)
 
 
 def is_index(node: Any) -> bool:

@@ -105,14 +105,10 @@ class Linear(Module):
         out_size = as_size_or_scalar(self, "out_features", out_features)
         rows, columns = (1 if n == "scalar" else n for n in (out_size, in_size))
         limit = 1 / math.sqrt(columns) if columns else 1.0
-        self.weight, self.bias = first_values(
-            self,
-            key,
-            limit,
-            dtype,
-            weight=(weight_init, (rows, columns)),
-            bias=(bias_init, (rows,) if use_bias else None),
-        )
+        weight = weight_init, (rows, columns)
+        bias = bias_init, (rows,) if use_bias else None
+        parameters = first_values(self, key, limit, dtype, weight=weight, bias=bias)
+        self.weight, self.bias = parameters
         self.in_features = in_size
         self.out_features = out_size
         self.use_bias = use_bias

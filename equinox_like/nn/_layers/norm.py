@@ -387,9 +387,8 @@ def _by_groups(
     # The flag decides, not whether the parameters are `None`.
     if norm.channelwise_affine:
         # First the product of two numbers of each channel, which are few.
-        return (
-            y * (per_channel(norm.weight) * factor) + per_channel(norm.bias)
-        ).astype(x.dtype)
+        factor = per_channel(norm.weight) * factor
+        return (y * factor + per_channel(norm.bias)).astype(x.dtype)
     return (y * factor).astype(x.dtype)
 
 

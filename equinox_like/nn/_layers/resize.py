@@ -13,7 +13,7 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import as_size, check_function, per_axis
+from .._base.arguments import as_size, check_function, per_axis, wrong_value
 from .._base.inputs import as_array, check_input, jax_array
 from .._base.precision import accumulation_dtype
 from .._base.sharding import parts, split_as, whole_along
@@ -60,10 +60,8 @@ class AdaptivePool(Module):
         n = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.target_shape = per_axis(self, "target_shape", target_shape, n, 0)
         if len(self.target_shape) != n:
-            raise ValueError(
-                f"{type(self).__name__} takes an int or a sequence of {n} ints as "
-                f"`target_shape`; got {target_shape!r}."
-            )
+            wanted = f"an int or a sequence of {n} ints"
+            raise wrong_value(self, wanted, "target_shape", target_shape)
         check_function(type(self).__name__, "operation", operation)
         self.operation = operation
 
@@ -296,9 +294,8 @@ def resize(
         ```
     """
     _check_options("resize", size, scale, method)
-    return _resized(
-        "resize", as_array("`resize`", "x", x), size, scale, method, antialias
-    )
+    options = size, scale, method, antialias
+    return _resized("resize", as_array("`resize`", "x", x), *options)
 
 
 class Upsample(Module):

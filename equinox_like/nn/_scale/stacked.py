@@ -183,12 +183,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         _check_state(self, state, stateful)
         arrays, rest = partition(self.layers, is_array)
         keys = None if key is None else split_key(key, self.depth, self)
-        inputs = {
-            "arrays": arrays,
-            "key": keys,
-            "xs": None if xs is ABSENT else xs,
-            "state": state.substate(self.layers) if stateful else None,
-        }
+        inputs = {"arrays": arrays, "key": keys, "xs": None if xs is ABSENT else xs}
+        inputs["state"] = state.substate(self.layers) if stateful else None
         _check_depth(self)
         _check_rows(self, inputs["xs"])
 
