@@ -189,9 +189,8 @@ def summary(tree: Any, *, depth: int | None = None, where: Any = None) -> Summar
     if not any(shown) and where is not None:
         raise ValueError(f"`summary` found nothing in the tree for `where`, {where!r}.")
     # A struct stands for an array in a tree of structs, and is a value beside arrays.
-    is_counted = (
-        is_array if any(is_array(p.leaf) for p in found) else is_array_or_struct
-    )
+    has_arrays = any(is_array(place.leaf) for place in found)
+    is_counted = is_array if has_arrays else is_array_or_struct
     firsts: dict[int, str] = {}
     kept, arrays = [], []
     for place, trained, is_shown in zip(found, flags, shown, strict=True):
@@ -225,15 +224,11 @@ def _measure(leaf: Any) -> tuple[int, int]:
         struct = jax.ShapeDtypeStruct(leaf.shape, dtype)
         data = jax.eval_shape(jax.random.key_data, struct)
         dtype, number = data.dtype, math.prod(data.shape)
-    return number, -(-number * _bits(dtype) // 8)
-
-
-def _bits(dtype: Any) -> int:
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.iinfo(dtype).bits
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.finfo(dtype).bits
-    return 8 * np.dtype(dtype).itemsize
+    bits = 8 * np.dtype(dtype).itemsize
+    for kind, info in ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo)):
+        if jnp.issubdtype(dtype, kind):
+            bits = info(dtype).bits  # four for int4
+    return number, -(-number * bits // 8)
 
 
 def _class_name(place: Place) -> str:
@@ -348,7 +343,8 @@ def reinit(
     used = [False] * len(rules)
     leaves = []
     for place in places(tree):
-        may_be = _may_be_chosen(place.leaf)
+        dtype = getattr(place.leaf, "dtype", None)
+        may_be = dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
         chosen = [may_be and condition(place) for condition in conditions]
         used = [a or b for a, b in zip(used, chosen, strict=True)]
         leaf = place.leaf
@@ -384,11 +380,6 @@ def _condition(selector: Any) -> Callable[[Place], bool] | None:
     return lambda place: bool(
         selector(plain_path(place.path), place.owner, place.name, place.leaf)
     )
-
-
-def _may_be_chosen(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _drawn(init: Init, place: Place, key: Any) -> Any:

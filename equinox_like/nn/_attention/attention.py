@@ -16,7 +16,7 @@ from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.arguments import as_divisor, as_size
 from .._base.init import Init, split_key
 from .._base.precision import cast_to_precision
-from .._base.sharding import whole_along
+from .._base.sharding import split_along
 from .._layers.elementwise import Dropout, resolve_inference
 from .._layers.linear import Linear
 from .attend import Drop, Implementation, Inputs, attend, checked_implementation
@@ -315,7 +315,7 @@ class MultiheadAttention(Module):
             keys = None if key is None else split_key(key, self.num_heads, self)
             drop = Drop(self.dropout, keys, inference)
             # Gathered, because a query attends to the keys of all devices.
-            k, v = whole_along(k, 0), whole_along(v, 0)
+            k, v = split_along(k, 0, None), split_along(v, 0, None)
             inputs = Inputs(q, k, v, visible, bias, None, drop)
             implementation = implementation or self.implementation
             heads, weights = attend(inputs, implementation, return_weights)

@@ -52,13 +52,8 @@ def like(x: Any, y: Any) -> Any:
     return split_by(x, after)
 
 
-def whole_along(x: Array, axis: int) -> Array:
-    """`x`, resharded so that this axis is not split."""
-    return split_along(x, axis, None)
-
-
 def split_along(x: Array, axis: int, names: Any) -> Array:
-    """`x`, resharded so that these mesh axes split this axis."""
+    """`x`, resharded so that these mesh axes, or none, split this axis."""
     before = parts(x)
     return split_by(x, (*before[:axis], names, *before[axis + 1 :]))
 
@@ -80,7 +75,7 @@ def varying_as(tree: Any, x: Any) -> Any:
 
 def matvec(weight: Any, x: Any) -> Array:
     """`weight @ x`, also if both are split along the axis that is summed over."""
-    return product(_weight_first, x, weight)
+    return product(lambda x, weight: weight @ x, x, weight)
 
 
 def product(
@@ -126,10 +121,6 @@ def split_as(f: Callable[..., Array], axes: Iterable[Any], *args: Any) -> Array:
     """`f(*args)`, split by `axes` if one of the arrays is on a mesh with explicit axes."""
     is_explicit = explicit_mesh(*args) is not None
     return placed(f, PartitionSpec(*axes) if is_explicit else None, *args)
-
-
-def _weight_first(x: Any, weight: Any) -> Array:
-    return weight @ x
 
 
 def on_mesh(spec: PartitionSpec, *arrays: Any) -> PartitionSpec | NamedSharding:

@@ -163,9 +163,15 @@ class State(Cached):
                     "as `make_with_state` does after it has made a state. Use that "
                     "state, or build the model again."
                 )
-            _check_init(index.init, path_str((*path, jtu.GetAttrKey("init")), "model"))
+            for inner, leaf in jtu.tree_leaves_with_path(index.init):
+                if not is_array_like(leaf):
+                    where = path_str((*path, jtu.GetAttrKey("init"), *inner), "model")
+                    raise TypeError(
+                        f"A State has arrays and numbers as values; `{where}` is "
+                        f"{describe_node(leaf)}."
+                    )
             values[index.marker] = jax.tree.map(jnp.asarray, index.init)
-        self._set_all(values)
+        self._values, self._markers = values, tuple(values)
 
     def get(self, item: StateIndex[_T]) -> _T:
         """The value at an index.
@@ -265,10 +271,6 @@ class State(Cached):
         self._values = None
         forget(self)
         return _state(values)
-
-    def _set_all(self, values: dict[Any, Any]) -> None:
-        self._values = values
-        self._markers = tuple(values)
 
 
 def check_state(layer: Any, state: Any) -> None:
@@ -387,17 +389,8 @@ def with_marker(index: StateIndex[Any], marker: Any) -> StateIndex[Any]:
 
 def _state(values: dict[Any, Any]) -> State:
     state = object.__new__(State)
-    state._set_all(values)
+    state._values, state._markers = values, tuple(values)
     return state
-
-
-def _check_init(init: Any, name: str) -> None:
-    for path, leaf in jtu.tree_leaves_with_path(init):
-        if not is_array_like(leaf):
-            raise TypeError(
-                f"A State has arrays and numbers as values; `{path_str(path, name)}` is "
-                f"{describe_node(leaf)}."
-            )
 
 
 def _like(value: Any, old: Any, name: str) -> Any:
@@ -435,11 +428,6 @@ def _name(marker: Any, markers: tuple[Any, ...]) -> str:
     return f"StateIndex #{unnamed.index(marker)}"
 
 
-def _key(marker: Any, markers: tuple[Any, ...]) -> str:
-    """How files name a value: by its path in the model, whose class may be renamed."""
-    return re.sub(r"^\w+(\.|(?=\[))", "", _name(marker, markers))
-
-
 def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     values = state._alive()
     return tuple(values.values()), tuple(values)
@@ -447,7 +435,9 @@ def _flatten(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def _flatten_with_keys(state: State):
     values, markers = _flatten(state)
-    keys = [jtu.DictKey(_key(marker, markers)) for marker in markers]
+    # Files name a value by its path in the model, whose class may be renamed.
+    names = [re.sub(r"^\w+(\.|(?=\[))", "", _name(m, markers)) for m in markers]
+    keys = map(jtu.DictKey, names)
     return tuple(zip(keys, values, strict=True)), markers
 
 

@@ -73,16 +73,16 @@ def refuse_key(layer: Any, state: Any) -> None:
     They return a state as it is, so the key would not be used. A stateful layer of a
     user may have a key as its state.
     """
-    if state is not ABSENT and _is_key(state) and not is_stateful(layer):
+    if state is ABSENT:
+        return
+    is_raw = (
+        is_array(state) and state.dtype == np.uint32 and state.shape in ((2,), (4,))
+    )
+    if (is_raw or is_typed_key(state)) and not is_stateful(layer):
         raise TypeError(
             f"{type(layer).__name__} takes a state as its second argument; got a PRNG "
             "key. Pass the key by name: `layer(x, key=key)`."
         )
-
-
-def _is_key(x: Any) -> bool:
-    is_raw = is_array(x) and x.dtype == np.uint32 and x.shape in ((2,), (4,))
-    return is_raw or is_typed_key(x)
 
 
 def with_state(layer: Any, y: Any, state: Any) -> tuple[Any, Any]:

@@ -128,9 +128,8 @@ class Dropout(Module):
 
     def is_active(self, inference: bool | None = None) -> bool:
         """Whether a call with this `inference` may drop anything."""
-        if _is_zero(self.p):
-            return False
-        return not at_inference(self, inference)
+        is_zero = isinstance(self.p, (int, float)) and bool(self.p == 0)
+        return not is_zero and not at_inference(self, inference)
 
 
 def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
@@ -139,20 +138,16 @@ def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
         x = x.astype(jnp.result_type(float))
     shape = _mask_shape(x.shape, dropout.broadcast_axes)
     with key_named(key, dropout):
-        mask = _draw_mask(key, keep, shape)
+        if jnp.ndim(keep):
+            mask = jax.random.bernoulli(key, keep, shape)
+        else:  # the same numbers
+            mask = draw(jax.random.uniform, key, shape, jnp.result_type(keep)) < keep
     # If nothing is kept, the mask would hide `x / 0`, but its gradient would be NaN.
     if isinstance(keep, float):
         divisor = keep if keep > 0 else 1.0
     else:
         divisor = jnp.where(keep > 0, keep, 1).astype(x.dtype)
     return jnp.where(mask, x / divisor, 0)
-
-
-def _draw_mask(key: PRNGKeyArray, keep: Any, shape: tuple[int, ...]) -> Array:
-    """`jax.random.bernoulli`, which compares uniform numbers with `keep`."""
-    if jnp.ndim(keep):
-        return jax.random.bernoulli(key, keep, shape)
-    return draw(jax.random.uniform, key, shape, jnp.result_type(keep)) < keep
 
 
 def _check_range(p: Any) -> None:
@@ -170,10 +165,6 @@ def _keep_probability(p: Any) -> Any:
     p = jnp.asarray(p)
     # In half precision, 1 - 0.001 may be 1, and the draws would be coarse.
     return 1 - jax.lax.stop_gradient(p.astype(accumulation_dtype(p)))
-
-
-def _is_zero(p: Any) -> bool:
-    return isinstance(p, (int, float)) and bool(p == 0)
 
 
 def _mask_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:

@@ -85,9 +85,20 @@ class Embedding(Module):
         shape.
         """
         if weight is None:
-            weight = _first_weight(
-                self, num_embeddings, embedding_size, dtype, key, weight_init
-            )
+            sizes = num_embeddings, embedding_size
+            if None in sizes or key is None:
+                raise ValueError(
+                    "Embedding takes either a `weight`, or all of `num_embeddings`, "
+                    "`embedding_size` and `key`."
+                )
+            named = zip(("num_embeddings", "embedding_size"), sizes, strict=True)
+            shape = tuple(as_size(self, *each) for each in named)
+            with key_named(key, self):
+                if weight_init is None:
+                    own_dtype = parameter_dtype(self, dtype)
+                    weight = draw(jax.random.normal, key, shape, own_dtype)
+                else:
+                    weight = first_value(self, "weight", weight_init, key, shape, dtype)
         _check_sizes(weight, num_embeddings, embedding_size)
         self.num_embeddings, self.embedding_size = weight.shape
         self.weight = weight
@@ -286,28 +297,6 @@ class LearnedPositionalEmbedding(Module):
                 "out of range.",
             )
         return _plus(x, split_as(_gather, (None, parts(weight)[1]), weight, places))
-
-
-def _first_weight(
-    embedding: Embedding,
-    number: int | None,
-    size: int | None,
-    dtype: DTypeLike | None,
-    key: PRNGKeyArray | None,
-    init: Init | None,
-) -> Array:
-    if number is None or size is None or key is None:
-        raise ValueError(
-            "Embedding takes either a `weight`, or all of `num_embeddings`, "
-            "`embedding_size` and `key`."
-        )
-    names = ("num_embeddings", number), ("embedding_size", size)
-    shape = tuple(as_size(embedding, *each) for each in names)
-    with key_named(key, embedding):
-        if init is None:
-            dtype = parameter_dtype(embedding, dtype)
-            return draw(jax.random.normal, key, shape, dtype)
-        return first_value(embedding, "weight", init, key, shape, dtype)
 
 
 def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:

@@ -16,7 +16,7 @@ from ..._typing import ArrayLike, PRNGKeyArray
 from .._base.arguments import as_size, check_function, per_axis, wrong_value
 from .._base.inputs import as_array, check_input, jax_array
 from .._base.precision import accumulation_dtype
-from .._base.sharding import parts, split_as, whole_along
+from .._base.sharding import parts, split_along, split_as
 
 
 class AdaptivePool(Module):
@@ -212,7 +212,7 @@ def _reduced(pool: AdaptivePool, x: Array, axis: int, target: int) -> Array:
         )
     small, number_of_large = divmod(size, target)
     split = number_of_large * (small + 1)
-    x = jnp.moveaxis(whole_along(x, axis), axis, -1)
+    x = jnp.moveaxis(split_along(x, axis, None), axis, -1)
     bins = [
         # Not -1, which is ambiguous if there are no channels.
         each.reshape(*x.shape[:-1], each.shape[-1] // width, width)

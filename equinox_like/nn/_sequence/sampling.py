@@ -95,7 +95,9 @@ def sample_logits(
         logits = jax_array(logits)
         logits = logits.astype(accumulation_dtype(logits))
         if repetition_penalty is not None and seen is not None:
-            logits = jnp.where(seen, _penalised(logits, repetition_penalty), logits)
+            penalty = jnp.asarray(repetition_penalty, logits.dtype)
+            less = jnp.where(logits > 0, logits / penalty, logits * penalty)
+            logits = jnp.where(seen, less, logits)
         best = jnp.argmax(logits).astype(jnp.int32)
         largest = logits[best]
         # It is NaN if any logit is.
@@ -143,11 +145,6 @@ def _drawn(logits: Array, key: Any, top_k: int | None, top_p: Any) -> Array:
         # The most likely token is always kept.
         logits = jnp.where(kept.at[0].set(True), logits, -jnp.inf)
     return tokens[jax.random.categorical(key, logits)].astype(jnp.int32)
-
-
-def _penalised(logits: Array, penalty: ArrayLike) -> Array:
-    penalty = jnp.asarray(penalty, logits.dtype)
-    return jnp.where(logits > 0, logits / penalty, logits * penalty)
 
 
 # Checks

@@ -1,5 +1,6 @@
 """Runs recurrent cells over a sequence: `scan_cell`, and `scanned` for `RNN`."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,7 +69,14 @@ def scan_cell(
     xs, length = as_sequence("`scan_cell`", xs)
     init = varying_as((cell, xs), _first_state(cell, "", xs, cast_to_precision(init)))
     if mask is not None:
-        _check_mask(mask, length)
+        if not is_array(mask):
+            fix = " Pass `jnp.asarray(mask)`."
+            raise wrong_type("`scan_cell`", "an array", "mask", mask, fix)
+        if mask.shape != (length,):
+            raise ShapeError(
+                f"`scan_cell` takes a `mask` of shape ({length},), one entry for each "
+                f"element of the sequence, but was given shape {mask.shape}."
+            )
         xs = _without_padding(xs, mask)
 
     wide, narrow = _widened(cell)
@@ -135,9 +143,7 @@ def as_sequence(taker: Any, xs: Any) -> tuple[Any, int]:
 
 
 def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
-    if not name:
-        return cell(x, state)
-    with within(name):
+    with within(name) if name else contextlib.nullcontext():
         return cell(x, state)
 
 
@@ -152,17 +158,6 @@ def _widened(cells: Any) -> tuple[Any, Callable[[Any], Any]]:
         jax.tree.map, lambda old, x: x.astype(old.dtype) if is_half(old) else x, cells
     )
     return wide, narrow
-
-
-def _check_mask(mask: Any, length: int) -> None:
-    if not is_array(mask):
-        fix = " Pass `jnp.asarray(mask)`."
-        raise wrong_type("`scan_cell`", "an array", "mask", mask, fix)
-    if mask.shape != (length,):
-        raise ShapeError(
-            f"`scan_cell` takes a `mask` of shape ({length},), one entry for each element "
-            f"of the sequence, but was given shape {mask.shape}."
-        )
 
 
 def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
