@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from ..._compat.axes import pmean, psum
@@ -18,7 +19,7 @@ from .._base.arguments import as_axis, as_eps, as_number, as_size, wrong_value
 from .._base.init import parameter_dtype
 from .._base.inputs import jax_array
 from .._base.precision import accumulation_dtype, computes
-from .._base.sharding import parts, split_as
+from .._base.sharding import explicit_mesh, parts, placed
 from .._base.state import State, StateIndex, check_state
 from .._base.stateful import StatefulLayer, at_inference
 from .batch_layout import Layout, laid_out
@@ -393,9 +394,11 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
         return x
     names = tuple(names) if isinstance(names, list) else names
     try:
+        if explicit_mesh(x) is None:
+            return reduce(x, names)
         # By itself JAX would give the result the sharding of the batch, whose spec has
         # too many entries for it.
-        return split_as(lambda x: reduce(x, names), parts(x), x)
+        return placed(lambda x: reduce(x, names), PartitionSpec(*parts(x)), x)
     except NameError as error:
         raise NameError(
             f"In training, BatchNorm computes its statistics over the axis {names!r}, "
