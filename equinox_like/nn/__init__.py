@@ -16,9 +16,7 @@ from ._adapt.reparam import (
     WeightNorm as WeightNorm,
 )
 from ._attention.attention import MultiheadAttention as MultiheadAttention
-from ._attention.dot_product import (
-    dot_product_attention as dot_product_attention,
-)
+from ._attention.dot_product import dot_product_attention as dot_product_attention
 from ._attention.kv_cache import KVCache as KVCache
 from ._attention.masks import (
     causal_mask as causal_mask,

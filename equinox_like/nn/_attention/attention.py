@@ -22,14 +22,7 @@ from .._layers.linear import Linear
 from .attend import Drop, Implementation, Inputs, attend, checked_implementation
 from .dot_product import checked_mask
 from .heads import HeadsFunction, empty_token, joined, projected
-from .kv_cache import (
-    KVCache,
-    check_cache,
-    empty_cache,
-    extended,
-    new_positions,
-    refuse_overfull,
-)
+from .kv_cache import KVCache, check_cache, empty_cache, extended, new_positions
 from .masks import Visible, check_window
 
 _NAME = "MultiheadAttention"
@@ -322,7 +315,7 @@ class MultiheadAttention(Module):
             out = joined(self, heads, out_sharding)
             more: tuple[Any, ...] = ()
             if seen is not None:
-                next_cache, out = refuse_overfull(seen.next_cache, out)
+                next_cache, out = seen.checked(out)
                 more = (next_cache,)
                 weights = seen.slots_first(weights, new) if return_weights else None
             more += (weights,) if return_weights else ()

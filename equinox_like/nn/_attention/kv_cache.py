@@ -192,6 +192,23 @@ class Seen(NamedTuple):
         slots = lax.dynamic_update_slice_in_dim(weights, zeros, self.start, -1)
         return jnp.concatenate([slots, tokens], -1)
 
+    def checked(self, out: Array) -> tuple[KVCache, Array]:
+        """The next cache and `out`, with an error at run time for too many tokens.
+
+        Both the output and the length depend on the check, so that JAX keeps it in a
+        program that uses only one of them.
+        """
+        cache = self.next_cache
+        slots = cache.key.shape[0]
+        length, out = error_if(
+            (cache.length, out),
+            cache.overflow == "error" and cache.length > slots,
+            f"The KVCache has slots for {slots} tokens, but was given more. Make a longer "
+            "one with `init_cache`, or one with `overflow='ring'`.",
+        )
+        kept = cache.key, cache.value, cache.position
+        return KVCache(*kept, length, cache.overflow), out
+
 
 def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     """The cached tokens with the new ones, in the dtypes of `key` and `value`."""
@@ -274,23 +291,6 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
             f"{number} more. Make a longer one with `init_cache`, or one with "
             "`overflow='ring'`."
         )
-
-
-def refuse_overfull(cache: KVCache, out: Array) -> tuple[KVCache, Array]:
-    """`cache` and `out`, with an error at run time if there were too many tokens.
-
-    Both the output and the length depend on the check, so that JAX keeps it in a
-    program that uses only one of them.
-    """
-    slots = cache.key.shape[0]
-    length, out = error_if(
-        (cache.length, out),
-        cache.overflow == "error" and cache.length > slots,
-        f"The KVCache has slots for {slots} tokens, but was given more. Make a longer "
-        "one with `init_cache`, or one with `overflow='ring'`.",
-    )
-    cache = KVCache(cache.key, cache.value, cache.position, length, cache.overflow)
-    return cache, out
 
 
 def _broadcast_count(n: ArrayLike, shape: tuple[int, ...]) -> Array:

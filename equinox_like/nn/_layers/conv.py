@@ -30,47 +30,47 @@ PADDING_MODES = {
 }
 
 
-def conv_per_axis(
-    conv: Any, name: str, value: Any, minimum: int = 1
-) -> tuple[int, ...]:
-    values = per_axis(conv, name, value, conv.num_spatial_dims, minimum)
-    check_length(conv, name, values, conv.num_spatial_dims)
-    return values
-
-
-def conv_padding(conv: Any, value: Any) -> str | tuple[tuple[int, int], ...]:
-    if isinstance(value, str):
-        return one_of(conv, "padding", value, PADDING_WORDS)
-    return as_padding(conv, value, conv.num_spatial_dims)
-
-
-def one_of(conv: Any, name: str, value: Any, words: Collection[str]) -> str:
-    if isinstance(value, str) and value.upper() in words:
-        return value.upper()
-    raise wrong_value(conv, f"one of {', '.join(words)}", name, value)
-
-
-def optional_dtype(dtype: DTypeLike | None) -> np.dtype | None:
-    return None if dtype is None else jnp.dtype(dtype)
-
-
-def conv_groups(conv: Any, value: Any) -> int:
-    groups = as_size(conv, "groups", value, 1)
+def configure(
+    conv: Any,
+    sizes: tuple[int, int, int, int],
+    padding: Any,
+    padding_mode: str,
+    preferred_element_type: DTypeLike | None,
+    **axes: Any,
+) -> None:
+    """Sets static fields to validated values; in `axes`, to one for each spatial axis."""
+    conv.num_spatial_dims = n = as_size(conv, "num_spatial_dims", sizes[0])
+    conv.in_channels = as_size(conv, "in_channels", sizes[1], 1)
+    conv.out_channels = as_size(conv, "out_channels", sizes[2])
+    for name, value in axes.items():
+        minimum = 0 if name == "output_padding" else 1
+        values = per_axis(conv, name, value, n, minimum)
+        check_length(conv, name, values, n)
+        setattr(conv, name, values)
+    if isinstance(padding, str):
+        conv.padding = _one_of(conv, "padding", padding, PADDING_WORDS)
+    else:
+        conv.padding = as_padding(conv, padding, n)
+    conv.groups = groups = as_size(conv, "groups", sizes[3], 1)
     for name in ("in_channels", "out_channels"):
         if getattr(conv, name) % groups != 0:
             raise ValueError(
                 f"{type(conv).__name__} takes an `{name}` that is a multiple of "
                 f"`groups`; got {getattr(conv, name)}, with {groups} groups."
             )
-    return groups
+    conv.padding_mode = _one_of(conv, "padding_mode", padding_mode, PADDING_MODES)
+    preferred = preferred_element_type
+    conv.preferred_element_type = None if preferred is None else jnp.dtype(preferred)
+
+
+def _one_of(conv: Any, name: str, value: Any, words: Collection[str]) -> str:
+    if isinstance(value, str) and value.upper() in words:
+        return value.upper()
+    raise wrong_value(conv, f"one of {', '.join(words)}", name, value)
 
 
 def conv_parameters(
-    conv: Any,
-    dtype: DTypeLike | None,
-    key: PRNGKeyArray,
-    weight_init: Init | None,
-    bias_init: Init | None,
+    conv: Any, dtype: Any, key: PRNGKeyArray, weight_init: Any, bias_init: Any
 ) -> Iterator[Any]:
     """The weight and bias of a layer, whose size fields must be set before."""
     per_group = conv.in_channels // conv.groups
@@ -230,18 +230,11 @@ class Conv(Module):
 
         `ValueError` for an invalid size, padding or number of groups.
         """
-        self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
-        self.in_channels = as_size(self, "in_channels", in_channels, 1)
-        self.out_channels = as_size(self, "out_channels", out_channels)
-        self.kernel_size = conv_per_axis(self, "kernel_size", kernel_size)
-        self.stride = conv_per_axis(self, "stride", stride)
-        self.padding = conv_padding(self, padding)
-        self.dilation = conv_per_axis(self, "dilation", dilation)
-        self.groups = conv_groups(self, groups)
         self.use_bias = use_bias
-        self.padding_mode = one_of(self, "padding_mode", padding_mode, PADDING_MODES)
-        self.preferred_element_type = optional_dtype(preferred_element_type)
-
+        sizes = num_spatial_dims, in_channels, out_channels, groups
+        modes = padding, padding_mode, preferred_element_type
+        axes = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+        configure(self, sizes, *modes, **axes)
         inits = weight_init, bias_init
         self.weight, self.bias = conv_parameters(self, dtype, key, *inits)
 

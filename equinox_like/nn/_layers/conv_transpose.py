@@ -11,20 +11,9 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.arguments import as_size
 from .._base.init import Init, channels_first
 from .._base.precision import computes
-from .conv import (
-    PADDING_MODES,
-    Padding,
-    conv_groups,
-    conv_padding,
-    conv_parameters,
-    conv_per_axis,
-    convolved,
-    one_of,
-    optional_dtype,
-)
+from .conv import Padding, configure, conv_parameters, convolved
 
 
 class ConvTranspose(Module):
@@ -126,18 +115,12 @@ class ConvTranspose(Module):
         `ValueError` for an invalid size, padding or number of groups.
         `NotImplementedError` for a padding mode that has no transpose here.
         """
-        self.num_spatial_dims = as_size(self, "num_spatial_dims", num_spatial_dims)
-        self.in_channels = as_size(self, "in_channels", in_channels, 1)
-        self.out_channels = as_size(self, "out_channels", out_channels)
-        self.kernel_size = conv_per_axis(self, "kernel_size", kernel_size)
-        self.stride = conv_per_axis(self, "stride", stride)
-        self.padding = conv_padding(self, padding)
-        self.output_padding = conv_per_axis(self, "output_padding", output_padding, 0)
-        self.dilation = conv_per_axis(self, "dilation", dilation)
-        self.groups = conv_groups(self, groups)
         self.use_bias = use_bias
-        self.padding_mode = one_of(self, "padding_mode", padding_mode, PADDING_MODES)
-        self.preferred_element_type = optional_dtype(preferred_element_type)
+        sizes = num_spatial_dims, in_channels, out_channels, groups
+        modes = padding, padding_mode, preferred_element_type
+        axes = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+        axes["output_padding"] = output_padding
+        configure(self, sizes, *modes, **axes)
         _check_output_padding(self)
         _check_padding_mode(self)
         inits = weight_init, bias_init

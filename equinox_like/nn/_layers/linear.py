@@ -17,13 +17,7 @@ from ..._tree import combine, is_array, partition
 from ..._tree.partitioning import map_arrays
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.arguments import as_size, as_size_or_scalar, check_layer
-from .._base.init import (
-    Init,
-    build_stacked,
-    first_values,
-    output_first,
-    split_key,
-)
+from .._base.init import Init, build_stacked, first_values, output_first, split_key
 from .._base.inputs import (
     check_columns,
     check_input,

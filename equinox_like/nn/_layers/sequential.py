@@ -199,11 +199,8 @@ def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:
     """A copy with other members; of the same class if its constructor makes such a one."""
     cls = type(sequential)
     parameters = signature_of(cls).parameters
-    kwargs = {
-        name: getattr(sequential, name)
-        for name in parameters
-        if name in sequential.__dict__
-    }
+    own = vars(sequential)
+    kwargs = {name: getattr(sequential, name) for name in parameters if name in own}
     required = [name for name, p in parameters.items() if p.default is p.empty]
     if "layers" not in parameters or not kwargs.keys() >= set(required):
         return Sequential(layers)

@@ -214,9 +214,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         if self.depth > 0:
             policy = policy_of(self.checkpoint)
             step = checkpointed_step(step, policy, self.unroll, self.depth)
-            x, (ys, new_state) = jax.lax.scan(
-                step, x, inputs, self.depth, unroll=self.unroll
-            )
+            scanned = jax.lax.scan(step, x, inputs, self.depth, unroll=self.unroll)
+            x, (ys, new_state) = scanned
         out: Any = x if xs is ABSENT else (x, ys)
         if state is ABSENT:
             return out

@@ -258,9 +258,8 @@ def _row(
 
     # False, of the token's mesh: JAX fails to spread a constant over a split batch.
     start = token, cache, seen, token != token
-    (_, cache, _, _), (tokens, is_new) = filter_scan(
-        step, start, jnp.arange(options.steps)
-    )
+    steps = jnp.arange(options.steps)
+    (_, cache, _, _), (tokens, is_new) = filter_scan(step, start, steps)
     return Generation(tokens, is_new.sum(dtype=jnp.int32), cache)
 
 

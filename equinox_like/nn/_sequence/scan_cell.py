@@ -104,10 +104,8 @@ def scanned(
     sequence, the second one backward. Elements where `there` is false are padding."""
     if there is not None:
         xs = _without_padding(xs, there)
-    states = tuple(
-        _first_state(cell, name, xs, state)
-        for cell, name, state in zip(cells, names, states, strict=True)
-    )
+    each = zip(cells, names, states, strict=True)
+    states = tuple(_first_state(cell, name, xs, state) for cell, name, state in each)
     states = varying_as((cells, xs), states)
     inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
 
