@@ -152,12 +152,6 @@ def test_nothing_imported_is_patched(source: Path) -> None:
     assert foreign_assignments(parse(source), package_of(source)) == []
 
 
-def test_each_file_of_compat_is_on_the_page_on_the_architecture():
-    page = (ROOT / "docs/architecture.md").read_text()
-    names = {file.name for file in (PACKAGE / "_compat").glob("[!_]*.py")}
-    assert {name for name in names if f"| `{name}` |" not in page} == {"private.py"}
-
-
 def test_each_file_of_compat_says_which_versions_it_serves():
     files = (PACKAGE / "_compat").glob("[!_]*.py")
     silent = {file.name for file in files if "Serves jax 0." not in file.read_text()}

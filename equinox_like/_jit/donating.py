@@ -4,6 +4,13 @@ JAX warns of an unusable donation while it lowers, and after a call it deletes t
 arrays whose buffers XLA could reuse. So a call for which JAX has no trace is inspected
 before it runs. After every call, those that were donated by name are deleted here if no
 output could reuse them. An array whose memory NumPy holds stays alive, as with `jax.jit`.
+
+To compare each array with those of the last call, to see whether the program was inspected
+before, would cost 0.12 us for each. Instead, the function that JAX traces raises
+`UnexpectedTrace` if no trace is expected. The call is then inspected, by lowering and
+compiling for these arguments, and repeated with a trace expected. Arrays on several
+devices are compared in each call, because JAX compiles for another layout of them without
+a trace.
 """
 
 import weakref

@@ -3,6 +3,11 @@
 A loop saves each array of its carry, selects between the old and the new array, and
 adds up its cotangents. For a buffer, all of these touch only the elements that the body
 reads and writes. This is why a buffer has no other operations.
+
+A buffer records, in Python, what it became by being read. So its cotangent passes through
+the reads one after the other, each of which adds to it in place; JAX would add arrays of
+zeros. XLA writes in place only if it knows that a read comes first, which
+`optimization_barrier` expresses.
 """
 
 from typing import Any, NamedTuple, TypeVar

@@ -6,6 +6,17 @@ is either saved, or recomputed from the last saved state before it.
 
 Buffers are not saved. Each element is written at most once, so the final contents serve
 for every step, and recomputing a step writes the values that are already there.
+
+The saved steps are in a linked list, from the last to the first, so that a step is dropped
+by changing one link. Before the backward pass, the list is written to a stack, once. XLA
+copies arrays in a `lax.cond`, so nothing is written in one: a state that is not saved
+writes back the old one. A step is in the program of a gradient three times: forward,
+recomputed, and differentiated. If every step is saved, which `max_steps` shows, it is not
+recomputed.
+
+A `jax.custom_vjp` would give a tangent to each output. So the loop is a `jax.custom_jvp`
+with symbolic zeros, whose tangents are those of a linear primitive that is never
+evaluated: its transpose is the backward pass.
 """
 
 import dataclasses

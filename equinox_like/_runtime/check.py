@@ -5,6 +5,14 @@ to one bool. If it is true, the program takes a branch that calls Python, which 
 The text of this error holds all that is known of the failure. JAX passes it on to the
 call of `filter_jit` that waits for the program (`_jit/checks.py`). There is no global
 state, so failures in other threads cannot be confused.
+
+All checks of a program whose arrays have the same types share one `jax.jit` function with
+one call of Python. What differs is the number of the check: its place in JAX's list of
+what the program keeps alive. So a check lives as long as its program. Each device makes
+the call with the whole batch: JAX's own callbacks run on one device, and the others would
+wait for it for ever if it fails. For XLA the call has a side effect, because a pure call
+may be moved out of a loop that then takes no step. For JAX it has none, so JAX removes it
+with a value that is not used.
 """
 
 import dataclasses

@@ -2,6 +2,12 @@
 values between them. The backward pass recomputes each value from the next one.
 
 Gomez et al., "The Reversible Residual Network", 2017, https://arxiv.org/abs/1707.04585
+
+There is one rule for a whole chain, because a rule for each block would keep the values
+between them. If `vmap` is applied directly, the batch is moved into the blocks: otherwise
+each element of the batch would have gradients of its own, kept for all blocks, before they
+are summed. `custom_vmap` has no reverse mode, so it is called only where a `vmap` uses its
+rule immediately (`_compat/batching.py`).
 """
 
 from collections.abc import Callable, Sequence

@@ -2,6 +2,10 @@
 
 Tangents are trees like the primal. `None` is the tangent of a leaf that is not
 differentiated. JAX's float0 arrays are accepted in its place, but never returned.
+
+JAX represents zero tangents as `float0` and as arrays of zeros; here both are `None`. To
+distinguish a symbolic zero from a computed one, `filter_jvp` passes the outputs through an
+identity whose rule, with symbolic zeros, sees which of them have a tangent.
 """
 
 import functools

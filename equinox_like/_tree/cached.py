@@ -3,6 +3,11 @@
 A cached node is flattened once. The result is stored on the instance, where C++ code
 reads it. A node that a compiled function returns has only this flattened form at first
 (it is lazy). It gets its fields when one of them, or its `__dict__`, is first needed.
+
+All fields of a lazy node are complete before they are published, by one swap of the
+dictionary. If a list or a dict was created, `_flat_` is dropped, because it may change
+from then on. A node is built immediately if building it runs code of the user, if a field
+is overridden by a property, or if it has attributes that are not fields.
 """
 
 import dataclasses
