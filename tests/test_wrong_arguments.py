@@ -438,7 +438,7 @@ PULLBACK = eqx.filter_vjp(lambda x: {"a": x}, X)[1]
         (
             lambda: eqx.tree_at(nn.Dropout, MODEL, 3),
             TypeError,
-            "dropout.Dropout'>, which fails on the tree: ValueError",
+            ".Dropout'>, which fails on the tree: ValueError",
         ),
         (
             lambda: eqx.tree_at(lambda m: m.layers, nn.MLP, 3),
