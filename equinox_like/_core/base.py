@@ -29,7 +29,7 @@ from .._module.module import Module, as_pytree
 from .._module.wrappers import Partial
 from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
-from .._tree.deleted import explain_deleted
+from .._tree.deleted import raise_if_deleted
 from .._tree.require import require_callable as require_callable
 from .._warn import FOLDER
 from .pickling import is_global, reduce_global
@@ -226,7 +226,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except Exception as e:
             hide_frames(e)
-            explain_deleted(e, function, args, kwargs)
+            raise_if_deleted(e, function, args, kwargs)
             name_unconverted(e, function, args, kwargs)
             raise
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._compat.failures import forget_failed, runtime_tokens
 from .._compat.jaxpr import name_and_params, opened, programs_in
-from .donation import explain_failure
+from .donation import raise_clearer
 from .layout import Layout
 
 # For each check primitive, what `register_check` got.
@@ -73,7 +73,7 @@ def explained(error: Exception, layout: Layout, leaves: list[Any]) -> Exception:
     if failed is not None:
         forget_failed(runtime_tokens)
         error = failed
-    explain_failure(error, layout, leaves)
+    raise_clearer(error, layout, leaves)
     if isinstance(error, TypeError):
         _note_foreign_arrays(error, layout.named_leaves(leaves))
     return error

@@ -34,7 +34,7 @@ from .donation import (
     refuse_unused,
     unusable,
 )
-from .layout import Layout, keep
+from .layout import Layout, add_bounded
 from .specialization import (
     Specialization,
     UnexpectedTrace,
@@ -156,7 +156,7 @@ class DonatingSpecialization(Specialization):
         if key not in self._lowered:
             # JAX caches the lowered program, so the call does not lower it again.
             self._unused.update(unused_arguments(self._lower(layout, leaves)))
-            keep(self._lowered, key, True)
+            add_bounded(self._lowered, key, True)
 
     def _outcomes(self, layout: Layout, leaves: list[Any]) -> Buffers:
         """For each data leaf, what happens to its buffer; `None` if JAX does not say.
@@ -182,7 +182,7 @@ class DonatingSpecialization(Specialization):
                     self.inspects_every_call = True
                     raise
             found = buffers or [None] * len(layout.data_places)
-            keep(self._buffers, key, found)
+            add_bounded(self._buffers, key, found)
         return found
 
     def _lower(self, layout: Layout, leaves: list[Any]) -> Any:

@@ -169,7 +169,7 @@ class _LoweringWarnings(threading.local):
 lowering_warnings: Final = _LoweringWarnings()
 
 
-def explain_failure(error: Exception, layout: Layout, leaves: list[Any]) -> None:
+def raise_clearer(error: Exception, layout: Layout, leaves: list[Any]) -> None:
     """Raises a `DonationError` naming the leaf, if a donated array caused `error`.
 
     Raises a `FloatingPointError` if JAX has found a NaN, but cannot run the function

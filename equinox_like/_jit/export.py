@@ -37,7 +37,7 @@ from .._tree.arrays import struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays
-from .donation import explain_failure
+from .donation import raise_clearer
 from .jit import Jitted, filter_jit
 from .layout import Layout, LayoutTable, chained
 from .stages import as_platforms
@@ -221,7 +221,7 @@ class Exported(Generic[_P, _T]):
             data = self._run(arrays)
         except Exception as e:
             _rename(e, arrays)
-            explain_failure(e, layout, leaves)
+            raise_clearer(e, layout, leaves)
             raise
         return self._output.fill(data)
 

@@ -27,7 +27,7 @@ from .._tree.nodes import flatten_with_nodes
 from .._tree.registry import registry
 from .._tree.splitting import STATIC, Skeleton, leaf_names, make_skeleton
 from .._tree.strict import strict_key
-from .._tree.structure import Fixed
+from .._tree.structure import StaticLeaf
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -113,7 +113,7 @@ class Layout:
         treedef: Any,
         labels: Sequence[Any],
         places: Sequence[Any],
-        hidden: Sequence[Any],
+        embedded: Sequence[Any],
         arguments: Arguments,
     ):
         """**Arguments:**
@@ -122,7 +122,7 @@ class Layout:
         - `labels`: for each of its leaves, in order, its group or `STATIC`.
         - `places`: for each leaf, its index among the leaves of our registry; `None`
             for a static leaf that is part of the structure there.
-        - `hidden`: the static leaves whose place is `None`, and anything elsewhere.
+        - `embedded`: the static leaves whose place is `None`, and anything elsewhere.
         - `arguments`: the name and the number of leaves of each argument.
         """
         self.treedef = treedef
@@ -130,7 +130,7 @@ class Layout:
         self.arguments = arguments
         self.donates = DONATE in self.labels
         self._places = places
-        self._hidden = hidden
+        self._embedded = embedded
         self._count = len(places) - list(places).count(None)
         placed = list(zip(labels, places, strict=True))
         runs = [[i for _, i in run] for _, run in groups_of(placed)]
@@ -161,10 +161,10 @@ class Layout:
         except TypeError:
             return None  # a static leaf is unhashable, which `skeleton` reports
 
-    def keep(self, leaves: list[Any], specialization: Any) -> None:
+    def remember(self, leaves: list[Any], specialization: Any) -> None:
         """Caches the compiled function for the static leaves among `leaves`."""
         if self._static_places:
-            keep(self._known, self.static_key(leaves), specialization)
+            add_bounded(self._known, self.static_key(leaves), specialization)
         else:
             self.only = specialization
 
@@ -184,7 +184,7 @@ class Layout:
         """The structure and static leaves of a call."""
         statics = []
         for label, i, value in zip(
-            self.labels, self._places, self._hidden, strict=True
+            self.labels, self._places, self._embedded, strict=True
         ):
             if label is STATIC:
                 statics.append(value if i is None else leaves[i])
@@ -267,7 +267,7 @@ def chained(groups: Iterable[Iterable[_T]]) -> list[_T]:
     return [x for group in groups for x in group]
 
 
-class Form(NamedTuple):
+class LayoutsByTypes(NamedTuple):
     """The layouts of calls of one structure, by the types of their unknown leaves.
 
     `take_unknown` picks the leaves that the structure does not tell to be arrays.
@@ -292,7 +292,7 @@ class LayoutTable:
         self._name = name
         self._donates = donates
         # The forms, by the structure of a call.
-        self.forms: dict[Any, Form] = {}
+        self.forms: dict[Any, LayoutsByTypes] = {}
 
     def fit(self, call: Call) -> tuple[Layout, list[Any]]:
         """The layout of a call, and its leaves in the order that it expects."""
@@ -316,11 +316,11 @@ class LayoutTable:
         layout = self.make(call, expanded)
         form = self.forms.get(structure)
         if form is None:
-            visible = [x for x in expanded if type(x) is not Fixed]
+            visible = [x for x in expanded if type(x) is not StaticLeaf]
             unknown = [i for i, is_data in enumerate(visible) if not is_data]
-            form = Form(_getter(unknown), {})
-            keep(self.forms, registry.strict_treedef(structure), form)
-        keep(form.layouts, tuple(map(type, form.take_unknown(leaves))), layout)
+            form = LayoutsByTypes(_getter(unknown), {})
+            add_bounded(self.forms, registry.strict_treedef(structure), form)
+        add_bounded(form.layouts, tuple(map(type, form.take_unknown(leaves))), layout)
         return layout, leaves
 
     def make(
@@ -341,12 +341,12 @@ class LayoutTable:
         if expanded is None:
             expanded = [False] * len(leaves)
         elif len(expanded) != len(leaves) or any(
-            type(x) is Fixed and type(x.value) is not type(leaf)
+            type(x) is StaticLeaf and type(x.value) is not type(leaf)
             for x, leaf in zip(expanded, leaves, strict=True)
         ):
             _refuse_late_registration(expanded)
         counter = itertools.count()
-        where = [None if type(x) is Fixed else next(counter) for x in expanded]
+        where = [None if type(x) is StaticLeaf else next(counter) for x in expanded]
         order, labels = [], []
         for argument in arguments:
             group = DONATE if argument.is_donated else KEEP
@@ -381,7 +381,7 @@ class LayoutTable:
 MAX_KEPT: Final = 4096
 
 
-def keep(
+def add_bounded(
     table: dict[Any, Any], key: Any, value: Any, most: int | None = None
 ) -> list[Any]:
     """Adds to a table of bounded size, and returns the oldest values if dropped."""
@@ -393,7 +393,7 @@ def keep(
 
 
 def _refuse_late_registration(expanded: Sequence[Any]) -> NoReturn:
-    values = [x.value for x in expanded if type(x) is Fixed]
+    values = [x.value for x in expanded if type(x) is StaticLeaf]
     kind = next(type(x) for x in values if not jtu.all_leaves([x]))
     raise TypeError(
         f"`{kind.__qualname__}` was registered as a pytree node after a Module that "

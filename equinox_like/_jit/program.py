@@ -30,11 +30,11 @@ from .._module.module import BoundMethod
 from .._tree.deleted import Record
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton
-from .._tree.strict import Itself, strict_key, strict_treedef
+from .._tree.strict import ByIdentity, strict_key, strict_treedef
 from .._tree.structure import cached_types
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation
-from .layout import Call, Layout, LayoutTable, keep
+from .layout import Call, Layout, LayoutTable, add_bounded
 from .retrace import Storm, Trace
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization
@@ -108,8 +108,8 @@ class Program:
                 kind = DonatingSpecialization if layout.donates else Specialization
                 fun = self.opaque() if call[0] is None else call[0]
                 found = kind(self, fun, layout, skeleton)
-                self._forget(keep(self._specializations, skeleton, found))
-        layout.keep(leaves, found)
+                self._forget(add_bounded(self._specializations, skeleton, found))
+        layout.remember(leaves, found)
         return found
 
     def clear(self, structure: Any) -> None:
@@ -254,7 +254,7 @@ def _of_opaque(fun: Any) -> tuple[Programs, Any, Callable[[], Any]]:
     try:
         opaque = reference(fun)
     except TypeError:
-        return _shared(Itself(owner)), key, lambda: fun
+        return _shared(ByIdentity(owner)), key, lambda: fun
     return _of_identity(owner), key, opaque
 
 
@@ -340,7 +340,7 @@ def _shared(key: Any) -> Programs:
         found = _by_key.get(key)
         if found is None:
             found = Programs(None)
-            keep(_by_key, key, found, most=_MOST_SHARED)
+            add_bounded(_by_key, key, found, most=_MOST_SHARED)
         return found
 
 

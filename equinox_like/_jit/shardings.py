@@ -31,7 +31,7 @@ from .._tree.match import spread
 from .._tree.nodes import describe_node, path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .layout import Layout, chained, groups_of, keep
+from .layout import Layout, add_bounded, chained, groups_of
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL = (
@@ -247,11 +247,11 @@ class _Sharded:
             jitted = self._jitted.get(specs)
             if jitted is None:
                 jitted = self._make(specs)
-                keep(self._jitted, specs, jitted)
+                add_bounded(self._jitted, specs, jitted)
         try:
             return stage(jitted)(*groups)
         except Exception as e:
-            self._explain(e, specs, groups)
+            self._raise_clearer(e, specs, groups)
             raise
 
     def _make(self, specs: Any) -> Any:
@@ -280,7 +280,7 @@ class _Sharded:
             for group, specs in zip(groups, self._specs, strict=True)
         )
 
-    def _explain(self, error: Exception, specs: Any, groups: Any) -> None:
+    def _raise_clearer(self, error: Exception, specs: Any, groups: Any) -> None:
         """Raises an error that names the argument, because JAX's may not."""
         mismatch = tells_of_other_sharding(error)
         without_mesh = tells_of_missing_mesh(error)

@@ -31,8 +31,8 @@ from .._tree.splitting import STATIC, Skeleton, merge
 from .._warn import warn
 from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import note_losses, refuse_fatal
-from .hidden import Assignments, refuse_hidden_tracers
-from .layout import DONATE, MAX_KEPT, Layout, chained, data_names, keep
+from .layout import DONATE, MAX_KEPT, Layout, add_bounded, chained, data_names
+from .leaked import Assignments, refuse_leaked_tracers
 from .retrace import SEARCHED, Trace, announce, explain, trace_of
 
 
@@ -49,7 +49,7 @@ class Outputs:
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of the output of a trace, and its number."""
-        refuse_hidden_tracers(out)
+        refuse_leaked_tracers(out)
         arrays, build = registry.describe_output(out)
         with self._lock:
             number = len(self.build) - 1
@@ -185,7 +185,7 @@ class Specialization:
         """Whether the trace for these groups, which JAX has in its cache, holds a check."""
         with expected.trace_of(self):
             found = holds_check(self.function.trace(*groups).jaxpr)
-        keep(self._holds_check, key, found)
+        add_bounded(self._holds_check, key, found)
         return found
 
     def _are_all(self, must_wait: bool, groups: Sequence[Any]) -> bool:

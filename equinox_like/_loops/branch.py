@@ -185,7 +185,7 @@ class _Branches:
                 return unpack(choose(flat, self._data))
             except TypeError:
                 if self._numbers or not (numbers := self._differing_numbers()):
-                    self._explain()
+                    self._raise_clearer()
                     raise
                 self._numbers = numbers
 
@@ -213,7 +213,7 @@ class _Branches:
     def _is_traced(self) -> bool:
         return len(self._outputs) == len(self._functions)
 
-    def _explain(self) -> None:
+    def _raise_clearer(self) -> None:
         """Raises a `TypeError` that names the leaf, if the branches' outputs differ."""
         if not self._is_traced():
             return

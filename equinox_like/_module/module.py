@@ -175,6 +175,7 @@ class ModuleMeta(abc.ABCMeta):
         is_abstract: bool = False,
         strict: Any = False,
         kw_only: bool = False,
+        init: bool = True,
         **kwargs: Any,
     ):
         body_is_empty = is_empty(namespace)
@@ -188,17 +189,21 @@ class ModuleMeta(abc.ABCMeta):
         put_attributes(cls)
         _forward_methods(cls)
         plain_setattr = cls.__setattr__ is Immutable.__setattr__
-        init = None
+        generated = None
         if has_custom_init(cls):
             warn_of_unused_post_init(cls)
+        elif not init:
+            raise TypeError(
+                f"`init=False` for {name}: neither it nor a base class defines `__init__`."
+            )
         else:
-            init = cls.__init__ = generate_init(
+            generated = cls.__init__ = generate_init(
                 cls, past_setattr=False, has_post_init=hasattr(cls, "__post_init__")
             )
         spec = ModuleSpec(
             cls,
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),
-            init=init,
+            init=generated,
             plain_setattr=plain_setattr,
             is_immutable=plain_setattr and cls.__delattr__ is Immutable.__delattr__,
         )
@@ -281,7 +286,9 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
     changed copy by [`equinox_like.tree_at`][] or `dataclasses.replace`. If there is a
     method `__check_init__(self)`, it runs after each construction, and so do those of all
     base classes. `class Derived(Base, kw_only=True)` makes the fields that it declares
-    keyword-only. A class cannot be instantiated if it is made by
+    keyword-only. If a class inherits an `__init__` that is written out, type checkers take
+    the one of a dataclass for it: `class Derived(Base, init=False)` tells them otherwise. A
+    class cannot be instantiated if it is made by
     `class Base(Module, is_abstract=True)`, or has an [`equinox_like.AbstractVar`][] or an
     abstract method.
 

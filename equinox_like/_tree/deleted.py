@@ -32,13 +32,13 @@ def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return function(*args, **kwargs)
         except Exception as e:
-            explain_deleted(e, function, args, kwargs)
+            raise_if_deleted(e, function, args, kwargs)
             raise
 
     return call
 
 
-def explain_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
+def raise_if_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
     """Raises a `DonationError` if a deleted array in the arguments caused `error`."""
     if tells_of_deleted_array(error):
         leaves = []

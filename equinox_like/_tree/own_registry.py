@@ -1,7 +1,7 @@
 """`OwnRegistry`: our pytree registry, in which cached nodes are built lazily.
 
-Its treedefs hold a `Structure` for each cached node, and `Fixed`, `Open` and `Foreign`
-nodes, which JAX's treedefs do not have: see `structure.py`.
+Its treedefs hold a `Structure` for each cached node, and nodes that JAX's treedefs do not
+have, `StaticLeaf`, `MutableChild` and `UserNode`: see `structure.py`.
 """
 
 import functools
@@ -21,10 +21,10 @@ from .nodes import flatten_with_nodes
 from .strict import has_hash, is_compared_by_identity, strict_treedef
 from .structure import (
     FLAT,
-    Fixed,
-    Foreign,
-    Open,
+    MutableChild,
+    StaticLeaf,
     Structure,
+    UserNode,
     cached_types,
     structures,
 )
@@ -50,15 +50,15 @@ class OwnRegistry:
         self._lock = threading.RLock()
         self.flatten = nodes.flatten
         nodes.register_node(
-            Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed.value
+            StaticLeaf, lambda fixed: ((), fixed), lambda fixed, _: fixed.value
         )
-        nodes.register_node(Open, _not_flattened, _not_flattened)
+        nodes.register_node(MutableChild, _not_flattened, _not_flattened)
         nodes.register_node(
-            Foreign, _not_flattened, lambda foreign, data: foreign.build(data)
+            UserNode, _not_flattened, lambda foreign, data: foreign.build(data)
         )
         self._leaf = nodes.flatten(0)[1]
         self._none = nodes.flatten(None)[1]
-        self._open = self._node((Open, None), [self._leaf])
+        self._open = self._node((MutableChild, None), [self._leaf])
 
     def register_cached(self, kind: type) -> None:
         def unflatten(structure, children):
@@ -78,9 +78,9 @@ class OwnRegistry:
         statics: list[Any] = []
         key = self._key(values, children, statics)
         # `jax.tree.map` and the like return nodes with the aux data of their inputs, so
-        # that most structures are known there. A `Fixed` may be equal to another one.
+        # that most structures are known there. A `StaticLeaf` may be equal to another one.
         known = getattr(aux, "structures", None)
-        if statics and Fixed in map(type, statics):
+        if statics and StaticLeaf in map(type, statics):
             known = None
         reference = None if known is None else known.get(key)
         structure = reference and reference()
@@ -99,7 +99,7 @@ class OwnRegistry:
         """Describes the children of a node in JAX's registry.
 
         It is a key for what they are, without the `children` in our registry. Where it
-        has an `id`, or `Fixed`, the object is added to `statics`.
+        has an `id`, or `StaticLeaf`, the object is added to `statics`.
         """
         key: list[Any] = []
         for value in values:
@@ -113,7 +113,7 @@ class OwnRegistry:
                 key.append(value.hex())
             elif kind is list or kind is dict:
                 children.append(value)
-                key.append(Open)
+                key.append(MutableChild)
             elif kind is tuple:
                 key.append((kind, self._key(value, children, statics)))
             elif kind not in cached_types:
@@ -125,7 +125,7 @@ class OwnRegistry:
                 key.append(id(structure))
             else:
                 children.append(value)
-                key.append(Open)
+                key.append(MutableChild)
         return tuple(key)
 
     def _key_of_other(self, value: Any, children: list[Any], statics: list[Any]) -> Any:
@@ -140,12 +140,12 @@ class OwnRegistry:
                 statics.append(value)
                 return id(value)
             if has_hash(value):
-                statics.append(Fixed(value))
-                return Fixed
+                statics.append(StaticLeaf(value))
+                return StaticLeaf
         elif _is_namedtuple(value, level):
             return kind, self._key(level[0], children, statics)
         children.append(value)
-        return Open
+        return MutableChild
 
     def _described_by(self, kind: type, key: Any, statics: Iterator[Any]) -> Any:
         """The treedef of a tuple of this kind, whose children have this key."""
@@ -153,7 +153,7 @@ class OwnRegistry:
         for item in key:
             if item is None:
                 parts.append(self._leaf)
-            elif item is Open:
+            elif item is MutableChild:
                 parts.append(self._open)
             elif type(item) is str:
                 parts.append(self._static(float.fromhex(item)))
@@ -170,8 +170,8 @@ class OwnRegistry:
             return self._none
         if type(value) is Structure:
             return self._cached(value)
-        fixed = value if type(value) is Fixed else Fixed(value)
-        return self._node((Fixed, fixed), [])
+        fixed = value if type(value) is StaticLeaf else StaticLeaf(value)
+        return self._node((StaticLeaf, fixed), [])
 
     def _cached(self, structure: Structure) -> Any:
         parts = [self._leaf] * structure.inner.num_leaves
@@ -186,7 +186,7 @@ class OwnRegistry:
         hashes = [
             hash(data)
             for kind, data in _nodes(inner)
-            if kind is Fixed or kind in cached_types
+            if kind is StaticLeaf or kind in cached_types
         ]
         make = functools.partial(self._new_structure, kind, aux, inner)
         full_hash = hash((kind, aux, inner, *hashes))
@@ -221,7 +221,7 @@ class OwnRegistry:
             node = treedef.node_data()
             if node is None:
                 continue
-            if node[0] is Open:
+            if node[0] is MutableChild:
                 return True
             cached = node[0] in cached_types
             pending += [node[1].inner] if cached else treedef.children()
@@ -230,10 +230,10 @@ class OwnRegistry:
     def _as_built(self, treedef: Any) -> Any:
         """The treedef that `describe` gives for this output once it is built."""
         node = treedef.node_data()
-        if node is None or node[0] in (Open, type(None)):
+        if node is None or node[0] in (MutableChild, type(None)):
             return treedef
         kind, aux = node
-        if kind is Fixed:
+        if kind is StaticLeaf:
             return treedef if has_hash(aux.value) else self._open
         if kind in cached_types:
             if not cached_types[kind].is_immutable:
@@ -261,14 +261,14 @@ class OwnRegistry:
     def _adopt(self, kind: type) -> None:
         with self._lock:
             if kind not in self._adopted:  # another thread may have adopted it
-                # Never unflattened, since outputs describe such nodes as `Foreign`.
+                # Never unflattened, since outputs describe such nodes as `UserNode`.
                 self._nodes.register_node(kind, self._level, _not_flattened)
                 self._adopted.add(kind)
 
     def expand(self, treedef: Any) -> list[Any]:
         """Describes, for each leaf of JAX's registry, what it is in ours.
 
-        Either a `Fixed` of a structure, or a bool for a leaf: whether it is surely an
+        Either a `StaticLeaf` of a structure, or a bool for a leaf: whether it is surely an
         array.
         """
         found: list[Any] = []
@@ -282,14 +282,14 @@ class OwnRegistry:
                 found.append(below is not None)
                 if below is not None:
                     next(below)
-            elif node[0] is Fixed:
+            elif node[0] is StaticLeaf:
                 found.append(node[1])
-            elif node[0] is Foreign and below is not None:
+            elif node[0] is UserNode and below is not None:
                 for leaf in node[1].statics:
                     found.append(leaf is None or leaf)
                     if leaf is None:
                         next(below)
-            elif node[0] is Open and below is not None:
+            elif node[0] is MutableChild and below is not None:
                 pending.append((next(below), None))
             elif node[0] in cached_types:
                 children = iter(treedef.children()) if below is None else below
@@ -330,9 +330,9 @@ class OwnRegistry:
                 return self._node(node, parts)
             return self._cached(self._structure_of_output(kind, aux, parts))
         flat = [next(leaves) for _ in range(treedef.num_leaves)]
-        statics = [None if is_array(x) else Fixed(x) for x in flat]
+        statics = [None if is_array(x) else StaticLeaf(x) for x in flat]
         count = statics.count(None)
-        return self._node((Foreign, Foreign(treedef, statics)), [self._leaf] * count)
+        return self._node((UserNode, UserNode(treedef, statics)), [self._leaf] * count)
 
     def _is_namedtuple_of_jax(self, kind: type) -> bool:
         """Whether a type is a named tuple that was not registered with JAX."""
@@ -366,7 +366,7 @@ def _nodes(treedef: Any) -> list[tuple[type, Any]]:
         node = treedef.node_data()
         if node is not None:
             found.append(node)
-            if node[0] is not Fixed and node[0] not in cached_types:
+            if node[0] is not StaticLeaf and node[0] not in cached_types:
                 pending += treedef.children()
     return found
 
@@ -375,9 +375,9 @@ def _can_wait(kind: type, data: Any) -> bool:
     """Whether building such a node runs no user code, so that it can be delayed."""
     if kind in cached_types:
         return data.can_wait
-    kind = data.kind if kind is Foreign else kind
+    kind = data.kind if kind is UserNode else kind
     return (
-        kind is Fixed
+        kind is StaticLeaf
         or kind in _BUILT_IN
         or kind in _OF_JAX
         or _may_be_namedtuple(kind)

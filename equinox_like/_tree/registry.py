@@ -24,7 +24,7 @@ from .._environment import REGISTRY
 from .filters import is_array
 from .own_registry import OwnRegistry
 from .strict import strict_treedef
-from .structure import CachedType, Fixed, cached_types
+from .structure import CachedType, StaticLeaf, cached_types
 
 
 class PublicRegistry:
@@ -53,7 +53,7 @@ class PublicRegistry:
     ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         leaves, treedef = jtu.tree_flatten(tree)
         data = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        statics = [None if is_array(leaf) else Fixed(leaf) for leaf in leaves]
+        statics = [None if is_array(leaf) else StaticLeaf(leaf) for leaf in leaves]
 
         def build(arrays):
             filled = [s and s.value for s in statics]

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 from .nodes import describe_node, path_str
 from .require import require_callable
 from .strict import has_hash, strict_key, strict_treedef
-from .structure import Contents
+from .structure import HashedKey
 
 
 class _Static:
@@ -49,7 +49,7 @@ class Skeleton:
 
     __slots__ = ("__weakref__", "_contents", "labels", "statics", "treedef")
 
-    _contents: Contents
+    _contents: HashedKey
     treedef: Any
     labels: tuple[Hashable, ...]
     statics: tuple[Any, ...]
@@ -205,7 +205,7 @@ def make_skeleton(
         ]
         raise _unhashable(statics, of_statics)
     key = strict_treedef(treedef), labels, strict_key(statics)
-    contents = Contents(key, hash(key))
+    contents = HashedKey(key, hash(key))
     made: Any = object.__new__(Skeleton)
     for name, value in (
         ("treedef", treedef),

@@ -84,9 +84,9 @@ def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
     marked = data
     if kind is dict:
         if not _OF_STRINGS.issuperset(map(type, data)):
-            marked = list(map(_Marked, data))
+            marked = list(map(_StrictAux, data))
     elif not _compares_strictly(data):
-        marked = _Marked(data)
+        marked = _StrictAux(data)
     if marked is data and all(map(operator.is_, children, strict)):
         return treedef
     return treedef.from_node_data_and_children(nodes, (kind, marked), strict)
@@ -129,7 +129,7 @@ def _compares_strictly(data: Any) -> bool:
     )
 
 
-class _Marked:
+class _StrictAux:
     """Wraps a value. Equals values that are strictly the same, marked or not."""
 
     __slots__ = ("_key", "_value")
@@ -139,7 +139,7 @@ class _Marked:
         self._key = strict_key((value,))
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is _Marked:
+        if type(other) is _StrictAux:
             return self._key == other._key
         return other is self._value or strict_key((other,)) == self._key
 
@@ -167,11 +167,11 @@ def _key_of_other(value: Any) -> Any:
     if isinstance(value, jtu.PyTreeDef):
         return strict_treedef(value)
     if is_constant(value):
-        return Constant(value)
+        return ByBytes(value)
     if kind is np.ndarray:  # with Python objects as elements
         return value.dtype, value.shape, strict_key(value.ravel().tolist())
     if is_array(value) or isinstance(value, Tracer):
-        return Itself(value)
+        return ByIdentity(value)
     if isinstance(value, enum.Enum):
         name = value._name_
         return strict_key((value._value_,)) if name is None else name
@@ -207,13 +207,13 @@ def _key_by_class(value: Any) -> Any:
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
     if base.__module__ == "unittest.mock":  # a mock leads to ever more mocks
-        return Guarded(value)
+        return ByOwnEquality(value)
     if base.__module__.split(".")[0] in sys.stdlib_module_names and base is not object:
         return _once(_reduced, value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
-            return _key_of_mapping(value), Guarded(value)
-    return Guarded(value)
+            return _key_of_mapping(value), ByOwnEquality(value)
+    return ByOwnEquality(value)
 
 
 def _key_of_derived(value: Any, key_of: Callable[[Any], Any]) -> Any:
@@ -275,7 +275,7 @@ def _reduced(value: Any) -> Any:
         state, *items = [*rest, None][:3]
         return strict_key((make, args, state, *map(tuple, filter(None, items))))
     except Exception:
-        return Guarded(value)
+        return ByOwnEquality(value)
 
 
 def _key_of_dict(value: Any) -> Any:
@@ -285,7 +285,7 @@ def _key_of_dict(value: Any) -> Any:
 def _key_of_mapping(value: Any) -> Any:
     # A table may make its items anew in each access, and these are equal to no others.
     items = _key_of_dict(value)
-    return items if items == _key_of_dict(value) else Guarded(value)
+    return items if items == _key_of_dict(value) else ByOwnEquality(value)
 
 
 def _key_of_set(value: Any) -> Any:
@@ -325,7 +325,7 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
 }
 
 
-class Guarded:
+class ByOwnEquality:
     """Compares a value by its own `==`; unequal if that raises or is not a bool."""
 
     __slots__ = ("_value",)
@@ -334,7 +334,7 @@ class Guarded:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not Guarded:
+        if type(other) is not ByOwnEquality:
             return False
         a, b = self._value, other._value
         try:
@@ -350,7 +350,7 @@ class Guarded:
             return hash(type(self._value))
 
 
-class Itself:
+class ByIdentity:
     """Compares a value by identity."""
 
     __slots__ = ("_value",)
@@ -359,13 +359,13 @@ class Itself:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Itself and other._value is self._value
+        return type(other) is ByIdentity and other._value is self._value
 
     def __hash__(self) -> int:
         return id(self._value)
 
 
-class Constant:
+class ByBytes:
     """Compares a NumPy array by dtype, shape and bytes, with all NaN equal."""
 
     __slots__ = ("_array", "_hash")
@@ -379,7 +379,7 @@ class Constant:
         self._hash: int | None = None
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not Constant:
+        if type(other) is not ByBytes:
             return False
         a, b = self._array, other._array
         return a is b or (

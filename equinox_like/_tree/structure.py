@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from .strict import strict_key, strict_types
 
 
-class Contents:
+class HashedKey:
     """A key with its hash, which is computed once.
 
     Keys whose comparison raises, or returns something other than a truth value, differ.
@@ -26,7 +26,7 @@ class Contents:
         self._hash = hash_
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not Contents:
+        if type(other) is not HashedKey:
             return False
         try:
             return bool(self.key == other.key)
@@ -38,12 +38,12 @@ class Contents:
 
 
 class Interned:
-    """The base of what tables hold. Nothing else holds its `Contents`, so both die
+    """The base of what tables hold. Nothing else holds its `HashedKey`, so both die
     together."""
 
     __slots__ = ("__weakref__", "contents")
 
-    contents: Contents
+    contents: HashedKey
 
 
 _T = TypeVar("_T", bound=Interned)
@@ -53,7 +53,7 @@ class InternTable(Generic[_T]):
     """Maps keys to objects, and holds them weakly."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Contents, weakref.ref[_T]]
+        self._known: weakref.WeakKeyDictionary[HashedKey, weakref.ref[_T]]
         self._known = weakref.WeakKeyDictionary()
         # Reentrant: comparing keys may run user code that interns another object.
         self._lock = threading.RLock()
@@ -69,7 +69,7 @@ class InternTable(Generic[_T]):
 
         `TypeError` if the key has no hash, and none is given.
         """
-        contents = Contents(key, hash(key) if hash_ is None else hash_)
+        contents = HashedKey(key, hash(key) if hash_ is None else hash_)
         with self._lock:
             known = self._known.get(contents)
             found = known and known()
@@ -97,7 +97,7 @@ cached_types: Final[dict[type, CachedType]] = {}
 FLAT: Final = "_flat_"
 
 
-class Fixed:
+class StaticLeaf:
     """A static leaf as a node without children. It is its own aux data."""
 
     __slots__ = ("_key", "value")
@@ -113,7 +113,7 @@ class Fixed:
         return self._key
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Fixed and self.key == other.key
+        return type(other) is StaticLeaf and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -122,13 +122,13 @@ class Fixed:
         return repr(self.value)
 
 
-class Foreign:
+class UserNode:
     """An output's node that is registered with JAX only, and everything below it."""
 
     __slots__ = ("_rest", "kind", "statics")
 
-    def __init__(self, treedef: Any, statics: Sequence[Fixed | None]):
-        """`statics` has, for each leaf, a `Fixed` or `None` for an array."""
+    def __init__(self, treedef: Any, statics: Sequence[StaticLeaf | None]):
+        """`statics` has, for each leaf, a `StaticLeaf` or `None` for an array."""
         self.kind = treedef.node_data()[0]
         self._rest = treedef
         self.statics = statics
@@ -140,10 +140,10 @@ class Foreign:
         )
 
 
-strict_types.add(Fixed)
+strict_types.add(StaticLeaf)
 
 
-class Open:
+class MutableChild:
     """In `Structure.inner`, a node around a child that can be any pytree, not an
     array."""
 

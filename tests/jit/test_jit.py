@@ -746,7 +746,7 @@ def test_memory_is_bounded_while_statics_change():
         f(jnp.ones(()), k)
     assert len(program._specializations) == 3 and len(program.layouts.forms) == 1
     table = dict.fromkeys(range(layout.MAX_KEPT))
-    layout.keep(table, "new", None)
+    layout.add_bounded(table, "new", None)
     assert len(table) == layout.MAX_KEPT and 0 not in table and "new" in table
 
 

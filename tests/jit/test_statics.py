@@ -108,13 +108,13 @@ def test_default_of_a_field_is_a_value_like_any_other():
 def test_structure_of_nodes_from_elsewhere_is_compared_strictly():
     @jtu.register_dataclass
     @dataclasses.dataclass
-    class Foreign:
+    class UserNode:
         x: object
         tag: object = dataclasses.field(metadata={"static": True})
 
     f = eqx.filter_jit(lambda m: repr(m.tag))
     for tag in (1, True, 1.0, (0.0,), (-0.0,), 1):
-        assert f(Foreign(jnp.ones(2), tag)) == repr(tag)
+        assert f(UserNode(jnp.ones(2), tag)) == repr(tag)
 
 
 def test_outputs_that_differ_in_their_keys_alone():

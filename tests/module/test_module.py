@@ -88,10 +88,10 @@ class TestDataclass:
         assert leaves(More()) == [5, 0.0, 1]
 
     def test_subclass_may_make_a_field_static(self):
-        class Fixed(Affine):
+        class StaticLeaf(Affine):
             bias: float = eqx.field(static=True, default=1.0)
 
-        assert leaves(Fixed(2.0)) == [2.0]
+        assert leaves(StaticLeaf(2.0)) == [2.0]
 
     def test_own_init_is_inherited_instead_of_generating_one(self):
         class More(Custom):
@@ -877,6 +877,25 @@ def test_init_subclass_takes_class_keywords():
         pass
 
     assert Derived.tag == "x"
+
+
+def test_init_false_keeps_the_init_of_the_base():
+    class Base(eqx.Module):
+        size: int
+
+        def __init__(self, text: str):
+            self.size = len(text)
+
+    class Derived(Base, init=False):
+        pass
+
+    assert Derived("four").size == 4
+    with pytest.raises(
+        TypeError, match="`init=False` for Plain: neither it nor a base"
+    ):
+
+        class Plain(eqx.Module, init=False):
+            size: int
 
 
 def test_class_keyword_makes_the_fields_of_that_class_keyword_only():

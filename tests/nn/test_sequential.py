@@ -194,7 +194,7 @@ class Named(nn.Sequential):
         self.name = name
 
 
-class Fixed(nn.Sequential):
+class StaticLeaf(nn.Sequential):
     def __init__(self):
         super().__init__([jnp.sin, jnp.cos])
 
@@ -212,7 +212,7 @@ class Repeated(nn.Sequential):
 def test_slice_keeps_the_subclass_if_it_can_be_built() -> None:
     named = Named([jnp.sin, jnp.cos], name="mine")[:1]
     assert type(named) is Named and named.name == "mine" and len(named) == 1
-    for model in (Fixed(), Sized([jnp.sin, jnp.cos], 3), Repeated([jnp.sin])):
+    for model in (StaticLeaf(), Sized([jnp.sin, jnp.cos], 3), Repeated([jnp.sin])):
         assert type(model[:1]) is nn.Sequential and model[:1].layers == (jnp.sin,)
 
 

@@ -83,3 +83,11 @@ def flags(flag: bool | None, traced: bool | jax.Array | None) -> None:
     assert_type(eqx.is_inference(), bool)
     assert_type(eqx.is_inference(flag, None, True), bool)
     assert_type(eqx.is_inference(flag, traced), bool | jax.Array)
+
+
+# Layers of a fixed number of axes are constructed without it.
+assert_type(eqx.nn.Conv1d(1, 2, 3, key=key).weight, jax.Array)
+assert_type(eqx.nn.ConvTranspose2d(1, 2, 3, stride=2, key=key).weight, jax.Array)
+eqx.nn.MaxPool1d(3, stride=2)
+eqx.nn.AvgPool2d(3)
+eqx.nn.Conv2d(1, 2, 3)  # pyright: ignore[reportCallIssue] -- there is no key

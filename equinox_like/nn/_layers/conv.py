@@ -304,7 +304,7 @@ class _ConvNd(Conv):
         )
 
 
-class Conv1d(_ConvNd):
+class Conv1d(_ConvNd, init=False):
     """[`equinox_like.nn.Conv`][] with one spatial axis: for sequences.
 
     !!! example
@@ -322,7 +322,7 @@ class Conv1d(_ConvNd):
     _num_spatial_dims = 1
 
 
-class Conv2d(_ConvNd):
+class Conv2d(_ConvNd, init=False):
     """[`equinox_like.nn.Conv`][] with two spatial axes: for images.
 
     !!! example
@@ -340,7 +340,7 @@ class Conv2d(_ConvNd):
     _num_spatial_dims = 2
 
 
-class Conv3d(_ConvNd):
+class Conv3d(_ConvNd, init=False):
     """[`equinox_like.nn.Conv`][] with three spatial axes: for volumes.
 
     !!! example

@@ -193,7 +193,7 @@ class _ConvTransposeNd(ConvTranspose):
         )
 
 
-class ConvTranspose1d(_ConvTransposeNd):
+class ConvTranspose1d(_ConvTransposeNd, init=False):
     """[`equinox_like.nn.ConvTranspose`][] with one spatial axis: for sequences.
 
     `output_padding` comes before `padding` here.
@@ -213,7 +213,7 @@ class ConvTranspose1d(_ConvTransposeNd):
     _num_spatial_dims = 1
 
 
-class ConvTranspose2d(_ConvTransposeNd):
+class ConvTranspose2d(_ConvTransposeNd, init=False):
     """[`equinox_like.nn.ConvTranspose`][] with two spatial axes: for images.
 
     `output_padding` comes before `padding` here.
@@ -233,7 +233,7 @@ class ConvTranspose2d(_ConvTransposeNd):
     _num_spatial_dims = 2
 
 
-class ConvTranspose3d(_ConvTransposeNd):
+class ConvTranspose3d(_ConvTransposeNd, init=False):
     """[`equinox_like.nn.ConvTranspose`][] with three spatial axes: for volumes.
 
     `output_padding` comes before `padding` here.

@@ -145,7 +145,7 @@ class _PoolNd(Pool):
         super().__init__(*self._reduction, n, kernel_size, stride, padding, use_ceil)
 
 
-class MaxPool1d(_PoolNd):
+class MaxPool1d(_PoolNd, init=False):
     """The maximum of each window, along one spatial axis.
 
     !!! example
@@ -162,7 +162,7 @@ class MaxPool1d(_PoolNd):
     _num_spatial_dims = 1
 
 
-class MaxPool2d(_PoolNd):
+class MaxPool2d(_PoolNd, init=False):
     """The maximum of each window, along two spatial axes.
 
     !!! example
@@ -179,7 +179,7 @@ class MaxPool2d(_PoolNd):
     _num_spatial_dims = 2
 
 
-class MaxPool3d(_PoolNd):
+class MaxPool3d(_PoolNd, init=False):
     """The maximum of each window, along three spatial axes.
 
     !!! example
@@ -196,7 +196,7 @@ class MaxPool3d(_PoolNd):
     _num_spatial_dims = 3
 
 
-class _AvgPool(_PoolNd):
+class _AvgPool(_PoolNd, init=False):
     _reduction = (0, jax.lax.add)
 
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
@@ -218,7 +218,7 @@ class _AvgPool(_PoolNd):
             return (super().__call__(wide) / number).astype(x.dtype)
 
 
-class AvgPool1d(_AvgPool):
+class AvgPool1d(_AvgPool, init=False):
     """The average of each window, along one spatial axis.
 
     Padding counts as zeros: sums are divided by the size of the whole kernel.
@@ -237,7 +237,7 @@ class AvgPool1d(_AvgPool):
     _num_spatial_dims = 1
 
 
-class AvgPool2d(_AvgPool):
+class AvgPool2d(_AvgPool, init=False):
     """The average of each window, along two spatial axes.
 
     Padding counts as zeros: sums are divided by the size of the whole kernel.
@@ -256,7 +256,7 @@ class AvgPool2d(_AvgPool):
     _num_spatial_dims = 2
 
 
-class AvgPool3d(_AvgPool):
+class AvgPool3d(_AvgPool, init=False):
     """The average of each window, along three spatial axes.
 
     Padding counts as zeros: sums are divided by the size of the whole kernel.
