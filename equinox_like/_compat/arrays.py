@@ -9,11 +9,10 @@ Serves jax 0.10 to 0.12.
 - An array keeps the traceback of where it was created. `.delete()` drops it, but a
   donation does not: so one can tell the two.
 - If NumPy holds the buffer of the first device, a donation deletes only those of the
-  others. The array then looks alive, and to use it may crash or hang. `delete_rest` uses
-  the private `_rewrap_with_aval_and_sharding`; without it, the array stays as it is.
+  others. The array then looks alive, and to use it may crash or hang. To delete the rest
+  could crash, too, if another thread reads it, so the array is only noted.
 - jax 0.10 crashes if a deleted array on several devices is passed to a function that it
-  has compiled. Later versions raise an error. It may also crash if the rest of such an
-  array is deleted while another thread reads it, so there the array is only noted.
+  has compiled. Later versions raise an error.
 - JAX has no public function to make an array weakly typed: the parameters of a primitive
   are used. The fallback is the array as it is.
 - `device_put` takes 30 us for each leaf of a checkpoint, and `batched_device_put` of
@@ -51,18 +50,10 @@ def may_be_donated(x: Any) -> bool:
 _in_part: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
 
 
-def delete_rest(x: Any) -> None:
-    """Deletes the buffers of `x` that are left, safely beside a thread that reads `x`.
-
-    `x.delete()` also frees the object that such a thread reads. Here another array that
-    has the same buffers is deleted.
-    """
+def note_part(x: Any) -> None:
+    """Has `is_array_deleted` tell that a part of `x` is deleted."""
     x = stored_as(x)
-    wrap = getattr(x, "_rewrap_with_aval_and_sharding", None)
-    if MAY_CRASH:
-        _in_part[id(x)] = x
-    elif wrap is not None and not x.is_deleted():
-        wrap(x.aval, x.sharding).delete()
+    _in_part[id(x)] = x
 
 
 def is_array_deleted(x: Any) -> bool:

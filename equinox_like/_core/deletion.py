@@ -6,11 +6,12 @@ is donated to a program that returns it, and what it returns is dropped.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from .._compat.arrays import MAY_CRASH, delete_rest
+from .._compat.arrays import MAY_CRASH, note_part
 
 
 def delete_array(x: jax.Array) -> None:
@@ -20,8 +21,7 @@ def delete_array(x: jax.Array) -> None:
     with jax.disable_jit(False):
         _program(x.sharding)(x)
     if len(x.sharding.device_set) > 1:
-        delete_rest(x)
-        fatal.add()
+        fatal.add([] if x.is_deleted() else [x])
 
 
 class _Fatal:
@@ -29,9 +29,11 @@ class _Fatal:
 
     exist = False
 
-    def add(self) -> None:
-        """After an array on several devices was deleted."""
-        self.exist = MAY_CRASH
+    def add(self, in_part: Sequence[jax.Array] = ()) -> None:
+        """After arrays on several devices were deleted, `in_part` not as a whole."""
+        for x in in_part:
+            note_part(x)
+        self.exist |= MAY_CRASH or bool(in_part)
 
 
 fatal = _Fatal()

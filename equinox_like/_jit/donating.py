@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._compat.arrays import delete_rest, stored_as
+from .._compat.arrays import stored_as
 from .._compat.failures import forget_calls
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
 from .._compat.messages import tells_of_deleted_array
@@ -244,8 +244,8 @@ class Deletion:
         _, useless, in_part, to_note = after
         for i in useless:
             delete_array(donated[i])
-        for i in in_part:
-            delete_rest(donated[i])
+        if in_part:
+            fatal.add([donated[i] for i in in_part])
         self._record.calls.append([weakref.ref(donated[i]) for i in to_note])
 
     def fail(self, layout: Layout, leaves: list[Any], error: BaseException) -> None:

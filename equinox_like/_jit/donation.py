@@ -266,7 +266,7 @@ def refuse_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> N
 
 
 def refuse_fatal(layout: Layout, leaves: list[Any]) -> None:
-    """Raises for arrays on several devices that crash the process on jax 0.10."""
+    """Raises for deleted arrays on several devices, which may crash the process."""
     data = layout.take_data(leaves)
     any_deleted = any(map(is_deleted, data))
     if not any_deleted and len(set(map(id, data))) == len(data):

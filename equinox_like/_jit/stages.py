@@ -14,7 +14,6 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from .._compat.arrays import MAY_CRASH
 from .._compat.lowered import Buffer, buffers_of
 from .._compat.messages import tells_of_callback
 from .._compat.tracing import Tracer, at_top_level
@@ -252,7 +251,7 @@ class Compiled(_Stage[_P, _T]):
         outcomes = enumerate(self._outcomes if call.layout.donates else ())
         self._unused = [i for i, outcome in outcomes if outcome is Buffer.PRUNED]
         self._deletion = Deletion(program.donation, program.record)
-        self._inspects_every_call = (call.layout.donates or MAY_CRASH) and any(
+        self._inspects_every_call = any(
             len(s.device_set) > 1 for s in jtu.tree_leaves(compiled.input_shardings)
         )
 
