@@ -78,9 +78,7 @@ def first_difference(old: Table, new: Table) -> str | None:
 
 def describe(path: str, tree: Any) -> Table:
     """The table of `tree`. Arrays, structs and data leaves are all `"an array"`."""
-    if is_array_or_struct(tree) or (
-        isinstance(tree, Leaf) and tree.label is not STATIC
-    ):
+    if _is_data(tree):
         return {path: "an array"}
     if tree is None:
         return {path: "None"}

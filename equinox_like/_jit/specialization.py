@@ -22,6 +22,7 @@ from .._compat.failures import forget_calls
 from .._compat.tracing import at_top_level, known_array, trace_context
 from .._core.base import jit_is_disabled, name_of
 from .._core.deletion import fatal
+from .._core.flat_call import take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
 from .._tree.arrays import is_concrete, is_weak
@@ -61,25 +62,20 @@ class Outputs:
         data, (number,) = out
         return self.build[number](data)
 
-    def fill(self, out: Any, static: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
         """The output, with the values of `out` for arrays, `static(leaf)` elsewhere.
 
         It is built of nodes that are not lazy, as the values need not be arrays.
         """
-        marks: dict[int, Any] = {}
-
-        def mark(value):
-            place = object()
-            marks[id(place)] = place, value
-            return place
-
         data, number = out
-        leaves, treedef = jtu.tree_flatten(
-            self.tree((jtu.tree_map(mark, data, is_leaf=is_none), number))
-        )
-        return treedef.unflatten(
-            [marks[id(x)][1] if id(x) in marks else static(x) for x in leaves]
-        )
+        values, treedef = jtu.tree_flatten(data, is_none)
+        marked = self.tree((treedef.unflatten([_Mark() for _ in values]), number))
+        _, template = take_apart(marked, lambda leaf: type(leaf) is _Mark)
+        return template.fill(values, static)
+
+
+class _Mark:
+    """A placeholder for an array of an output."""
 
 
 def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -171,7 +167,7 @@ class Specialization:
         new = set(map(id, new_traces))
         before = [trace for trace in program.traces() if id(trace) not in new]
         arrays = () if at_top_level() else jtu.tree_leaves(out)[:1]
-        if not before or None in map(known_array, arrays):
+        if not before or any(known_array(x) is None for x in arrays):
             return
         text = None
         with contextlib.suppress(Exception):  # such as one of a user's `__repr__`

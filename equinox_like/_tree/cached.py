@@ -132,7 +132,7 @@ def forget_other_classes(nodes: Sequence[Any]) -> bool:
     """
     nodes = [node for node in nodes if type(node) in cached_types]
     flat = [(raw_dict(node).get(FLAT), type(node)) for node in nodes]
-    if not [kind for known, kind in flat if known and known[1].kind is not kind]:
+    if not any(known and known[1].kind is not kind for known, kind in flat):
         return False
     for node in nodes:
         build_now(node)
