@@ -1,6 +1,7 @@
 """The package as a whole: its names, and what importing it does and does not do."""
 
 import compileall
+import contextlib
 import importlib
 import importlib.metadata
 import inspect
@@ -404,6 +405,23 @@ def test_signatures_show_no_private_function_or_object_as_a_default():
         )
     ]
     assert unreadable == []
+
+
+def test_arguments_have_the_names_that_the_page_says():
+    page = (
+        (ROOT / "docs/api/index.md").read_text().partition("## Names of arguments")[2]
+    )
+    found: dict[str, set[str]] = {"fn": set(), "f": set(), "pytree": set()}
+    for path, value in public_objects(eqx):
+        name = path.removeprefix("equinox_like.")
+        if name.startswith(("internal.", "tree_", "default_")) or not callable(value):
+            continue
+        with contextlib.suppress(ValueError, TypeError):  # it has no signature
+            for parameter in found.keys() & inspect.signature(value).parameters.keys():
+                found[parameter].add(name)
+    for parameter, names in found.items():
+        (said,) = re.findall(rf"`{parameter}` in (.*?)[.;]\s", page, re.DOTALL)
+        assert names == set(re.findall("`([^`]+)`", said)) - {"tree_"}, parameter
 
 
 def test_help_lists_fields_beside_the_methods():

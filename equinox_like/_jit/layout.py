@@ -351,9 +351,10 @@ class LayoutTable:
         for argument in arguments:
             group = DONATE if argument.is_donated else KEEP
             order += argument.span
-            labels += [
-                group if _is_data(leaves[i], is_data) else STATIC for i in argument.span
-            ]
+            for i in argument.span:
+                # A tracer is always data, because it would leak as a static value.
+                is_dynamic = is_data(leaves[i]) or isinstance(leaves[i], Tracer)
+                labels.append(group if is_dynamic else STATIC)
         return Layout(
             jtu.tree_structure(canonical),
             labels,
@@ -400,11 +401,6 @@ def _refuse_late_registration(expanded: Sequence[Any]) -> NoReturn:
         "holds an instance of it was first used. Register a class before its instances "
         "are used, for example where it is defined."
     )
-
-
-def _is_data(leaf: Any, is_data: Callable[[Any], bool]) -> bool:
-    # A tracer is always data, because it would leak as a static value.
-    return is_data(leaf) or isinstance(leaf, Tracer)
 
 
 def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:

@@ -10,6 +10,7 @@ whole flattened Module, see `_tree/cached.py`.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import MappingProxyType
@@ -149,7 +150,10 @@ def make_functions(
         return tuple(zip(map(keys.get, aux[0]), children, strict=True)), aux
 
     def lazy_fields(aux):
-        is_plain = aux.values is not None and are_read_lazily(cls, names)
+        # A lazy instance is built when an `Attribute` of the class is read.
+        is_plain = aux.values is not None and all(
+            type(inspect.getattr_static(cls, name, None)) is Attribute for name in names
+        )
         return names if is_plain else ()
 
     unflatten = _unflattener(len(dynamic))(cls, dynamic)
@@ -192,15 +196,6 @@ def _unflatten_first(cls: type[Node], aux: Aux, children: Sequence[Any]) -> Any:
     self = object.__new__(cls)
     set_raw_dict(self, attributes)
     return self
-
-
-def are_read_lazily(cls: type, names: tuple[str, ...]) -> bool:
-    """Whether each of these attributes is read through an `Attribute` of the class."""
-    return all(type(_found_on(cls, name)) is Attribute for name in names)
-
-
-def _found_on(cls: type, name: str) -> Any:
-    return next((b.__dict__[name] for b in cls.__mro__ if name in b.__dict__), None)
 
 
 def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

@@ -221,24 +221,16 @@ def _of_tree(tree: Any, *rest: Any) -> Skeleton:
     return make_skeleton(jtu.tree_structure(tree), *rest)
 
 
-def leaf_paths(treedef: Any) -> list[tuple[Any, ...]]:
-    """The key path of each leaf.
-
-    **Raises:** whatever a user's node type does if its children are placeholders.
-    """
-    tree = treedef.unflatten(range(treedef.num_leaves))
-    found, _ = jtu.tree_flatten_with_path(tree)
-    if len(found) != treedef.num_leaves:  # what is a child depends on its value
-        raise ValueError("A node type cannot hold placeholders.")
-    return [path for path, _ in found]
-
-
 def leaf_names(treedef: Any, name: str) -> list[str]:
     """An expression for each leaf of a tree with this name, such as `model.weight`."""
+    count = treedef.num_leaves
     try:
-        return [path_str(path, name) for path in leaf_paths(treedef)]
-    except Exception:
-        return [f"{name}.<leaf {i}>" for i in range(treedef.num_leaves)]
+        found, _ = jtu.tree_flatten_with_path(treedef.unflatten(range(count)))
+    except Exception:  # a user's node type cannot hold placeholders
+        found = []
+    if len(found) != count:  # or what is a child depends on its value
+        return [f"{name}.<leaf {i}>" for i in range(count)]
+    return [path_str(path, name) for path, _ in found]
 
 
 def _unhashable(statics: Sequence[Any], names: Sequence[str]) -> ValueError:

@@ -109,8 +109,8 @@ def accumulation_dtype(*arrays: Array) -> np.dtype:
         return jnp.result_type(*(x.dtype for x in arrays), jnp.float32)
 
 
-def in_float32(f: Callable[..., Array], *arrays: Any) -> Array:
-    """Computes `f(*arrays)` in float32 if the arrays are in half precision: for layers of
+def in_float32(fun: Callable[..., Array], *arrays: Any) -> Array:
+    """Computes `fun(*arrays)` in float32 if the arrays are in half precision: for layers of
     your own.
 
     The gradient of a parameter that is broadcast, such as a bias or a scale, is a sum over
@@ -119,13 +119,13 @@ def in_float32(f: Callable[..., Array], *arrays: Any) -> Array:
 
     **Arguments:**
 
-    - `f`: a function of arrays, such as `jnp.add`, that returns an array.
+    - `fun`: a function of arrays, such as `jnp.add`, that returns an array.
     - `*arrays`: its arguments, arrays or numbers.
 
     **Returns:**
 
-    What `f` returns. If the arrays promote to a real dtype of less than 32 bits, `f` gets
-    them in float32, and its result is cast to that dtype.
+    What `fun` returns. If the arrays promote to a real dtype of less than 32 bits, `fun`
+    gets them in float32, and its result is cast to that dtype.
 
     !!! example
 
@@ -147,9 +147,9 @@ def in_float32(f: Callable[..., Array], *arrays: Any) -> Array:
     """
     arrays = tuple(jax_array(x) for x in arrays)
     if not is_half(*arrays):
-        return f(*arrays)
+        return fun(*arrays)
     dtype = jnp.result_type(*arrays)
-    return f(*cast(arrays, jnp.float32)).astype(dtype)
+    return fun(*cast(arrays, jnp.float32)).astype(dtype)
 
 
 def summed_in_float32(
