@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,6 +154,70 @@ def test_process_heads_sees_the_heads(shared, build, inputs) -> None:
 
 def _half(x):
     return x / 2
+
+
+@pytest.mark.parametrize("shared", [2, 4])
+def test_rotary_rotates_what_process_heads_returns(shared, build, inputs) -> None:
+    rope = nn.RotaryPositionalEmbedding(2)
+    attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=shared, rotary=rope)
+    plain = eqx.tree_at("rotary", attention, None)
+
+    def scale(q, k, v):
+        return q * jnp.arange(2), k, v
+
+    def by_hand(q, k, v):
+        rotate = jax.vmap(rope, in_axes=1, out_axes=1)
+        q, k, v = scale(q, k, v)
+        return rotate(q), rotate(k), v
+
+    batch = [jnp.stack([x, 2 * x]) for x in inputs]
+
+    def in_batch(attention, process_heads):
+        one = functools.partial(attention, process_heads=process_heads)
+        return eqx.filter_jit(jax.vmap(one))(*batch)
+
+    expected = in_batch(plain, by_hand)
+    np.testing.assert_allclose(in_batch(attention, scale), expected, rtol=1e-10)
+    assert not np.allclose(in_batch(plain, scale), expected)
+
+
+def test_attention_without_rotary_has_the_same_leaves(build) -> None:
+    plain = build(nn.MultiheadAttention, 2, 8)
+    rotary = nn.RotaryPositionalEmbedding(4)
+    attention = build(nn.MultiheadAttention, 2, 8, rotary=rotary)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(plain)]
+    assert paths == [path for path, _ in jax.tree_util.tree_leaves_with_path(attention)]
+    assert plain.rotary is None
+    # As in an instance that was pickled before there was a `rotary`.
+    object.__delattr__(plain, "rotary")
+    assert plain.rotary is None
+
+
+@pytest.mark.parametrize(
+    ("rotary", "error", "message"),
+    [
+        (
+            nn.RotaryPositionalEmbedding(8),
+            ValueError,
+            "a layer for heads of size 4 as `rotary`; got one of size 8. "
+            r"Write `rotary=eqx.nn.RotaryPositionalEmbedding\(4\)`\.$",
+        ),
+        (
+            nn.RotaryPositionalEmbedding,
+            TypeError,
+            r"a layer as `rotary`; got .* Write `rotary=.*Embedding\(4\)`\.$",
+        ),
+        (True, TypeError, r"a layer as `rotary`; got .* Write `rotary=.*\(4\)`\.$"),
+    ],
+)
+def test_wrong_rotary_is_an_error(
+    rotary, error, message, key, without_type_checks
+) -> None:
+    with pytest.raises(error, match=f"MultiheadAttention takes {message}"):
+        nn.MultiheadAttention(2, 8, rotary=rotary, key=key)
+    with pytest.raises(ValueError, match=r"odd size .* pass an even `qk_size`"):
+        rope = nn.RotaryPositionalEmbedding(4)
+        nn.MultiheadAttention(2, 8, qk_size=3, rotary=rope, key=key)
 
 
 def test_query_that_sees_nothing_takes_the_mean(build, inputs) -> None:

@@ -331,6 +331,14 @@ CASES = {
         ALL_HEADS,
         call=attend_to_itself,
     ),
+    "rotary attention, all by head": Case(
+        functools.partial(attention, rotary=nn.RotaryPositionalEmbedding(2)),
+        TEXT,
+        X,
+        X,
+        ALL_HEADS,
+        call=lambda model, x: attend_to_itself(model, x, cache=model.init_cache(8)),
+    ),
     "attention with split queries": Case(
         functools.partial(attention, num_kv_heads=2),
         TEXT,

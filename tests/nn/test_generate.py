@@ -19,7 +19,8 @@ class Block(eqx.Module):
     norm: nn.LayerNorm
 
     def __init__(self, key):
-        self.attention = nn.MultiheadAttention(2, SIZE, key=key)
+        rope = nn.RotaryPositionalEmbedding(SIZE // 2)
+        self.attention = nn.MultiheadAttention(2, SIZE, rotary=rope, key=key)
         self.norm = nn.LayerNorm(SIZE)
 
     def __call__(self, x, cache=None):
@@ -31,7 +32,7 @@ class Block(eqx.Module):
 
 
 class Model(eqx.Module):
-    """With learned positions, which make it matter where a token is."""
+    """With learned and rotary positions, which make it matter where a token is."""
 
     tokens: nn.Embedding
     positions: jax.Array

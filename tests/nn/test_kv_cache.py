@@ -65,6 +65,22 @@ def test_chunks_with_a_cache_equal_one_causal_call(chunks, dtype, build, draw) -
     assert cache.key.dtype == dtype
 
 
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_rotary_positions_continue_from_the_cache(overflow, build, draw) -> None:
+    rope = nn.RotaryPositionalEmbedding(2)
+    options = {"num_kv_heads": 2, "rotary": rope}
+    attention, tokens = build(nn.MultiheadAttention, 4, 8, **options), draw(6, 8)
+    cache = attention.init_cache(6, overflow=overflow)
+    outs = []
+    for chunk in np.split(np.asarray(tokens), [3, 4, 5]):
+        out, cache = call(attention, chunk, chunk, chunk, is_causal=True, cache=cache)
+        outs.append(out)
+    whole = call(attention, tokens, tokens, tokens, is_causal=True)
+    np.testing.assert_allclose(np.concatenate(outs), whole, atol=1e-5)
+    plain = eqx.tree_at("rotary", attention, None)
+    np.testing.assert_allclose(at_once(plain, tokens), whole, atol=1e-6)
+
+
 @pytest.mark.parametrize("chunks", [[1] * 9, [3, 3, 3], [1, 1, 1, 6]])
 @pytest.mark.parametrize("window", [None, 2])
 def test_ring_equals_a_window_over_the_whole(chunks, window, build, draw) -> None:

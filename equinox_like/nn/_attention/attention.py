@@ -5,6 +5,7 @@ The layer determines which query attends to which key. The projections are in
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import jax
@@ -21,7 +22,7 @@ from .._layers.elementwise import Dropout, resolve_inference
 from .._layers.linear import Linear
 from .attend import Drop, Implementation, Inputs, attend, checked_implementation
 from .dot_product import checked_mask
-from .heads import HeadsFunction, empty_token, joined, projected
+from .heads import HeadsFunction, checked_rotary, empty_token, joined, projected
 from .kv_cache import KVCache, check_cache, empty_cache, extended, new_positions
 from .masks import Visible, check_window
 
@@ -74,6 +75,7 @@ class MultiheadAttention(Module):
     use_output_bias: bool = field(static=True)
     num_kv_heads: int = field(static=True)
     implementation: Implementation = field(static=True)
+    rotary: Callable[..., Array] | None = None
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class MultiheadAttention(Module):
         key: PRNGKeyArray,
         num_kv_heads: int | None = None,
         implementation: Implementation = None,
+        rotary: Callable[..., Array] | None = None,
         weight_init: Init | None = None,
         bias_init: Init | None = None,
     ):
@@ -124,14 +127,18 @@ class MultiheadAttention(Module):
             [`equinox_like.nn.dot_product_attention`][]. In float16, a compiled function
             with `"xla"` is an error on CPUs. In bfloat16, JAX cannot lower the
             gradient of `"xla"` under strict dtype promotion.
+        - `rotary`: rotates the queries and keys of each head by their positions, after
+            `process_heads`: a [`equinox_like.nn.RotaryPositionalEmbedding`][] of size
+            `qk_size`, or a layer that is called in the same way, with `offset`. With a
+            cache, positions start at `cache.length`.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
             projections.
 
         **Raises:**
 
-        `ValueError` for a size that is negative, or a `num_kv_heads` that does not divide
-        `num_heads`; or if each head would be of size 0. `ZeroDivisionError` if `num_heads`
-        is 0.
+        `ValueError` for a size that is negative, a `num_kv_heads` that does not divide
+        `num_heads`, or a `rotary` of another size; or if each head would be of size 0.
+        `ZeroDivisionError` if `num_heads` is 0. `TypeError` if `rotary` is not a layer.
         """
         query_size = as_size(self, "query_size", query_size)
         self.num_heads = as_divisor(self, "num_heads", num_heads)
@@ -163,6 +170,7 @@ class MultiheadAttention(Module):
                 f"{self.num_kv_heads}, with {self.num_heads} heads."
             )
         self.implementation = checked_implementation(_NAME, implementation)
+        self.rotary = checked_rotary(_NAME, rotary, self.qk_size)
         self.dropout = Dropout(dropout_p, inference)
 
         linear = functools.partial(
@@ -251,7 +259,7 @@ class MultiheadAttention(Module):
         - `deterministic`: the old name of `inference`. Deprecated.
         - `process_heads`: a function of the projected queries, keys and values, of shape
             `(length, heads, size)` each, that returns three arrays of the same shapes.
-            Use it for positional encodings.
+            Use it to normalise queries and keys, for example.
         - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
             `(num_heads, q, kv)`; axes of size 1 are broadcast.
         - `is_causal`: if `True`, query `i` attends to key `j` only if `j <= i`. With a

@@ -1,5 +1,6 @@
 """The projections of `MultiheadAttention`, from inputs to heads and heads to output."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..._errors import ShapeError
 from ..._tree import combine, is_array, is_inexact_array, partition
 from ..._tree.nodes import describe_node
 from ..._typing import DTypeLike
-from .._base.arguments import check_dtype
+from .._base.arguments import check_dtype, refusal, wrong_type
 from .._base.init import dtype_of
 from .._base.inputs import check_input, jax_array, parameter_shape, within
 from .._base.sharding import parts, placed
@@ -34,7 +35,33 @@ def projected(
     q = _project(attention, "query_proj", query, attention.num_heads)
     k = _project(attention, "key_proj", key, attention.num_kv_heads)
     v = _project(attention, "value_proj", value, attention.num_kv_heads)
-    return (q, k, v) if process_heads is None else _processed(process_heads, q, k, v)
+    if process_heads is not None:
+        q, k, v = _processed(process_heads, q, k, v)
+    if attention.rotary is not None:
+        offset = 0 if cache is None else cache.length
+        q, k = (_rotated(attention.rotary, x, offset) for x in (q, k))
+    return q, k, v
+
+
+def checked_rotary(layer: str, rotary: Any, size: int) -> Any:
+    """Returns `rotary` after validating that it rotates heads of this size."""
+    fix = f" Write `rotary=eqx.nn.RotaryPositionalEmbedding({size})`."
+    if size % 2:
+        fix = " Heads of an odd size cannot be rotated: pass an even `qk_size`."
+    if rotary is not None and (not callable(rotary) or isinstance(rotary, type)):
+        raise wrong_type(layer, "a layer", "rotary", rotary, fix)
+    own = getattr(rotary, "embedding_size", size)
+    if own != size:
+        given = f"one of size {own}"
+        wanted = f"a layer for heads of size {size}"
+        raise ValueError(refusal(layer, wanted, "rotary", given, fix))
+    return rotary
+
+
+def _rotated(rotary: Any, heads: Array, offset: Any) -> Array:
+    with within("rotary"):
+        rotate = functools.partial(rotary, offset=offset)
+        return jax.vmap(rotate, in_axes=1, out_axes=1)(heads)
 
 
 def _checked_inputs(

@@ -35,7 +35,7 @@ class KVCache(Module):
     **Fields:**
 
     - `key`: shape `(max_length, kv_heads, qk_size)`. The keys, one row for each slot, after
-        `process_heads`.
+        `process_heads` and `rotary`.
     - `value`: shape `(max_length, kv_heads, vo_size)`. The values.
     - `position`: int32, shape `(max_length,)`. The position in the sequence of the token in
         each slot, from 0; -1 if the slot is empty. The token at position `p` is in slot

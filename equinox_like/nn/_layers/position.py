@@ -32,7 +32,8 @@ class RotaryPositionalEmbedding(Module):
     extended to longer sequences, such as Llama 3.1, have other `frequencies` in place of
     $\theta^{-2 j / d}$; see [YaRN](https://arxiv.org/abs/2309.00071) (Peng et al. 2023).
 
-    Within [`equinox_like.nn.MultiheadAttention`][], rotate in `process_heads`.
+    [`equinox_like.nn.MultiheadAttention`][] applies it to queries and keys, if it is built
+    with `rotary=`.
 
     !!! example
 
@@ -41,13 +42,13 @@ class RotaryPositionalEmbedding(Module):
         import jax
         import jax.numpy as jnp
 
-        attention = eqx.nn.MultiheadAttention(2, 8, key=jax.random.key(0))
         rope = eqx.nn.RotaryPositionalEmbedding(4)
-        rotate = jax.vmap(rope, in_axes=1, out_axes=1)
-
         x = jnp.ones((5, 8))
-        heads = lambda q, k, v: (rotate(q), rotate(k), v)
-        assert attention(x, x, x, process_heads=heads).shape == (5, 8)
+        assert jnp.allclose(rope(x[:, :4])[3:], rope(x[3:, :4], offset=3), atol=1e-6)
+
+        key = jax.random.key(0)
+        attention = eqx.nn.MultiheadAttention(2, 8, rotary=rope, key=key)
+        assert attention(x, x, x, is_causal=True).shape == (5, 8)
         ```
     """
 
