@@ -23,6 +23,7 @@ from .._core.flat_call import FlatCall, Template, pack, take_apart, unpack
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import describe_array, jax_struct_of, struct_of
+from .._tree.cached import Cached
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
 from .._tree.nodes import path_str
@@ -32,10 +33,17 @@ from .arguments import show_as_call
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Module)
+_C = TypeVar("_C", bound=Cached)  # another Module, or a `State`
 
 
 @overload
 def filter_eval_shape(fun: Callable[..., _M], /, *args: Any, **kwargs: Any) -> _M: ...
+
+
+@overload
+def filter_eval_shape(
+    fun: Callable[..., tuple[_M, _C]], /, *args: Any, **kwargs: Any
+) -> tuple[_M, _C]: ...
 
 
 @overload

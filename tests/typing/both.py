@@ -102,9 +102,14 @@ assert_type(chain(x, state), tuple[jax.Array, eqx.nn.State])
 assert_type(chain[1:](x), jax.Array)
 assert_type(eqx.filter_jit(chain)(x), jax.Array)
 assert_type(eqx.nn.mixed(chain, "bf16"), eqx.nn.Mixed[eqx.nn.Sequential[jax.Array]])
+assert_type(eqx.nn.mixed(chain, "bf16")(x, key=key), jax.Array)
+assert_type(eqx.nn.mixed(chain, "bf16")(x, state, key=key), tuple[Any, eqx.nn.State])
+eqx.nn.mixed(linear, "bf16")(x, state)  # type: ignore
 norm = eqx.nn.BatchNorm(8, "batch")
 assert_type(eqx.nn.Sequential([linear, norm])(x, state)[0], jax.Array)
 assert_type(eqx.nn.Sequential([chain, linear])(x), jax.Array)
+dropout, skip = eqx.nn.Dropout(0.5), eqx.nn.ReversibleBlock(linear, linear)
+assert_type(eqx.nn.Sequential([linear, dropout, eqx.nn.Identity(), skip])(x), jax.Array)
 assert_type(eqx.nn.Sequential([linear, len])(x), Any)
 assert_type(eqx.nn.Sequential([linear, len]), eqx.nn.Sequential[Any])
 
@@ -129,3 +134,10 @@ def several() -> tuple[Block, int]:
 
 
 assert_type(eqx.filter_eval_shape(several), Any)
+
+
+def with_state() -> tuple[Block, eqx.nn.State]:
+    return eqx.nn.make_with_state(Block)()
+
+
+assert_type(eqx.filter_eval_shape(with_state), tuple[Block, eqx.nn.State])

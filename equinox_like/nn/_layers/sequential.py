@@ -55,11 +55,14 @@ class Sequential(StatefulLayer, Generic[_Y]):
 
     layers: tuple[Any, ...]
 
-    # Without a type variable, as mypy joins the members of a list to `object`.
+    # Without a type variable, as mypy joins the members of a list to `object`. The second
+    # kind of function is that of layers that return the type that they take.
     @overload
     def __init__(
         self: "Sequential[Array]",
-        layers: Iterable[StatefulLayer | Callable[..., Array]],
+        layers: Iterable[
+            StatefulLayer | Callable[..., Array] | Callable[[Array], Array]
+        ],
     ): ...
 
     @overload

@@ -3,7 +3,7 @@
 import abc
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.tree_util as jtu
@@ -13,9 +13,10 @@ from ..._module import AbstractVar, Frozen, Module, field
 from ..._module.wrappers import check_forwards
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_nodes
-from ..._typing import DTypeLike
+from ..._typing import DTypeLike, PRNGKeyArray
 from .._base.arguments import check_layer, wrong_type
 from .._base.precision import cast, compute_dtype, floating, is_real
+from .._base.state import State
 from .._base.stateful import StatefulLayer, is_stateful, takes_key
 
 _Layer = TypeVar("_Layer", covariant=True)
@@ -130,9 +131,24 @@ class _Casting(StatefulLayer, Generic[_Layer]):
     ) -> Any:
         """Calls the layer, or a method of it, with casts before and after."""
 
+    # Of a layer with overloads, such as `Sequential`, `_P` is that of the first one. With
+    # a type variable in place of the last `Any`, mypy would infer `Never`.
+    @overload
     def __call__(
         self: "_Casting[Callable[_P, _Y]]", /, *args: _P.args, **kwargs: _P.kwargs
-    ) -> _Y:
+    ) -> _Y: ...
+
+    @overload
+    def __call__(
+        self: "_Casting[Callable[[Any, State], tuple[Any, State]]]",
+        x: Any,
+        state: State,
+        /,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Any, State]: ...
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Casts, calls the layer, and casts what it returns."""
         if not takes_key(self.layer):
             kwargs.pop("key", None)
