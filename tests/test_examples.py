@@ -1,9 +1,12 @@
-"""The examples do what they say: the main job at its full size, and the notebooks.
+"""The examples do what they say: the main job at its full size, the language model with
+tiny settings, and the notebooks.
 
 All notebooks are executed by `.ci/run`. Here the quickstart is, which is fast, and the
 stored outputs of the others are inspected.
 """
 
+import csv
+import os
 import re
 import struct
 import subprocess
@@ -21,19 +24,21 @@ A_PATH_OF_A_MACHINE = re.compile(
 )
 
 
+def run(script, *options, status=0, **environment):
+    """What the script prints; for another status, what it says of the error."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / script), *map(str, options)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
 def run_digits(out, *options):
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        str(EXAMPLES / "train_digits.py"),
-        "--out",
-        str(out),
-        *options,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run("train_digits.py", "--out", out, *options)
 
 
 def test_digits_are_learnt_donated_saved_and_drawn(tmp_path):
@@ -67,6 +72,72 @@ def assert_picture(path):
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 20_000
     width, height = struct.unpack(">II", picture[16:24])
     assert (width, height) == (1430, 1105)
+
+
+LANGUAGE_MODEL = "train_language_model/train.py"
+# It takes the place of tensorboardX, which is not among what the tests need.
+WRITER = """
+class SummaryWriter:
+    def __init__(self, folder, purge_step):
+        self.file = open(folder + ".txt", "a")
+        print("from", purge_step, file=self.file)
+
+    def add_scalar(self, name, value, step):
+        print(step, name, repr(value), file=self.file)
+
+    def flush(self):
+        self.file.flush()
+"""
+
+
+def rows_of(log):
+    return list(csv.DictReader(log.read_text().splitlines()))
+
+
+def test_language_model_that_is_stopped_and_resumed_is_that_of_a_whole_run(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    printed = run(LANGUAGE_MODEL, "--tiny", "--out", whole)
+    rows = rows_of(whole / "log.csv")
+    assert [row["step"] for row in rows] == ["10", "20", "30", "40", "50"]
+    losses = [float(row["held_out_loss"]) for row in rows]
+    # A byte out of 256 has log 256 = 5.5 nats; a third of the text are spaces and "e".
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 3.5
+    assert float(re.search(r"Step 0: held-out loss ([\d.]+)", printed)[1]) > 5
+    assert f"Step 50: held-out loss {losses[-1]:.4f}, the best" in printed
+
+    (tmp_path / "tensorboardX.py").write_text(WRITER)
+    options = ("--tiny", "--out", parts)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    stopped = run(LANGUAGE_MODEL, *options, "--stop-at", 25, PYTHONPATH=path)
+    assert "Stopped at step 25" in stopped
+    with (parts / "log.csv").open("a") as file:
+        file.write("30,0.0,0.0,0.0,0.0\n")  # as if it had been killed at step 35
+    resumed = run(LANGUAGE_MODEL, *options, PYTHONPATH=path)
+    assert "Step 20: held-out loss" in resumed
+    for name in ("log.csv", "model.safetensors"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes()
+    written = [text.partition("It writes:")[2] for text in (printed, resumed)]
+    assert written[0] == written[1] and written[0].startswith("\n\nThe ")
+
+    board = (parts / "tensorboard.txt").read_text().splitlines()
+    assert [line for line in board if line.startswith("from")] == ["from 1", "from 21"]
+    values = [f"{row['step']} held_out_loss {row['held_out_loss']}" for row in rows]
+    assert [line for line in board if "held_out_loss" in line] == values
+
+    refused = run(LANGUAGE_MODEL, *options, "--width", 32, status=1)
+    assert f"{parts} holds a run with {{'width': 16}}. Pass another --out." in refused
+
+
+def test_language_model_stops_early_and_its_file_is_sampled(tmp_path):
+    small = ("--tiny", "--depth", 1, "--micro-batches", 1)
+    out = ("--out", tmp_path, "--prompt", "If ")
+    printed = run(LANGUAGE_MODEL, *small, *out, "--learning-rate", 0)
+    assert "Step 10: held-out loss" in printed  # nothing is learnt after the first
+    rows = rows_of(tmp_path / "log.csv")
+    assert [row["step"] for row in rows] == ["10", "20", "30", "40"]
+    assert len({row["held_out_loss"] for row in rows}) == 1
+    text = run("train_language_model/sample.py", tmp_path / "model", "--prompt", "If ")
+    assert printed.endswith(f"It writes:\n\n{text}") and text.startswith("If ")
 
 
 # The kernel's messages come in through libraries that warn of their own future.

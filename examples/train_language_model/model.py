@@ -1,0 +1,101 @@
+"""The model: a small GPT, whose attention takes a KV cache when it generates text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from config import Config
+from data import VOCABULARY
+from jax.nn.initializers import normal
+from jaxtyping import Array, PRNGKeyArray
+
+import equinox_like as eqx
+
+
+class Block(eqx.Module):
+    """Attention and an MLP, each after a norm. Takes `x` of shape `(n, width)`."""
+
+    norms: tuple[eqx.nn.RMSNorm, eqx.nn.RMSNorm]
+    attention: eqx.nn.MultiheadAttention
+    mlp: eqx.nn.MLP
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, config: Config, *, key: PRNGKeyArray):
+        attention_key, mlp_key = jax.random.split(key)
+        width = config.width
+        self.norms = eqx.nn.RMSNorm(width), eqx.nn.RMSNorm(width)
+        self.attention = eqx.nn.MultiheadAttention(
+            config.heads, width, key=attention_key
+        )
+        self.mlp = eqx.nn.MLP(width, width, 4 * width, 1, jax.nn.gelu, key=mlp_key)
+        self.dropout = eqx.nn.Dropout(config.dropout)
+
+    def __call__(
+        self,
+        x: Array,
+        cache: eqx.nn.KVCache | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Any:
+        """The output, of the shape of `x`; with a cache, the next cache, too."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        y = jax.vmap(self.norms[0])(x)
+        if cache is None:
+            y = self.attention(y, y, y, is_causal=True)
+        else:
+            y, cache = self.attention(y, y, y, is_causal=True, cache=cache)
+        x = x + self.dropout(y, key=keys[0])
+        y = jax.vmap(self.mlp)(jax.vmap(self.norms[1])(x))
+        x = x + self.dropout(y, key=keys[1])
+        return x if cache is None else (x, cache)
+
+
+class GPT(eqx.Module):
+    """For each of `n` tokens, the logits of the next one: shape `(n, VOCABULARY)`."""
+
+    embedding: eqx.nn.Embedding
+    position: eqx.nn.LearnedPositionalEmbedding
+    blocks: eqx.nn.Stacked[Block]
+    norm: eqx.nn.RMSNorm
+
+    def __init__(self, config: Config, *, key: PRNGKeyArray):
+        keys = jax.random.split(key, 3)
+        width = config.width
+        self.embedding = eqx.nn.Embedding(
+            VOCABULARY, width, weight_init=normal(width**-0.5), key=keys[0]
+        )
+        self.position = eqx.nn.LearnedPositionalEmbedding(
+            config.context, width, key=keys[1]
+        )
+        self.blocks = eqx.nn.Stacked(
+            lambda key: Block(config, key=key), config.depth, key=keys[2]
+        )
+        self.norm = eqx.nn.RMSNorm(width)
+
+    def __call__(
+        self,
+        tokens: Array,
+        caches: Sequence[eqx.nn.KVCache] | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Array, list[eqx.nn.KVCache]]:
+        """The logits for tokens of shape `(n,)`, and the next caches, if there are any."""
+        x = jax.vmap(self.embedding)(tokens)
+        next_caches = []
+        if caches is None:  # training: the blocks are one scan, which compiles fast
+            x = self.blocks(self.position(x), key=key)
+        else:  # generation: a scan would copy the caches for each token
+            x = self.position(x, offset=caches[0].length)
+            for block, cache in zip(self.blocks.unstack(), caches, strict=True):
+                x, cache = block(x, cache)
+                next_caches.append(cache)
+        return jax.vmap(self.embedding.attend)(jax.vmap(self.norm)(x)), next_caches
+
+    def init_caches(self, length: int) -> list[eqx.nn.KVCache]:
+        blocks = self.blocks.unstack()
+        return [block.attention.init_cache(length) for block in blocks]
+
+
+def make_model(config: Config, *, key: PRNGKeyArray):
+    """A GPT that computes in the precision of the settings."""
+    return eqx.nn.mixed(GPT(config, key=key), config.precision)

@@ -1,0 +1,50 @@
+"""Text from a saved model.
+
+python examples/train_language_model/sample.py out/language_model/model
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+from config import Config
+from data import decode, encode
+from model import make_model
+
+import equinox_like as eqx
+
+
+def load_model(path: Path):
+    """The model of a file, which says by which settings it was built."""
+    config = Config.from_json(eqx.load_metadata(path)["config"])
+    template = eqx.filter_eval_shape(make_model, config, key=jax.random.key(0))
+    return eqx.load(path, template), config
+
+
+def sample(path: Path, prompt: str, *, temperature: float = 0.7, seed: int = 0) -> str:
+    """The prompt, and as much text after it as the context of the model has room for."""
+    model, config = load_model(path)
+    tokens = encode(prompt)
+    out = eqx.nn.generate(
+        eqx.nn.inference_mode(model),
+        tokens,
+        model.init_caches(config.context),
+        max_new_tokens=config.context - len(tokens),
+        key=jax.random.key(seed),
+        temperature=temperature,
+    )
+    return prompt + decode(out.tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print text from a saved model.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--prompt", default="The ")
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--seed", type=int, default=0)
+    options = vars(parser.parse_args())
+    print(sample(options.pop("model"), **options))
+
+
+if __name__ == "__main__":
+    main()
