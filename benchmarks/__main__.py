@@ -21,6 +21,7 @@ from . import (
     networks,
     saving,
     sharded,
+    training,
     trees,
 )
 from ._models import peer
@@ -32,6 +33,7 @@ SUBJECTS = {
     "methods": dispatch.run_methods,
     "networks": networks.run,
     "flax": flax_networks.run,
+    "training": training.run,
     "asynchrony": dispatch.run_asynchrony,
     "trees": trees.run,
     "modules": modules.run,
