@@ -54,6 +54,11 @@ def filter_jit(
 def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) -> Any:
     """`jax.jit` for any pytrees: arrays are traced, everything else is static.
 
+    Traced are the arrays of JAX and NumPy in the arguments and in `fun`, at any depth. A
+    call with other values in them runs the same program. Static are Python numbers,
+    strings, functions, `None`, static fields, and so on. The program is compiled for their
+    values: with another one, it is compiled again.
+
     **Arguments:**
 
     - `fun`: the function to compile, or a Module, a method, a partial, ... The arrays of a

@@ -1,6 +1,6 @@
 """Neural network layers, each a Module."""
 
-from .._public import publish as _publish
+from .._public import describe_arguments as _describe_arguments, publish as _publish
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
 from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
@@ -110,6 +110,7 @@ from ._sequence.sampling import sample_logits as sample_logits
 from ._sequence.scan_cell import scan_cell as scan_cell
 
 _publish(globals(), __name__)
+_describe_arguments(globals())
 
 inference_mode = _tree_inference
 """A copy of a model in which dropout is off and `BatchNorm` uses its running statistics.

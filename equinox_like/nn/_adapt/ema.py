@@ -88,20 +88,20 @@ class EMA(Module, Generic[_Model]):
         debias: bool = True,
         dtype: DTypeLike | None = None,
     ):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `model`: any pytree. Its values are those of the average before the first update.
-        - `decay`: $d$, a Python number in $[0, 1]$. Or a schedule: a function of the
+        - `decay`: a Python number from 0 to 1. Or a schedule: a function of the
             number of updates before this one, such as those of `optax`, for example
             `lambda steps: jnp.minimum(0.999, (1 + steps) / (10 + steps))`.
-        - `debias`: whether to divide as above. If not, the average starts at the values of
-            `model` instead of zero: $\bar\theta_0$ is `model`, and $r_t = 1 - d_t$.
+        - `debias`: whether to correct for the start at zero. If not, the average starts at
+            the values of `model`.
         - `dtype`: of the averages; by default that of each parameter, and float32 for those
-            in half precision, where $1 - d$ times a difference would be rounded off.
+            in half precision, where `1 - decay` times a difference would be rounded off.
 
         **Raises:**
 
-        `ValueError` for a number outside of $[0, 1]$, or if `dtype` is not a floating
+        `ValueError` for a number outside of 0 to 1, or if `dtype` is not a floating
         dtype. `TypeError` if there is nothing to average, or if `decay` is neither a
         Python number nor a function.
         """

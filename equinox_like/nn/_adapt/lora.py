@@ -94,18 +94,18 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         batch_ndim: int | None = None,
         key: PRNGKeyArray,
     ):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `layer`: the layer to wrap: any Module with a weight.
-        - `rank`: $r$, the number of columns of $B$.
-        - `alpha`: $\alpha$. The update is scaled by `alpha / rank`; by default by 1.
+        - `rank`: the number of columns of `b`, and of rows of `a`.
+        - `alpha`: the update is scaled by `alpha / rank`; by default by 1.
         - `weight_name`: the name of the layer's weight, a floating or complex array with
             two axes at least; or a tuple of names, as `("weight_ih", "weight_hh")` for a
             `GRUCell`. Then `a` and `b` are tuples, too.
         - `batch_ndim`: the number of leading axes of the weight that belong to an
             ensemble or a [`equinox_like.nn.Stacked`][]. By default all leading axes that
             a layer of this library has beyond its own, and none for layers of your own.
-        - `key`: a PRNG key for the initialisation of $A$.
+        - `key`: a PRNG key for the initialisation of `a`.
 
         **Raises:**
 

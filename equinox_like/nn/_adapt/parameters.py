@@ -112,7 +112,11 @@ class Summary:
     total_bytes: int
 
     def __init__(self, rows: list[SummaryRow], arrays: list[SummaryRow]):
-        """**Arguments:** the rows to show, and one row for each array, for the totals."""
+        """**Arguments:**
+
+        - `rows`: what to show.
+        - `arrays`: one row for each array, for the totals.
+        """
         counted = [row for row in arrays if row.tied_to is None]
         self.rows = rows
         self.total_params = sum(row.params for row in counted)

@@ -39,10 +39,7 @@ def dot_product_attention(
     r"""Scaled dot-product attention: for each query, a mean of the values weighted by
     its match with the keys.
 
-    $$\mathrm{softmax}\left(s\, Q K^T + b\right) V$$
-
-    for each head, where $s$ is the `scale` and $b$ the `bias`. Up to the softmax, it is
-    computed in float32 at least. From [Attention Is All You Need](
+    Up to the softmax, it is computed in float32 at least. From [Attention Is All You Need](
     https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017). It has no parameters;
     [`equinox_like.nn.MultiheadAttention`][] adds the projections. For a batch, wrap it in
     `jax.vmap`.
@@ -60,7 +57,7 @@ def dot_product_attention(
     - `key`, `inference`: for `dropout`.
     - `bias`: added to the scaled products before masking. Shape `(q, kv)` or
         `(heads, q, kv)`; axes of size 1 are broadcast.
-    - `scale`: a scalar factor for the products; by default $1/\sqrt{\mathrm{size}}$.
+    - `scale`: a scalar factor for the products; by default `1 / sqrt(size)`.
     - `is_causal`: if `True`, query `i` attends to key `j` only if `j <= i`.
     - `window`: query `i` attends to key `j` only if `j > i - window`.
     - `implementation`: `None`: the formula. `"xla"`, `"cudnn"`:
@@ -76,8 +73,12 @@ def dot_product_attention(
 
     **Returns:**
 
-    An array of shape `(q, heads, value_size)`, or `(q, value_size)` for one head. The
-    result for a query that attends to no key is defined: the mean of all values. (With
+    An array of shape `(q, heads, value_size)`, or `(q, value_size)` for one head: for each
+    head, with $s$ the `scale` and $b$ the `bias`,
+
+    $$\mathrm{softmax}\left(s\, Q K^T + b\right) V.$$
+
+    The result for a query that attends to no key is defined: the mean of all values. (With
     cuDNN it is not, even if `"auto"` chooses it.)
 
     **Raises:**

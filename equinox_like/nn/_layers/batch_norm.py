@@ -31,13 +31,14 @@ _Mode = Literal["batch", "ema", "legacy"]
 class BatchNorm(StatefulLayer):
     r"""Normalises each channel to mean 0 and variance 1 over the batch.
 
+    In training the layer also keeps running averages of mean and variance, in a
+    [`equinox_like.nn.State`][], and uses these at inference. From [Batch
+    Normalization](https://arxiv.org/abs/1502.03167) (Ioffe, Szegedy 2015).
+
     $$y = \frac{x - \mu}{\sqrt{v + \varepsilon}} \odot w + b,$$
 
     where $\mu$ and $v$ are mean and (biased) variance of a channel over the batch and the
-    spatial axes, and $w$ and $b$ start as ones and zeros. In training the layer also keeps
-    running averages of $\mu$ and $v$, in a [`equinox_like.nn.State`][], and uses these at
-    inference. From [Batch Normalization](https://arxiv.org/abs/1502.03167) (Ioffe, Szegedy
-    2015).
+    spatial axes, and $w$ and $b$ start as ones and zeros.
 
     Of the two modes, `"batch"` is the one of that paper: the batch's own statistics
     normalise in training. The running averages start at 0 and 1; inference corrects for
@@ -110,13 +111,13 @@ class BatchNorm(StatefulLayer):
         unbiased: bool = False,
         num_spatial_dims: int | None = None,
     ):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `input_size`: the number of channels.
         - `axis_name`: the name of the `jax.vmap` (or `pmap`, or `shard_map`) over the
             batch, or a sequence of several. By default there is none.
-        - `eps`: $\varepsilon$ above.
-        - `channelwise_affine`: whether there are $w$ and $b$.
+        - `eps`: added to the variance, so that nothing is divided by zero.
+        - `channelwise_affine`: whether to scale and shift each channel.
         - `momentum`: the part of a running average that is kept at each step. (PyTorch's
             `momentum` is 1 minus this.)
         - `inference`: if `True`, the layer uses the running averages and does not update
@@ -125,14 +126,14 @@ class BatchNorm(StatefulLayer):
         - `dtype`: of parameters and state; by default float32, or float64 if
             `jax_enable_x64` is on. In half precision the running averages are inaccurate:
             with a `momentum` near 1, one step changes less than they can resolve.
-        - `mode`: `"batch"` or `"ema"`, see above. By default `"batch"` without an
+        - `mode`: `"batch"` or `"ema"`, see the class. By default `"batch"` without an
             `axis_name`; with one `"ema"`, as in Equinox, and a warning.
         - `batch_axis`: the axis of the input that is the batch; the first of the others is
             that of the channels. By default 0 without an `axis_name`, and none with one. If
             both are given, the statistics run over both.
         - `debias`: `"exact"`, or `"peer"` for the values of Equinox, which ignores
             that the running variance starts at 1.
-        - `unbiased`: whether to store the variance times $n / (n - 1)$, where $n$ is the
+        - `unbiased`: whether to store the variance times `n / (n - 1)`, where `n` is the
             number of elements of each channel.
         - `num_spatial_dims`: the number of spatial axes of an example. Only used without an
             `axis_name`, to distinguish a batch from one example at inference. Without it
@@ -142,7 +143,7 @@ class BatchNorm(StatefulLayer):
         **Raises:**
 
         `ValueError` for another `mode` or `debias`, a negative `eps` or
-        `num_spatial_dims`, a `momentum` outside of $[0, 1]$, or a `batch_axis` that is not
+        `num_spatial_dims`, a `momentum` outside of 0 to 1, or a `batch_axis` that is not
         an integer.
         """
         self.mode = _checked_mode(mode, axis_name)

@@ -290,7 +290,35 @@ class _ConvNd(Conv):
         weight_init: Init | None = None,
         bias_init: Init | None = None,
     ):
-        """Arguments as for [`equinox_like.nn.Conv`][]."""
+        """**Arguments:**
+
+        - `in_channels`, `out_channels`: the sizes of the input's and the output's first
+            axis. Both must be multiples of `groups`.
+        - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
+        - `padding`: how much to add to the spatial axes: an int, an int for each axis,
+            a pair (before, after) for each axis; or `"VALID"` (nothing), `"SAME"` or
+            `"SAME_LOWER"` (so that the output has the size of the input divided by the
+            stride, rounded up; an odd element goes to the end or to the start).
+            Negative padding crops.
+        - `groups`: the number of groups into which the input and output channels are
+            divided. Each group has its own convolution. With several groups on a mesh of
+            several axes, split the batch over all axes: XLA computes a wrong gradient of
+            the weight otherwise.
+        - `use_bias`: whether to add a bias to each channel.
+        - `padding_mode`: what to pad with: `"ZEROS"`, `"REFLECT"` (the elements next to
+            the edge, in reverse), `"REPLICATE"` (the edge) or `"CIRCULAR"` (the other
+            end).
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `preferred_element_type`: the dtype in which the products are accumulated; by
+            default that of the input.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Conv`][].
+
+        **Raises:**
+
+        `ValueError` for an invalid size, padding or number of groups.
+        """
         sizes = in_channels, out_channels, kernel_size, stride, padding, dilation
         options = groups, use_bias, padding_mode, dtype
         super().__init__(
@@ -305,7 +333,7 @@ class _ConvNd(Conv):
 
 
 class Conv1d(_ConvNd, init=False):
-    """[`equinox_like.nn.Conv`][] with one spatial axis: for sequences.
+    """A convolution with one spatial axis, for sequences: [`equinox_like.nn.Conv`][].
 
     !!! example
 
@@ -323,7 +351,7 @@ class Conv1d(_ConvNd, init=False):
 
 
 class Conv2d(_ConvNd, init=False):
-    """[`equinox_like.nn.Conv`][] with two spatial axes: for images.
+    """A convolution with two spatial axes, for images: [`equinox_like.nn.Conv`][].
 
     !!! example
 
@@ -341,7 +369,7 @@ class Conv2d(_ConvNd, init=False):
 
 
 class Conv3d(_ConvNd, init=False):
-    """[`equinox_like.nn.Conv`][] with three spatial axes: for volumes.
+    """A convolution with three spatial axes, for volumes: [`equinox_like.nn.Conv`][].
 
     !!! example
 

@@ -177,7 +177,36 @@ class _ConvTransposeNd(ConvTranspose):
         weight_init: Init | None = None,
         bias_init: Init | None = None,
     ):
-        """Arguments as for [`equinox_like.nn.ConvTranspose`][]."""
+        """**Arguments:**
+
+        - `in_channels`, `out_channels`: the sizes of the input's and the output's first
+            axis. Both must be multiples of `groups`.
+        - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
+        - `output_padding`: how much to add to the end of the output: an int, or one for
+            each spatial axis, less than the stride. (With a stride, inputs of several
+            sizes have the same output size.) With `"SAME"` it is removed.
+        - `padding`: the padding of the convolution, in any form that
+            [`equinox_like.nn.Conv`][] takes. With `"SAME"` and `"SAME_LOWER"` an axis of
+            size `n` becomes one of size `stride * n - output_padding`.
+        - `groups`: the number of groups into which the input and output channels are
+            divided. Each group has its own convolution. With several groups on a mesh of
+            several axes, split the batch over all axes: XLA computes a wrong gradient of
+            the weight otherwise.
+        - `use_bias`: whether to add a bias to each channel.
+        - `padding_mode`: `"ZEROS"`; or `"CIRCULAR"`, with `"SAME"` or `"SAME_LOWER"` and no
+            `output_padding`.
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `preferred_element_type`: the dtype in which the products are accumulated; by
+            default that of the input.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Conv`][].
+
+        **Raises:**
+
+        `ValueError` for an invalid size, padding or number of groups.
+        `NotImplementedError` for a padding mode that has no transpose here.
+        """
         sizes = in_channels, out_channels, kernel_size, stride
         options = dilation, groups, use_bias, padding_mode, dtype
         super().__init__(
@@ -194,9 +223,10 @@ class _ConvTransposeNd(ConvTranspose):
 
 
 class ConvTranspose1d(_ConvTransposeNd, init=False):
-    """[`equinox_like.nn.ConvTranspose`][] with one spatial axis: for sequences.
+    """A transposed convolution with one spatial axis, for sequences.
 
-    `output_padding` comes before `padding` here.
+    It is a [`equinox_like.nn.ConvTranspose`][], but `output_padding` comes before
+    `padding`.
 
     !!! example
 
@@ -214,9 +244,10 @@ class ConvTranspose1d(_ConvTransposeNd, init=False):
 
 
 class ConvTranspose2d(_ConvTransposeNd, init=False):
-    """[`equinox_like.nn.ConvTranspose`][] with two spatial axes: for images.
+    """A transposed convolution with two spatial axes, for images.
 
-    `output_padding` comes before `padding` here.
+    It is a [`equinox_like.nn.ConvTranspose`][], but `output_padding` comes before
+    `padding`.
 
     !!! example
 
@@ -234,9 +265,10 @@ class ConvTranspose2d(_ConvTransposeNd, init=False):
 
 
 class ConvTranspose3d(_ConvTransposeNd, init=False):
-    """[`equinox_like.nn.ConvTranspose`][] with three spatial axes: for volumes.
+    """A transposed convolution with three spatial axes, for volumes.
 
-    `output_padding` comes before `padding` here.
+    It is a [`equinox_like.nn.ConvTranspose`][], but `output_padding` comes before
+    `padding`.
 
     !!! example
 

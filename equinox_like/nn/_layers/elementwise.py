@@ -23,10 +23,10 @@ _T = TypeVar("_T")
 
 
 class Dropout(Module):
-    r"""Sets elements to zero at random, and scales the others up.
+    """Sets elements to zero at random, and scales the others up.
 
-    $y = m \odot x / (1 - p)$, where the entries of $m$ are 1 with probability $1 - p$ and
-    otherwise 0, so that the mean of $y$ is $x$. At inference it returns $x$.
+    An element is kept with probability `1 - p`, and then divided by `1 - p`, so that the
+    mean of the output is the input. At inference the layer returns its input.
 
     From [Dropout: A Simple Way to Prevent Neural Networks from
     Overfitting](https://jmlr.org/papers/v15/srivastava14a.html) (Srivastava et al. 2014).
@@ -71,7 +71,7 @@ class Dropout(Module):
 
         **Raises:**
 
-        `ValueError` if `p` is a Python number outside of $[0, 1]$, or is not a number, or
+        `ValueError` if `p` is a Python number outside of 0 to 1, or is not a number, or
         if `broadcast_axes` is not a sequence of ints.
         """
         _check_range(p)
@@ -187,10 +187,10 @@ def resolve_inference(name: str, inference: Any, deterministic: bool | None) -> 
 
 
 class PReLU(Module):
-    r"""A rectifier with a slope for negative inputs: $y = x$ if $x \ge 0$, else $a x$.
+    """A rectifier with a slope for negative inputs: `x` if `x >= 0`, else `a * x`.
 
     From [Delving Deep into Rectifiers](https://arxiv.org/abs/1502.01852) (He et al. 2015).
-    The slope $a$ may be an array of any shape that broadcasts with the input.
+    The slope `a` may be an array of any shape that broadcasts with the input.
 
     !!! example
 

@@ -34,7 +34,7 @@ from .position import row_positions
 
 
 class Embedding(Module):
-    r"""A table of vectors: index $i$ returns row $i$ of the weight.
+    """A table of vectors: index `i` returns row `i` of the weight.
 
     The weight starts standard normal.
 
@@ -169,11 +169,12 @@ class Embedding(Module):
 
 
 class LearnedPositionalEmbedding(Module):
-    r"""Adds to each row a vector that is learned for its position: $y_i = x_i + W_{p_i}$.
+    """Adds to each row a vector that is learned for its position.
 
-    From [Convolutional Sequence to Sequence Learning](https://arxiv.org/abs/1705.03122)
-    (Gehring et al. 2017). The weight starts normal with a standard deviation of 0.02, as in
-    [BERT](https://arxiv.org/abs/1810.04805) (Devlin et al. 2018).
+    Row `i`, at position `p`, becomes `x[i] + weight[p]`. From [Convolutional Sequence to
+    Sequence Learning](https://arxiv.org/abs/1705.03122) (Gehring et al. 2017). The weight
+    starts normal with a standard deviation of 0.02, as in [BERT](
+    https://arxiv.org/abs/1810.04805) (Devlin et al. 2018).
 
     !!! example
 

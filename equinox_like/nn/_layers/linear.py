@@ -40,10 +40,10 @@ _T = TypeVar("_T")
 
 
 class Linear(Module):
-    r"""An affine map of a vector: $y = W x + b$.
+    """An affine map of a vector: `W x + b`.
 
-    Weight and bias start uniform on
-    $[-1/\sqrt{\mathrm{in\_features}}, 1/\sqrt{\mathrm{in\_features}})$.
+    Weight and bias start uniform between `-1 / sqrt(in_features)` and
+    `1 / sqrt(in_features)`.
 
     !!! example
 
@@ -161,7 +161,10 @@ class Identity(Module):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """**Arguments:** any, and all are ignored."""
+        """**Arguments:**
+
+        - `*args`, `**kwargs`: any, and all are ignored.
+        """
 
     @jax.named_scope("eqx.nn.Identity")
     def __call__(self, x: _T, *, key: PRNGKeyArray | None = None) -> _T:
@@ -194,11 +197,10 @@ def identity(x: Any) -> Any:
 
 
 class MLP(Module):
-    r"""A multilayer perceptron: `depth` hidden layers of one width.
+    """A multilayer perceptron: `depth` hidden layers of one width.
 
-    $$h_{i + 1} = \sigma(W_i h_i + b_i), \qquad y = \sigma_f(W_d h_d + b_d),$$
-
-    for $h_0 = x$ and $i < d$, the depth.
+    Each hidden layer computes `activation(W x + b)`, and the last layer
+    `final_activation(W x + b)`.
 
     !!! example
 

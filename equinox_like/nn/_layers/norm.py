@@ -108,11 +108,11 @@ class _ElementwiseNorm(_Norm):
 class LayerNorm(_ElementwiseNorm):
     r"""Normalises an array to mean 0 and variance 1, then scales and shifts each element.
 
-    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
+    Mean and (biased) variance run over the whole array. The weight and the bias start as
+    ones and zeros. From [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, Kiros,
+    Hinton 2016).
 
-    where mean and (biased) variance run over the whole array, and $w$ and $b$ start as
-    ones and zeros. From [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba,
-    Kiros, Hinton 2016).
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b$$
 
     To normalise only the last axes of an array, wrap the layer in `jax.vmap`. A single
     number, of shape `()` or `(1,)`, becomes 0, so that the result is $b$.
@@ -140,12 +140,13 @@ class LayerNorm(_ElementwiseNorm):
         *,
         elementwise_affine: bool | None = None,
     ):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `shape`: the shape of the input, `()` included; an int is a vector's.
-        - `eps`: $\varepsilon$ above.
-        - `use_weight`, `use_bias`: whether there is $w$, and whether there is $b$.
-        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
+        - `eps`: added to the variance, so that nothing is divided by zero.
+        - `use_weight`, `use_bias`: whether to scale, and whether to shift.
+        - `dtype`: of weight and bias; by default float32, or float64 if `jax_enable_x64` is
+            on.
         - `elementwise_affine`: sets both `use_weight` and `use_bias`. Deprecated.
 
         **Raises:**
@@ -172,11 +173,11 @@ class LayerNorm(_ElementwiseNorm):
 class RMSNorm(_ElementwiseNorm):
     r"""Divides an array by its root mean square, then scales and shifts each element.
 
-    $$y = \frac{x}{\sqrt{\mathrm{E}[|x|^2] + \varepsilon}} \odot w + b,$$
+    The mean runs over the whole array. The weight and the bias start as ones and zeros.
+    From [Root Mean Square Layer Normalization](https://arxiv.org/abs/1910.07467) (Zhang,
+    Sennrich 2019), where there is no bias: pass `use_bias=False` for that.
 
-    where the mean runs over the whole array, and $w$ and $b$ start as ones and zeros. From
-    [Root Mean Square Layer Normalization](https://arxiv.org/abs/1910.07467) (Zhang,
-    Sennrich 2019), where there is no $b$: pass `use_bias=False` for that.
+    $$y = \frac{x}{\sqrt{\mathrm{E}[|x|^2] + \varepsilon}} \odot w + b$$
 
     !!! example
 
@@ -199,7 +200,18 @@ class RMSNorm(_ElementwiseNorm):
         use_bias: bool = True,
         dtype: DTypeLike | None = None,
     ):
-        """Arguments as for [`equinox_like.nn.LayerNorm`][]."""
+        """**Arguments:**
+
+        - `shape`: the shape of the input, `()` included; an int is a vector's.
+        - `eps`: added to the mean square, so that nothing is divided by zero.
+        - `use_weight`, `use_bias`: whether to scale, and whether to shift.
+        - `dtype`: of weight and bias; by default float32, or float64 if `jax_enable_x64` is
+            on.
+
+        **Raises:**
+
+        `ValueError` for a negative size or `eps`, or a `dtype` of integers.
+        """
         self._set_up(shape, eps, use_weight, use_bias, dtype)
 
     @computes("eqx.nn.RMSNorm")
@@ -210,11 +222,11 @@ class RMSNorm(_ElementwiseNorm):
 class GroupNorm(_Norm):
     r"""Normalises groups of channels to mean 0 and variance 1, then scales each channel.
 
-    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
-
-    where mean and (biased) variance run over each group's channels and their spatial axes,
-    and $w$ and $b$, one number for each channel, start as ones and zeros. From [Group
+    Mean and (biased) variance run over each group's channels and their spatial axes. The
+    weight and the bias, one number for each channel, start as ones and zeros. From [Group
     Normalization](https://arxiv.org/abs/1803.08494) (Wu, He 2018).
+
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b$$
 
     !!! example
 
@@ -243,14 +255,15 @@ class GroupNorm(_Norm):
         channelwise_affine: bool = True,
         dtype: DTypeLike | None = None,
     ):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `groups`: the number of groups into which the channels are divided.
         - `channels`: the size of the input's first axis, a multiple of `groups`. May be
             left out without `channelwise_affine`.
-        - `eps`: $\varepsilon$ above.
-        - `channelwise_affine`: whether there are $w$ and $b$.
-        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
+        - `eps`: added to the variance, so that nothing is divided by zero.
+        - `channelwise_affine`: whether to scale and shift each channel.
+        - `dtype`: of weight and bias; by default float32, or float64 if `jax_enable_x64` is
+            on.
 
         **Raises:**
 
@@ -278,13 +291,13 @@ class GroupNorm(_Norm):
 class InstanceNorm(_Norm):
     r"""Normalises each channel to mean 0 and variance 1, then scales and shifts it.
 
-    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b,$$
-
-    where mean and (biased) variance run over the spatial axes of each channel, and $w$ and
-    $b$, one number for each channel, start as ones and zeros. From [Instance
+    Mean and (biased) variance run over the spatial axes of each channel. The weight and
+    the bias, one number for each channel, start as ones and zeros. From [Instance
     Normalization](https://arxiv.org/abs/1607.08022) (Ulyanov, Vedaldi, Lempitsky 2016),
-    where there are no $w$ and $b$: pass `channelwise_affine=False` for that. It is a
+    which has neither: pass `channelwise_affine=False` for that. It is a
     [`equinox_like.nn.GroupNorm`][] with as many groups as channels.
+
+    $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b$$
 
     !!! example
 
@@ -311,13 +324,14 @@ class InstanceNorm(_Norm):
         channelwise_affine: bool = True,
         dtype: DTypeLike | None = None,
     ):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `channels`: the size of the input's first axis. May be left out without
             `channelwise_affine`.
-        - `eps`: $\varepsilon$ above.
-        - `channelwise_affine`: whether there are $w$ and $b$.
-        - `dtype`: of both; by default float32, or float64 if `jax_enable_x64` is on.
+        - `eps`: added to the variance, so that nothing is divided by zero.
+        - `channelwise_affine`: whether to scale and shift each channel.
+        - `dtype`: of weight and bias; by default float32, or float64 if `jax_enable_x64` is
+            on.
 
         **Raises:**
 

@@ -25,7 +25,9 @@ _Padding = int | Sequence[int] | Sequence[tuple[int, int]]
 
 
 class Pool(Module):
-    r"""Reduces the windows of each channel: $y_{c, i} = \bigoplus_{j < k} x_{c, s i + j}$.
+    r"""Reduces each window of each channel to one number, for example to its maximum.
+
+    $$y_{c, i} = \bigoplus_{j < k} x_{c, s i + j}$$
 
     Here $\oplus$ is the operation, $s$ the stride, $k$ the kernel size, and $x$ is padded
     already, with `init`. An axis of size $n$ becomes one of size
@@ -140,7 +142,20 @@ class _PoolNd(Pool):
         padding: _Padding = 0,
         use_ceil: bool = False,
     ):
-        """Arguments as for [`equinox_like.nn.Pool`][]."""
+        """**Arguments:**
+
+        - `kernel_size`, `stride`: each an int, or one for each spatial axis. The default
+            stride is 1.
+        - `padding`: how much to add to the spatial axes: an int, an int for each axis, or a
+            pair (before, after) for each axis; at most the kernel size.
+        - `use_ceil`: whether to round the size of the output up. This adds no window that
+            would hold only padding.
+
+        **Raises:**
+
+        `ValueError` if one of the sizes is neither an int nor a sequence of ints, or if
+        there is not one `padding` for each axis.
+        """
         n = self._num_spatial_dims
         super().__init__(*self._reduction, n, kernel_size, stride, padding, use_ceil)
 

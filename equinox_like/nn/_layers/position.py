@@ -67,15 +67,16 @@ class RotaryPositionalEmbedding(Module):
         interleaved: bool = False,
         frequencies: Sequence[float | int] | np.ndarray | Array | None = None,
     ):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `embedding_size`: the number of features, which must be even.
-        - `theta`: $\theta$ above.
+        - `theta`: the base of the frequencies: pair `j` rotates by `theta ** (-2 * j /
+            embedding_size)` at position 1.
         - `dtype`: of the cosines and sines; by default float32, or float64 if
             `jax_enable_x64` is on.
-        - `interleaved`: if `True`, pair the features $2j$ and $2j + 1$.
-        - `frequencies`: the angle of each pair at position 1, in place of
-            $\theta^{-2 j / d}$: `embedding_size // 2` numbers, which are static.
+        - `interleaved`: if `True`, pair the features `2 * j` and `2 * j + 1`.
+        - `frequencies`: the angle of each pair at position 1, in place of those of
+            `theta`: `embedding_size // 2` numbers, which are static.
 
         **Raises:**
 
@@ -168,13 +169,12 @@ class RotaryPositionalEmbedding(Module):
 class SinusoidalPositionalEmbedding(Module):
     r"""Adds to each row sines and cosines of its position.
 
-    With $d$ the size of a row, $p_i$ the position of row $i$, and $j < d / 2$,
+    It has no parameters, and the positions are not bounded. From [Attention Is All You
+    Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017). With $d$ the size of a
+    row, $p_i$ the position of row $i$, and $j < d / 2$,
 
     $$y_{i, 2j} = x_{i, 2j} + \sin(p_i\, \theta^{-2j / d}), \qquad
     y_{i, 2j + 1} = x_{i, 2j + 1} + \cos(p_i\, \theta^{-2j / d}).$$
-
-    From [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al.
-    2017). It has no parameters, and the positions are not bounded.
 
     !!! example
 
@@ -193,10 +193,11 @@ class SinusoidalPositionalEmbedding(Module):
     theta: float = field(static=True)
 
     def __init__(self, embedding_size: int, theta: float = 10_000.0):
-        r"""**Arguments:**
+        """**Arguments:**
 
         - `embedding_size`: the size of a row, which must be even.
-        - `theta`: $\theta$ above.
+        - `theta`: the base of the frequencies: those of pair `j` are `theta ** (-2 * j /
+            embedding_size)`.
 
         **Raises:**
 

@@ -20,11 +20,11 @@ from .._base.sharding import parts, split_along, split_as
 
 
 class AdaptivePool(Module):
-    r"""Divides each spatial axis into a given number of bins, and reduces each bin.
+    """Divides each spatial axis into a given number of bins, and reduces each bin.
 
-    An axis of size $d$ that is to become one of size $t$ is divided, from the start, into
-    $d \bmod t$ bins of $\lfloor d / t \rfloor + 1$ elements, and then bins of
-    $\lfloor d / t \rfloor$. They do not overlap. The axes are reduced one after the other.
+    An axis of size `d` that is to become one of size `t` is divided, from the start, into
+    `d % t` bins of `d // t + 1` elements, and then bins of `d // t`. They do not
+    overlap. The axes are reduced one after the other.
 
     !!! example
 
@@ -103,7 +103,10 @@ class AdaptiveAvgPool1d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int]):
-        """As for [`equinox_like.nn.AdaptivePool`][]."""
+        """**Arguments:**
+
+        - `target_shape`: the size of the spatial axis of the output.
+        """
         super().__init__(target_shape, num_spatial_dims=1, operation=jnp.mean)
 
 
@@ -122,7 +125,11 @@ class AdaptiveAvgPool2d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int]):
-        """As for [`equinox_like.nn.AdaptivePool`][]."""
+        """**Arguments:**
+
+        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
+            each axis.
+        """
         super().__init__(target_shape, num_spatial_dims=2, operation=jnp.mean)
 
 
@@ -141,7 +148,11 @@ class AdaptiveAvgPool3d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int]):
-        """As for [`equinox_like.nn.AdaptivePool`][]."""
+        """**Arguments:**
+
+        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
+            each axis.
+        """
         super().__init__(target_shape, num_spatial_dims=3, operation=jnp.mean)
 
 
@@ -160,7 +171,10 @@ class AdaptiveMaxPool1d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int]):
-        """As for [`equinox_like.nn.AdaptivePool`][]."""
+        """**Arguments:**
+
+        - `target_shape`: the size of the spatial axis of the output.
+        """
         super().__init__(target_shape, num_spatial_dims=1, operation=jnp.max)
 
 
@@ -179,7 +193,11 @@ class AdaptiveMaxPool2d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int]):
-        """As for [`equinox_like.nn.AdaptivePool`][]."""
+        """**Arguments:**
+
+        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
+            each axis.
+        """
         super().__init__(target_shape, num_spatial_dims=2, operation=jnp.max)
 
 
@@ -198,7 +216,11 @@ class AdaptiveMaxPool3d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int]):
-        """As for [`equinox_like.nn.AdaptivePool`][]."""
+        """**Arguments:**
+
+        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
+            each axis.
+        """
         super().__init__(target_shape, num_spatial_dims=3, operation=jnp.max)
 
 
@@ -324,7 +346,12 @@ class Upsample(Module):
         method: ResizeMethod = "nearest",
         antialias: bool = True,
     ):
-        """Arguments and errors as for [`equinox_like.nn.resize`][]."""
+        """**Arguments:**
+
+        - `scale`: factors for the sizes: a number for all spatial axes, or one for each.
+        - `size`: the new sizes, in place of `scale`: an int, or one for each axis.
+        - `method`, `antialias`: as for [`equinox_like.nn.resize`][], and so are errors.
+        """
         _check_options("Upsample", size, scale, method)
         self.size = tuple(size) if isinstance(size, Sequence) else size
         self.scale = tuple(scale) if isinstance(scale, Sequence) else scale

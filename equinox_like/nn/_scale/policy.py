@@ -63,8 +63,10 @@ class Policy(Module):
         compute_dtype: DTypeLike | None = None,
         output_dtype: DTypeLike | None = None,
     ):
-        """**Arguments:** the dtypes; `None` means no cast. `parse` reads all three from one
-        string.
+        """**Arguments:**
+
+        - `param_dtype`, `compute_dtype`, `output_dtype`: the dtypes; `None` means no cast.
+            `parse` reads all three from one string.
 
         **Raises:**
 
@@ -189,9 +191,10 @@ def _is_method(layer: Any, name: str) -> bool:
 class Mixed(_Casting[_Layer]):
     """The result of [`equinox_like.nn.mixed`][]: a layer that is called by a policy.
 
-    Its attributes are those of the layer. Its methods are called by the policy, too. What
-    `init_cache` and `init_state` return has the compute dtype. Other attributes are as
-    they are in `layer`, so a part of the layer that is called computes in its own dtype.
+    Its fields are the arguments of `mixed`: `layer`, `policy` and `keep`. Methods of the
+    layer are called by the policy, too. What `init_cache` and `init_state` return has the
+    compute dtype. Other attributes are those of the layer: a part of the layer that is
+    called computes in its own dtype.
     """
 
     layer: _Layer

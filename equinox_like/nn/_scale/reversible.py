@@ -28,13 +28,12 @@ _X = TypeVar("_X")
 
 
 class ReversibleBlock(Module):
-    r"""An invertible block: two residual layers, each on one half of the input.
+    """An invertible block: two residual layers, each on one half of the input.
 
-    $$y_1 = x_1 + f(x_2), \qquad y_2 = x_2 + g(y_1)$$
-
-    and so $x_2 = y_2 - g(y_1)$ and $x_1 = y_1 - f(x_2)$, whatever $f$ and $g$ are. From
-    [The Reversible Residual Network](https://arxiv.org/abs/1707.04585) (Gomez et al. 2017),
-    with the coupling of [NICE](https://arxiv.org/abs/1410.8516) (Dinh et al. 2015).
+    The halves `x1` and `x2` become `y1 = x1 + f(x2)` and `y2 = x2 + g(y1)`. So `x2` is
+    `y2 - g(y1)` and `x1` is `y1 - f(x2)`, whatever `f` and `g` are. From [The
+    Reversible Residual Network](https://arxiv.org/abs/1707.04585) (Gomez et al. 2017), with
+    the coupling of [NICE](https://arxiv.org/abs/1410.8516) (Dinh et al. 2015).
 
     !!! example
 

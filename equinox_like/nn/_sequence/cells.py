@@ -202,7 +202,20 @@ class LSTMCell(_Cell):
         weight_init: Init | None = None,
         bias_init: Init | None = None,
     ):
-        """Arguments as for [`equinox_like.nn.GRUCell`][]."""
+        """**Arguments:**
+
+        - `input_size`, `hidden_size`: the sizes of the input and of the hidden state.
+        - `use_bias`: whether there are biases.
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. Each gate is
+            drawn separately, with the shape `(in, out)`.
+
+        **Raises:**
+
+        `ValueError` if a size is negative, `ZeroDivisionError` if `hidden_size` is 0.
+        """
         sizes, inits = (input_size, hidden_size), (weight_init, bias_init)
         self._set_up(sizes, use_bias, dtype, key, *inits)
 

@@ -31,7 +31,7 @@ def sample_logits(
     repetition_penalty: ArrayLike | None = None,
     seen: Bool[Array, " vocabulary"] | None = None,
 ) -> Int[Array, ""]:
-    r"""Samples a token from the distribution given by logits.
+    """Samples a token from the distribution given by logits.
 
     In this order: the penalty, the temperature, `top_k`, `top_p`. It computes in float32 at
     least. For a batch, wrap it in `jax.vmap`, with a key for each row.
