@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ._errors import did_you_mean
 from ._warn import warn
 
 MODES: Final = ("raise", "nan", "breakpoint", "off")
@@ -24,7 +25,7 @@ def read_choice(name: str, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ValueError(
             f"The environment variable {name} must be one of {', '.join(choices)}; got "
-            f"{value!r}."
+            f"{value!r}.{did_you_mean(value, choices, '{!r}')}"
         )
     return value
 

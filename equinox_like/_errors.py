@@ -19,9 +19,12 @@
 Each is exported from `equinox_like`, so that users can catch it. Exceptions that are
 caught within the library are defined where they are raised.
 
-This file imports nothing else from the library, so that each layer can use it.
+This file imports nothing else from the library, so that each layer can use it. It also
+has the last sentence of messages about a name that is not known.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -124,3 +127,12 @@ class ShapeError(ValueError, TypeError, AssertionError):
     It derives from three built-in classes, because code for other libraries may catch any
     of them.
     """
+
+
+def did_you_mean(
+    name: Any, options: Iterable[str], form: str = "`{}`", cutoff: float = 0.6
+) -> str:
+    """` Did you mean ...?` with the option that is most like `name`; or nothing."""
+    by_lower = {option.lower(): option for option in options}
+    near = difflib.get_close_matches(str(name).lower(), by_lower, 1, cutoff)
+    return "".join(f" Did you mean {form.format(by_lower[n])}?" for n in near)

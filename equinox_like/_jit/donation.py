@@ -21,7 +21,7 @@ from .._compat.messages import (
     tells_of_nan,
     tells_of_shared_buffer,
 )
-from .._errors import DonationError, DonationWarning
+from .._errors import DonationError, DonationWarning, did_you_mean
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.deleted import refuse_deleted
 from .._tree.nodes import listed
@@ -58,10 +58,13 @@ class Donation:
     def check_names(self, signature: inspect.Signature, function: str) -> None:
         for name in sorted(self.names or ()):
             if name not in signature.parameters:
+                meant = did_you_mean(name, signature.parameters, "{!r}")
+                if name in MODES:
+                    meant = f" Write the mode as a string: `donate={name!r}`."
                 raise ValueError(
                     f"`donate` names {name!r}, which is not a parameter of "
                     f"`{function}`. Its parameters: "
-                    f"{', '.join(map(repr, signature.parameters)) or 'none'}."
+                    f"{', '.join(map(repr, signature.parameters)) or 'none'}.{meant}"
                 )
 
     def report_unusable(self, leaves: Sequence[tuple[str, Any]]) -> None:
@@ -99,9 +102,12 @@ def check_mode(donate: Any) -> None:
     is_names = isinstance(donate, tuple) and all(isinstance(n, str) for n in donate)
     if not is_names and donate not in MODES:
         choices = ", ".join(f'"{mode}"' for mode in MODES)
+        meant = did_you_mean(donate, MODES, '`donate="{}"`')
+        if isinstance(donate, str) and donate.isidentifier():
+            meant += f' To donate a parameter, write `donate=("{donate}",)`.'
         raise ValueError(
             f"`donate` must be one of {choices}, or a tuple of parameter names; got "
-            f"{donate!r}."
+            f"{donate!r}.{meant}"
         )
 
 

@@ -25,6 +25,7 @@ from .._core.sharding import (
     refuse_misfit,
     refuse_other,
 )
+from .._errors import did_you_mean
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
@@ -128,7 +129,7 @@ class Shardings:
             if unknown:
                 raise ValueError(
                     f"`in_shardings` names {unknown}, but the parameters of `{name}` are "
-                    f"{parameters}."
+                    f"{parameters}.{did_you_mean(unknown[0], parameters, '{!r}')}"
                 )
         elif isinstance(given, tuple | list):
             if len(given) > size and _VAR_POSITIONAL not in self._by_kind:

@@ -6,7 +6,6 @@ compiled program, so it raises if it is called with other static leaves.
 """
 
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, ParamSpec, TypeVar
@@ -20,7 +19,7 @@ from .._compat.tracing import Tracer, at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences
 from .._core.sharding import default_device, platform_of
-from .._errors import DonationError
+from .._errors import DonationError, did_you_mean
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array
 from .._tree.splitting import STATIC
@@ -152,11 +151,9 @@ def as_platforms(given: Any, argument: str) -> tuple[str, ...] | None:
         return None
     platforms = (given,) if isinstance(given, str) else tuple(given)
     for name in platforms:
-        near = difflib.get_close_matches(str(name).lower(), _PLATFORMS, 1, cutoff=0.7)
+        near = did_you_mean(name, _PLATFORMS, "{!r}", cutoff=0.7)
         if near and name not in _PLATFORMS:
-            raise ValueError(
-                f"`{argument}` names the platform {name!r}. Did you mean {near[0]!r}?"
-            )
+            raise ValueError(f"`{argument}` names the platform {name!r}.{near}")
     return platforms
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from .._core.base import frames_hidden, name_of, require_callable
+from .._errors import did_you_mean
 from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
@@ -373,6 +374,7 @@ def runner(
         return lambda loop: run_checkpointed(loop, max_steps, checkpoints)
     raise ValueError(
         f'`{loop}`: `kind` must be "lax", "bounded" or "checkpointed"; got {kind!r}.'
+        + did_you_mean(kind, ("lax", "bounded", "checkpointed"), '"{}"')
     )
 
 

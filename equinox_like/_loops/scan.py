@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from .._compat.arrays import weakly_typed
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.flat_call import pack, pair_of, take_apart, unpack
+from .._errors import did_you_mean
 from .._transforms.arguments import show_as_call
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree.filters import is_array
@@ -313,6 +314,7 @@ def scan(
     if kind not in ("lax", "checkpointed"):
         raise ValueError(
             f'`scan`: `kind` must be "lax" or "checkpointed"; got {kind!r}.'
+            + did_you_mean(kind, ("lax", "checkpointed"), '"{}"')
         )
     require_callable(f, "scan", "f")
     if buffers is not None:

@@ -4,7 +4,6 @@ JAX reads `__name__` and `__code__` of each function that it transforms. Without
 `__name__` it computes the `repr` of the whole callable, and does not show it."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from .._annotations import ARE_LAZY
+from .._errors import did_you_mean
 from .._warn import is_passed_over
 from .construct import ModuleSpec
 from .flatten import WRAPPER_ATTRIBUTES, Node
@@ -172,13 +172,10 @@ def refuse_assignment(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
     if self._assignable_:
         unset = [n for n in spec.names if n not in self.__dict__]
-        meant = "".join(
-            f" Or did you mean '{n}'?"
-            for n in difflib.get_close_matches(name, unset, 1)
-        )
         raise dataclasses.FrozenInstanceError(
             f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
-            f"as in `{name}: SomeType`, in the body of the class.{meant}"
+            f"as in `{name}: SomeType`, in the body of the class."
+            + did_you_mean(name, unset, "`self.{}`")
         )
     if name == "__isabstractmethod__":
         raise dataclasses.FrozenInstanceError(

@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.context import Context
+from .._errors import did_you_mean
 from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.glob import check_patterns, matches
@@ -204,6 +205,7 @@ class Captured(Around, Generic[_P, _T]):
         if of not in ("outputs", "inputs"):
             raise TypeError(
                 f"`capture` takes 'outputs' or 'inputs' as `of`; got {of!r}."
+                + did_you_mean(of, ("outputs", "inputs"), "{!r}")
             )
         self.of = of
 

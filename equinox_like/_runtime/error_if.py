@@ -18,6 +18,7 @@ from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.flat_call import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
+from .._errors import did_you_mean
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import describe_node
@@ -232,7 +233,7 @@ def _mode(on_error: str) -> str:
     if on_error not in MODES:
         raise RuntimeError(
             f"`on_error` must be 'default' or one of {', '.join(map(repr, MODES))}; "
-            f"got {on_error!r}."
+            f"got {on_error!r}.{did_you_mean(on_error, MODES, '{!r}')}"
         )
     return on_error
 

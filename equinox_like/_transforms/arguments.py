@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 from .._annotations import signature_of
 from .._core.base import name_of
 from .._core.show_as import show_as
+from .._errors import did_you_mean
 from .._jit.layout import argument_names
 from .._tree.filters import is_array
 from .._tree.nodes import path_str
@@ -39,7 +40,7 @@ class NamedCall(NamedTuple):
             raise ValueError(
                 f"`{option}` names {unknown}, but `{name_of(self.fun)}` was called without "
                 "it; the arguments that can be named in this call are "
-                f"{sorted(known)}."
+                f"{sorted(known)}.{did_you_mean(unknown[0], known, '{!r}')}"
             )
         named = [*zip(names, self.args, strict=True), *sorted(self.kwargs.items())]
         return [

@@ -1,6 +1,5 @@
 """Checks of arguments, whose errors name the argument and say what it must be."""
 
-import difflib
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +7,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._errors import did_you_mean
 from .arrays import describe_array
 from .filters import is_array
 from .nodes import describe_node
@@ -92,8 +92,6 @@ def refuse_unknown_options(
     known = [*own, *inspect.signature(of).parameters] if options else ()
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
             raise TypeError(
-                f"`{function}` has no option `{name}`."
-                + "".join(f" Did you mean `{option}`?" for option in near)
+                f"`{function}` has no option `{name}`.{did_you_mean(name, known)}"
             )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._errors import did_you_mean
 from ..._module import Module, field
 from ..._tree import is_array, is_array_like, is_inexact_array, tree_at, tree_pformat
 from ..._tree.at_where import read
@@ -265,6 +266,7 @@ def _weight_of(norm: Any, layer: Any, name: str) -> Array:
     raise AttributeError(
         f"{taker} takes the name of an array of its layer as `weight_name`; got {name!r}. "
         f"This {type(layer).__name__} has {', '.join(map(repr, known)) or 'no arrays'}."
+        + did_you_mean(name, known, "{!r}")
     )
 
 

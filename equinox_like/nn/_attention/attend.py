@@ -17,7 +17,7 @@ from ..._compat.primitive import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._core.sharding import default_device, platform_of
 from ..._typing import ArrayLike
-from .._base.arguments import wrong_value
+from .._base.arguments import not_one_of
 from .._base.inputs import within
 from .._base.precision import accumulation_dtype, in_float32, is_half
 from .._base.sharding import explicit_mesh, parts, split_along
@@ -303,7 +303,8 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
     """Returns `implementation` after validating it."""
     if implementation not in (None, "xla", "cudnn", "auto"):
         wanted = "None, 'xla', 'cudnn' or 'auto'"
-        raise wrong_value(layer, wanted, "implementation", implementation)
+        words = "xla", "cudnn", "auto"
+        raise not_one_of(layer, wanted, "implementation", implementation, words)
     return implementation
 
 

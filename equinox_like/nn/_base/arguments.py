@@ -6,7 +6,7 @@ from typing import Any, Literal, SupportsIndex
 
 import jax.numpy as jnp
 
-from ..._errors import ShapeError
+from ..._errors import ShapeError, did_you_mean
 from ..._module import Module
 from ..._tree.arrays import is_typed_key
 from ..._tree.nodes import describe_node
@@ -30,6 +30,13 @@ def wrong_value(
     taker: Any, wanted: str, name: str, value: Any, fix: str = ""
 ) -> ValueError:
     return ValueError(refusal(taker, wanted, name, repr(value), fix))
+
+
+def not_one_of(
+    taker: Any, wanted: str, name: str, value: Any, words: Iterable[str]
+) -> ValueError:
+    """The error for a word that is not one of `words`."""
+    return wrong_value(taker, wanted, name, value, did_you_mean(value, words, "{!r}"))
 
 
 def wrong_type(
@@ -125,7 +132,7 @@ def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scala
         return as_size(layer, name, value)
     if value == "scalar":
         return "scalar"
-    raise wrong_value(layer, 'an int >= 0 or "scalar"', name, value)
+    raise not_one_of(layer, 'an int >= 0 or "scalar"', name, value, ["scalar"])
 
 
 def per_axis(

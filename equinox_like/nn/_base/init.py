@@ -15,6 +15,7 @@ from jaxtyping import Array, Inexact
 
 from ..._compat.tracing import within_program
 from ..._core.flat_call import Template, take_apart
+from ..._errors import did_you_mean
 from ..._transforms.trace import filter_eval_shape
 from ..._tree import is_array, is_inexact_array
 from ..._tree.arrays import describe_array
@@ -251,7 +252,7 @@ def _factory(name: str, at: str) -> Callable[[], Any]:
     if name.startswith("_") or not callable(factory):
         raise ValueError(
             f"`jax.nn.initializers` has no initialiser {name!r}, which was requested "
-            f"for `{at}`."
+            f"for `{at}`.{did_you_mean(name, dir(jax.nn.initializers), '{!r}')}"
         )
     if name in ("orthogonal", "delta_orthogonal"):
         return lambda: _at_least_single(factory())

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._core.difference import ARRAY_TYPE, tree_differences
 from ..._core.flat_call import pair_of
-from ..._errors import ShapeError
+from ..._errors import ShapeError, did_you_mean
 from ..._module import Module, field
 from ..._module.construct import filled
 from ..._transforms.checkpoint import checkpointed_step, require_policy
@@ -279,9 +279,10 @@ def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
 def _checked_policy(checkpoint: Any) -> Any:
     if isinstance(checkpoint, str) and checkpoint != "full":
         if not callable(getattr(jax.checkpoint_policies, checkpoint, None)):
+            meant = did_you_mean(checkpoint, dir(jax.checkpoint_policies), "{!r}")
             raise ValueError(
                 f"There is no policy {checkpoint!r} in `jax.checkpoint_policies`. Pass one "
-                "of those, or its name, or `True` to compute everything again."
+                f"of those, or its name, or `True` to compute everything again.{meant}"
             )
     policy = policy_of(checkpoint)
     if policy is not None and policy is not True:
