@@ -133,6 +133,8 @@ def did_you_mean(
     name: Any, options: Iterable[str], form: str = "`{}`", cutoff: float = 0.6
 ) -> str:
     """` Did you mean ...?` with the option that is most like `name`; or nothing."""
+    if not isinstance(name, str):
+        return ""
     by_lower = {option.lower(): option for option in options}
-    near = difflib.get_close_matches(str(name).lower(), by_lower, 1, cutoff)
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, cutoff)
     return "".join(f" Did you mean {form.format(by_lower[n])}?" for n in near)

@@ -52,6 +52,12 @@ def test_other_values_are_an_error(variable, text, wanted, monkeypatch):
         values()
 
 
+def test_misspelt_value_is_answered_by_the_right_one(monkeypatch):
+    monkeypatch.setenv("EQX_ON_ERROR", "Rase")
+    with pytest.raises(ValueError, match=r"Did you mean 'raise'\?$"):
+        values()
+
+
 def test_breakpoint_mode_is_warned_of(monkeypatch):
     monkeypatch.setenv("EQX_ON_ERROR", "breakpoint")
     with pytest.warns(UserWarning, match="EQX_ON_ERROR=breakpoint opens a debugger"):

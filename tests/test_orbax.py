@@ -258,6 +258,18 @@ def test_arrays_are_written_and_read_by_the_given_handler_which_is_closed(tmp_pa
     assert {"save", "restore", "close"} <= called
 
 
+@pytest.mark.parametrize("more", [{}, {"step": 3}])
+def test_item_of_a_saved_dictionary_is_answered_by_the_call(manager, key, more):
+    model = nn.Linear(2, 2, key=key)
+    with pytest.raises(eqx.LeafError) as caught:
+        round_trip(manager, {"model": model} | more, model)
+    *_, code, end = str(caught.value).split("`")
+    assert code.count("...") == len(more) and end == "."
+    names = {"eqx": eqx, "manager": manager, "step": 1, "like": model, "more": more}
+    loaded = eval(code.replace("...", "**more"), names)
+    assert eqx.tree_equal(loaded, model)
+
+
 def test_all_differences_are_told_at_once(manager):
     tree = {"a": jnp.ones(2), "b": jnp.ones(2), "f": jax.nn.relu, "n": 1, "k": "x"}
     like = {"a": jnp.ones(3), "c": jnp.ones(2), "f": jnp.tanh, "n": 1.0, "k": "y"}

@@ -379,6 +379,104 @@ def test_unknown_option_is_named_with_the_nearest_one(call, text):
         call()
 
 
+def step(model, opt_state, x):
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: eqx.filter_jit(step, donate="model"), 'write `donate=("model",)`.'),
+        (lambda: eqx.filter_jit(donate="model")(step), 'write `donate=("model",)`.'),
+        (
+            lambda: eqx.filter_jit(step, donate="all_except_first"),
+            """Did you mean `donate="all-except-first"`? To donate a parameter, write """
+            """`donate=("all_except_first",)`.""",
+        ),
+        (
+            lambda: eqx.filter_jit(step, donate="all except first"),
+            'Did you mean `donate="all-except-first"`?',
+        ),
+        (lambda: eqx.filter_jit(step, donate=("modle",)), "Did you mean 'model'?"),
+        (
+            lambda: eqx.filter_jit(step, in_shardings={"modle": None}),
+            "Did you mean 'model'?",
+        ),
+        (
+            lambda: eqx.filter_vmap(step, in_axes={"modle": 0})(X, X, X),
+            "Did you mean 'model'?",
+        ),
+        (
+            lambda: eqx.filter_while_loop(bool, same, 0, kind="checkpoint"),
+            'Did you mean "checkpointed"?',
+        ),
+        (
+            lambda: eqx.internal.scan(same, 0, X, kind="checkpoint"),
+            'Did you mean "checkpointed"?',
+        ),
+        (
+            lambda: eqx.load_state_dict(MODEL, {}, rename={"layers.0.wieght": "w"}),
+            "Did you mean `layers.0.weight`?",
+        ),
+        (
+            lambda: eqx.shardings(MODEL, MESH, [("layer[0].weight", P())]),
+            "Did you mean `layers[0].weight`?",
+        ),
+        (lambda: eqx.capture(MODEL, "layer[*]")(X[:2]), "Did you mean `layers[*]`?"),
+        (lambda: eqx.select(MODEL).at("layer[*]").set(0), "Did you mean `layers[*]`?"),
+        (
+            lambda: eqx.select(MODEL).at("layer[0].weight", "**.bias").count(3),
+            "Did you mean `layers[0].weight`?",
+        ),
+        (
+            lambda: eqx.select(MODEL).at("**.wieght").apply(same),
+            "Did you mean `**.weight`?",
+        ),
+        (
+            lambda: eqx.tree_at("layer[0]", MODEL, 0),
+            "has no `.layer`. Did you mean `.layers`?",
+        ),
+        (
+            lambda: eqx.tree_at("layers[0].wieght", MODEL, 0),
+            "has no `.wieght`. Did you mean `.weight`?",
+        ),
+        (
+            lambda: eqx.tree_at("encodr", {"encoder": 0, "b": 1}, 0),
+            "Did you mean `['encoder']`?",
+        ),
+        (
+            lambda: eqx.tree_at("layers.0.weight", MODEL, 0),
+            "Did you mean `layers[0].weight`?",
+        ),
+        (
+            lambda: eqx.tree_at("model.layers[0].bias", MODEL, 0),
+            "Write the path without the name of the tree: `layers[0].bias`.",
+        ),
+    ],
+)
+def test_misspelt_name_mode_or_path_is_answered_by_the_right_one(call, text):
+    with pytest.raises(ValueError, match=re.escape(text) + "$"):
+        call()
+
+
+def test_other_words_of_modes_are_answered_by_the_right_one():
+    with raises(TypeError, "Did you mean 'inputs'?"):
+        eqx.capture(MODEL, "layers[0]", of="input")
+    with raises(RuntimeError, "Did you mean 'breakpoint'?"):
+        eqx.error_if(X, X > 2, "too large", on_error="breakpont")
+
+
+def test_index_or_name_that_is_like_no_other_has_no_suggestion():
+    for path in ("layers[9]", "encoder", "['encoder']"):
+        with pytest.raises(ValueError, match=r"which has no `.*`\.$"):
+            eqx.tree_at(path, MODEL, 0)
+
+
+def test_selection_that_is_empty_shows_what_was_meant():
+    assert repr(eqx.select(MODEL).at("layer[*]")).endswith("Did you mean `layers[*]`?>")
+    assert "mean" not in repr(eqx.select(MODEL).at("layers[*]"))
+
+
 def test_functions_may_come_from_a_generator():
     branches = (f for f in [jnp.sin, jnp.cos])
     assert eqx.filter_switch(jnp.asarray(1), branches, jnp.asarray(0.0)) == 1

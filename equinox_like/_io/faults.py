@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.tree_util as jtu
 
-from .._errors import LeafError
+from .._errors import LeafError, did_you_mean
 from .._tree.filters import is_none
 from .._tree.nodes import describe_node, listed, plain_path
 
@@ -48,6 +48,7 @@ def renamer(
             f"`rename` has keys that are not names in `{target}`: "
             f"{listed(sorted(unknown), 5)}. To use a table with more names, pass a "
             "function: `lambda name: table.get(name, name)`."
+            + did_you_mean(min(unknown), map(name_of, (path for path, _ in paths)))
         )
     return lambda name: table.get(name, name)
 
@@ -89,6 +90,39 @@ class Wanted(NamedTuple):
     saved: Any = None  # what is stored under the name
 
 
+# What names begin with only where they are wanted, or only where they are saved; and
+# whether there are further names on one side.
+Moved = tuple[str, str, bool]
+
+
+def other_prefix(wanted: Sequence[str], saved: Sequence[str]) -> Moved | None:
+    """How the wanted names differ from the saved ones, if that is by a prefix."""
+    ends = [(w, s) for w in wanted for s in saved if w == wanted[0] or s == saved[0]]
+    for want, name in ends:
+        if want.endswith(name) or name.endswith(want):
+            shorter = min(want, name, key=len)
+            old, new = want.removesuffix(shorter), name.removesuffix(shorter)
+            here = {new + x.removeprefix(old) for x in wanted if x.startswith(old)}
+            if here >= set(saved) or len(here & set(saved)) == len(wanted):
+                return old, new, len(wanted) != len(saved)
+    return None
+
+
+def by_container(moved: Moved | None, call: str, others: str = ", ...") -> str:
+    """How to load a tree that was saved in a dictionary, or without the one around it.
+
+    `call`: the code that loads into `{}`. `others`: stands for the rest of a dictionary.
+    """
+    old, new, more = moved or ("", "", False)
+    key = re.sub(r"^\[('[^']*')\]\.?$", r"\1", old + new)
+    if key == old + new:  # it is not one string key
+        return ""
+    code = call.format(f"{{{key}: like{others * more}}}" if new else f"like[{key}]")
+    if new:
+        return f"A dictionary was saved. To load its item {key}: `{code}[{key}]`."
+    return f"Only the item {key} was saved. To load it: `{{**like, {key}: {code}}}`."
+
+
 class Faults:
     """Collects the problems that prevent loading a tree, to raise them in one error."""
 
@@ -100,6 +134,7 @@ class Faults:
         self.lines: list[str] = []
         self.absent: list[str] = []
         self.extra: list[str] = []
+        self.moved: Moved | None = None
 
     def compare(
         self,
@@ -134,6 +169,8 @@ class Faults:
             self.extra = sorted(name for name in saved if name not in known)
         elif names and saved and known.isdisjoint(saved):
             self.absent, self.extra = names, sorted(saved)
+        if known.isdisjoint(saved) and names == [leaf.own for leaf in wanted]:
+            self.moved = other_prefix(self.absent, self.extra)
 
     def note(self, leaf: Wanted, problem: str) -> None:
         self.first = leaf.path if self.first is None else self.first
@@ -144,6 +181,13 @@ class Faults:
 
     def fix_by_options(self, strict: bool) -> str:
         """What `rename` and `strict` do about names that differ."""
+        if self.moved:
+            old, new, more = self.moved
+            rename = f"{new!r} + name" if new else f"name.removeprefix({old!r})"
+            rest = ", strict=False" * more
+            code = f"`rename=lambda name: {rename}{rest}`"
+            fix = f"The names differ by {old + new!r}: pass {code}."
+            return by_container(self.moved, f"eqx.load(path, {{}}{rest})", "") or fix
         rename = f"Pass `rename` if they have other names in {self.holder}."
         if not strict:
             return rename
@@ -165,9 +209,11 @@ class Faults:
             lines.append(fix)
         if hint := hint_of_state([*self.extra, *self.absent]):
             lines.append(hint)
+        if any("is float64[" in x and "but float32[" in x for x in lines):
+            lines.append("To convert float64, NumPy's default: `x.astype('float32')`.")
         if lines:
             raise LeafError(
-                f"Cannot load {self.source} into `{self.target}`:\n  "
+                f"Cannot load {self.source} into the template (`{self.target}`):\n  "
                 + "\n  ".join(lines),
                 self.first or (),
             )

@@ -28,10 +28,10 @@ from .._tree.arrays import (
     with_key,
 )
 from .._tree.filters import is_array, is_array_or_struct
-from .._tree.glob import matches_above
+from .._tree.glob import matches_above, near_paths
 from .._tree.nodes import listed, plain_path
 from .checksums import content_sums
-from .faults import OTHER_SUM, Faults, Wanted, is_unicode
+from .faults import OTHER_SUM, Faults, Wanted, by_container, is_unicode
 from .placement import (
     HOMELESS,
     WIDE,
@@ -220,7 +220,7 @@ def _chosen(names: list[str], at: Any) -> list[bool]:
         if not any(matched):
             raise ValueError(
                 f"The pattern {pattern!r} matches no leaf of `like`. The leaves are "
-                f"{listed(names, 5)}."
+                f"{listed(names, 5)}.{near_paths([pattern], names)}"
             )
     return [any(each) for each in zip(*flags, strict=True)]
 
@@ -240,7 +240,9 @@ def _refuse_differences(
     if not is_whole:
         saved = {leaf.name: leaf.saved for leaf in wanted if leaf.name in saved}
     faults.compare(wanted, saved, problem_of)
-    faults.raise_any("Pass `at` to restore a part." if is_whole else "")
+    call = "manager.restore(step, args=eqx.orbax.Restore({}))"
+    fix = by_container(faults.moved, call)
+    faults.raise_any(fix or "Pass `at` to restore a part." if is_whole else "")
 
 
 def _is_narrowed(leaf: Wanted) -> bool:

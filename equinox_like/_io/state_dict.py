@@ -17,7 +17,7 @@ from .._tree.arrays import (
     with_key,
     without_key,
 )
-from .._tree.nodes import describe_node, path_str
+from .._tree.nodes import describe_node, path_str, path_within
 from .._tree.require import refuse_class
 from .faults import Faults, Path, Wanted, renamer
 from .files import is_path
@@ -145,7 +145,7 @@ def load_state_dict(
         return not hasattr(leaf, "dtype")
 
     faults.compare(wanted, mapping, problem_of, strict, is_optional=is_setting)
-    fix = faults.fix_by_options(strict)
+    fix = _unstacked(faults.first or (), mapping) or faults.fix_by_options(strict)
     if any(str(name).endswith("running_mean") for name in faults.extra):
         fix += _STATISTICS
     faults.raise_any(fix)
@@ -153,6 +153,21 @@ def load_state_dict(
     leaves = [new.get(path, leaf) for path, leaf in items]
     where = shardings_for(tree, None)
     return treedef.unflatten(put_like(items, leaves, where))
+
+
+def _unstacked(path: Path, mapping: Any) -> str:
+    """How to load into a Stacked, if `mapping` has the layers one by one."""
+    for i, key in enumerate(path):
+        first = (*path[:i], jtu.SequenceKey(0), *path[i + 1 :])
+        if str(key) == ".layers" and _dotted(first) in mapping:
+            at = path_within(path[:i])
+            old, new = path_str(path[:i], "tree"), path_str(path[:i], "loaded")
+            return (
+                "The mapping has each layer of a `Stacked` on its own. Load into "
+                f"`eqx.tree_at({at!r}, tree, {old}.unstack())`, and then call "
+                f"`eqx.tree_at({at!r}, loaded, eqx.nn.Stacked.from_layers({new}))`."
+            )
+    return ""
 
 
 class _Unfit(Exception):

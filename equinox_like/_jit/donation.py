@@ -59,8 +59,6 @@ class Donation:
         for name in sorted(self.names or ()):
             if name not in signature.parameters:
                 meant = did_you_mean(name, signature.parameters, "{!r}")
-                if name in MODES:
-                    meant = f" Write the mode as a string: `donate={name!r}`."
                 raise ValueError(
                     f"`donate` names {name!r}, which is not a parameter of "
                     f"`{function}`. Its parameters: "

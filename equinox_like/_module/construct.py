@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 from .._annotations import annotate, annotations_of, signature_of
 from .._tree.cached import raw_dict
 from .._tree.filters import is_inexact_array_like
+from .._tree.require import explain_call
 from .._warn import warn
 from .fields import (
     converter_of,
@@ -234,47 +235,51 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     # Makes an instance: calls `__init__`, freezes it, and checks its fields. This is a
     # comment, since `help` would show a docstring for each `__call__` that has none.
     spec: ModuleSpec = cls._module_spec_
-    if spec.init_is_all:
-        self = _new(cls)
-        if kwargs:
-            spec.assign(self, *args, **kwargs)
-            args += tuple(kwargs.values())
-        else:  # faster
-            spec.assign(self, *args)
-        # Reading the fields takes longer than to go through the arguments.
-        values = spec.read_all(self) if spec.has_checks else args
-    else:
-        if spec.new_is_plain:
+    try:
+        if spec.init_is_all:
             self = _new(cls)
-        else:
-            self = _make_empty(cls, spec, args, kwargs)
-            if not isinstance(self, cls):
-                return self
-            if _is_finished(self, spec) and _count_references(self) != _ALONE:
-                # `__new__` returned an instance that it made before.
-                cls.__init__(self, *args, **kwargs)
-                return self
-        init = cls.__init__
-        if init is spec.init:
-            init = spec.assign
-        _set(self, ASSIGNABLE, cls._assignable_names_)
-        try:
             if kwargs:
-                init(self, *args, **kwargs)
+                spec.assign(self, *args, **kwargs)
+                args += tuple(kwargs.values())
+            else:  # faster
+                spec.assign(self, *args)
+            # Reading the fields takes longer than to go through the arguments.
+            values = spec.read_all(self) if spec.has_checks else args
+        else:
+            if spec.new_is_plain:
+                self = _new(cls)
             else:
-                init(self, *args)
+                self = _make_empty(cls, spec, args, kwargs)
+                if not isinstance(self, cls):
+                    return self
+                if _is_finished(self, spec) and _count_references(self) != _ALONE:
+                    # `__new__` returned an instance that it made before.
+                    cls.__init__(self, *args, **kwargs)
+                    return self
+            init = cls.__init__
+            if init is spec.init:
+                init = spec.assign
+            _set(self, ASSIGNABLE, cls._assignable_names_)
             try:
-                values = spec.read_all(self)
-            except AttributeError:
-                _require_all_fields(self, spec)
-                raise
-        finally:
-            _unset(self, ASSIGNABLE)
-        if spec.needs_conversion:
-            values = _convert(self, spec)
-        # If nothing else refers to the instance, none of its fields can contain it.
-        if _count_references(self) != _ALONE:
-            check_values(self, _own_fields(self, spec))
+                if kwargs:
+                    init(self, *args, **kwargs)
+                else:
+                    init(self, *args)
+                try:
+                    values = spec.read_all(self)
+                except AttributeError:
+                    _require_all_fields(self, spec)
+                    raise
+            finally:
+                _unset(self, ASSIGNABLE)
+            if spec.needs_conversion:
+                values = _convert(self, spec)
+            # If nothing else refers to the instance, none of its fields can contain it.
+            if _count_references(self) != _ALONE:
+                check_values(self, _own_fields(self, spec))
+    except TypeError as error:
+        explain_call(error, cls, args, kwargs)
+        raise
     for value in values:
         if type(value) not in harmless_types and may_hold_callable(value):
             check_callables(self, _own_fields(self, spec))

@@ -17,7 +17,7 @@ from .._core.context import Context
 from .._errors import did_you_mean
 from .._module.fields import field
 from .._tree.filters import is_array
-from .._tree.glob import check_patterns, matches
+from .._tree.glob import check_patterns, matches, near_paths
 from .._tree.nodes import describe_node, listed
 from .._tree.require import refuse_class
 from .harvest import (
@@ -380,5 +380,5 @@ def _nothing(function: str, part: Any, model: Any, names: Sequence[str]) -> Valu
     map_modules(model, lambda path, node: there.append(path) or node)
     return ValueError(
         f"`{function}`: {shown} chooses no Module and no `tag` of {name_of(model)}. There "
-        f"are Modules at: {listed(there, _SHOWN)}."
+        f"are Modules at: {listed(there, _SHOWN)}." + near_paths([part], there)
     )

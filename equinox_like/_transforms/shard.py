@@ -16,7 +16,7 @@ from .._compat.tracing import at_top_level
 from .._core.base import frames_hidden, jit_is_disabled, require_callable
 from .._core.deletion import delete_array
 from .._core.sharding import constrain, is_sharding, refuse_misfit, require_mesh
-from .._errors import DonationError
+from .._errors import DonationError, did_you_mean
 from .._jit import filter_jit
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.copy import copy_array
@@ -380,7 +380,7 @@ def _check_rules(rules: list[Any], tree: Any) -> None:
         for pattern in sorted(exact.difference(there)):
             raise ValueError(
                 f"The rule for {pattern!r} matches no leaf. The leaves are "
-                f"{listed(there, 5)}."
+                f"{listed(there, 5)}.{did_you_mean(pattern, there)}"
             )
 
 

@@ -7,13 +7,15 @@ property that returns a node.
 """
 
 import ast
+import re
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import jax.tree_util as jtu
 
+from .._errors import did_you_mean
 from .match import flatten_up_to
-from .nodes import Nodes, describe_node, path_within, with_article
+from .nodes import Nodes, children_of, describe_node, path_within, with_article
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
 _Step = tuple[str, Any]
@@ -87,10 +89,13 @@ def _parse(path: str, given: Any) -> tuple[_Step, ...]:
                 case _:
                     raise ValueError
     except (SyntaxError, TypeError, ValueError):
+        # `layers.0.weight` is a name in a state dict.
+        with_brackets = {re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", str(given))}
         raise ValueError(
             f"`where` is not a valid path: {given!r}. Write what follows the tree's "
             "name in the code that reads the node: `'layers[0].weight'`, "
             "`\"['key'].bias\"`. `equinox_like.select(tree).at(...)` takes patterns."
+            + did_you_mean(given, with_brackets - {str(given)})
         ) from None
     return tuple(reversed(steps))
 
@@ -105,9 +110,7 @@ def _read(steps: tuple[_Step, ...], node: Any) -> Any:
         try:
             below = getattr(node, name) if kind == "." else node[name]
         except (AttributeError, LookupError, TypeError):
-            raise _leads_nowhere(
-                node, _text(steps[:i]), _text(steps[i : i + 1])
-            ) from None
+            raise _leads_nowhere(node, steps, i) from None
         node = below
     return node
 
@@ -131,11 +134,21 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     return found[0]
 
 
-def _leads_nowhere(node: Any, above: str, step: str) -> ValueError:
+def _leads_nowhere(node: Any, steps: tuple[_Step, ...], at: int) -> ValueError:
+    """The error for the step with this number, which `node` does not have."""
     kind = "a leaf" if jtu.all_leaves([node]) else with_article(type(node).__qualname__)
-    above = "" if above == "<root>" else above
+    above, step, below = steps[:at], steps[at], steps[at + 1 :]
+    keys = [path[0] for path, _ in children_of(node)[0] if path]
+    names = [getattr(key, "name", getattr(key, "key", None)) for key in keys]
+    if below and not above and below[0][1] in names:
+        path = _text(below).removeprefix(".")
+        meant = f" Write the path without the name of the tree: `{path}`."
+    else:
+        form = "`['{}']`" if isinstance(node, dict) else "`.{}`"
+        meant = did_you_mean(step[1], [n for n in names if isinstance(n, str)], form)
     return ValueError(
-        f"`where` leads to no node: `pytree{above}` is {kind}, which has no `{step}`."
+        f"`where` leads to no node: `pytree{_text(above)}` is {kind}, which has no "
+        f"`{_text((step,))}`.{meant}"
     )
 
 

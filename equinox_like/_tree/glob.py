@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from .._errors import did_you_mean
 from .nodes import STRING_KEY
 
 
@@ -41,6 +42,19 @@ def check_patterns(patterns: Iterable[Any], argument: str) -> None:
                 f"`{argument}` takes patterns for paths, strings such as "
                 f"'layers[*].weight'; got {pattern!r}."
             )
+
+
+def near_paths(patterns: Iterable[Any], paths: Iterable[str]) -> str:
+    """` Did you mean ...?` for each pattern that matches none of these paths."""
+    ends = re.compile(r"(?!^)[.[]|$")  # of nodes, and of those above
+    known = {p[: m.start()]: None for p in paths for m in ends.finditer(p) if p}
+    stars = {re.sub(r"\[\d+\]", "[*]", path): None for path in known}
+    deep = ["**." + path.rpartition(".")[2] for path in stars]
+    return "".join(
+        did_you_mean(pattern, [*stars, *deep] if "*" in pattern else known)
+        for pattern in patterns
+        if isinstance(pattern, str) and not any(matches(pattern, x) for x in known)
+    )
 
 
 @functools.lru_cache(maxsize=4096)

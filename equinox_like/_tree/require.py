@@ -1,5 +1,6 @@
 """Checks of arguments, whose errors name the argument and say what it must be."""
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -7,10 +8,11 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._annotations import signature_of
 from .._errors import did_you_mean
-from .arrays import describe_array
+from .arrays import describe_array, is_typed_key
 from .filters import is_array
-from .nodes import describe_node
+from .nodes import describe_node, listed
 
 
 def require_callable(fun: Any, function: str, argument: str | None = None) -> None:
@@ -95,3 +97,44 @@ def refuse_unknown_options(
             raise TypeError(
                 f"`{function}` has no option `{name}`.{did_you_mean(name, known)}"
             )
+
+
+def explain_call(error: TypeError, cls: Any, args: Sequence[Any], kwargs: Any) -> None:
+    """Ends the error of a call that does not fit the signature with the call to write.
+
+    Parameters that are passed by name, such as `key`, are often passed by position.
+    """
+    signature = signature_of(cls)
+    with contextlib.suppress(TypeError):
+        signature.bind(*args, **kwargs)
+        return  # another call failed, within the function
+    known = signature.parameters
+    unknown = [n for n in kwargs if n not in known]
+    by_name = [n for n, p in known.items() if p.kind == p.KEYWORD_ONLY]
+    by_default = {n for n, p in known.items() if p.default is not p.empty}
+    missing = [n for n in by_name if n not in {*kwargs, *by_default}]
+    number = sum(p.kind <= p.POSITIONAL_OR_KEYWORD for p in known.values())
+    answer = ""
+    if unknown:
+        if "Did you mean" not in str(error):  # Python 3.13 says it
+            answer = did_you_mean(unknown[0], known, "`{}=`")
+    elif missing and "required positional" not in str(error):
+        shown = [_short(x) for x in args if not may_be_key(x)][:number]
+        shown += [f"{n}={_short(x)}" for n, x in kwargs.items()]
+        shown += [f"{n}={n}" for n in missing]
+        call = f"{cls.__name__}({', '.join(shown)})"
+        answer = f" Pass {listed(missing, 5)} by name: `{call}`."
+    elif by_name and len(args) > number:
+        answer = f" These are passed by name: {listed(by_name, 9)}."
+    if answer:
+        error.args = (f"{str(error).rstrip('.')}.{answer}",)
+
+
+def may_be_key(x: Any) -> bool:
+    """Whether an argument looks like a PRNG key, typed or not."""
+    return is_typed_key(x) or (is_array(x) and x.ndim == 1 and x.dtype == "uint32")
+
+
+def _short(x: Any) -> str:
+    """An argument as it may have been written, if that is short."""
+    return repr(x) if isinstance(x, bool | int | float | str | None) else "..."

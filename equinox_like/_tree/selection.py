@@ -15,7 +15,7 @@ from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.
 
 from .._annotations import signature_of
 from .filters import is_array
-from .glob import check_patterns, matches
+from .glob import check_patterns, matches, near_paths
 from .nodes import Nodes, children_of, listed
 from .require import not_one_bool, refuse_class, require_callable, require_integer
 
@@ -78,7 +78,7 @@ class Selection(Generic[_Tree, _Node]):
     chosen.
     """
 
-    __slots__ = ("_nodes", "_places", "_steps", "_tree")
+    __slots__ = ("_nodes", "_patterns", "_places", "_steps", "_tree")
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class Selection(Generic[_Tree, _Node]):
         nodes: Nodes,
         places: tuple[int, ...],
         steps: tuple[tuple[str, int], ...],
+        patterns: tuple[str, ...] = (),
     ):
         """Call [`equinox_like.select`][] instead."""
         self._tree = tree
@@ -93,6 +94,7 @@ class Selection(Generic[_Tree, _Node]):
         self._places = places
         # The text of each condition, and how many nodes it left.
         self._steps = steps
+        self._patterns = patterns  # those of `at`
 
     @overload
     def of(self, one: type[_C], /) -> "Selection[_Tree, _C]": ...
@@ -139,11 +141,11 @@ class Selection(Generic[_Tree, _Node]):
         """
         check_patterns(patterns, "at")
 
-        def is_at(place: int) -> bool:
+        def fits(place: int) -> bool:
             path = self._nodes.plain_paths[place]
             return any(matches(pattern, path) for pattern in patterns)
 
-        return self._narrowed(f".at({', '.join(map(repr, patterns))})", is_at)
+        return self._narrowed(f".at({', '.join(map(repr, patterns))})", fits, patterns)
 
     def where(
         self, predicate: Callable[[_Node], Any] | Callable[[str, _Node], Any]
@@ -290,12 +292,16 @@ class Selection(Generic[_Tree, _Node]):
 
     def __repr__(self) -> str:
         steps = "".join(text for text, _ in self._steps)
-        return f"<{steps}: {len(self)} nodes, {self._listed()}>"
+        near = near_paths(self._patterns, self._nodes.plain_paths)
+        return f"<{steps}: {len(self)} nodes, {self._listed()}{near and '.' + near}>"
 
-    def _narrowed(self, step: str, is_chosen: Callable[[int], bool]) -> Any:
+    def _narrowed(
+        self, step: str, is_chosen: Callable[[int], bool], patterns: Any = ()
+    ) -> Any:
         places = tuple(filter(is_chosen, self._places))
         steps = (*self._steps, (step, len(places)))
-        return Selection(self._tree, self._nodes, places, steps)
+        patterns = (*self._patterns, *patterns)
+        return Selection(self._tree, self._nodes, places, steps, patterns)
 
     def _chosen(self) -> list[int]:
         """The chosen places, without the content of a frozen part that is chosen."""
@@ -343,7 +349,8 @@ class Selection(Generic[_Tree, _Node]):
     def _history(self) -> str:
         steps = ", ".join(f"`{text}` leaves {left}" for text, left in self._steps[1:])
         text, size = self._steps[0]
-        return f"Of the {size} nodes of `{text}`, {steps or 'all are left'}."
+        near = near_paths(self._patterns, self._nodes.plain_paths)
+        return f"Of the {size} nodes of `{text}`, {steps or 'all are left'}.{near}"
 
 
 def _of_path_and_node(

@@ -720,3 +720,41 @@ def test_file_of_pytorch_is_refused_with_what_reads_it(tmp_path):
         file.writestr("model/data.pkl", b"")
     with pytest.raises(RuntimeError, match=r"`torch\.load`"):
         eqx.load(tmp_path / "model.pt", jnp.zeros(2))
+
+
+def code_at_the_end(error):
+    return str(error.value).rpartition(": `")[2].removesuffix("`.")
+
+
+@pytest.mark.parametrize("load", [eqx.load, eqx.tree_deserialise_leaves])
+@pytest.mark.parametrize("more", [{}, {"opt_state": [jnp.ones(2)], "a": 3}])
+def test_item_of_a_saved_dictionary_is_answered_by_the_call(tmp_path, load, more):
+    model = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+    path, like = tmp_path / "m.eqx", jax.tree.map(jnp.zeros_like, model)
+    save = eqx.save if load is eqx.load else eqx.tree_serialise_leaves
+    save(path, {"model": model} | more)
+    with pytest.raises(eqx.LeafError) as error:
+        load(path, like)
+    code = code_at_the_end(error)
+    assert code.startswith(f"eqx.{load.__name__}(path, {{'model': like")
+    if ", ..." in code:  # this format has all leaves in order
+        assert more and load is not eqx.load
+        code = code.replace("...", "**more")
+    loaded = eval(code, {"eqx": eqx, "path": path, "like": like, "more": more})
+    assert eqx.tree_equal(loaded, model)
+
+    save(path, model)
+    with pytest.raises(eqx.LeafError) as error:
+        load(path, {"model": like} | more)
+    loaded = eval(
+        code_at_the_end(error),
+        {"eqx": eqx, "path": path, "like": {"model": like} | more},
+    )
+    assert eqx.tree_equal(loaded, {"model": model} | more)
+
+
+def test_tree_of_other_names_has_no_such_answer(tmp_path):
+    eqx.save(tmp_path / "m", {"model": {"w": jnp.ones(2)}})
+    for like in ({"w": {"model": jnp.ones(2)}}, {"b": jnp.ones(2)}):
+        with pytest.raises(eqx.LeafError, match="Pass `rename` if they have other"):
+            eqx.load(tmp_path / "m", like)

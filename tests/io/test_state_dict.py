@@ -222,3 +222,85 @@ def test_settings_that_other_frameworks_do_not_save_stay():
 def test_two_leaves_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"`tree\['a'\]\['b'\]` and `tree\['a\.b'\]`"):
         eqx.state_dict({"a.b": 1, "a": {"b": 2}})
+
+
+def answer_of(error, start):
+    """The code at the end of a message, from `start` on."""
+    return str(error.value).rpartition(f"`{start}")[2].removesuffix("`.")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "module.", "transformer.h."])
+@pytest.mark.parametrize("strict", [True, False])
+def test_prefix_of_all_names_is_answered_by_the_rename(prefix, strict):
+    model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+    like = jax.tree.map(jnp.zeros_like, eqx.filter(model, eqx.is_array))
+    theirs = {prefix + name: x for name, x in eqx.state_dict(model).items()}
+    with pytest.raises(eqx.LeafError, match=r"missing.*`layers\.0\.weight`") as error:
+        eqx.load_state_dict(like, theirs, strict=strict)
+    code = answer_of(error, "rename=")
+    assert code == f"lambda name: {prefix!r} + name"
+    loaded = eqx.load_state_dict(like, theirs, rename=eval(code))
+    assert eqx.tree_equal(loaded, eqx.filter(model, eqx.is_array))
+
+
+def test_prefix_that_only_the_tree_has_is_answered_by_the_rename():
+    model = {"model": eqx.nn.Linear(2, 2, key=jax.random.key(0))}
+    theirs = eqx.state_dict(model["model"])
+    with pytest.raises(eqx.LeafError) as error:
+        eqx.load_state_dict(model, theirs)
+    code = answer_of(error, "rename=")
+    assert code == "lambda name: name.removeprefix('model.')"
+    assert eqx.tree_equal(eqx.load_state_dict(model, theirs, rename=eval(code)), model)
+
+
+def test_other_names_beside_those_with_a_prefix_need_strict_too():
+    model = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    theirs = {f"fc.{name}": x for name, x in eqx.state_dict(model).items()}
+    with pytest.raises(eqx.LeafError) as error:
+        eqx.load_state_dict(model, theirs | {"head.weight": jnp.ones(2)})
+    code = answer_of(error, "rename=")
+    assert code == "lambda name: 'fc.' + name, strict=False"
+    # Where some names agree, or end otherwise, one rename does not fit all.
+    for theirs in ({"weight": model.weight, "fc.bias": model.bias}, {"w": 1, "b": 2}):
+        with pytest.raises(eqx.LeafError, match="Pass `rename` if they have other"):
+            eqx.load_state_dict(model, theirs)
+
+
+class Net(eqx.Module):
+    embedding: eqx.nn.Embedding
+    h: eqx.nn.Stacked
+
+    def __init__(self, key):
+        make = lambda key: eqx.nn.MLP(2, 2, 4, 1, key=key)  # noqa: E731
+        self.embedding = eqx.nn.Embedding(3, 2, key=key)
+        self.h = eqx.nn.Stacked(make, 3, key=key)
+
+
+@pytest.mark.parametrize("take", [lambda m: m, lambda m: {"a": m}, lambda m: m.h])
+def test_layers_one_by_one_are_answered_by_the_way_into_a_stacked(take):
+    model, tree = (take(Net(jax.random.key(i))) for i in range(2))
+    ((path, node),) = eqx.select(model).of(eqx.nn.Stacked)
+    mapping = eqx.state_dict(eqx.tree_at(path, model, node.unstack()))
+    with pytest.raises(eqx.LeafError) as error:
+        eqx.load_state_dict(tree, mapping)
+    into, then = str(error.value).split("Load into `")[1].split("`, and then call `")
+    names = {"eqx": eqx, "tree": tree}
+    loaded = eqx.load_state_dict(eval(into, names), mapping)
+    stacked = eval(then.removesuffix("`."), names | {"loaded": loaded})
+    assert eqx.tree_equal(eqx.state_dict(stacked), eqx.state_dict(model))
+
+
+def test_float64_is_answered_by_the_conversion(tmp_path):
+    like, theirs = {"w": jnp.zeros(2)}, {"w": np.ones(2)}
+    eqx.save(tmp_path / "m", theirs)
+    for load in (
+        lambda: eqx.load_state_dict(like, theirs),
+        lambda: eqx.load(tmp_path / "m", like),
+    ):
+        with pytest.raises(eqx.LeafError, match=r"`x\.astype\('float32'\)`\.$"):
+            load()
+    converted = {name: x.astype("float32") for name, x in theirs.items()}
+    assert eqx.load_state_dict(like, converted)["w"].sum() == 2
+    with pytest.raises(eqx.LeafError, match="int32") as error:
+        eqx.load_state_dict(like, {"w": np.ones(2, "int32")})
+    assert "astype" not in str(error.value)

@@ -380,7 +380,7 @@ class TestFrozen:
                 self.layer1 = 1
                 setattr(self, name, 2)
 
-        with pytest.raises(AttributeError, match=r"did you mean 'weight'\?$"):
+        with pytest.raises(AttributeError, match=r"Did you mean `self.weight`\?$"):
             Misspelt("wieght")
         with pytest.raises(AttributeError, match=r"in the body of the class\.$"):
             Misspelt("layer2")

@@ -43,6 +43,50 @@ def names():
 
 # For each call the class of the error, and parts of its message.
 CALLS = {
+    # A key that is passed by position, or forgotten.
+    "nn.Linear(2, 3, k)": "TypeError: Pass `key` by name: `Linear(2, 3, key=key)`.",
+    "nn.Linear(2, 3, raw)": "TypeError: `Linear(2, 3, key=key)`.",
+    "nn.Linear(2, 3, True, None, k)": "TypeError: `Linear(2, 3, True, None, key=key)`.",
+    "nn.Linear(2, 3, use_bias=False)": "TypeError: 3, use_bias=False, key=key)`.",
+    "nn.MLP(2, 2, 4, 1, jnp.tanh, k)": "TypeError: `MLP(2, 2, 4, 1, ..., key=key)`.",
+    "nn.Conv2d(1, 2, 3, k)": "TypeError: `Conv2d(1, 2, 3, key=key)`.",
+    "nn.Embedding(3, 2, k)": "ValueError: Embedding, `weight`, by name: `key=key`.",
+    "nn.Embedding(3, 2, raw)": "ValueError: by name: `key=key`.",
+    "nn.Stacked(L, 3, k)": "TypeError: `Stacked(..., 3, key=key)`.",
+    "nn.Dropout(0.5, False, k)": "TypeError: These are passed by name: `deterministic`",
+    "nn.Linear(2, 3, use_bais=False, key=k)": "TypeError: Did you mean, use_bias",
+    # The name of a function in place of the function.
+    "nn.MLP(2, 2, 4, 1, 'relu', key=k)": "TypeError: Did you mean `jax.nn.relu`?",
+    "nn.MLP(2, 2, 4, 1, final_activation='sigmoid', key=k)": "TypeError: jax.nn.sigmoid",
+    "nn.Lambda('rleu')": "TypeError: Lambda, `fn`, Did you mean `jax.nn.relu`?",
+    "nn.Sequential([L, 'relu'])(x)": "TypeError: `layers[1]`, `jax.nn.relu`?",
+    # A word that is misspelt.
+    "nn.Conv2d(1, 1, 3, padding='smae', key=k)": "ValueError: Did you mean 'SAME'?",
+    "nn.Conv2d(1, 1, 3, padding_mode='zero', key=k)": "ValueError: mean 'ZEROS'?",
+    "nn.BatchNorm(3, mode='bacth')": "ValueError: Did you mean 'batch'?",
+    "nn.BatchNorm(3, mode='batch', debias='exakt')": "ValueError: mean 'exact'?",
+    "nn.resize(xs, size=(4,), method='liner')": "ValueError: Did you mean 'linear'?",
+    "nn.Linear('scaler', 2, key=k)": "ValueError: Did you mean 'scalar'?",
+    "nn.Linear(2, 2, weight_init='he_nromal', key=k)": "ValueError: mean 'he_normal'?",
+    "nn.Linear(2, 2, dtype='bf16', key=k)": "ValueError: Did you mean 'bfloat16'?",
+    "nn.WeightNorm(L, 'wieght')": "AttributeError: Did you mean 'weight'?",
+    "attention.init_cache(4, overflow='rings')": "ValueError: Did you mean 'ring'?",
+    "nn.dot_product_attention(xs, xs, xs, implementation='cuddn')": "ValueError: 'cudnn'?",
+    "nn.Stacked.from_layers([L, L], checkpoint='dots_savable')": (
+        "ValueError: Did you mean 'dots_saveable'?"
+    ),
+    "nn.Policy.parse('param=f32')": "ValueError: Did you mean 'params=f32'?",
+    "nn.Policy(compute=jnp.bfloat16)": "TypeError: Did you mean, compute_dtype",
+    "nn.mixed(L, 'bf16')": "ValueError: write 'compute=bf16'.",
+    "nn.mixed(L, jnp.bfloat16)": "TypeError: write `mixed(layer, 'compute=bf16')`.",
+    "nn.add_lora(seq, 'layer[0]', rank=2, key=k)": "ValueError: mean `layers[0]`?",
+    "nn.reinit(seq, [('**.wieght', 'zeros')], key=k)": "ValueError: mean `**.weight`?",
+    # A model that `generate` cannot call.
+    "nn.generate(seq.layers[0], [1], (), 2, key=k)": (
+        "TypeError: `def __call__(self, tokens, cache)`, return `logits, cache`."
+    ),
+    "nn.generate(lambda x: x, [1, 2], (), 2, key=k)": "TypeError: has too many",
+    "nn.generate(logits, [1], xs, 2, key=k)": "TypeError: by `attention.init_cache(n)`.",
     # A class, or no layer at all, in place of a layer.
     "nn.Sequential([L, nn.Dropout])": "TypeError: Sequential, `layers[1]`, `Dropout(...)`",
     "nn.Sequential(L)": "TypeError: Sequential, `layers`, a Linear, `Sequential([...])`",
@@ -271,3 +315,34 @@ def test_shared_node_may_hold_a_shared_part():
     tied = nn.Shared(pair, lambda p: p[1], lambda p: p[0])
     outer = nn.Shared((tied, tied), lambda t: t[1], lambda t: t[0])
     assert outer()[1]()[1] is pair[0]
+
+
+def test_key_is_named_in_the_call_of_a_module_of_the_user():
+    class Block(eqx.Module):
+        layer: nn.Linear
+
+        def __init__(self, size, *, width=1, key):
+            self.layer = nn.Linear(size, width, key=key)
+
+    class Net(eqx.Module):
+        block: Block
+
+        def __init__(self, size, key):
+            self.block = Block(size, key)
+
+    key = jax.random.key(0)
+    for call in (lambda: Block(2, key), lambda: Net(2, key)):
+        with pytest.raises(TypeError, match=r"`Block\(2, key=key\)`\.$"):
+            call()
+    # Where another argument is missing, a call would not be the answer.
+    with pytest.raises(TypeError, match=r"positional argument: 'size'$"):
+        Net(key=key)
+
+
+def test_error_within_an_init_is_left_alone():
+    class Net(eqx.Module):
+        def __init__(self, *, key):
+            raise TypeError("no")
+
+    with pytest.raises(TypeError, match=r"^no$"):
+        Net(key=1)

@@ -19,7 +19,8 @@ from ..._module.freezing import leaves_under, trainable_leaves
 from ..._module.wrappers import check_forwards
 from ..._runtime.harvest import class_of
 from ..._tree import is_array, is_inexact_array, tree_at
-from ..._tree.nodes import path_within
+from ..._tree.glob import near_paths
+from ..._tree.nodes import leaf_paths, path_within
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
 from ..._typing import ArrayLike, PRNGKeyArray
@@ -276,10 +277,12 @@ def add_lora(
     flags, model = trainable_leaves(model), unfrozen(model)
     chosen = _weights_under(model, where)
     if not chosen:
+        given = where if isinstance(where, list) else [where]
         raise ValueError(
             f"`add_lora` found no weight with at least two axes under {where!r}. "
             "Correct `where`. A layer whose weight has another name, or is not an array, "
             "such as a quantised one, can be wrapped by `LoRA`."
+            + near_paths(given, leaf_paths(model))
         )
 
     for path, _ in select(model).of(LoRA):

@@ -16,8 +16,8 @@ from ..._module.freezing import leaves_under, trainable_leaves
 from ..._tree import is_array
 from ..._tree.arrays import is_typed_key
 from ..._tree.filters import is_array_or_struct
-from ..._tree.glob import matches
-from ..._tree.nodes import children_of, plain_path
+from ..._tree.glob import matches, near_paths
+from ..._tree.nodes import children_of, leaf_paths, plain_path
 from ..._tree.table import table_lines
 from ..._typing import PRNGKeyArray
 from .._base.arguments import as_size
@@ -358,9 +358,11 @@ def reinit(
                 leaf = _drawn(init, place, key)
         leaves.append(leaf)
     if not (allow_unused or all(used)):
+        selector = rules[used.index(False)][0]
+        near = near_paths([selector], leaf_paths(tree))
         raise ValueError(
-            f"The rule for {rules[used.index(False)][0]!r} chooses no parameter. Correct "
-            "its selector, or pass `allow_unused=True`."
+            f"The rule for {selector!r} chooses no parameter. Correct its selector, or "
+            f"pass `allow_unused=True`.{near}"
         )
     return jtu.tree_structure(tree).unflatten(leaves)
 

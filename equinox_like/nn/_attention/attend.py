@@ -17,7 +17,7 @@ from ..._compat.primitive import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._core.sharding import default_device, platform_of
 from ..._typing import ArrayLike
-from .._base.arguments import not_one_of
+from .._base.arguments import wrong_value
 from .._base.inputs import within
 from .._base.precision import accumulation_dtype, in_float32, is_half
 from .._base.sharding import explicit_mesh, parts, split_along
@@ -304,7 +304,7 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
     if implementation not in (None, "xla", "cudnn", "auto"):
         wanted = "None, 'xla', 'cudnn' or 'auto'"
         words = "xla", "cudnn", "auto"
-        raise not_one_of(layer, wanted, "implementation", implementation, words)
+        raise wrong_value(layer, wanted, "implementation", implementation, words=words)
     return implementation
 
 

@@ -19,7 +19,7 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._runtime.error_if import error_if
 from ..._typing import ArrayLike
-from .._base.arguments import as_size, not_one_of, wrong_type
+from .._base.arguments import as_size, wrong_type, wrong_value
 from .._base.inputs import jax_array
 from .._base.sharding import parts, split_as
 
@@ -149,7 +149,8 @@ def empty_cache(
     """An empty cache. `key` and `value`, `(1, heads, size)`, fill its empty slots."""
     if overflow not in ("error", "ring"):
         wanted = "'error' or 'ring'"
-        raise not_one_of("KVCache", wanted, "overflow", overflow, ["error", "ring"])
+        words = "error", "ring"
+        raise wrong_value("KVCache", wanted, "overflow", overflow, words=words)
     max_length = as_size(KVCache, "max_length", max_length, 1)
     # Under `jit`, for a batch that is split over explicit axes, JAX 0.10 to 0.12 does not
     # split a scalar constant like other arrays.

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex
 
+import jax
 import jax.numpy as jnp
 
 from ..._errors import ShapeError, did_you_mean
@@ -27,16 +28,11 @@ def refusal(taker: Any, wanted: str, name: str, given: str, fix: str = "") -> st
 
 
 def wrong_value(
-    taker: Any, wanted: str, name: str, value: Any, fix: str = ""
+    taker: Any, wanted: str, name: str, value: Any, fix: str = "", words: Any = ()
 ) -> ValueError:
+    """`words`: the strings that could have been meant."""
+    fix += did_you_mean(value, words, "{!r}")
     return ValueError(refusal(taker, wanted, name, repr(value), fix))
-
-
-def not_one_of(
-    taker: Any, wanted: str, name: str, value: Any, words: Iterable[str]
-) -> ValueError:
-    """The error for a word that is not one of `words`."""
-    return wrong_value(taker, wanted, name, value, did_you_mean(value, words, "{!r}"))
 
 
 def wrong_type(
@@ -52,7 +48,7 @@ def check_scalar(layer: Any, name: str, value: Any, fix: str = "") -> None:
 
 
 def _converted(
-    layer: Any, name: str, value: Any, wanted: str, convert: Callable[[Any], Any]
+    layer: Any, name: str, value: Any, wanted: str, convert: Any, words: Any = ()
 ) -> Any:
     """`convert(value)`, unless that raises or is `None`: then it is not what is wanted."""
     try:
@@ -60,7 +56,7 @@ def _converted(
     except (TypeError, ValueError):
         converted = None
     if converted is None:
-        raise wrong_value(layer, wanted, name, value)
+        raise wrong_value(layer, wanted, name, value, words=words)
     return converted
 
 
@@ -116,7 +112,8 @@ def check_dtype(layer: Any, name: str, dtype: Any, kind: Any = jnp.inexact) -> N
         return (is_given and jnp.issubdtype(jnp.dtype(dtype), kind)) or None
 
     wanted = "a floating or complex" if kind is jnp.inexact else "a real floating"
-    _converted(layer, name, dtype, f"{wanted} dtype", convert)
+    words = "bfloat16", "float16", "float32", "float64"
+    _converted(layer, name, dtype, f"{wanted} dtype", convert, words)
 
 
 def as_even_size(layer: Any, name: str, value: Any) -> int:
@@ -132,7 +129,7 @@ def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scala
         return as_size(layer, name, value)
     if value == "scalar":
         return "scalar"
-    raise not_one_of(layer, 'an int >= 0 or "scalar"', name, value, ["scalar"])
+    raise wrong_value(layer, 'an int >= 0 or "scalar"', name, value, words=["scalar"])
 
 
 def per_axis(
@@ -209,7 +206,8 @@ def check_function(
 ) -> None:
     """Raises `TypeError` unless `function` can be called."""
     if not callable(function):
-        raise wrong_type(taker, wanted, name, function)
+        fix = did_you_mean(function, dir(jax.nn), "`jax.nn.{}`")
+        raise wrong_type(taker, wanted, name, function, fix)
 
 
 def as_layers(taker: str, name: str, layers: Iterable[Any]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from ..._errors import ShapeError
 from ..._module import field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ..._warn import warn
-from .._base.arguments import as_axis, as_eps, as_number, as_size, not_one_of
+from .._base.arguments import as_axis, as_eps, as_number, as_size, wrong_value
 from .._base.init import parameter_dtype
 from .._base.inputs import jax_array
 from .._base.precision import accumulation_dtype, computes
@@ -149,7 +149,7 @@ class BatchNorm(StatefulLayer):
         self.mode = _checked_mode(mode, axis_name)
         if debias not in ("exact", "peer"):
             wanted = "'exact' or 'peer'"
-            raise not_one_of(self, wanted, "debias", debias, ["exact", "peer"])
+            raise wrong_value(self, wanted, "debias", debias, words=["exact", "peer"])
         self.input_size = as_size(self, "input_size", input_size)
         self.axis_name = axis_name
         self.eps = as_eps(self, eps)
@@ -278,7 +278,7 @@ class BatchNorm(StatefulLayer):
 def _checked_mode(mode: _Mode, axis_name: Any) -> Literal["batch", "ema"]:
     if mode not in ("batch", "ema", "legacy"):
         wanted = "'batch' or 'ema'"
-        raise not_one_of("BatchNorm", wanted, "mode", mode, ["batch", "ema"])
+        raise wrong_value("BatchNorm", wanted, "mode", mode, words=["batch", "ema"])
     if mode != "legacy":
         return mode
     if axis_name is None:

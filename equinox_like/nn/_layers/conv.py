@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.arguments import as_padding, as_size, check_length, not_one_of, per_axis
+from .._base.arguments import as_padding, as_size, check_length, per_axis, wrong_value
 from .._base.init import Init, channels_first, first_values
 from .._base.inputs import check_input, jax_array, parameter_shape
 from .._base.precision import computes, in_float32
@@ -66,7 +66,7 @@ def configure(
 def _one_of(conv: Any, name: str, value: Any, words: Collection[str]) -> str:
     if isinstance(value, str) and value.upper() in words:
         return value.upper()
-    raise not_one_of(conv, f"one of {', '.join(words)}", name, value, words)
+    raise wrong_value(conv, f"one of {', '.join(words)}", name, value, words=words)
 
 
 def conv_parameters(

@@ -16,6 +16,7 @@ from ..._runtime.error_if import error_if
 from ..._tree.arrays import is_concrete
 from ..._tree.filters import is_array, is_number
 from ..._tree.nodes import describe_node
+from ..._tree.require import may_be_key
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.arguments import as_size
 from .._base.init import Init, draw, first_value, key_named, parameter_dtype
@@ -303,9 +304,10 @@ class LearnedPositionalEmbedding(Module):
 def _check_sizes(weight: Any, number: int | None, size: int | None) -> None:
     shape = getattr(weight, "shape", None)
     if shape is None or len(shape) != 2:
+        by_name = " Pass the PRNG key by name: `key=key`." * may_be_key(weight)
         raise ValueError(
             "Embedding takes a `weight` of shape (num_embeddings, embedding_size); got "
-            f"{f'shape {shape}' if shape is not None else describe_node(weight)}."
+            f"{f'shape {shape}' if shape is not None else describe_node(weight)}.{by_name}"
         )
     given = ("num_embeddings", number), ("embedding_size", size)
     for (name, wanted), found in zip(given, shape, strict=True):

@@ -13,7 +13,7 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import as_size, check_function, not_one_of, per_axis, wrong_value
+from .._base.arguments import as_size, check_function, per_axis, wrong_value
 from .._base.inputs import as_array, check_input, jax_array
 from .._base.precision import accumulation_dtype
 from .._base.sharding import parts, split_along, split_as
@@ -383,7 +383,7 @@ def _check_options(name: str, size: Any, scale: Any, method: Any) -> None:
     if method not in get_args(ResizeMethod):
         known = get_args(ResizeMethod)
         wanted = f"one of {', '.join(map(repr, known))}"
-        raise not_one_of(f"`{name}`", wanted, "method", method, known)
+        raise wrong_value(f"`{name}`", wanted, "method", method, words=known)
     if size is not None:
         for each in size if isinstance(size, Sequence) else [size]:
             if not isinstance(each, Integral) or each < 1:

@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array
 
 from ..._annotations import signature_of
+from ..._errors import did_you_mean
 from ..._module import Module
 from ..._tree.nodes import describe_node
 from ..._typing import PRNGKeyArray
@@ -157,7 +158,7 @@ def _require_callable(i: int, layer: Any) -> None:
     if not callable(layer):
         raise TypeError(
             f"`layers[{i}]` of this Sequential is {describe_node(layer)}, which cannot be "
-            "called."
+            f"called.{did_you_mean(layer, dir(jax.nn), '`jax.nn.{}`')}"
         )
 
 

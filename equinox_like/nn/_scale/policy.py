@@ -9,6 +9,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..._core.context import Entering
+from ..._errors import did_you_mean
 from ..._module import AbstractVar, Frozen, Module, field
 from ..._module.wrappers import check_forwards
 from ..._tree.nodes import describe_node
@@ -76,7 +77,7 @@ class Policy(Module):
             if isinstance(dtype, str) and ("=" in dtype or dtype in _SHORT):
                 raise ValueError(
                     f"Policy takes dtypes, such as `jnp.bfloat16`; got {dtype!r}. For "
-                    "text, use `Policy.parse`."
+                    "text, use `Policy.parse('params=f32,compute=bf16')`."
                 )
         self.param_dtype = floating("Policy", "param_dtype", param_dtype)
         self.compute_dtype = floating("Policy", "compute_dtype", compute_dtype)
@@ -102,9 +103,12 @@ class Policy(Module):
         for part in filter(None, map(str.strip, text.split(","))):
             role, _, name = map(str.strip, part.partition("="))
             if role not in _ROLES or _ROLES[role] in dtypes:
+                meant = did_you_mean(role, _ROLES, f"'{{}}={name}'")
+                if not name:
+                    meant = f" To compute in this dtype, write 'compute={part}'."
                 raise ValueError(
                     f"A policy is written as 'params=f32,compute=bf16,output=f32'; got "
-                    f"{part!r} in {text!r}."
+                    f"{part!r} in {text!r}.{meant}"
                 )
             dtypes[_ROLES[role]] = _SHORT.get(name, name)
         return Policy(**dtypes)
@@ -270,7 +274,7 @@ def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Laye
     if not isinstance(policy, Policy):
         raise TypeError(
             "`mixed` takes a `Policy`, or text such as 'params=f32,compute=bf16'; got "
-            f"{policy!r}."
+            f"{policy!r}. To compute in bfloat16, write `mixed(layer, 'compute=bf16')`."
         )
     if layer is None or jtu.all_leaves([layer]):
         check_layer("`mixed`", "layer", layer)

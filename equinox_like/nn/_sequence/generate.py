@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from ..._annotations import signature_of
 from ..._compat.tracing import Tracer
 from ..._core.caches import on_clear
 from ..._core.flat_call import pair_of
@@ -267,8 +268,7 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
     """The cache after the prompt, except for its last token."""
     if len(prompt) == 1:
         return cache
-    out = model(prompt[:-1], cache)
-    _, filled = pair_of(out, "`generate`: the `model`", "(logits, cache)")
+    _, filled = _called(model, prompt[:-1], cache)
     if len(_caches(filled)) != len(_caches(cache)):
         # The tokens would be drawn without the prompt.
         raise TypeError(
@@ -282,9 +282,25 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
     return map_nodes(truncate, filled, _is_cache)
 
 
+def _called(model: Any, tokens: Array, cache: Any) -> tuple[Any, Any]:
+    """The logits and the next cache."""
+    try:
+        signature_of(model).bind(tokens, cache)
+    except TypeError as error:
+        raise TypeError(
+            f"`generate` calls `model(tokens, cache)`, but the `model` has {error}. Write "
+            "`def __call__(self, tokens, cache)`; pass the cache to the attention, "
+            "`x, cache = attention(x, x, x, is_causal=True, cache=cache)`; and return "
+            "`logits, cache`."
+        ) from None
+    except ValueError:  # a built-in function may have no signature
+        pass
+    out = model(tokens, cache)
+    return pair_of(out, "`generate`: the `model`", "(logits, cache)")
+
+
 def _next_logits(model: Any, token: Array, cache: Any) -> tuple[Array, Any]:
-    out = model(token[None], cache)
-    logits, cache = pair_of(out, "`generate`: the `model`", "(logits, cache)")
+    logits, cache = _called(model, token[None], cache)
     if jnp.ndim(logits) != 2 or len(logits) != 1:
         raise ShapeError(
             "`generate` takes a `model` that returns logits of shape (tokens, vocabulary); "
@@ -334,7 +350,7 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
             if is_array(node):
                 raise TypeError(
                     f"`generate` takes a `cache` that consists of KVCaches; `{name}` "
-                    "is not part of a KVCache."
+                    "is not part of a KVCache. Make one by `attention.init_cache(n)`."
                 )
             continue
         if batch and node.length.shape[:1] != tuple(batch):
