@@ -283,9 +283,9 @@ def _unhashable_array(self: Any, where: str, array: Any) -> TypeError:
         f"unhashable type: {name!r}. Its {where} is {describe_array(array)}, and arrays "
         "have no hash. If this came from a transformation of JAX, such as `jax.jit`, "
         "which hashes the function and the static arguments: use that of this library "
-        f"(`filter_jit`), or pass the {name} as an ordinary argument. For what this "
-        "library lacks, such as `jax.lax.custom_root`, pass `lambda *args: f(*args)` in "
-        "place of `f`."
+        f"(`filter_jit`), or pass the {name} as an ordinary argument. For JAX "
+        "functions without a filtered version, such as `jax.lax.custom_root`, pass "
+        "`lambda *args: f(*args)` in place of `f`."
     )
 
 

@@ -5,6 +5,7 @@ arguments searched for deleted arrays.
 """
 
 import functools
+import re
 import threading
 import weakref
 from collections import deque
@@ -90,11 +91,12 @@ def refuse_deleted(
     more = len(deleted) - 1
     others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
     it = f"`{name}`" if more else "it"
+    tree = re.split(r"[.[]", name)[0]
+    by = f"`{owner}`" if (owner := _owner_of(x)) else "that call"
     raise DonationError(
-        f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {fate_of(x)}. A "
-        "donated array may be overwritten by the output: use what that call returned "
-        "in its place; or keep the array, by passing a copy of it to that call or by "
-        '`filter_jit(..., donate="none")`.'
+        f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {fate_of(x)}. "
+        f"Use the `{tree}` that {by} returned. To keep the old one, pass "
+        f"`eqx.tree_copy({tree})`."
     ) from error
 
 

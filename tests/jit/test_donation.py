@@ -845,6 +845,22 @@ class TestPlaceThatIsNotUsed:
             f(gone, jnp.ones(3))
 
 
+def test_error_ends_with_what_to_use_and_how_to_keep_the_old_one():
+    @eqx.filter_jit(donate="arrays")
+    def step(model):
+        return {name: x + 1 for name, x in model.items()}
+
+    model = {"weight": jnp.ones(3)}
+    step(model)
+    with pytest.raises(eqx.DonationError) as caught:
+        step(model)
+    assert str(caught.value) == (
+        "`model['weight']` (float32[3]) has been deleted: it was donated to `step`. Use "
+        "the `model` that `step` returned. To keep the old one, pass "
+        "`eqx.tree_copy(model)`."
+    )
+
+
 def test_named_array_that_is_not_used_is_warned_of_and_deleted():
     f, x = eqx.filter_jit(lambda x, y: y + 1, donate=("x",)), jnp.ones(3)
     with pytest.warns(

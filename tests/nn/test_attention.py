@@ -274,7 +274,10 @@ def test_causal_and_window_combine_with_the_mask(
         ([(4, 8), (6, 8), (8,)], r"`value` of shape \(any, 8\)"),
         ([(4, 8), (6, 8), (5, 8)], "as many rows of `key_` as of `value`; got 6 and 5"),
         ([(4, 8), (0, 8), (0, 8)], "at least one row"),
-        ([(2, 4, 8), (2, 6, 8), (2, 6, 8)], r"`query`.*1 axis in front.*jax\.vmap"),
+        (
+            [(2, 4, 8), (2, 6, 8), (2, 6, 8)],
+            r"`query`.*one extra leading axis.*jax\.vmap",
+        ),
         ([(4, 8), (6, 8), (6, 8), (6, 4)], r"`mask` of shape \(4, 6\).*\(2, 4, 6\)"),
         ([(4, 8), (6, 8), (6, 8), (1, 4, 6)], r"`mask`.*given shape \(1, 4, 6\)"),
     ],

@@ -524,7 +524,7 @@ def test_wrong_argument_is_an_error(without_type_checks) -> None:
             r"takes a whole batch .*`jax.vmap\(..., axis_name=\"batch\"\)`",
         ),
         ((3, "b"), (6, 4), r"takes `x` of shape \(3,\), but was given shape \(4,\)"),
-        ((3, "b"), (6, 5, 3), r"\(3,\).*given shape \(5, 3\).*1 axis in front"),
+        ((3, "b"), (6, 5, 3), r"\(3,\).*given shape \(5, 3\).*one extra leading axis"),
     ],
 )
 def test_wrong_shape_is_an_error(args, shape, message) -> None:

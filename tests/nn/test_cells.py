@@ -76,7 +76,9 @@ def test_wrong_shapes_name_the_argument(key) -> None:
     cell = nn.GRUCell(3, 2, key=key)
     with pytest.raises(eqx.ShapeError, match=r"GRUCell takes `input` of shape \(3,\)"):
         cell(jnp.ones(2), jnp.ones(2))
-    with pytest.raises(eqx.ShapeError, match=r"`hidden` .*1 axis in front.*jax\.vmap"):
+    with pytest.raises(
+        eqx.ShapeError, match=r"`hidden` .*one extra leading axis.*jax\.vmap"
+    ):
         cell(jnp.ones(3), jnp.ones((5, 2)))
     cell = nn.LSTMCell(3, 2, key=key)
     for at, hidden in enumerate([(3, 2), (2, 3)]):

@@ -120,7 +120,11 @@ def test_reinit_draws_in_the_same_layout(key) -> None:
         ),
         ("shk,hkd->sd", (6, 3, 3), "axis 'h' has size 2"),
         ("...hk,hkd->...d", (3,), r"takes `x` of shape \(2, 3\)"),
-        ("sd,dk->sk", (7, 6, 4), r"\(any, 4\).*1 axis in front.*`jax.vmap\(model\)"),
+        (
+            "sd,dk->sk",
+            (7, 6, 4),
+            r"\(any, 4\).*one extra leading axis.*`jax.vmap\(model\)",
+        ),
     ],
 )
 def test_wrong_shape_names_the_axis(equation, shape, message) -> None:

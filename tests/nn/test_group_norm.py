@@ -53,7 +53,7 @@ def test_instance_norm_passes_a_state_on(draw) -> None:
         ),
         ((3,), r"more than one number in each channel.*\(3,\)"),
         ((3, 1, 1), r"more than one number in each channel.*\(3, 1, 1\)"),
-        ((2, 3, 5), "1 axis in front"),
+        ((2, 3, 5), "one extra leading axis"),
     ],
 )
 def test_wrong_shape_of_instance_norm_is_an_error(shape, message) -> None:

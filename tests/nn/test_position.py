@@ -144,7 +144,7 @@ def test_wrong_argument_is_an_error(kind, learned) -> None:
     name = type(embed).__name__
     with pytest.raises(eqx.ShapeError, match=rf"{name} takes `x` of shape \(any, 4\)"):
         embed(jnp.ones((3, 5)))
-    with pytest.raises(eqx.ShapeError, match="1 axis in front"):
+    with pytest.raises(eqx.ShapeError, match="one extra leading axis"):
         embed(jnp.ones((2, 3, 4)))
     x, positions = jnp.ones((3, 4)), jnp.arange(2)
     with pytest.raises(

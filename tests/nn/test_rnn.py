@@ -319,7 +319,7 @@ def test_bad_input_is_an_error_that_names_it(key):
         ((xs, (None, (1, 2, 3))), {}, r"At `layers\[1\]`: .* each direction, 2 in all"),
         ((xs,), {"length": jnp.array([1, 2])}, r"got shape \(2,\)\. Use `jax\.vmap`"),
         ((jnp.array(1.0),), {}, "with the sequence along the first axis"),
-        ((xs[None],), {}, r"At `layers\[0\]\.forward`: .*1 axis in front"),
+        ((xs[None],), {}, r"At `layers\[0\]\.forward`: .*one extra leading axis"),
         ((xs, ((None, jnp.ones(3)), None)), {}, r"`layers\[0\]\.backward`: .*`hidden`"),
     ]:
         with pytest.raises(eqx.ShapeError, match=message):

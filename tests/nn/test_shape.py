@@ -45,10 +45,10 @@ def name_of(value) -> str | None:
 def test_batch_is_refused_with_a_hint_at_vmap(layer, shape, wanted) -> None:
     jax.eval_shape(layer.__call__, np.ones(shape, np.float32))
     given = str((3, *shape)).replace("(", r"\(").replace(")", r"\)")
-    hint = r"shape with 1 axis in front.*`jax\.vmap\(model\)\(x\)`"
+    hint = r"one extra leading axis.*`jax\.vmap\(model\)\(x\)`"
     with pytest.raises(eqx.ShapeError, match=rf"shape {wanted}.*{given}.*{hint}"):
         layer(np.ones((3, *shape), np.float32))
-    hint = r"with 2 axes in front.*`jax\.vmap\(jax\.vmap\(model\)\)\(x\)`"
+    hint = r"2 extra leading axes.*`jax\.vmap\(jax\.vmap\(model\)\)\(x\)`"
     with pytest.raises(eqx.ShapeError, match=hint):
         layer(np.ones((3, 3, *shape), np.float32))
 
@@ -189,7 +189,7 @@ def test_ensemble_is_called_under_filter_vmap(layer, shape) -> None:
     ensemble = eqx.combine(
         jax.tree.map(lambda a: jnp.asarray(np.stack([a, a])), arrays), rest
     )
-    hint = r"1 axis more than one layer has.*call it under `filter_vmap`"
+    hint = r"one axis more than one layer has.*call it under `filter_vmap`"
     with pytest.raises(eqx.ShapeError, match=hint):
         ensemble(np.ones(shape, np.float32))
     call = eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))

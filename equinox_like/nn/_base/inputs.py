@@ -41,10 +41,9 @@ def check_input(
     )
     if extra > 0 and _matches(shape[extra:], wanted):
         message += (
-            f" That is the wanted shape with {_axes(extra)} in front, and a layer takes "
-            "one example at a time. Wrap the model in `jax.vmap`, once for each such "
-            f"axis: `{'jax.vmap(' * extra}model{')' * extra}({name})`. If it is an axis "
-            "of a sequence, wrap only this layer, where it is called."
+            f" The input has {_axes(extra, 'extra leading ')}; layers take one example, "
+            f"without a batch axis. Call `{'jax.vmap(' * extra}model{')' * extra}({name})`"
+            ". If it is an axis of a sequence, use `jax.vmap` on this layer only."
         )
     elif wanted and wanted[0] == 1 and _matches(shape, wanted[1:]):
         message += f" Add the first axis, of size 1: `{name}[None]`."
@@ -173,5 +172,5 @@ def _as_text(shape: Sequence[int | None]) -> str:
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
-def _axes(number: int) -> str:
-    return "1 axis" if number == 1 else f"{number} axes"
+def _axes(number: int, kind: str = "") -> str:
+    return f"one {kind}axis" if number == 1 else f"{number} {kind}axes"
