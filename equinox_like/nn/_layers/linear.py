@@ -42,8 +42,7 @@ _T = TypeVar("_T")
 class Linear(Module):
     """An affine map of a vector: `W x + b`.
 
-    Weight and bias start uniform between `-1 / sqrt(in_features)` and
-    `1 / sqrt(in_features)`.
+    Weight and bias start uniform between `-a` and `a`, where `a` is `1/sqrt(in_features)`.
 
     !!! example
 

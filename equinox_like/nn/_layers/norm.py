@@ -115,7 +115,7 @@ class LayerNorm(_ElementwiseNorm):
     $$y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \odot w + b$$
 
     To normalise only the last axes of an array, wrap the layer in `jax.vmap`. A single
-    number, of shape `()` or `(1,)`, becomes 0, so that the result is $b$.
+    number, of shape `()` or `(1,)`, becomes 0, so that the result is the bias.
 
     !!! example
 
