@@ -242,9 +242,9 @@ def load_from_pytorch():
 
 # What fails under each heading, in the order of the quotations.
 CALLS = {
-    "`jax.jit(model)(x)`": [
-        lambda: jax.jit(model)(x),
+    "`jax.jit(loss, static_argnums=0)(model, x)`": [
         lambda: jax.jit(loss, static_argnums=0)(model, x),
+        lambda: hash(model),
     ],
     "`jax.jit(loss)(model, x)`": [lambda: jax.jit(loss)(model, x)],
     "a configuration as an argument": [

@@ -63,11 +63,19 @@ class NameForJAX(OfCallables):
     """
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        frame: Any = sys._getframe(1)
-        while is_passed_over(frame.f_code.co_filename):
-            frame = frame.f_back  # the outermost one is not of the library
-        is_for_jax = frame.f_globals.get("__name__", "").startswith("jax.")
-        return super().__get__(instance if is_for_jax else None, owner)
+        return super().__get__(instance if is_for_jax() else None, owner)
+
+
+def is_for_jax() -> bool:
+    """Whether JAX asks for a property of a Module, and not the user's code."""
+    frame: Any = sys._getframe(1)
+    while is_passed_over(frame.f_code.co_filename) or _module_of(frame) == "weakref":
+        frame = frame.f_back  # the outermost one is not of the library
+    return _module_of(frame).startswith("jax.")
+
+
+def _module_of(frame: types.FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
 
 
 class _Doc:

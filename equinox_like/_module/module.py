@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
@@ -47,6 +48,7 @@ from .instance import (
     NameForJAX,
     OfCallables,
     code_of,
+    is_for_jax,
     refuse_assignment,
     show_function,
 )
@@ -330,7 +332,7 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
 
     def __eq__(self, other: object) -> Any:
         if type(self) is type(other):
-            return tree_equal(self, other)
+            return _is_same(self, other) or tree_equal(self, other)
         # Another object may be equal to anything, as `mock.ANY` and the snapshots of
         # syrupy are. An array of NumPy would compare its elements.
         return False if is_array_like(other) else NotImplemented
@@ -340,6 +342,10 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         try:
             return hash(values)
         except TypeError as error:
+            # JAX hashes the function that it transforms. User code hashes a model for a
+            # table, and `jax.jit` a static argument: it would compile for each new model.
+            if is_for_jax():
+                return hash_of_parts(self)
             other = why_unhashable(self, error)
             if other is error:
                 raise
@@ -353,6 +359,29 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
 
 
 compared_as_trees.add(Module)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two trees consist of the identical objects, traced arrays included."""
+    (leaves, treedef), (others, other_treedef) = map(jtu.tree_flatten, (a, b))
+    return (
+        len(leaves) == len(others)
+        and all(map(operator.is_, leaves, others))
+        and treedef == other_treedef
+    )
+
+
+def hash_of_parts(tree: Module) -> int:
+    """A hash for a tree whose arrays count by their identity."""
+    statics = [getattr(tree, name) for name in tree._module_spec_.static]
+    return hash((type(tree), *statics, *map(_hash_or_id, jtu.tree_leaves(tree))))
+
+
+def _hash_or_id(x: Any) -> int:
+    try:
+        return hash(x)
+    except TypeError:
+        return id(x)
 
 
 class BoundMethod(Module):
@@ -379,6 +408,9 @@ class BoundMethod(Module):
         if getattr(type(self.__self__), name, None) is self.__func__:
             return getattr, (self.__self__, name)
         return super().__reduce_ex__(protocol)
+
+    def __hash__(self) -> int:
+        return hash_of_parts(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -281,11 +281,9 @@ def _unhashable_array(self: Any, where: str, array: Any) -> TypeError:
     name = type(self).__name__
     return TypeError(
         f"unhashable type: {name!r}. Its {where} is {describe_array(array)}, and arrays "
-        "have no hash. If this came from a transformation of JAX, such as `jax.jit`, "
-        "which hashes the function and the static arguments: use that of this library "
-        f"(`filter_jit`), or pass the {name} as an ordinary argument. For JAX "
-        "functions without a filtered version, such as `jax.lax.custom_root`, pass "
-        "`lambda *args: f(*args)` in place of `f`."
+        f"have no hash. Do not pass the {name} as a static argument: JAX would compile "
+        "for each new one. Pass it as an ordinary argument of `filter_jit`, or of another "
+        "filtered transformation. As the key of a dictionary, take its `id(...)`."
     )
 
 

@@ -14,7 +14,7 @@ from .construct import filled
 from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES
 from .instance import OfCallables, code_of, name_of, show_function
-from .module import Module, as_pytree
+from .module import Module, as_pytree, hash_of_parts
 
 _T = TypeVar("_T")
 
@@ -126,6 +126,9 @@ class Partial(Module, Generic[_T]):
 
     def _shown_(self) -> Any:
         return self.func
+
+    def __hash__(self) -> int:
+        return hash_of_parts(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> _T:
         if self.keywords:

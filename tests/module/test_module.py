@@ -792,16 +792,6 @@ class TestComparison:
         ):
             hash(static)
 
-    def test_error_of_the_hash_says_what_to_pass_to_a_solver_of_jax(self):
-        def solve(f):
-            return jax.lax.custom_root(f, 0.0, lambda f, x: x - f(x), lambda g, y: y)
-
-        residual = Affine(1.0, jnp.asarray(-2.0))
-        with pytest.raises(TypeError, match=r"pass `lambda \*args: f\(\*args\)`"):
-            solve(residual)
-        gradient = eqx.filter_grad(lambda f: solve(lambda *args: f(*args)))(residual)
-        assert gradient.bias == -1
-
     def test_own_equality_is_used(self):
         class Always(eqx.Module):
             x: int
