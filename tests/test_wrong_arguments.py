@@ -407,6 +407,10 @@ def step(model, opt_state, x):
             "Did you mean 'model'?",
         ),
         (
+            lambda: eqx.filter_vmap(step, in_axes="x")(X, X, X),
+            "`in_axes` gives 'x'. By name: `in_axes={'x': 0}`.",
+        ),
+        (
             lambda: eqx.filter_while_loop(bool, same, 0, kind="checkpoint"),
             'Did you mean "checkpointed"?',
         ),

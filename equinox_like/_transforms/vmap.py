@@ -343,12 +343,12 @@ def resolve_axes(axes: Any, tree: Any, option: str, name: str) -> list[int | Non
             chosen: Any = axis(leaf) if callable(axis) else axis
             is_bool = type(chosen) is bool
             if is_bool or not (chosen is None or hasattr(chosen, "__index__")):
-                is_type = callable(axis) or is_bool
-                error = TypeError if is_type else ValueError
+                error = TypeError if callable(axis) or is_bool else ValueError
+                by_name = f" By name: `{option}={{{chosen!r}: 0}}`."
                 raise error(
                     f"The leaves of `{option}` must be ints, `None`, or callables that "
                     f"return one; `{leaf_name(axes, number, option, is_none)}` gives "
-                    f"{chosen!r}."
+                    f"{chosen!r}.{by_name * (option == 'in_axes' and type(axes) is str)}"
                 )
             resolved.append(None if chosen is None else operator.index(chosen))
     return resolved
