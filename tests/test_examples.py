@@ -11,6 +11,7 @@ import re
 import struct
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import nbformat
@@ -131,13 +132,31 @@ def test_language_model_that_is_stopped_and_resumed_is_that_of_a_whole_run(tmp_p
 def test_language_model_stops_early_and_its_file_is_sampled(tmp_path):
     small = ("--tiny", "--depth", 1, "--micro-batches", 1)
     out = ("--out", tmp_path, "--prompt", "If ")
-    printed = run(LANGUAGE_MODEL, *small, *out, "--learning-rate", 0)
-    assert "Step 10: held-out loss" in printed  # nothing is learnt after the first
+    small += ("--learning-rate", 0)
+    run(LANGUAGE_MODEL, *small, *out, "--stop-at", 25)
+    printed = run(LANGUAGE_MODEL, *small, *out)
+    assert "Step 10: held-out loss" in printed  # it learns nothing after the first
     rows = rows_of(tmp_path / "log.csv")
     assert [row["step"] for row in rows] == ["10", "20", "30", "40"]
     assert len({row["held_out_loss"] for row in rows}) == 1
     text = run("train_language_model/sample.py", tmp_path / "model", "--prompt", "If ")
     assert printed.endswith(f"It writes:\n\n{text}") and text.startswith("If ")
+
+
+def test_page_of_the_language_model_shows_the_code_of_its_files():
+    files = [
+        path.read_text() for path in (EXAMPLES / LANGUAGE_MODEL).parent.glob("*.py")
+    ]
+    page = EXAMPLES.parent / "docs" / "train-a-language-model.md"
+    blocks = re.findall(
+        r"^```py\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert len(blocks) > 5
+    # What is within a function or a loop is shown without its indentation.
+    wanted = [
+        [textwrap.indent(block, " " * n) for n in (0, 4, 8, 12)] for block in blocks
+    ]
+    assert all(any(each in "".join(files) for each in block) for block in wanted)
 
 
 # The kernel's messages come in through libraries that warn of their own future.

@@ -1,7 +1,8 @@
 """Each notebook of `examples/` as a page: its text, code and saved outputs.
 
-Nothing is executed. The pages come after the guides in the navigation, and each has a link
-to its notebook.
+Nothing is executed. The pages come last in the section "Examples" of the navigation, and
+each has a link to its notebook. The files of the project in `examples/`, of which a page
+tells, can be downloaded, too.
 """
 
 import re
@@ -17,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(
     (ROOT / "examples").glob("*.ipynb"), key=lambda p: (p.stem != "quickstart", p.stem)
 )
-BEFORE = "API"  # the section of the navigation that the notebooks stand before
+PROJECT = ROOT / "examples" / "train_language_model"
+SECTION = "Examples"  # of the navigation, where the notebooks come last
 # As nbconvert's own template, but what a cell printed is a block of class `output`.
 TEMPLATE = """
 {%- extends "markdown/index.md.j2" -%}
@@ -34,10 +36,8 @@ TEMPLATE = """
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     pages = [{title_of(path): page_of(path)} for path in NOTEBOOKS]
-    nav = config.nav or []
-    names = [next(iter(entry)) for entry in nav]
-    place = names.index(BEFORE) if BEFORE in names else len(nav)
-    nav.insert(place, {"Examples": pages})
+    section = next(entry for entry in config.nav or [] if SECTION in entry)
+    section[SECTION].extend(pages)
     # `mkdocs serve` reads the notebooks again when they change.
     config.watch.append(str(ROOT / "examples"))
     return config
@@ -55,6 +55,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(
                 File.generated(config, f"examples/{path.stem}/{name}", content=content)
             )
+    for path in sorted(PROJECT.glob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, content=path.read_text()))
     return files
 
 

@@ -21,7 +21,7 @@ class Config:
     dropout: float = 0.1
     precision: str = "params=f32,compute=bf16,output=f32"
     # The optimiser
-    steps: int = 1500
+    steps: int = 1000
     batch_size: int = 16  # sequences in a micro-batch
     micro_batches: int = 2  # in a step: their gradients are averaged
     learning_rate: float = 3e-3
@@ -31,7 +31,7 @@ class Config:
     ema_decay: float = 0.99  # of the averaged model, which is evaluated and saved
     # Evaluation
     eval_every: int = 100  # steps; a checkpoint is written, too
-    patience: int = 500  # training ends after as many steps without a better loss
+    patience: int = 300  # training ends after as many steps without a better loss
     seed: int = 0
 
     def to_json(self) -> str:
@@ -59,13 +59,13 @@ TINY: dict[str, Any] = {
 def parse_args() -> tuple[Config, argparse.Namespace]:
     """The settings, and the options that do not change what is trained."""
     parser = argparse.ArgumentParser(
-        description="Train a small language model; run it again to resume.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Train a small language model. A run that was stopped continues."
     )
-    parser.add_argument("--out", type=Path, default=Path("out/language_model"))
-    parser.add_argument("--stop-at", type=int, help="a step, to resume later")
+    out = Path("out/language_model")
+    parser.add_argument("--out", type=Path, default=out, help=f"by default {out}")
+    parser.add_argument("--stop-at", type=int, help="a step, to continue later")
     parser.add_argument("--prompt", default="The ", help="the start of the sample")
-    parser.add_argument("--tiny", action="store_true", help="settings to try the code")
+    parser.add_argument("--tiny", action="store_true", help="settings to test the code")
     fields = parser.add_argument_group("settings")
     for field in dataclasses.fields(Config):
         fields.add_argument(

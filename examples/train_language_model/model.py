@@ -22,10 +22,11 @@ class Block(eqx.Module):
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
         attention_key, mlp_key = jax.random.split(key)
-        width = config.width
+        width, heads = config.width, config.heads
         self.norms = eqx.nn.RMSNorm(width), eqx.nn.RMSNorm(width)
+        rotary = eqx.nn.RotaryPositionalEmbedding(width // heads)
         self.attention = eqx.nn.MultiheadAttention(
-            config.heads, width, key=attention_key
+            heads, width, rotary=rotary, key=attention_key
         )
         self.mlp = eqx.nn.MLP(width, width, 4 * width, 1, jax.nn.gelu, key=mlp_key)
         self.dropout = eqx.nn.Dropout(config.dropout)
@@ -54,21 +55,17 @@ class GPT(eqx.Module):
     """For each of `n` tokens, the logits of the next one: shape `(n, VOCABULARY)`."""
 
     embedding: eqx.nn.Embedding
-    position: eqx.nn.LearnedPositionalEmbedding
     blocks: eqx.nn.Stacked[Block]
     norm: eqx.nn.RMSNorm
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
-        keys = jax.random.split(key, 3)
+        embedding_key, blocks_key = jax.random.split(key)
         width = config.width
         self.embedding = eqx.nn.Embedding(
-            VOCABULARY, width, weight_init=normal(width**-0.5), key=keys[0]
-        )
-        self.position = eqx.nn.LearnedPositionalEmbedding(
-            config.context, width, key=keys[1]
+            VOCABULARY, width, weight_init=normal(width**-0.5), key=embedding_key
         )
         self.blocks = eqx.nn.Stacked(
-            lambda key: Block(config, key=key), config.depth, key=keys[2]
+            lambda key: Block(config, key=key), config.depth, key=blocks_key
         )
         self.norm = eqx.nn.RMSNorm(width)
 
@@ -83,17 +80,19 @@ class GPT(eqx.Module):
         x = jax.vmap(self.embedding)(tokens)
         next_caches = []
         if caches is None:  # training: the blocks are one scan, which compiles fast
-            x = self.blocks(self.position(x), key=key)
+            x = self.blocks(x, key=key)
         else:  # generation: a scan would copy the caches for each token
-            x = self.position(x, offset=caches[0].length)
             for block, cache in zip(self.blocks.unstack(), caches, strict=True):
                 x, cache = block(x, cache)
                 next_caches.append(cache)
         return jax.vmap(self.embedding.attend)(jax.vmap(self.norm)(x)), next_caches
 
     def init_caches(self, length: int) -> list[eqx.nn.KVCache]:
-        blocks = self.blocks.unstack()
-        return [block.attention.init_cache(length) for block in blocks]
+        """Empty caches, which keep the last `length` tokens."""
+        return [
+            block.attention.init_cache(length, overflow="ring")
+            for block in self.blocks.unstack()
+        ]
 
 
 def make_model(config: Config, *, key: PRNGKeyArray):

@@ -21,15 +21,21 @@ def load_model(path: Path):
     return eqx.load(path, template), config
 
 
-def sample(path: Path, prompt: str, *, temperature: float = 0.7, seed: int = 0) -> str:
-    """The prompt, and as much text after it as the context of the model has room for."""
+def sample(
+    path: Path,
+    prompt: str,
+    *,
+    length: int = 300,
+    temperature: float = 0.7,
+    seed: int = 0,
+) -> str:
+    """The prompt, and `length` bytes after it."""
     model, config = load_model(path)
-    tokens = encode(prompt)
     out = eqx.nn.generate(
         eqx.nn.inference_mode(model),
-        tokens,
+        encode(prompt),
         model.init_caches(config.context),
-        max_new_tokens=config.context - len(tokens),
+        max_new_tokens=length,
         key=jax.random.key(seed),
         temperature=temperature,
     )
@@ -38,12 +44,12 @@ def sample(path: Path, prompt: str, *, temperature: float = 0.7, seed: int = 0) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print text from a saved model.")
-    parser.add_argument("model", type=Path)
+    parser.add_argument("path", type=Path)
     parser.add_argument("--prompt", default="The ")
+    parser.add_argument("--length", type=int, default=300)
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=0)
-    options = vars(parser.parse_args())
-    print(sample(options.pop("model"), **options))
+    print(sample(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

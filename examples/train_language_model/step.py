@@ -40,7 +40,7 @@ def make_optimiser(config: Config) -> optax.GradientTransformation:
 
 
 def decayed(params):
-    """Which parameters have weight decay: all but the scales of norms."""
+    """Which parameters have weight decay: all but those of norms."""
     every = jax.tree.map(lambda _: True, params)
     norms = eqx.select(every).of(eqx.nn.RMSNorm)
     return norms.apply(lambda norm: jax.tree.map(lambda _: False, norm))
