@@ -7,10 +7,11 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Inexact
 
 from ..._compat.tracing import within_program
@@ -18,7 +19,7 @@ from ..._core.flat_call import Template, take_apart
 from ..._errors import did_you_mean
 from ..._transforms.trace import filter_eval_shape
 from ..._tree import is_array, is_inexact_array
-from ..._tree.arrays import describe_array
+from ..._tree.arrays import describe_array, is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .arguments import check_dtype, taker_name
 
@@ -67,11 +68,38 @@ def draw(
     Drawn along one axis and reshaped, the numbers are the same, and on a CPU they take
     less time to compile: a quarter for the weight of a `Conv2d`. But in a program for
     several devices, each of them would draw all numbers, and not only its own.
+
+    Outside of a program, most of the time of a first construction is to compile a draw
+    for each shape. So the next power of two is drawn, and NumPy takes the first numbers.
     """
-    shape = tuple(shape)
-    if within_program() and (jax.device_count() > 1 or jax.default_backend() != "cpu"):
-        return sample(key, shape, dtype, *args)
+    shape, size = tuple(shape), math.prod(shape)
+    if within_program():
+        if jax.device_count() > 1 or jax.default_backend() != "cpu":
+            return sample(key, shape, dtype, *args)
+    elif size <= _MOST_ROUNDED and _draws_prefixes(key):
+        drawn = _draw_flat(sample, key, (_rounded_up(size),), dtype, *args)
+        return jnp.array(np.asarray(drawn)[:size].reshape(shape))
     return _draw_flat(sample, key, shape, dtype, *args)
+
+
+_LEAST_ROUNDED: Final = 2**12  # fewer numbers take no less time
+_MOST_ROUNDED: Final = 2**20  # to draw more takes longer than to compile
+
+
+def _rounded_up(size: int) -> int:
+    return max(_LEAST_ROUNDED, 2 ** (size - 1).bit_length())
+
+
+def _draws_prefixes(key: Any) -> bool:
+    """Whether a short draw is the beginning of a longer one, on one CPU device."""
+    return (
+        is_concrete(key)
+        and not key.committed
+        and jax.default_backend() == "cpu"
+        and jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+        and jax.random.key_impl(key) == "threefry2x32"
+        and jax.sharding.get_abstract_mesh().empty
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
