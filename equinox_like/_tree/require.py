@@ -127,7 +127,9 @@ def explain_call(error: TypeError, cls: Any, args: Sequence[Any], kwargs: Any) -
     elif by_name and len(args) > number:
         answer = f" These are passed by name: {listed(by_name, 9)}."
     if answer:
-        error.args = (f"{str(error).rstrip('.')}.{answer}",)
+        # An inherited `__init__` names the class that has it.
+        said = str(error).rpartition(".__init__() ")[2].rstrip(".")
+        error.args = (f"{cls.__name__}.__init__() {said}.{answer}",)
 
 
 def may_be_key(x: Any) -> bool:

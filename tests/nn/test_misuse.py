@@ -85,7 +85,7 @@ CALLS = {
     "nn.generate(seq.layers[0], [1], (), 2, key=k)": (
         "TypeError: `def __call__(self, tokens, cache)`, return `logits, cache`."
     ),
-    "nn.generate(lambda x: x, [1, 2], (), 2, key=k)": "TypeError: has too many",
+    "nn.generate(lambda x: x, [1, 2], (), 2, key=k)": "TypeError: does not take: too many",
     "nn.generate(logits, [1], xs, 2, key=k)": "TypeError: by `attention.init_cache(n)`.",
     # A class, or no layer at all, in place of a layer.
     "nn.Sequential([L, nn.Dropout])": "TypeError: Sequential, `layers[1]`, `Dropout(...)`",

@@ -288,10 +288,10 @@ def _called(model: Any, tokens: Array, cache: Any) -> tuple[Any, Any]:
         signature_of(model).bind(tokens, cache)
     except TypeError as error:
         raise TypeError(
-            f"`generate` calls `model(tokens, cache)`, but the `model` has {error}. Write "
-            "`def __call__(self, tokens, cache)`; pass the cache to the attention, "
-            "`x, cache = attention(x, x, x, is_causal=True, cache=cache)`; and return "
-            "`logits, cache`."
+            "`generate` calls `model(tokens, cache)`, which this `model` does not take: "
+            f"{error}. Write `def __call__(self, tokens, cache)`; pass the cache to the "
+            "attention, `x, cache = attention(x, x, x, is_causal=True, cache=cache)`; and "
+            "return `logits, cache`."
         ) from None
     except ValueError:  # a built-in function may have no signature
         pass
