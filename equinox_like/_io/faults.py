@@ -17,7 +17,11 @@ from .._tree.nodes import describe_node, listed, plain_path
 
 
 def renamer(
-    rename: Any, tree: Any, target: str, name_of: Callable[[Any], str]
+    rename: Any,
+    tree: Any,
+    target: str,
+    name_of: Callable[[Any], str],
+    others: Iterable[str] = (),
 ) -> Callable[[str], Any]:
     """From the name of a leaf to the stored name.
 
@@ -26,6 +30,7 @@ def renamer(
     - `rename`: a dictionary, a function, or `None`.
     - `tree`, `target`: the tree whose leaves have names, and what it is called.
     - `name_of`: from a key path to a name.
+    - `others`: further names that the dictionary may have.
 
     **Raises:**
 
@@ -42,13 +47,14 @@ def renamer(
         )
     # A layer without a bias has `None` there, which a table for all layers may name.
     paths = jtu.tree_leaves_with_path(tree, is_leaf=is_none) if table else []
-    unknown = set(table) - {name_of(path) for path, _ in paths}
+    names = [*(name_of(path) for path, _ in paths), *others]
+    unknown = set(table).difference(names)
     if unknown:
         raise ValueError(
             f"`rename` has keys that are not names in `{target}`: "
             f"{listed(sorted(unknown), 5)}. To use a table with more names, pass a "
             "function: `lambda name: table.get(name, name)`."
-            + did_you_mean(min(unknown), map(name_of, (path for path, _ in paths)))
+            + did_you_mean(min(unknown), names)
         )
     return lambda name: table.get(name, name)
 

@@ -1,7 +1,7 @@
 """A tree as a flat dictionary with dotted names, as in other frameworks."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,10 @@ from .._tree.arrays import (
     with_key,
     without_key,
 )
-from .._tree.nodes import describe_node, path_str, path_within
+from .._tree.filters import is_array_or_struct
+from .._tree.nodes import describe_node, path_str
 from .._tree.require import refuse_class
-from .faults import Faults, Path, Wanted, renamer
+from .faults import Faults, Path, Wanted, other_prefix, renamer
 from .files import is_path
 from .placement import put_like, shardings_for
 from .tensors import NUMBERS, is_loadable, number_type
@@ -33,12 +34,15 @@ _STATISTICS = (
 )
 
 
-def state_dict(tree: Any) -> dict[str, Any]:
+def state_dict(tree: Any, *, unstack: bool = False) -> dict[str, Any]:
     """The arrays and numbers of a tree by dotted names, `layers.0.weight`.
 
     **Arguments:**
 
     - `tree`: any pytree.
+    - `unstack`: whether each layer of an [`equinox_like.nn.Stacked`][] has its own names:
+        `blocks.0.weight`, `blocks.1.weight` in place of `blocks.layers.weight`, as if the
+        layers were in a list.
 
     **Returns:**
 
@@ -49,7 +53,8 @@ def state_dict(tree: Any) -> dict[str, Any]:
     **Raises:**
 
     `ValueError` if two leaves have the same dotted name, naming both paths. `LeafError` for
-    a `jax.Ref`.
+    a `jax.Ref`, and with `unstack` for an array of a `Stacked` whose first axis is not the
+    depth.
 
     The result shares arrays with `tree`: to donate one deletes those of the other.
     [`equinox_like.tree_copy`][] makes copies.
@@ -68,7 +73,7 @@ def state_dict(tree: Any) -> dict[str, Any]:
         if isinstance(leaf, jax.Ref):
             name = path_str(path, "tree")
             raise LeafError(f"`{name}` is a `jax.Ref`: put `ref[...]` there.", path)
-    return {name: _numbers(leaf) for name, _, leaf in _named_leaves(tree)}
+    return {entry.name: _numbers(_row(entry)) for entry in _entries(tree, unstack)}
 
 
 def load_state_dict(
@@ -86,13 +91,15 @@ def load_state_dict(
         arrays are placed, if they are committed to a device or sharded.
     - `mapping`: from dotted names to arrays: JAX or NumPy arrays, or objects that
         convert to one, such as PyTorch's tensors on the CPU (after `.detach()`). The
-        arrays are copied.
+        arrays are copied. The layers of an [`equinox_like.nn.Stacked`][] may have names
+        of their own, `blocks.0.weight`, `blocks.1.weight`: they are stacked.
     - `strict`: if `False`, leaves that `mapping` does not have are kept, and names that
         only `mapping` has are ignored. Other shapes and dtypes remain errors, and so does
         a `mapping` with none of the names. Python numbers and flags, such as the rate of
         a dropout, may be missing in any case: other frameworks do not save them.
     - `rename`: from a name in `tree` to its name in `mapping`: a dictionary of those that
-        differ, or a function for all.
+        differ, or a function for all. If `mapping` does not have the name of a leaf of a
+        `Stacked`, it is also used for the names of the layers.
 
     **Returns:**
 
@@ -129,65 +136,186 @@ def load_state_dict(
             "`mapping` must be a dictionary from names to arrays; got "
             f"{describe_node(mapping)}. {fix}"
         )
-    there = renamer(rename, tree, "tree", _dotted)
+    entries = _entries(tree)
+    rows: dict[Path, list[_Entry]] = {entry.path: [] for entry in entries}
+    for entry in _entries(tree, unstack=True, strict=False):
+        if entry.layer:
+            rows[entry.path].append(entry)
+    layers = [row for found in rows.values() for row in found]
+    there = renamer(rename, tree, "tree", _dotted, (row.name for row in layers))
+    wanted = _wanted(entries, rows, there, mapping)
+    axes = {row.name: len(row.layer) for row in layers}
     faults = Faults("the state dict", "the mapping", "tree")
-    new: dict[Path, Any] = {}
-    named = _named_leaves(tree)
-    wanted = [Wanted(path, own, there(own), leaf) for own, path, leaf in named]
+    new: dict[str, Any] = {}
 
     def problem_of(leaf: Wanted) -> str | None:
         try:
-            new[leaf.path] = _convert(mapping[leaf.name], leaf.like)
+            array = _checked(mapping[leaf.name], leaf.like, axes.get(leaf.own, 0))
         except _Unfit as unfit:
             return faults.mismatch(*unfit.args)
+        new[leaf.own] = array
+        return _other_setting(leaf, rows[leaf.path], new)
 
     def is_setting(leaf: Any) -> bool:
         return not hasattr(leaf, "dtype")
 
     faults.compare(wanted, mapping, problem_of, strict, is_optional=is_setting)
-    fix = _unstacked(faults.first or (), mapping) or faults.fix_by_options(strict)
+    fix = faults.fix_by_options(strict)
     if any(str(name).endswith("running_mean") for name in faults.extra):
         fix += _STATISTICS
     faults.raise_any(fix)
+    for entry in entries:
+        if any(row.name in new for row in rows[entry.path]):
+            new[entry.name] = _stacked(entry.leaf, rows[entry.path], new)
+    found = {e.path: _like(new[e.name], e.leaf) for e in entries if e.name in new}
     items, treedef = jtu.tree_flatten_with_path(tree)
-    leaves = [new.get(path, leaf) for path, leaf in items]
+    leaves = [found.get(path, leaf) for path, leaf in items]
     where = shardings_for(tree, None)
     return treedef.unflatten(put_like(items, leaves, where))
 
 
-def _unstacked(path: Path, mapping: Any) -> str:
-    """How to load into a Stacked, if `mapping` has the layers one by one."""
-    for i, key in enumerate(path):
-        first = (*path[:i], jtu.SequenceKey(0), *path[i + 1 :])
-        if str(key) == ".layers" and _dotted(first) in mapping:
-            at = path_within(path[:i])
-            old, new = path_str(path[:i], "tree"), path_str(path[:i], "loaded")
-            return (
-                "The mapping has each layer of a `Stacked` on its own. Load into "
-                f"`eqx.tree_at({at!r}, tree, {old}.unstack())`, and then call "
-                f"`eqx.tree_at({at!r}, loaded, eqx.nn.Stacked.from_layers({new}))`."
+class _Entry(NamedTuple):
+    """A leaf under its name, or the part of it that belongs to one layer of a `Stacked`."""
+
+    name: str
+    path: Path
+    leaf: Any
+    # Of the layer, in each `Stacked` around the leaf.
+    layer: tuple[int, ...] = ()
+
+
+def _is_stacked(node: Any) -> bool:
+    return hasattr(type(node), "_stacked_field")
+
+
+def _entries(tree: Any, unstack: bool = False, strict: bool = True) -> list[_Entry]:
+    """All that a state dict has of a tree, in its order.
+
+    **Arguments:**
+
+    - `unstack`: whether each layer of a `Stacked` has its own names.
+    - `strict`: whether an array without an axis of the layers is an error, or has no entry.
+    """
+    entries, seen = [], {}
+    for entry, depths in _walk(tree, (), (), (), (), unstack):
+        leaf, path, name = entry.leaf, entry.path, entry.name
+        if is_array_or_struct(leaf) and leaf.shape[: len(depths)] != depths:
+            if not strict:
+                continue
+            raise LeafError(
+                f"`{path_str(path, 'tree')}` is {describe_array(leaf)}, so it has no axes "
+                f"{depths} of the layers of a `Stacked` in front. For an ensemble, call "
+                "`state_dict` for each model: `filter_vmap(lambda model: "
+                "eqx.state_dict(model, unstack=True))(models)`.",
+                path,
             )
-    return ""
+        if name in seen:
+            raise ValueError(
+                f"`{path_str(seen[name], 'tree')}` and `{path_str(path, 'tree')}` have "
+                f"the same name {name!r} in a state dict. Rename a key of the tree."
+            )
+        seen[name] = path
+        entries.append(entry)
+    return entries
+
+
+def _walk(
+    node: Any, path: Path, named: Path, index: Any, depths: Any, unstack: bool
+) -> Iterator[tuple[_Entry, tuple[int, ...]]]:
+    """The entries below a node, each with the depths of the `Stacked` around it."""
+    is_leaf = _is_stacked if unstack else None
+    for step, x in jtu.tree_flatten_with_path(node, is_leaf=is_leaf)[0]:
+        if unstack and _is_stacked(x):
+            key = jtu.GetAttrKey(x._stacked_field)
+            layers = getattr(x, key.name)
+            for i in range(len(x)):
+                at = (*path, *step, key), (*named, *step, jtu.SequenceKey(i))
+                yield from _walk(layers, *at, (*index, i), (*depths, len(x)), unstack)
+        elif is_loadable(x):
+            yield _Entry(_dotted((*named, *step)), (*path, *step), x, index), depths
+
+
+def _row(entry: _Entry) -> Any:
+    leaf, index = entry.leaf, entry.layer
+    if not index or not is_array_or_struct(leaf):
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape[len(index) :], leaf.dtype)
+    return leaf[(*index, ...)]
+
+
+def _wanted(
+    entries: Sequence[_Entry],
+    rows: Mapping[Path, Sequence[_Entry]],
+    there: Callable[[str], Any],
+    mapping: Any,
+) -> list[Wanted]:
+    """The names to read: of the leaves of a tree, or of its layers if they are there."""
+    wholes, parts = [], []
+    for entry in entries:
+        whole = Wanted(entry.path, entry.name, there(entry.name), entry.leaf)
+        wholes.append(whole)
+        if whole.name in mapping or not rows[entry.path]:
+            parts.append(whole)
+        else:
+            parts += [
+                Wanted(row.path, row.name, there(row.name), row.leaf)
+                for row in rows[entry.path]
+            ]
+    names = [part.name for part in parts]
+    if len(parts) == len(wholes) or any(name in mapping for name in names):
+        return parts
+    return parts if other_prefix(names, sorted(map(str, mapping))) else wholes
+
+
+def _other_setting(leaf: Wanted, rows: Sequence[_Entry], new: Any) -> str | None:
+    """What is wrong with a setting of one layer, as a `Stacked` has one for all."""
+    if hasattr(leaf.like, "dtype") or not rows or rows[0].name not in new:
+        return None
+    value, first = new[leaf.own].item(), new[rows[0].name].item()
+    if value == first:
+        return None
+    return (
+        f"is {value} in the mapping, and `{rows[0].name}` is {first}. A `Stacked` has one "
+        "value for all layers: give them the same."
+    )
+
+
+def _stacked(leaf: Any, rows: Sequence[_Entry], new: Mapping[str, Any]) -> Any:
+    """What is loaded for a leaf of a `Stacked`, from that of its layers."""
+    if not is_array_or_struct(leaf):
+        return next(new[row.name] for row in rows if row.name in new)
+    values = [new[x.name] if x.name in new else _numbers(_row(x)) for x in rows]
+    numpy = not any(isinstance(value, jax.Array) for value in values)
+    whole = (np if numpy else jnp).stack(values)
+    return whole.reshape(_numbers(struct_of(leaf)).shape)
 
 
 class _Unfit(Exception):
     """A value does not fit. Its arguments describe the value, and what is wanted."""
 
 
-def _convert(value: Any, like: Any) -> Any:
+def _checked(value: Any, like: Any, axes: int) -> Any:
+    """`value` as an array, of the type of `like` without its first `axes`."""
     array = _as_array(value)
+    if hasattr(like, "dtype"):
+        data = _numbers(struct_of(like)) if is_typed_key(like) else like
+        _require(array, data.dtype, data.shape[axes:])
+        return array
+    python = number_type(like)
+    if array.shape != () or not jnp.issubdtype(array.dtype, NUMBERS[python]):
+        raise _Unfit(describe_array(array), f"a Python {python.__name__}")
+    return array
+
+
+def _like(array: Any, like: Any) -> Any:
+    """A copy of an array, as a leaf of the kind of `like`."""
     if is_typed_key(like):
-        data = _numbers(struct_of(like))
-        _require(array, data.dtype, data.shape)
         if not isinstance(array, jax.Array):
             array = jax.device_put(array)
         return with_key(jnp.array(array), like)
     if not hasattr(like, "dtype"):
-        python = number_type(like)
-        if array.shape != () or not jnp.issubdtype(array.dtype, NUMBERS[python]):
-            raise _Unfit(describe_array(array), f"a Python {python.__name__}")
         return type(like)(array.item())
-    _require(array, like.dtype, like.shape)
     if isinstance(like, np.generic):
         return like.dtype.type(np.asarray(array)[()])
     if isinstance(like, np.ndarray) or not isinstance(array, jax.Array):
@@ -230,18 +358,3 @@ def _dotted(path: Path) -> str:
     # The key from a frozen part to its content has an empty text.
     written = tuple(key for key in path if str(key))
     return jtu.keystr(written, simple=True, separator=".")
-
-
-def _named_leaves(tree: Any) -> list[tuple[str, Path, Any]]:
-    named, seen = [], {}
-    for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
-        if is_loadable(leaf):
-            name = _dotted(path)
-            if name in seen:
-                raise ValueError(
-                    f"`{path_str(seen[name], 'tree')}` and `{path_str(path, 'tree')}` have "
-                    f"the same name {name!r} in a state dict. Rename a key of the tree."
-                )
-            seen[name] = path
-            named.append((name, path, leaf))
-    return named

@@ -276,18 +276,164 @@ class Net(eqx.Module):
         self.h = eqx.nn.Stacked(make, 3, key=key)
 
 
-@pytest.mark.parametrize("take", [lambda m: m, lambda m: {"a": m}, lambda m: m.h])
-def test_layers_one_by_one_are_answered_by_the_way_into_a_stacked(take):
-    model, tree = (take(Net(jax.random.key(i))) for i in range(2))
-    ((path, node),) = eqx.select(model).of(eqx.nn.Stacked)
-    mapping = eqx.state_dict(eqx.tree_at(path, model, node.unstack()))
-    with pytest.raises(eqx.LeafError) as error:
-        eqx.load_state_dict(tree, mapping)
-    into, then = str(error.value).split("Load into `")[1].split("`, and then call `")
-    names = {"eqx": eqx, "tree": tree}
-    loaded = eqx.load_state_dict(eval(into, names), mapping)
-    stacked = eval(then.removesuffix("`."), names | {"loaded": loaded})
-    assert eqx.tree_equal(eqx.state_dict(stacked), eqx.state_dict(model))
+def unstacked(tree):
+    """`tree` with a list of layers in place of each `Stacked`."""
+    is_stacked = lambda x: isinstance(x, eqx.nn.Stacked)  # noqa: E731
+    change = lambda x: list(map(unstacked, x.unstack())) if is_stacked(x) else x  # noqa: E731
+    return jax.tree.map(change, tree, is_leaf=is_stacked)
+
+
+@pytest.mark.parametrize(
+    "take", [lambda m: m, lambda m: {"a": m}, lambda m: m.h, lambda m: eqx.frozen(m)]
+)
+def test_stacked_and_layers_one_by_one_load_into_each_other(take):
+    model, like = (take(Net(jax.random.key(i))) for i in range(2))
+    mapping = eqx.state_dict(unstacked(model))
+    again = eqx.state_dict(model, unstack=True)
+    assert list(again) == list(mapping) and eqx.tree_equal(again, mapping)
+    assert eqx.tree_equal(eqx.load_state_dict(like, mapping), model)
+    layers = eqx.load_state_dict(unstacked(like), again)
+    assert eqx.tree_equal(layers, unstacked(model))
+    # Names of the whole `Stacked` are what they were, and are read as well.
+    assert eqx.tree_equal(eqx.load_state_dict(like, eqx.state_dict(model)), model)
+
+
+class Layer(eqx.Module):
+    """One layer with leaves of each kind, which has layers itself."""
+
+    inner: eqx.nn.Stacked
+    array: np.ndarray
+    key: jax.Array
+    rate: float
+    scale: jax.Array
+    none: None = None
+
+    def __init__(self, value, depth):
+        linears = [eqx.nn.Linear(1, 2, key=jax.random.key(i)) for i in range(depth)]
+        self.inner = eqx.nn.Stacked.from_layers(
+            [eqx.tree_at("weight", x, x.weight + value) for x in linears]
+        )
+        self.array = np.full(2, value, "float32")
+        self.key = jax.random.key(value, impl="rbg")
+        self.rate = 0.5
+        self.scale = jnp.array(value, jnp.bfloat16)
+
+
+def nested(value, depths):
+    outer, inner = depths
+    layers = [Layer(value + i, inner) for i in range(outer)]
+    stacked = eqx.nn.Stacked.from_layers(layers)
+    array = np.stack([layer.array for layer in layers])  # which stays in NumPy
+    return {
+        "x.y": 3,
+        "h": eqx.tree_at("layers.array", stacked, array),
+        "z": jnp.ones(2) * value,
+    }
+
+
+@pytest.mark.parametrize("depths", [(1, 1), (3, 2), (2, 2)])
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, Tensor])
+def test_stacked_layers_of_a_stacked_load_from_their_own_names(depths, convert):
+    tree, like = nested(0, depths), nested(7, depths)
+    mapping = eqx.state_dict(tree, unstack=True)
+    assert mapping["h.0.inner.0.weight"].shape == (2, 1)
+    assert list(mapping) == list(eqx.state_dict(unstacked(tree)))
+    loaded = eqx.load_state_dict(like, {k: convert(v) for k, v in mapping.items()})
+    assert eqx.tree_equal(loaded, tree)
+    assert type(loaded["h"].layers.array) is np.ndarray
+    structs = eqx.filter_eval_shape(lambda: eqx.filter(like, eqx.is_array))
+    wanted = eqx.filter(tree, eqx.is_array)
+    loaded = eqx.load_state_dict(structs, mapping, strict=False)
+    jax.tree.map(np.testing.assert_array_equal, *map(numbers, (loaded, wanted)))
+
+
+def numbers(tree):
+    return list(eqx.state_dict(tree).values())
+
+
+@pytest.mark.parametrize("as_table", [True, False])
+def test_layers_one_by_one_have_other_names(as_table):
+    model, like = (Net(jax.random.key(i)) for i in range(2))
+    names = {}
+    for name in eqx.state_dict(model, unstack=True):
+        names[name] = "transformer." + name.replace(".layers.", ".mlp.")
+    theirs = {names[k]: v for k, v in eqx.state_dict(model, unstack=True).items()}
+    rename = names if as_table else lambda name: names.get(name, name)
+    assert eqx.tree_equal(eqx.load_state_dict(like, theirs, rename=rename), model)
+
+
+def test_prefix_of_layers_one_by_one_is_answered_by_the_rename():
+    model, like = (Net(jax.random.key(i)) for i in range(2))
+    mapping = eqx.state_dict(model, unstack=True)
+    with pytest.raises(eqx.LeafError, match=r"`h\.0\.layers\.0\.weight`") as error:
+        eqx.load_state_dict(like, {f"model.{k}": v for k, v in mapping.items()})
+    assert answer_of(error, "rename=") == "lambda name: 'model.' + name"
+
+
+def test_what_is_wrong_with_a_layer_is_named():
+    model = Net(jax.random.key(0))
+    mapping = eqx.state_dict(model, unstack=True)
+    mapping["h.1.layers.0.bias"] = np.ones(5, "f4")
+    del mapping["h.2.layers.1.weight"]
+    mapping["h.3.layers.1.weight"] = np.ones((2, 4), "f4")
+    with pytest.raises(eqx.LeafError) as caught:
+        eqx.load_state_dict(model, mapping)
+    for line in (
+        "`h.1.layers.0.bias` is float32[5] in the mapping, but float32[4] in `tree`",
+        "missing in the mapping: `h.2.layers.1.weight`\n",
+        "only in the mapping: `h.3.layers.1.weight`\n",
+    ):
+        assert line in str(caught.value)
+    assert jtu.keystr(caught.value.path) == ".h.layers.layers[0].bias"
+    # All layers lack a leaf.
+    mapping = {k: v for k, v in mapping.items() if "1.weight" not in k}
+    with pytest.raises(eqx.LeafError, match=r"missing.*`h\.0\.layers\.1\.weight`"):
+        eqx.load_state_dict(model, mapping)
+
+
+def test_without_strict_the_layers_that_are_missing_stay():
+    model, like = (Net(jax.random.key(i)) for i in range(2))
+    mapping = eqx.state_dict(model, unstack=True)
+    mapping = {k: v for k, v in mapping.items() if not k.startswith("h.1")}
+    loaded = eqx.load_state_dict(like, mapping, strict=False)
+    for i, wanted in enumerate((model, like, model)):
+        assert eqx.tree_equal(loaded.h[i], wanted.h[i])
+
+
+def test_setting_that_differs_between_layers_is_refused():
+    layers = [eqx.nn.Dropout(0.1) for _ in range(3)]
+    stacked = eqx.nn.Stacked.from_layers(layers)
+    mapping = {"0.p": 0.2, "1.p": 0.2, "2.p": 0.2}
+    mapping |= {f"{i}.inference": False for i in range(3)}
+    loaded = eqx.load_state_dict(stacked, mapping)
+    assert type(loaded.layers.p) is float and loaded.layers.p == 0.2
+    match = r"`2\.p` is 0\.3 in the mapping, and `0\.p` is 0\.2.*give them the same\."
+    with pytest.raises(eqx.LeafError, match=match):
+        eqx.load_state_dict(stacked, mapping | {"2.p": 0.3})
+
+
+def test_ensemble_of_stacked_layers_has_the_names_of_each_model():
+    models = eqx.filter_vmap(Net)(jax.random.split(jax.random.key(0), 2))
+    with pytest.raises(
+        eqx.LeafError, match=r"`tree\.h\.layers\.\S* is .*\[2,3"
+    ) as error:
+        eqx.state_dict(models, unstack=True)
+    code = str(error.value).split("for each model: `")[1].removesuffix("`.")
+    each = eval(code, {"eqx": eqx, "filter_vmap": eqx.filter_vmap, "models": models})
+    assert each["h.1.layers.0.bias"].shape == (2, 4)
+    assert eqx.tree_equal(eqx.load_state_dict(models, eqx.state_dict(models)), models)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
+def test_layers_one_by_one_are_placed_as_the_tree(convert):
+    mesh = jax.make_mesh((4,), ("d",))
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "d"))
+    layers = [eqx.nn.Linear(4, 4, key=jax.random.key(i)) for i in range(2)]
+    like = eqx.filter_shard(eqx.nn.Stacked.from_layers(layers), where)
+    mapping = {k: convert(v) for k, v in eqx.state_dict(layers).items()}
+    loaded = eqx.load_state_dict(like, mapping)
+    assert loaded.layers.weight.sharding == where and loaded.layers.weight.committed
+    assert eqx.tree_equal(list(loaded.unstack()), layers)
 
 
 def test_float64_is_answered_by_the_conversion(tmp_path):

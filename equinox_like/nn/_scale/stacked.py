@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, SupportsIndex, TypeVar, overload
+from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,9 @@ class Stacked(StatefulLayer, Generic[_L]):
     depth: int = field(static=True)
     checkpoint: Any = field(static=True)
     unroll: int | bool = field(static=True)
+
+    # Where the layers are, for a state dict, which has each one under its own names.
+    _stacked_field: ClassVar[str] = "layers"
 
     def __init__(
         self,
