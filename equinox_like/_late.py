@@ -40,6 +40,7 @@ from ._runtime.error_if import (
     branched_error_if as branched_error_if,
     error_if as error_if,
 )
+from ._runtime.onnx import to_onnx as to_onnx
 from ._transforms.buckets import bucketed as bucketed
 from ._transforms.callback import (
     filter_io_callback as filter_io_callback,

@@ -266,6 +266,7 @@ def test_public_names_are_these():
         "split",
         "state_dict",
         "tag",
+        "to_onnx",
         "trainable",
         "training",
         "tree_at",

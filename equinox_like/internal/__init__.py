@@ -64,6 +64,7 @@ from .._runtime.guards import (
     nontraceable_p as nontraceable_p,
 )
 from .._runtime.noinline import noinline as noinline, noinline_p as noinline_p
+from .._runtime.onnx import onnx_converter as to_onnx  # noqa: F401
 from .._runtime.progress import (
     AbstractProgressMeter as AbstractProgressMeter,
     NoProgressMeter as NoProgressMeter,
