@@ -100,9 +100,13 @@ def name_and_params(equation: Any) -> tuple[str, dict[str, Any]]:
         params["call_jaxpr"] = params.pop("traced").jaxpr
     if name == "remat2":
         # Of a recomputation in a backward pass only its name tells what it is.
-        stack = str(equation.source_info.name_stack)
-        params["differentiated"] = "rematted_computation" in stack
+        params["differentiated"] = "rematted_computation" in scopes_of(equation)
     return name, params
+
+
+def scopes_of(equation: Any) -> str:
+    """The names of the `jax.named_scope`s around an equation, within its jaxpr."""
+    return str(equation.source_info.name_stack)
 
 
 def text_of(equation: Any) -> str:

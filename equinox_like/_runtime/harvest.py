@@ -13,6 +13,7 @@ A watched Module, whose call also marks or replaces a value, is an instance of a
 of its class, with the same fields and methods. So code that reads its attributes, or checks
 its class, works as before."""
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,7 @@ class Found(NamedTuple):
 def marked(value: Any, mark: Mark) -> Any:
     """An equal tree, which `harvest` finds under `mark`."""
     arrays, rest = take_apart(value)
-    return rest.fill(_mark_p.bind(*arrays, mark=mark, rest=rest))
+    return rest.fill(mark_p.bind(*arrays, mark=mark, rest=rest))
 
 
 def _batch(
@@ -79,14 +80,14 @@ def _batch(
         x if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(arrays, axes, strict=True)
     ]
-    out = _mark_p.bind(*first, **params)
+    out = mark_p.bind(*first, **params)
     return out, [None if axis is None else 0 for axis in axes]
 
 
-_mark_p: Final[Any] = identity(
+mark_p: Final[Any] = identity(
     "mark",
     jvp=lambda primals, tangents, **params: (
-        _mark_p.bind(*primals, **params),
+        mark_p.bind(*primals, **params),
         tangents,
     ),
     transpose=lambda cotangents, **_: cotangents,
@@ -140,7 +141,7 @@ def _run_equation(
     jaxpr: Any, equation: Any, inputs: list[Any], is_wanted: Callable[[Mark], bool]
 ) -> tuple[Sequence[Any], list[Found]]:
     name, params = name_and_params(equation)
-    if equation.primitive is _mark_p and is_wanted(params["mark"]):
+    if equation.primitive is mark_p and is_wanted(params["mark"]):
         return inputs, [Found(params["mark"], params["rest"], inputs)]
     mark = next(filter(is_wanted, _marks_within(equation)), None)
     if mark is None:
@@ -240,7 +241,7 @@ _WITH_RULES: Final = {
 
 def _marks(jaxpr: Any) -> Iterator[Mark]:
     for equation in jaxpr.eqns:
-        if equation.primitive is _mark_p:
+        if equation.primitive is mark_p:
             yield equation.params["mark"]
         yield from _marks_within(equation)
 
@@ -275,6 +276,12 @@ class See(NamedTuple):
     of: Literal["outputs", "inputs"]
 
 
+class Scope(NamedTuple):
+    """The call is within a `jax.named_scope` of this name."""
+
+    name: str
+
+
 class Replace(NamedTuple):
     path: str
     function: Callable[[Any], Any]
@@ -304,7 +311,7 @@ def map_modules(
     return function(path_within(path), node)
 
 
-def with_step(node: Any, step: See | Replace) -> Any:
+def with_step(node: Any, step: See | Scope | Replace) -> Any:
     """A watched copy of `node`, whose call also runs `step`."""
     cls, state = type(node), node.__getstate__()
     steps = state.get("_steps_", ())  # `getattr` may find those of a wrapped layer
@@ -334,7 +341,11 @@ def _watched(cls: type) -> type:
         for step in self._steps_:
             if isinstance(step, See) and step.of == "inputs":
                 args, kwargs = marked(Inputs(args, kwargs), step.mark)
-        out = super(subclass, self).__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        with contextlib.ExitStack() as scopes:
+            for step in self._steps_:
+                if isinstance(step, Scope):
+                    scopes.enter_context(jax.named_scope(step.name))
+            out = super(subclass, self).__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         # The innermost `intervene` adds its step last, and runs first.
         for step in reversed(self._steps_):
             if isinstance(step, Replace):

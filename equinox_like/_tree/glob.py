@@ -35,6 +35,12 @@ def matches_above(pattern: str, path: str) -> bool:
     return any(expression.fullmatch(path, 0, end) for end in (*ends, len(path)))
 
 
+def components(path: str) -> int:
+    """The number of components of a path."""
+    plain = _with_plain_keys(path)
+    return len(re.findall(r"[.\[]", plain)) + (plain[:1] not in ("", "[", "."))
+
+
 def check_patterns(patterns: Iterable[Any], argument: str) -> None:
     for pattern in patterns:
         if not isinstance(pattern, str):

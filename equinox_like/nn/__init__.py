@@ -4,16 +4,17 @@ from .._public import describe_arguments as _describe_arguments, publish as _pub
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
 from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
-from ._adapt.parameters import (
-    Summary as Summary,
-    SummaryRow as SummaryRow,
-    reinit as reinit,
-    summary as summary,
-)
+from ._adapt.parameters import reinit as reinit
 from ._adapt.reparam import (
     Shared as Shared,
     SpectralNorm as SpectralNorm,
     WeightNorm as WeightNorm,
+)
+from ._adapt.summary import (
+    LayerRow as LayerRow,
+    Summary as Summary,
+    SummaryRow as SummaryRow,
+    summary as summary,
 )
 from ._attention.attention import MultiheadAttention as MultiheadAttention
 from ._attention.dot_product import dot_product_attention as dot_product_attention

@@ -99,3 +99,221 @@ def test_state_is_marked() -> None:
 def test_it_sees_into_stacked_layers(key) -> None:
     stacked = nn.Stacked(lambda k: nn.Linear(3, 3, key=k), 4, key=key)
     assert nn.summary(stacked).rows[0][:3] == ("layers.weight", "Linear", (4, 3, 3))
+
+
+class Net(eqx.Module):
+    conv: nn.Conv2d
+    norm: nn.BatchNorm
+    pool: nn.MaxPool2d
+    dropout: nn.Dropout
+    out: nn.Linear
+
+    def __init__(self, key):
+        self.conv = nn.Conv2d(2, 4, 3, groups=2, key=key)
+        self.norm = nn.BatchNorm(4, "batch", mode="batch")
+        self.pool = nn.MaxPool2d(2, 2)
+        self.dropout = nn.Dropout(0.5)
+        self.out = nn.Linear(36, 2, key=key)
+
+    def __call__(self, x, state, *, key=None):
+        x, state = self.norm(self.conv(x), state)
+        x = self.pool(jax.nn.relu(x)).ravel()
+        return self.out(self.dropout(x, key=key)), state
+
+
+class Block(eqx.Module):
+    norm: nn.LayerNorm
+    attention: nn.MultiheadAttention
+    mlp: nn.MLP
+
+    def __init__(self, key):
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(2, 8, key=key)
+        self.mlp = nn.MLP(8, 8, 16, 1, key=key)
+
+    def __call__(self, x):
+        h = jax.vmap(self.norm)(x)
+        x = x + self.attention(h, h, h, is_causal=True)
+        return x + jax.vmap(self.mlp)(h)
+
+
+def struct(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def test_inputs_add_outputs_and_operations(mlp) -> None:
+    table = nn.summary(mlp, struct(3))
+    assert table.rows == nn.summary(mlp).rows
+    assert table.layers == [
+        ("layers[0]", "Linear", struct(8), 48, 0.6),
+        ("layers[1]", "Linear", struct(2), 32, 0.4),
+        ("", "MLP", struct(2), 80, 1.0),
+    ]
+    assert table.total_operations == 80
+    text = str(table)
+    assert text.startswith(str(nn.summary(mlp)) + "\n\n")
+    lines = text.removeprefix(str(nn.summary(mlp)) + "\n\n").splitlines()
+    assert lines[0].split() == "path layer output operations share".split()
+    assert lines[2].split() == ["layers[0]", "Linear", "float32[8]", "48", "60.0%"]
+    assert lines[4].split() == ["(model)", "MLP", "float32[2]", "80", "100.0%"]
+    assert lines[-2].startswith("80 operations: ") and "from the jaxpr" in lines[-1]
+    without = nn.summary(mlp)
+    assert without.layers == [] and without.total_operations == 0
+
+
+def test_state_and_key_are_further_inputs(key) -> None:
+    net, state = nn.make_with_state(Net)(key)
+    call = lambda net, x, state, key: net(x, state, key=key)  # noqa: E731
+    batched = eqx.filter_vmap(
+        call, in_axes=(None, 0, None, 0), out_axes=(0, None), axis_name="batch"
+    )
+    keys = jax.random.split(key, 16)
+    table = nn.summary(eqx.Partial(batched, net), struct(16, 2, 8, 8), state, keys)
+    conv, dense = 16 * 4 * 6 * 6 * 9 * 2, 16 * 36 * 2 * 2
+    shapes = {x.path: jax.tree.leaves(x.output)[0].shape for x in table.layers[:5]}
+    assert shapes == {
+        "args[0].conv": (16, 4, 6, 6),
+        "args[0].norm": (16, 4, 6, 6),
+        "args[0].pool": (16, 4, 3, 3),
+        "args[0].dropout": (16, 36),
+        "args[0].out": (16, 2),
+    }
+    assert [x.operations for x in table.layers[:5]] == [conv, 0, 0, 0, dense]
+    assert table.total_operations == conv + dense
+    whole = table.layers[5]
+    assert whole.layer == "Net" and isinstance(whole.output[1], nn.State)
+    lines = [line.split()[:4] for line in str(table).splitlines()]
+    assert ["args[0]", "Net", "float32[16,2]", f"{conv + dense:,}"] in lines
+    # As keyword arguments, and at inference without a batch.
+    net = nn.inference_mode(net)
+    layers = nn.summary(net, struct(2, 8, 8), state=state, key=key).layers
+    assert layers[-1][:2] == ("", "Net") and layers[-1].output[0].shape == (2,)
+
+
+@pytest.mark.parametrize("make", ["block", "stacked", "recomputed"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_outputs_are_those_that_capture_finds(make, batched, key) -> None:
+    stacked = lambda **options: nn.Stacked(Block, 3, key=key, **options)  # noqa: E731
+    model = {
+        "block": lambda: Block(key),
+        "stacked": stacked,
+        "recomputed": lambda: stacked(checkpoint=True),
+    }[make]()
+    x = struct(4, 5, 8) if batched else struct(5, 8)
+    model = eqx.filter_vmap(model) if batched else model
+    table = nn.summary(model, x)
+    _, outputs = eqx.filter_eval_shape(eqx.capture(model, "**"), x)
+    assert {row.path: row.output for row in table.layers} == outputs
+    of_block = 4 * (2 * 5 * 8 * 8) + 2 * (2 * 5 * 5 * 8) + 2 * (2 * 5 * 8 * 16)
+    times = (1 if make == "block" else 3) * (4 if batched else 1)
+    assert table.total_operations == of_block * times == table.layers[-1].operations
+    # The layers within a block have all of its operations.
+    of_parts = [x for x in table.layers if x.path.endswith((".norm", "ion", "mlp"))]
+    assert sum(row.share for row in of_parts) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda k: nn.Linear(3, 4, use_bias=False, key=k), (3,)),
+        (lambda k: nn.Conv1d(4, 6, 3, groups=2, use_bias=False, key=k), (4, 9)),
+        (lambda k: nn.Conv2d(2, 3, 2, stride=2, use_bias=False, key=k), (2, 8, 8)),
+    ],
+    ids=["linear", "grouped", "strided"],
+)
+def test_products_are_counted_as_by_the_compiler(make, shape, key) -> None:
+    layer = make(key)
+    lowered = jax.jit(lambda x: layer(x)).lower(jnp.ones(shape))
+    number = lowered.compile().cost_analysis()["flops"]
+    assert nn.summary(layer, struct(*shape)).total_operations == number
+
+
+def test_depth_and_where_restrict_the_layers(key) -> None:
+    block, x = Block(key), struct(5, 8)
+    paths = lambda **options: [  # noqa: E731
+        row.path for row in nn.summary(block, x, **options).layers
+    ]
+    assert paths(depth=0) == [""]
+    assert paths(depth=1) == ["norm", "attention", "mlp", ""]
+    inside = ["mlp.layers[0]", "mlp.layers[1]", "mlp"]
+    for where in (nn.MLP, "mlp", lambda b: b.mlp):
+        assert paths(where=where) == inside
+        assert paths(where=where, depth=1) == ["mlp"]
+    whole = nn.summary(block, x).total_operations
+    assert nn.summary(block, x, where="mlp").total_operations == whole
+
+
+def test_layer_that_is_called_twice_has_the_sum_and_both_outputs(key) -> None:
+    class Twice(eqx.Module):
+        layer: nn.Linear
+        unused: nn.Linear
+
+        def __call__(self, x):
+            return self.layer(jax.vmap(self.layer)(x)[0])
+
+    model = Twice(nn.Linear(3, 3, key=key), nn.Linear(3, 3, key=key))
+    layer, whole = nn.summary(model, struct(2, 3)).layers
+    assert layer.output == (struct(2, 3), struct(3))
+    assert layer.operations == (2 + 1) * 2 * 9 == whole.operations
+    assert "float32[2,3], float32[3]" in str(nn.summary(model, struct(2, 3)))
+
+
+def test_derivatives_belong_to_the_layers(key) -> None:
+    class Force(eqx.Module):
+        energy: nn.Linear
+
+        def __call__(self, x):
+            return jax.grad(lambda x: self.energy(x) ** 2)(x)
+
+    layer, whole = nn.summary(
+        Force(nn.Linear(3, "scalar", use_bias=False, key=key)), struct(3)
+    ).layers
+    assert layer.operations == whole.operations == 2 * (2 * 3)
+
+
+def test_control_flow_is_counted(key) -> None:
+    class Steps(eqx.Module):
+        layer: nn.Linear
+
+        def __call__(self, x):
+            step = lambda x: self.layer(x)  # noqa: E731
+            x = jax.lax.while_loop(lambda x: x.sum() > 0, step, x)
+            x = jax.lax.cond(x.sum() > 0, step, lambda x: x, x)
+            return jax.lax.scan(lambda x, _: (step(x), None), x, length=5)[0]
+
+    table = nn.summary(Steps(nn.Linear(3, 3, use_bias=False, key=key)), struct(3))
+    assert table.total_operations == (1 + 1 + 5) * 2 * 9
+    assert table.layers[0].output == (struct(3), struct(3), struct(5, 3))
+
+
+def test_parts_of_a_mesh_are_counted_together(key) -> None:
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
+
+    class Parallel(eqx.Module):
+        layer: nn.Linear
+
+        def __call__(self, x):
+            spec = jax.sharding.PartitionSpec("data")
+            mapped = jax.shard_map(
+                jax.vmap(self.layer), mesh=mesh, in_specs=spec, out_specs=spec
+            )
+            return mapped(x)
+
+    table = nn.summary(Parallel(nn.Linear(3, 3, use_bias=False, key=key)), struct(8, 3))
+    assert table.total_operations == 8 * 2 * 9
+
+
+def test_nothing_is_computed(key) -> None:
+    huge = eqx.filter_eval_shape(nn.MLP, 10**6, 10**6, 10**6, 1, key=key)
+    layers = nn.summary(huge, struct(10**6)).layers
+    assert layers[-1].operations == 2 * 2 * 10**12
+
+
+def test_inputs_of_what_cannot_be_called_are_refused(mlp) -> None:
+    with pytest.raises(
+        TypeError, match=r"a list.*Pass a model, or leave out the inputs"
+    ):
+        nn.summary([mlp], struct(3))
+    with pytest.raises(TypeError, match="`tree` is the class `MLP`: pass an instance"):
+        nn.summary(nn.MLP, struct(3))

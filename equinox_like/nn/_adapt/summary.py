@@ -1,0 +1,334 @@
+"""`summary`: a table of the arrays of a model, and of what its layers return."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..._module.freezing import leaves_under, trainable_leaves
+from ..._runtime.operations import Calls
+from ..._tree import is_array
+from ..._tree.arrays import describe_array, is_typed_key
+from ..._tree.filters import is_array_or_struct
+from ..._tree.glob import components, matches_above
+from ..._tree.nodes import describe_node, plain_path
+from ..._tree.require import refuse_class
+from ..._tree.table import table_lines
+from .._base.arguments import as_size
+from .._base.state import State, StateIndex
+from .parameters import Place, places
+
+_Status = Literal["trainable", "frozen", "state", "mixed"]
+
+
+class SummaryRow(NamedTuple):
+    """One row of a [`equinox_like.nn.Summary`][].
+
+    **Attributes:**
+
+    - `path`, `shape`, `dtype`: of the array; `layer`: the class of its layer.
+    - `params`, `bytes`: the number of its elements, and their size. A typed PRNG key
+        counts as the integers that it consists of.
+    - `status`: `"trainable"`, `"frozen"` or `"state"`.
+    - `tied_to`: the path at which the same array was counted, if it occurs there too.
+
+    In a row for several arrays, `shape` is `None`, and a value that differs between them
+    is `"mixed"`.
+    """
+
+    path: str
+    layer: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    params: int
+    bytes: int
+    status: _Status
+    tied_to: str | None = None
+
+
+class LayerRow(NamedTuple):
+    """One layer that was called, in [`equinox_like.nn.Summary`][].
+
+    **Attributes:**
+
+    - `path`: of the layer; that of the model itself is empty. `layer`: its class.
+    - `output`: what it returned, with a `jax.ShapeDtypeStruct` for each array; a tuple of
+        its outputs if it was called more than once. Arrays have the axes of `jax.vmap`
+        and of the steps of a scan in front.
+    - `operations`: the number of multiplications and additions in its matrix products and
+        convolutions, and in those of the layers within it. A multiplication and an
+        addition are two.
+    - `share`: of the operations of the whole call, from 0 to 1.
+    """
+
+    path: str
+    layer: str
+    output: Any
+    operations: int
+    share: float
+
+
+class Summary:
+    """The result of [`equinox_like.nn.summary`][]: `print` it, or read its attributes.
+
+    **Attributes:**
+
+    - `rows`: a list of [`equinox_like.nn.SummaryRow`][].
+    - `total_params`, `trainable_params`: the number of elements of all arrays, and of
+        those that are trained.
+    - `total_bytes`: the size of all arrays in bytes.
+    - `layers`: a list of [`equinox_like.nn.LayerRow`][], if inputs were passed.
+    - `total_operations`: the number of operations of a call with these inputs.
+    """
+
+    rows: list[SummaryRow]
+    total_params: int
+    trainable_params: int
+    total_bytes: int
+    layers: list[LayerRow]
+    total_operations: int
+
+    def __init__(
+        self,
+        rows: list[SummaryRow],
+        arrays: list[SummaryRow],
+        layers: Iterable[LayerRow] = (),
+        total_operations: int = 0,
+    ):
+        """**Arguments:**
+
+        - `rows`: what to show.
+        - `arrays`: one row for each array, for the totals.
+        - `layers`, `total_operations`: the attributes.
+        """
+        self.layers = list(layers)
+        self.total_operations = total_operations
+        counted = [row for row in arrays if row.tied_to is None]
+        self.rows = rows
+        self.total_params = sum(row.params for row in counted)
+        self.trainable_params = sum(
+            row.params for row in counted if row.status == "trainable"
+        )
+        self.total_bytes = sum(row.bytes for row in counted)
+        self._dtypes: Counter[str] = Counter()
+        for row in counted:
+            self._dtypes[row.dtype] += row.params
+
+    def __str__(self) -> str:
+        head = ("path", "layer", "shape", "dtype", "params", "bytes", "status")
+        table = [head, *(_cells(row) for row in self.rows)]
+        lines = _ruled(table, right_aligned=(4, 5))
+        lines.append(
+            f"{self.total_params:,} parameters, {self.trainable_params:,} trainable, "
+            f"{self.total_bytes:,} bytes"
+        )
+        if len(self._dtypes) > 1:
+            each = (f"{number:,} {dtype}" for dtype, number in self._dtypes.items())
+            lines.append(f"of these {', '.join(each)}")
+        if self.layers:
+            head = ("path", "layer", "output", "operations", "share")
+            table = [head, *(_layer_cells(row) for row in self.layers)]
+            lines += ["", *_ruled(table, right_aligned=(3, 4))]
+            lines.append(
+                f"{self.total_operations:,} operations: multiplications and additions of "
+                "matrix products and convolutions,\ncounted from the jaxpr. A layer "
+                "includes the layers within it."
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def summary(
+    tree: Any, *inputs: Any, depth: int | None = None, where: Any = None, **kwargs: Any
+) -> Summary:
+    """A table of the arrays of a model; with inputs, also of the outputs of its layers.
+
+    **Arguments:**
+
+    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays if there are no arrays,
+        so a model that is too large to build can be summarised through
+        [`equinox_like.filter_eval_shape`][]. Beside arrays they are static values.
+    - `*inputs`, `**kwargs`: example arguments of the model, such as `x`, a
+        [`equinox_like.nn.State`][] and `key=key`. A `jax.ShapeDtypeStruct` may stand for
+        an array. For a batch, pass `eqx.filter_vmap(model)` as `tree`.
+    - `depth`: the length of the paths in the table: deeper arrays are summed up in one
+        row, and deeper layers are left out.
+    - `where`: restricts the table to a part of the model: a function that returns it,
+        as in [`equinox_like.tree_at`][], a class of layers, or a pattern for paths, as
+        in [`equinox_like.trainable`][].
+
+    **Returns:**
+
+    A [`equinox_like.nn.Summary`][], with one row for each array: its path, the class of
+    the layer, shape, dtype, number of elements, bytes, and whether it is trainable,
+    frozen (or in a `field(trainable=False)`, or an integer), or state. An array that
+    occurs at several places is counted once. No values are read from the device.
+
+    With inputs, a second table has one row for each Module that is called: the shapes and
+    dtypes of its output, its operations, and their share of all. Operations are the
+    multiplications and additions of matrix products and convolutions, in the jaxpr of
+    the call. The body of a `jax.lax.while_loop` counts once, and each branch of a
+    `jax.lax.cond`. The model is traced, and nothing is computed.
+
+    **Raises:**
+
+    `ValueError` if `depth` is negative or not an integer, or if `where` chooses nothing.
+    `TypeError` if inputs are passed and `tree` cannot be called.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        summary = eqx.nn.summary(model)
+        assert summary.total_params == 3 * 8 + 8 + 8 * 2 + 2
+        assert summary.rows[0].path == "layers[0].weight"
+        print(summary)
+
+        summary = eqx.nn.summary(model, jax.ShapeDtypeStruct((3,), "float32"))
+        assert [row.path for row in summary.layers] == ["layers[0]", "layers[1]", ""]
+        assert summary.layers[0].output.shape == (8,)
+        assert summary.total_operations == 2 * (3 * 8 + 8 * 2)
+        ```
+    """
+    if depth is not None:
+        depth = as_size("`summary`", "depth", depth)
+    found = list(places(tree))
+    flags = trainable_leaves(tree, _is_parameter)
+    shown = [True] * len(found) if where is None else leaves_under(tree, where)
+    if not any(shown) and where is not None:
+        raise ValueError(f"`summary` found nothing in the tree for `where`, {where!r}.")
+    # A struct stands for an array in a tree of structs, and is a value beside arrays.
+    has_arrays = any(is_array(place.leaf) for place in found)
+    is_counted = is_array if has_arrays else is_array_or_struct
+    firsts: dict[int, str] = {}
+    kept, arrays = [], []
+    for place, trained, is_shown in zip(found, flags, shown, strict=True):
+        if is_shown and is_counted(place.leaf):
+            kept.append(place)
+            arrays.append(_row(place, trained, firsts))
+    rows = arrays if depth is None else _summed(zip(kept, arrays, strict=True), depth)
+    if not inputs and not kwargs:
+        return Summary(rows, arrays)
+    refuse_class(tree, "tree")
+    if not callable(tree):
+        raise TypeError(
+            "`summary` calls `tree` with the inputs; got "
+            f"{describe_node(tree)}, which cannot be called. Pass a model, or leave out "
+            "the inputs."
+        )
+    calls = Calls(tree, inputs, kwargs)
+    layers = [_layer_row(index, calls) for index in calls.outputs]
+    if depth is not None:
+        layers = [row for row in layers if components(row.path) <= depth]
+    if where is not None:
+        hidden = [
+            plain_path(x.path) for x, y in zip(found, shown, strict=True) if not y
+        ]
+        layers = [
+            row
+            for row in layers
+            if any(matches_above(row.path, array.path) for array in arrays)
+            and not any(matches_above(row.path, path) for path in hidden)
+        ]
+    return Summary(rows, arrays, layers, calls.total)
+
+
+def _layer_row(index: str, calls: Calls) -> LayerRow:
+    outputs, number = calls.outputs[index], calls.operations[index]
+    output = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return LayerRow(
+        *calls.modules[int(index)], output, number, number / (calls.total or 1)
+    )
+
+
+def _layer_cells(row: LayerRow) -> tuple[str, ...]:
+    parts = jtu.tree_leaves(row.output, is_leaf=lambda x: isinstance(x, State))
+    # Calls with equal outputs are shown once, and a State is left out.
+    shown = dict.fromkeys(describe_array(x) for x in parts if is_array_or_struct(x))
+    numbers = f"{row.operations:,}", f"{row.share:.1%}"
+    return row.path or "(model)", row.layer, ", ".join(shown), *numbers
+
+
+def _ruled(table: Sequence[Sequence[str]], right_aligned: tuple[int, ...]) -> list[str]:
+    """The lines of a table, with a rule below its head and at its end."""
+    lines = table_lines(table, right_aligned)
+    rule = "-" * max(map(len, lines))
+    return [lines[0], rule, *lines[1:], rule]
+
+
+def _is_parameter(leaf: Any) -> bool:
+    return is_array_or_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
+    leaf, path = place.leaf, plain_path(place.path)
+    is_state = isinstance(place.owner, State | StateIndex)
+    status: _Status = "state" if is_state else "trainable" if trained else "frozen"
+    first = path
+    if is_array(leaf):  # a struct may occur twice without being one shared array
+        first = firsts.setdefault(id(leaf), path)
+    tied_to = None if first == path else first
+    array = tuple(leaf.shape), str(leaf.dtype), *_measure(leaf)
+    return SummaryRow(path, _class_name(place), *array, status, tied_to)
+
+
+def _measure(leaf: Any) -> tuple[int, int]:
+    """The number of elements of an array, and its size in bytes."""
+    dtype, number = leaf.dtype, math.prod(leaf.shape)
+    if is_typed_key(leaf):
+        struct = jax.ShapeDtypeStruct(leaf.shape, dtype)
+        data = jax.eval_shape(jax.random.key_data, struct)
+        dtype, number = data.dtype, math.prod(data.shape)
+    bits = 8 * np.dtype(dtype).itemsize
+    for kind, info in ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo)):
+        if jnp.issubdtype(dtype, kind):
+            bits = info(dtype).bits  # four for int4
+    return number, -(-number * bits // 8)
+
+
+def _class_name(place: Place) -> str:
+    if place.owner is not None:
+        return type(place.owner).__name__
+    return place.classes[-1].__name__ if place.classes else ""
+
+
+def _summed(pairs: Iterable[tuple[Place, SummaryRow]], depth: int) -> list[SummaryRow]:
+    groups: dict[str, list[tuple[Place, SummaryRow]]] = {}
+    for place, row in pairs:
+        groups.setdefault(plain_path(place.path[:depth]), []).append((place, row))
+    return [_sum(path, group, depth) for path, group in groups.items()]
+
+
+def _sum(path: str, group: list[tuple[Place, SummaryRow]], depth: int) -> SummaryRow:
+    place, first = group[0]
+    if len(group) == 1 and len(place.path) <= depth:
+        return first
+    rows = [row for _, row in group]
+    counted = [row for row in rows if row.tied_to is None]
+    dtypes, statuses = {row.dtype for row in rows}, {row.status for row in rows}
+    return SummaryRow(
+        path,
+        place.classes[depth].__name__ if depth < len(place.classes) else first.layer,
+        None,
+        first.dtype if len(dtypes) == 1 else "mixed",
+        sum(row.params for row in counted),
+        sum(row.bytes for row in counted),
+        first.status if len(statuses) == 1 else "mixed",
+    )
+
+
+def _cells(row: SummaryRow) -> tuple[str, ...]:
+    status = row.status if row.tied_to is None else f"{row.status}, = {row.tied_to}"
+    shape = "" if row.shape is None else str(row.shape)
+    numbers = f"{row.params:,}", f"{row.bytes:,}"
+    return row.path, row.layer, shape, row.dtype, *numbers, status
