@@ -156,21 +156,27 @@ def test_with_xs_a_layer_returns_a_pair(returned) -> None:
         stacked(jnp.ones(3), xs=jnp.ones(2))
 
 
+class Attend(eqx.Module):
+    attention: nn.MultiheadAttention
+
+    def __init__(self, key):
+        self.attention = nn.MultiheadAttention(2, 4, key=key)
+
+    def __call__(self, x, cache=None):
+        if cache is None:
+            return x + self.attention(x, x, x, is_causal=True)
+        out, cache = self.attention(x, x, x, is_causal=True, cache=cache)
+        return x + out, cache
+
+
+def stacked_caches(stacked, length):
+    make = jax.vmap(lambda _: stacked.layers.attention.init_cache(length))
+    return make(jnp.arange(stacked.depth))
+
+
 def test_kv_caches_are_rows(key) -> None:
-    class Attend(eqx.Module):
-        attention: nn.MultiheadAttention
-
-        def __init__(self, key):
-            self.attention = nn.MultiheadAttention(2, 4, key=key)
-
-        def __call__(self, x, cache=None):
-            if cache is None:
-                return x + self.attention(x, x, x, is_causal=True)
-            out, cache = self.attention(x, x, x, is_causal=True, cache=cache)
-            return x + out, cache
-
     stacked = nn.Stacked(Attend, 3, key=key)
-    caches = jax.vmap(lambda _: stacked[0].attention.init_cache(5))(jnp.arange(3))
+    caches = stacked_caches(stacked, 5)
     tokens = jax.random.normal(key, (5, 4))
 
     def step(caches, token):
@@ -179,6 +185,61 @@ def test_kv_caches_are_rows(key) -> None:
 
     _, outs = jax.lax.scan(step, caches, tokens)
     np.testing.assert_allclose(outs, stacked(tokens), atol=1e-5)
+
+
+def test_kv_caches_are_written_in_place(key) -> None:
+    stacked = nn.Stacked(Attend, 8, key=key)
+    caches = stacked_caches(stacked, 1000)
+
+    @eqx.filter_jit(donate=("caches",))
+    def step(stacked, token, caches):
+        return stacked(token[None], xs=caches)
+
+    compiled = step.lower(stacked, jnp.ones(4), caches).compile()
+    size = sum(x.nbytes for x in jax.tree.leaves(caches))
+    # What one layer reads is a copy of its cache, an eighth.
+    assert compiled.memory_analysis().temp_size_in_bytes < size / 4
+
+
+@pytest.mark.parametrize("checkpoint", [None, True])
+@pytest.mark.parametrize("unroll", [1, True])
+def test_gradient_through_caches_is_that_of_layers_one_by_one(
+    checkpoint, unroll, key
+) -> None:
+    stacked = nn.Stacked(Attend, 3, key=key, checkpoint=checkpoint, unroll=unroll)
+    tokens = jax.random.normal(key, (4, 4))
+
+    def loss(stacked):
+        x, caches = stacked(tokens[:2], xs=stacked_caches(stacked, 5))
+        y, caches = stacked(tokens[2:], xs=caches)
+        return (x**2).sum() + (y**2).sum() + (caches.key**2).sum()
+
+    def loss_of_each(stacked):
+        layers = stacked.unstack()
+        caches = [layer.attention.init_cache(5) for layer in layers]
+        total = 0
+        for part in tokens[:2], tokens[2:]:
+            for i, layer in enumerate(layers):
+                part, caches[i] = layer(part, caches[i])
+            total += (part**2).sum()
+        return total + sum((cache.key**2).sum() for cache in caches)
+
+    value, grads = eqx.filter_value_and_grad(loss)(stacked)
+    expected, expected_grads = eqx.filter_value_and_grad(loss_of_each)(stacked)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert eqx.tree_equal(grads, expected_grads, rtol=1e-4, atol=1e-5)
+
+
+def test_layer_with_a_cache_returns_that_cache(key) -> None:
+    class Other(Attend):
+        def __call__(self, x, cache=None):
+            x, cache = super().__call__(x, cache)
+            return x, (cache, x)
+
+    stacked = nn.Stacked(Other, 3, key=key)
+    message = "With caches as `xs`, a layer of Stacked must return"
+    with pytest.raises(eqx.ShapeError, match=message):
+        stacked(jnp.ones((1, 4)), xs=stacked_caches(stacked, 5))
 
 
 def stateful(key):

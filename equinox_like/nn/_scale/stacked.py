@@ -19,6 +19,7 @@ from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
 from ..._typing import PRNGKeyArray
+from .._attention.kv_cache import KVCache
 from .._base.arguments import as_layers, as_size, check_function
 from .._base.init import build_stacked, split_key
 from .._base.inputs import IF_AN_ENSEMBLE, described, within
@@ -165,7 +166,8 @@ class Stacked(StatefulLayer, Generic[_L]):
             with its part as second argument, and returns a pair: the input of the next
             layer, and an output that is stacked and returned. For example a
             [`equinox_like.nn.KVCache`][] with a leading axis of the depth, which holds
-            the caches of all layers.
+            the caches of all layers. A layer must return its part of `xs` then, with
+            equal shapes: the scan writes into the caches in place.
         - `**broadcast`: keyword arguments that are passed to each layer.
 
         **Returns:**
@@ -216,9 +218,14 @@ class Stacked(StatefulLayer, Generic[_L]):
         new_state: Any = None
         if self.depth > 0:
             policy = policy_of(self.checkpoint)
+            if _holds_cache(inputs["xs"]):
+                rows = varying_as((x, inputs, broadcast), inputs.pop("xs"))
+                step, x = _in_place(step), (x, rows, jnp.asarray(0))
             step = checkpointed_step(step, policy, self.unroll, self.depth)
             scanned = jax.lax.scan(step, x, inputs, self.depth, unroll=self.unroll)
             x, (ys, new_state) = scanned
+            if "xs" not in inputs:
+                x, ys, _ = x
         out: Any = x if xs is ABSENT else (x, ys)
         if state is ABSENT:
             return out
@@ -261,6 +268,29 @@ class Stacked(StatefulLayer, Generic[_L]):
 
     def __len__(self) -> int:
         return self.depth
+
+
+def _holds_cache(xs: Any) -> bool:
+    nodes = jtu.tree_leaves(xs, is_leaf=lambda x: isinstance(x, KVCache))
+    return any(isinstance(node, KVCache) for node in nodes)
+
+
+def _in_place(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` with the rows of all layers in the carry, as XLA can write into a carry.
+
+    As `xs` and `ys` of a scan, the caches are copied for each token.
+    """
+
+    def with_rows(carry: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
+        x, rows, i = carry
+        row = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, False), rows)
+        x, (y, new_state) = step(x, {**inputs, "xs": row})
+        y = as_before("With caches as `xs`, a layer of Stacked", row, y)
+        write = jax.lax.dynamic_update_index_in_dim
+        rows = jax.tree.map(lambda a, new: write(a, new, i, 0), rows, y)
+        return (x, rows, i + 1), (None, new_state)
+
+    return with_rows
 
 
 def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
