@@ -17,7 +17,7 @@ from .._tree.arrays import (
     with_key,
     without_key,
 )
-from .._tree.filters import is_array_or_struct
+from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node, path_str
 from .._tree.require import refuse_class
 from .faults import Faults, Path, Wanted, other_prefix, renamer
@@ -42,19 +42,19 @@ def state_dict(tree: Any, *, unstack: bool = False) -> dict[str, Any]:
     - `tree`: any pytree.
     - `unstack`: whether each layer of an [`equinox_like.nn.Stacked`][] has its own names:
         `blocks.0.weight`, `blocks.1.weight` in place of `blocks.layers.weight`, as if the
-        layers were in a list.
+        layers were in a list. In an ensemble, whose arrays have another axis in front,
+        the names stay.
 
     **Returns:**
 
     A dictionary in the order of the leaves. Values are the leaves themselves, without a
-    copy; of a typed PRNG key, its data. Leaves that are neither arrays nor numbers are
-    left out.
+    copy, or with `unstack` slices of them; of a typed PRNG key, its data. Leaves that are
+    neither arrays nor numbers are left out.
 
     **Raises:**
 
     `ValueError` if two leaves have the same dotted name, naming both paths. `LeafError` for
-    a `jax.Ref`, and with `unstack` for an array of a `Stacked` whose first axis is not the
-    depth.
+    a `jax.Ref`.
 
     The result shares arrays with `tree`: to donate one deletes those of the other.
     [`equinox_like.tree_copy`][] makes copies.
@@ -138,23 +138,21 @@ def load_state_dict(
         )
     entries = _entries(tree)
     rows: dict[Path, list[_Entry]] = {entry.path: [] for entry in entries}
-    for entry in _entries(tree, unstack=True, strict=False):
+    for entry in _entries(tree, unstack=True):
         if entry.layer:
             rows[entry.path].append(entry)
-    layers = [row for found in rows.values() for row in found]
-    there = renamer(rename, tree, "tree", _dotted, (row.name for row in layers))
+    axes = {x.name: len(x.layer) for found in rows.values() for x in found}
+    there = renamer(rename, tree, "tree", _dotted, axes)
     wanted = _wanted(entries, rows, there, mapping)
-    axes = {row.name: len(row.layer) for row in layers}
     faults = Faults("the state dict", "the mapping", "tree")
     new: dict[str, Any] = {}
 
     def problem_of(leaf: Wanted) -> str | None:
         try:
-            array = _checked(mapping[leaf.name], leaf.like, axes.get(leaf.own, 0))
+            axis = axes.get(leaf.own, 0)
+            new[leaf.own] = _checked(mapping[leaf.name], leaf.like, axis)
         except _Unfit as unfit:
             return faults.mismatch(*unfit.args)
-        new[leaf.own] = array
-        return _other_setting(leaf, rows[leaf.path], new)
 
     def is_setting(leaf: Any) -> bool:
         return not hasattr(leaf, "dtype")
@@ -166,7 +164,7 @@ def load_state_dict(
     faults.raise_any(fix)
     for entry in entries:
         if any(row.name in new for row in rows[entry.path]):
-            new[entry.name] = _stacked(entry.leaf, rows[entry.path], new)
+            new[entry.name] = _stacked(entry, rows[entry.path], new)
     found = {e.path: _like(new[e.name], e.leaf) for e in entries if e.name in new}
     items, treedef = jtu.tree_flatten_with_path(tree)
     leaves = [found.get(path, leaf) for path, leaf in items]
@@ -188,107 +186,76 @@ def _is_stacked(node: Any) -> bool:
     return hasattr(type(node), "_stacked_field")
 
 
-def _entries(tree: Any, unstack: bool = False, strict: bool = True) -> list[_Entry]:
+def _entries(tree: Any, unstack: bool = False) -> list[_Entry]:
     """All that a state dict has of a tree, in its order.
 
-    **Arguments:**
-
-    - `unstack`: whether each layer of a `Stacked` has its own names.
-    - `strict`: whether an array without an axis of the layers is an error, or has no entry.
+    `unstack`: whether each layer of a `Stacked` has its own names.
     """
-    entries, seen = [], {}
-    for entry, depths in _walk(tree, (), (), (), (), unstack):
-        leaf, path, name = entry.leaf, entry.path, entry.name
-        if is_array_or_struct(leaf) and leaf.shape[: len(depths)] != depths:
-            if not strict:
-                continue
-            raise LeafError(
-                f"`{path_str(path, 'tree')}` is {describe_array(leaf)}, so it has no axes "
-                f"{depths} of the layers of a `Stacked` in front. For an ensemble, call "
-                "`state_dict` for each model: `filter_vmap(lambda model: "
-                "eqx.state_dict(model, unstack=True))(models)`.",
-                path,
-            )
+    entries = list(_walk(tree, _Entry("", (), None), (), unstack))
+    seen: dict[str, Path] = {}
+    for name, path, *_ in entries:
         if name in seen:
             raise ValueError(
                 f"`{path_str(seen[name], 'tree')}` and `{path_str(path, 'tree')}` have "
                 f"the same name {name!r} in a state dict. Rename a key of the tree."
             )
         seen[name] = path
-        entries.append(entry)
     return entries
 
 
-def _walk(
-    node: Any, path: Path, named: Path, index: Any, depths: Any, unstack: bool
-) -> Iterator[tuple[_Entry, tuple[int, ...]]]:
-    """The entries below a node, each with the depths of the `Stacked` around it."""
-    is_leaf = _is_stacked if unstack else None
-    for step, x in jtu.tree_flatten_with_path(node, is_leaf=is_leaf)[0]:
-        if unstack and _is_stacked(x):
-            key = jtu.GetAttrKey(x._stacked_field)
+def _walk(node: Any, at: _Entry, named: Path, unstack: bool) -> Iterator[_Entry]:
+    """The entries below `node`, which is at `at.path` and has the name `named`."""
+    for step, x in jtu.tree_flatten_with_path(node, is_leaf=_is_stacked)[0]:
+        path, name = (*at.path, *step), (*named, *step)
+        if _is_stacked(x):
+            key, axis = jtu.GetAttrKey(x._stacked_field), len(at.layer)
             layers = getattr(x, key.name)
-            for i in range(len(x)):
-                at = (*path, *step, key), (*named, *step, jtu.SequenceKey(i))
-                yield from _walk(layers, *at, (*index, i), (*depths, len(x)), unstack)
+            arrays = filter(is_array_or_struct, jtu.tree_leaves(layers))
+            steps: list[Any] = [(key, at.layer)]
+            if unstack and all(a.shape[axis : axis + 1] == (len(x),) for a in arrays):
+                steps = [(jtu.SequenceKey(i), (*at.layer, i)) for i in range(len(x))]
+            for last, layer in steps:
+                below = at._replace(path=(*path, key), layer=layer)
+                yield from _walk(layers, below, (*name, last), unstack)
         elif is_loadable(x):
-            yield _Entry(_dotted((*named, *step)), (*path, *step), x, index), depths
+            yield _Entry(_dotted(name), path, x, at.layer)
 
 
 def _row(entry: _Entry) -> Any:
     leaf, index = entry.leaf, entry.layer
-    if not index or not is_array_or_struct(leaf):
-        return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape[len(index) :], leaf.dtype)
-    return leaf[(*index, ...)]
+    return leaf[(*index, ...)] if index and is_array(leaf) else leaf
 
 
-def _wanted(
-    entries: Sequence[_Entry],
-    rows: Mapping[Path, Sequence[_Entry]],
-    there: Callable[[str], Any],
-    mapping: Any,
-) -> list[Wanted]:
+def _wanted(entries: Any, rows: Any, there: Any, mapping: Any) -> list[Wanted]:
     """The names to read: of the leaves of a tree, or of its layers if they are there."""
-    wholes, parts = [], []
-    for entry in entries:
-        whole = Wanted(entry.path, entry.name, there(entry.name), entry.leaf)
-        wholes.append(whole)
-        if whole.name in mapping or not rows[entry.path]:
-            parts.append(whole)
-        else:
-            parts += [
-                Wanted(row.path, row.name, there(row.name), row.leaf)
-                for row in rows[entry.path]
-            ]
+
+    def named(entry):
+        return Wanted(entry.path, entry.name, there(entry.name), entry.leaf)
+
+    wholes, parts = [*map(named, entries)], []
+    for whole in wholes:
+        is_whole = whole.name in mapping or not rows[whole.path]
+        parts += [whole] if is_whole else map(named, rows[whole.path])
     names = [part.name for part in parts]
     if len(parts) == len(wholes) or any(name in mapping for name in names):
         return parts
     return parts if other_prefix(names, sorted(map(str, mapping))) else wholes
 
 
-def _other_setting(leaf: Wanted, rows: Sequence[_Entry], new: Any) -> str | None:
-    """What is wrong with a setting of one layer, as a `Stacked` has one for all."""
-    if hasattr(leaf.like, "dtype") or not rows or rows[0].name not in new:
-        return None
-    value, first = new[leaf.own].item(), new[rows[0].name].item()
-    if value == first:
-        return None
-    return (
-        f"is {value} in the mapping, and `{rows[0].name}` is {first}. A `Stacked` has one "
-        "value for all layers: give them the same."
-    )
-
-
-def _stacked(leaf: Any, rows: Sequence[_Entry], new: Mapping[str, Any]) -> Any:
+def _stacked(entry: _Entry, rows: Sequence[_Entry], new: Mapping[str, Any]) -> Any:
     """What is loaded for a leaf of a `Stacked`, from that of its layers."""
-    if not is_array_or_struct(leaf):
-        return next(new[row.name] for row in rows if row.name in new)
+    if not is_array_or_struct(entry.leaf):
+        numbers = {row.name: new[row.name] for row in rows if row.name in new}
+        if len({number.item() for number in numbers.values()}) > 1:
+            found = ", ".join(f"`{name}` is {x}" for name, x in numbers.items())
+            fix = "A `Stacked` has one number for all layers: give them the same."
+            raise LeafError(f"{found}. {fix}", entry.path)
+        return next(iter(numbers.values()))
     values = [new[x.name] if x.name in new else _numbers(_row(x)) for x in rows]
-    numpy = not any(isinstance(value, jax.Array) for value in values)
-    whole = (np if numpy else jnp).stack(values)
-    return whole.reshape(_numbers(struct_of(leaf)).shape)
+    stack = jnp.stack if any(isinstance(x, jax.Array) for x in values) else np.stack
+    return stack(values).reshape(_numbers(struct_of(entry.leaf)).shape)
 
 
 class _Unfit(Exception):

@@ -274,12 +274,7 @@ class Around(Module):
 class See(NamedTuple):
     mark: Mark
     of: Literal["outputs", "inputs"]
-
-
-class Scope(NamedTuple):
-    """The call is within a `jax.named_scope` of this name."""
-
-    name: str
+    scope: str = ""  # a `jax.named_scope` around the call
 
 
 class Replace(NamedTuple):
@@ -311,7 +306,7 @@ def map_modules(
     return function(path_within(path), node)
 
 
-def with_step(node: Any, step: See | Scope | Replace) -> Any:
+def with_step(node: Any, step: See | Replace) -> Any:
     """A watched copy of `node`, whose call also runs `step`."""
     cls, state = type(node), node.__getstate__()
     steps = state.get("_steps_", ())  # `getattr` may find those of a wrapped layer
@@ -341,10 +336,8 @@ def _watched(cls: type) -> type:
         for step in self._steps_:
             if isinstance(step, See) and step.of == "inputs":
                 args, kwargs = marked(Inputs(args, kwargs), step.mark)
-        with contextlib.ExitStack() as scopes:
-            for step in self._steps_:
-                if isinstance(step, Scope):
-                    scopes.enter_context(jax.named_scope(step.name))
+        scopes = [x.scope for x in self._steps_ if isinstance(x, See) and x.scope]
+        with jax.named_scope(scopes[0]) if scopes else contextlib.nullcontext():
             out = super(subclass, self).__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         # The innermost `intervene` adds its step last, and runs first.
         for step in reversed(self._steps_):

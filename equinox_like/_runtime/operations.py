@@ -9,50 +9,57 @@ belongs to.
 import collections
 import math
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
-from .._compat.jaxpr import mapped_axes, name_and_params, opened, programs_in, scopes_of
+from .._compat.jaxpr import name_and_params, opened, programs_in, scopes_of
 from .._transforms.trace import trace
-from .harvest import Mark, Scope, See, class_of, map_modules, mark_p, with_step
+from .harvest import Mark, See, class_of, map_modules, mark_p, with_step
 
 # `capture` marks values with a depth of 1 or more.
 _DEPTH: Final = 0
 _SCOPE: Final = re.compile(r"eqx_layer_(\d+)_")
-_TOTAL: Final = "total"
 
 
-class Calls:
-    """What the Modules of a model return, and the operations of each, by their index.
+class LayerRow(NamedTuple):
+    """One layer that was called, in [`equinox_like.nn.Summary`][].
 
     **Attributes:**
 
-    - `modules`: the path and the class of each one.
-    - `outputs`: a list for each one that is called, with an output for each call.
-    - `operations`: multiplications and additions of matrix products and convolutions.
+    - `path`: of the layer; that of the model itself is empty. `layer`: its class.
+    - `output`: what it returned, with a `jax.ShapeDtypeStruct` for each array; a tuple of
+        its outputs if it was called more than once. Arrays have the axes of `jax.vmap`
+        and of the steps of a scan in front.
+    - `operations`: the number of multiplications and additions in its matrix products and
+        convolutions, and in those of the layers within it. A multiplication and an
+        addition are two. Within `jax.shard_map` they are those of one device.
+    - `share`: of the operations of the whole call, from 0 to 1.
     """
 
-    def __init__(self, model: Any, args: Any, kwargs: Any):
-        self.modules: list[tuple[str, str]] = []
-        self.outputs: dict[str, list[Any]] = {}
-        self.operations: collections.Counter[str] = collections.Counter()
+    path: str
+    layer: str
+    output: Any
+    operations: int
+    share: float
 
-        def watched(path, node):
-            index = str(len(self.modules))
-            self.modules.append((path, class_of(node).__name__))
-            scoped = with_step(node, Scope(f"eqx_layer_{index}_"))
-            return with_step(scoped, See(Mark(index, _DEPTH), "outputs"))
 
-        def call(model, args, kwargs):
-            return model(*args, **kwargs)
+def layer_rows(model: Any, args: Any, kwargs: Any) -> tuple[list[LayerRow], int]:
+    """A row for each Module that `model(*args, **kwargs)` calls, in the order in which
+    they return, and the number of all operations."""
+    modules: list[tuple[str, str]] = []
+    outputs: dict[str, list[Any]] = {}
+    operations: collections.Counter[str] = collections.Counter()
 
-        watched_model = map_modules(model, watched)
-        program, *_ = trace(call, (watched_model, args, kwargs), {})
-        self._read(program, 1, (), {_TOTAL})
-        self.total = self.operations[_TOTAL]
+    def watched(path, node):
+        i = str(len(modules))
+        modules.append((path, class_of(node).__name__))
+        return with_step(node, See(Mark(i, _DEPTH), "outputs", f"eqx_layer_{i}_"))
 
-    def _read(self, program: Any, times: int, axes: Any, around: set[str]) -> None:
+    def call(model, args, kwargs):
+        return model(*args, **kwargs)
+
+    def read(program, times, axes, around):
         """Reads a program that runs `times`, within scans over `axes`."""
         for equation in opened(program)[0].eqns:
             name, params = name_and_params(equation)
@@ -61,20 +68,22 @@ class Calls:
                 arrays = [
                     jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype) for x in avals
                 ]
-                outputs = self.outputs.setdefault(params["mark"].path, [])
-                outputs.append(params["rest"].fill(arrays))
+                found = outputs.setdefault(params["mark"].path, [])
+                found.append(params["rest"].fill(arrays))
             within = around.union(_SCOPE.findall(scopes_of(equation)))
             number = times * _operations(name, params, equation)
-            self.operations.update(dict.fromkeys(within, number))
-            inner_times, inner_axes = times, axes
-            if name in ("scan", "Scan3"):
-                inner_times *= params["length"]
-                inner_axes = *axes, params["length"]
-            elif name == "shard_map":
-                sizes = params["mesh"].shape
-                inner_times *= math.prod(sizes[x] for x in mapped_axes(params))
+            operations.update(dict.fromkeys(within, number))
+            steps = [params["length"]] if name in ("scan", "Scan3") else []
             for inner in programs_in(params):
-                self._read(inner, inner_times, inner_axes, within)
+                read(inner, times * math.prod(steps), (*axes, *steps), within)
+
+    inputs = map_modules(model, watched), args, kwargs
+    read(trace(call, inputs, {})[0], 1, (), {"all"})
+    total, rows = operations["all"], []
+    for i, found in outputs.items():
+        output, number = found[0] if len(found) == 1 else tuple(found), operations[i]
+        rows.append(LayerRow(*modules[int(i)], output, number, number / (total or 1)))
+    return rows, total
 
 
 def _operations(name: str, params: dict[str, Any], equation: Any) -> int:

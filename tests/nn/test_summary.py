@@ -156,7 +156,7 @@ def test_inputs_add_outputs_and_operations(mlp) -> None:
     assert lines[0].split() == "path layer output operations share".split()
     assert lines[2].split() == ["layers[0]", "Linear", "float32[8]", "48", "60.0%"]
     assert lines[4].split() == ["(model)", "MLP", "float32[2]", "80", "100.0%"]
-    assert lines[-2].startswith("80 operations: ") and "from the jaxpr" in lines[-1]
+    assert lines[-1].startswith("80 operations of matrix") and "jaxpr" in lines[-1]
     without = nn.summary(mlp)
     assert without.layers == [] and without.total_operations == 0
 
@@ -286,7 +286,7 @@ def test_control_flow_is_counted(key) -> None:
     assert table.layers[0].output == (struct(3), struct(3), struct(5, 3))
 
 
-def test_parts_of_a_mesh_are_counted_together(key) -> None:
+def test_in_a_shard_map_one_device_is_counted(key) -> None:
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
 
@@ -301,7 +301,7 @@ def test_parts_of_a_mesh_are_counted_together(key) -> None:
             return mapped(x)
 
     table = nn.summary(Parallel(nn.Linear(3, 3, use_bias=False, key=key)), struct(8, 3))
-    assert table.total_operations == 8 * 2 * 9
+    assert table.total_operations == (8 // 4) * 2 * 9
 
 
 def test_nothing_is_computed(key) -> None:
@@ -311,9 +311,5 @@ def test_nothing_is_computed(key) -> None:
 
 
 def test_inputs_of_what_cannot_be_called_are_refused(mlp) -> None:
-    with pytest.raises(
-        TypeError, match=r"a list.*Pass a model, or leave out the inputs"
-    ):
+    with pytest.raises(TypeError, match=r"call a list.*: pass a model, or no inputs\."):
         nn.summary([mlp], struct(3))
-    with pytest.raises(TypeError, match="`tree` is the class `MLP`: pass an instance"):
-        nn.summary(nn.MLP, struct(3))

@@ -11,13 +11,12 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._module.freezing import leaves_under, trainable_leaves
-from ..._runtime.operations import Calls
+from ..._runtime.operations import LayerRow as LayerRow, layer_rows
 from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
 from ..._tree.filters import is_array_or_struct
 from ..._tree.glob import components, matches_above
 from ..._tree.nodes import describe_node, plain_path
-from ..._tree.require import refuse_class
 from ..._tree.table import table_lines
 from .._base.arguments import as_size
 from .._base.state import State, StateIndex
@@ -51,28 +50,6 @@ class SummaryRow(NamedTuple):
     tied_to: str | None = None
 
 
-class LayerRow(NamedTuple):
-    """One layer that was called, in [`equinox_like.nn.Summary`][].
-
-    **Attributes:**
-
-    - `path`: of the layer; that of the model itself is empty. `layer`: its class.
-    - `output`: what it returned, with a `jax.ShapeDtypeStruct` for each array; a tuple of
-        its outputs if it was called more than once. Arrays have the axes of `jax.vmap`
-        and of the steps of a scan in front.
-    - `operations`: the number of multiplications and additions in its matrix products and
-        convolutions, and in those of the layers within it. A multiplication and an
-        addition are two.
-    - `share`: of the operations of the whole call, from 0 to 1.
-    """
-
-    path: str
-    layer: str
-    output: Any
-    operations: int
-    share: float
-
-
 class Summary:
     """The result of [`equinox_like.nn.summary`][]: `print` it, or read its attributes.
 
@@ -93,21 +70,13 @@ class Summary:
     layers: list[LayerRow]
     total_operations: int
 
-    def __init__(
-        self,
-        rows: list[SummaryRow],
-        arrays: list[SummaryRow],
-        layers: Iterable[LayerRow] = (),
-        total_operations: int = 0,
-    ):
+    def __init__(self, rows: list[SummaryRow], arrays: list[SummaryRow]):
         """**Arguments:**
 
         - `rows`: what to show.
         - `arrays`: one row for each array, for the totals.
-        - `layers`, `total_operations`: the attributes.
         """
-        self.layers = list(layers)
-        self.total_operations = total_operations
+        self.layers, self.total_operations = [], 0
         counted = [row for row in arrays if row.tied_to is None]
         self.rows = rows
         self.total_params = sum(row.params for row in counted)
@@ -135,9 +104,8 @@ class Summary:
             table = [head, *(_layer_cells(row) for row in self.layers)]
             lines += ["", *_ruled(table, right_aligned=(3, 4))]
             lines.append(
-                f"{self.total_operations:,} operations: multiplications and additions of "
-                "matrix products and convolutions,\ncounted from the jaxpr. A layer "
-                "includes the layers within it."
+                f"{self.total_operations:,} operations of matrix products and "
+                "convolutions, counted from the jaxpr"
             )
         return "\n".join(lines)
 
@@ -217,38 +185,24 @@ def summary(
             kept.append(place)
             arrays.append(_row(place, trained, firsts))
     rows = arrays if depth is None else _summed(zip(kept, arrays, strict=True), depth)
+    table = Summary(rows, arrays)
     if not inputs and not kwargs:
-        return Summary(rows, arrays)
-    refuse_class(tree, "tree")
+        return table
     if not callable(tree):
         raise TypeError(
-            "`summary` calls `tree` with the inputs; got "
-            f"{describe_node(tree)}, which cannot be called. Pass a model, or leave out "
-            "the inputs."
+            f"`summary` cannot call {describe_node(tree)}: pass a model, or no inputs."
         )
-    calls = Calls(tree, inputs, kwargs)
-    layers = [_layer_row(index, calls) for index in calls.outputs]
-    if depth is not None:
-        layers = [row for row in layers if components(row.path) <= depth]
-    if where is not None:
-        hidden = [
-            plain_path(x.path) for x, y in zip(found, shown, strict=True) if not y
-        ]
-        layers = [
-            row
-            for row in layers
-            if any(matches_above(row.path, array.path) for array in arrays)
-            and not any(matches_above(row.path, path) for path in hidden)
-        ]
-    return Summary(rows, arrays, layers, calls.total)
+    layers, table.total_operations = layer_rows(tree, inputs, kwargs)
+    flags = {plain_path(x.path): y for x, y in zip(found, shown, strict=True)}
 
+    def is_chosen(path: str) -> bool:
+        if depth is not None and components(path) > depth:
+            return False
+        parts = (y for x, y in flags.items() if where and matches_above(path, x))
+        return where is None or {*parts} == {True}
 
-def _layer_row(index: str, calls: Calls) -> LayerRow:
-    outputs, number = calls.outputs[index], calls.operations[index]
-    output = outputs[0] if len(outputs) == 1 else tuple(outputs)
-    return LayerRow(
-        *calls.modules[int(index)], output, number, number / (calls.total or 1)
-    )
+    table.layers = [row for row in layers if is_chosen(row.path)]
+    return table
 
 
 def _layer_cells(row: LayerRow) -> tuple[str, ...]:
