@@ -25,6 +25,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches
 from .._tree.match import spread
 from .._tree.nodes import leaf_paths, listed, path_str, plain_path
+from .follow import following, owners_of
 from .trace import filter_eval_shape
 
 _Tree = TypeVar("_Tree")
@@ -225,7 +226,13 @@ def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
     return spec
 
 
-def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]]) -> Any:
+def shardings(
+    tree: Any,
+    mesh: Mesh,
+    rules: Sequence[tuple[str, PartitionSpec]],
+    *,
+    follow: Any = None,
+) -> Any:
     """A sharding for each array of a tree, by rules on paths.
 
     Pass the result to `filter_shard(tree, ...)`, as `in_shardings` or `out_shardings` of
@@ -240,6 +247,11 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
         it. In a pattern `*` stands for anything within one component, and `**` for any
         number of components. `("**", PartitionSpec())` as the last one replicates all
         other arrays on each device.
+    - `follow`: the parameters, if `tree` has the state of an optimiser for them, or a
+        function from `tree` to them. An array of the state whose path ends with the path
+        of a parameter follows the rule for it: an axis that it lacks is left out, as in
+        `optax.adafactor`, and an axis in front is not split, as in `optax.lbfgs`. Rules
+        that match only the path of the array itself apply as they are.
 
     **Returns:**
 
@@ -251,8 +263,9 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
     `ValueError`, naming the path, if no rule matches an array, or if its spec is
     invalid: it names an axis that the mesh does not have, or one axis twice, it has
     more entries than the array has dimensions, or a dimension is not divisible. Also if a
-    pattern without `*` matches no leaf, or a rule follows `"**"`. `TypeError` if a rule
-    is not such a pair, or `mesh` is not a mesh.
+    pattern without `*` matches no leaf, a rule follows `"**"`, or shapes do not tell how
+    an array follows its parameter. `TypeError` if a rule is not such a pair, or `mesh` is
+    not a mesh.
 
     !!! example
 
@@ -272,20 +285,28 @@ def shardings(tree: Any, mesh: Mesh, rules: Sequence[tuple[str, PartitionSpec]])
     """
     require_mesh(mesh, "shardings")
     rules = list(rules)  # a generator can be read only once
-    _check_rules(rules, tree)
+    owners = owners_of(tree, follow)
+    _check_rules(rules, tree, [name for name, _ in owners.values()])
 
     def choose(path, leaf):
         if not is_array_or_struct(leaf):
             return None
         name = plain_path(path)
-        found = next((rule for rule in rules if matches(rule[0], name)), None)
+        ends = (path[i:] for i in range(len(path)))
+        owner = next((owners[end] for end in ends if end in owners), (name, leaf))
+        names = {name, owner[0]}
+        found = next((x for x in rules if any(matches(x[0], y) for y in names)), None)
         if found is None:
             raise ValueError(
                 f"No rule matches `{name}` ({describe_array(leaf)}). Add one, or end "
                 'the rules with `("**", PartitionSpec())`, which replicates the rest '
                 "on each device."
             )
-        return _named(mesh, found, name, leaf)
+        option, spec = f"rules[{found[0]!r}]", found[1]
+        if matches(found[0], owner[0]):
+            spec = following(option, spec, owner, name, leaf)
+        refuse_misfit(option, name, spec, leaf, mesh=mesh)
+        return NamedSharding(mesh, spec)
 
     return jtu.tree_map_with_path(choose, tree)
 
@@ -297,6 +318,7 @@ def make_sharded(
     *args: Any,
     mesh: Mesh,
     rules: Sequence[tuple[str, PartitionSpec]],
+    follow: Any = None,
     **kwargs: Any,
 ) -> _T:
     """Builds a model, a State or the state of an optimiser directly in its shards.
@@ -311,7 +333,8 @@ def make_sharded(
         [`equinox_like.filter_jit`][], and must return one structure. So make a State by
         [`equinox_like.nn.make_with_state`][], which names its values.
     - `*args`, `**kwargs`: the arguments of `make`.
-    - `mesh`, `rules`: as for [`equinox_like.shardings`][].
+    - `mesh`, `rules`, `follow`: as for [`equinox_like.shardings`][]. A function as `follow`
+        is called with what `make` returns, with shapes in place of arrays.
 
     **Returns:**
 
@@ -344,7 +367,7 @@ def make_sharded(
     require_callable(make, "make_sharded", "make")
     require_mesh(mesh, "make_sharded")
     shapes = filter_eval_shape(make, *args, **kwargs)
-    out_shardings = shardings(shapes, mesh, rules)
+    out_shardings = shardings(shapes, mesh, rules, follow=follow)
     if not at_top_level() or jit_is_disabled():
         # The outermost `jit` decides the compiler options. JAX ignores the `out_shardings`
         # of a `jit` within another one if the axes of the mesh in use are explicit, and
@@ -356,7 +379,7 @@ def make_sharded(
     return jitted(*args, **kwargs)
 
 
-def _check_rules(rules: list[Any], tree: Any) -> None:
+def _check_rules(rules: list[Any], tree: Any, others: list[str]) -> None:
     for rule in rules:
         if not isinstance(rule, tuple | list) or list(map(type, rule)) != [
             str,
@@ -376,17 +399,9 @@ def _check_rules(rules: list[Any], tree: Any) -> None:
     # leaf, which may be `None`, as the bias of a layer is.
     exact = {pattern.removeprefix(".") for pattern in patterns if "*" not in pattern}
     if exact:
-        there = leaf_paths(tree)
+        there = [*leaf_paths(tree), *others]
         for pattern in sorted(exact.difference(there)):
             raise ValueError(
                 f"The rule for {pattern!r} matches no leaf. The leaves are "
                 f"{listed(there, 5)}.{did_you_mean(pattern, there)}"
             )
-
-
-def _named(
-    mesh: Mesh, rule: tuple[str, PartitionSpec], name: str, leaf: Any
-) -> NamedSharding:
-    pattern, spec = rule
-    refuse_misfit(f"rules[{pattern!r}]", name, spec, leaf, mesh=mesh)
-    return NamedSharding(mesh, spec)

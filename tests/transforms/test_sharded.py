@@ -130,6 +130,156 @@ def test_a_rule_is_a_pair_of_a_pattern_and_a_spec(mesh, rule):
         eqx.shardings(jnp.ones(2), mesh, [rule])
 
 
+# The state of an optimiser
+
+
+class Layers(eqx.Module):
+    wide: nn.Linear
+    square: nn.Linear
+    kernels: jax.Array
+
+    def __init__(self, key):
+        self.wide = nn.Linear(128, 256, key=key)
+        self.square = nn.Linear(128, 128, key=key)
+        self.kernels = jax.random.normal(key, (128, 2, 128))
+
+
+OF_LAYERS = [
+    ("wide.weight", P("model", "data")),
+    ("*.bias", P("model")),
+    ("square.*", P(None, "model")),
+    ("kernels", P("data", None, "model")),
+    ("**", P()),
+]
+
+
+def by_path(tree):
+    items = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): x for path, x in items}
+
+
+def test_means_over_an_axis_follow_the_other_axes_of_their_parameter(mesh):
+    params = Layers(jax.random.key(0))
+    optimiser = optax.adafactor(1e-3, momentum=0.9)
+    state = jax.eval_shape(optimiser.init, params)
+    found = by_path(eqx.shardings(state, mesh, OF_LAYERS, follow=params))
+    found = {path: x.spec for path, x in found.items()}
+    rows, columns = "[0].v_row", "[0].v_col"
+    assert found[f"{rows}.wide.weight"] == P("data")  # of 256 x 128
+    assert found[f"{columns}.wide.weight"] == P("model")
+    assert found[f"{rows}.square.weight"] == P(None)  # of 128 x 128
+    assert found[f"{columns}.square.weight"] == P("model")
+    assert found[f"{rows}.kernels"] == P("data", None)  # of 128 x 2 x 128
+    assert found[f"{columns}.kernels"] == P(None, "model")
+    assert found["[0].v.wide.weight"] == P() and found["[0].count"] == P()
+    assert found["[0].v.wide.bias"] == found["[4].ema.wide.bias"] == P("model")
+    assert found["[4].ema.kernels"] == P("data", None, "model")
+
+
+@pytest.mark.parametrize("shape", [(128, 256), (256, 128), (128, 128), (2, 128, 128)])
+def test_the_specs_of_adafactor_are_those_of_its_means(mesh, shape):
+    # Sharded parameters have means that the compiler splits in the same way.
+    spec = P(*[None] * (len(shape) - 2), "data", "model")
+    params = {"w": jax.device_put(jnp.ones(shape), NamedSharding(mesh, spec))}
+    init = optax.adafactor(1e-3).init
+    rules = [("['w']", spec), ("**", P())]
+    where = eqx.shardings(init(params), mesh, rules, follow=params)
+
+    def means(params):
+        squares = params["w"] ** 2
+        *_, d1, d0 = np.argsort(shape, kind="stable")
+        return squares.mean(d0), squares.mean(d1)
+
+    v_row, v_col = jax.jit(means)(params)
+    assert v_row.shape == init(params)[0].v_row["w"].shape
+    assert where[0].v_row["w"].is_equivalent_to(v_row.sharding, v_row.ndim)
+    assert where[0].v_col["w"].is_equivalent_to(v_col.sharding, v_col.ndim)
+
+
+def test_a_memory_of_parameters_is_not_split_along_its_first_axis(mesh):
+    params = Layers(jax.random.key(0))
+    state = jax.eval_shape(optax.lbfgs(memory_size=3).init, params)
+    where = eqx.shardings(state, mesh, OF_LAYERS, follow=params)
+    memory = where[0].diff_params_memory
+    assert memory.wide.weight.spec == P(None, "model", "data")
+    assert memory.wide.bias.spec == P(None, "model")
+    assert memory.kernels.spec == P(None, "data", None, "model")
+    assert where[0].params.square.weight.spec == P(None, "model")
+    assert where[0].weights_memory.spec == P()
+
+
+@pytest.mark.parametrize("name", ["adafactor", "lbfgs"])
+def test_factored_state_is_built_and_updated_in_its_shards(mesh, name):
+    optimiser = {
+        "adafactor": lambda: optax.adafactor(1e-3),
+        "lbfgs": lambda: optax.lbfgs(1e-3, memory_size=3, linesearch=None),
+    }[name]()
+
+    def make(key):
+        params = Layers(key)
+        return params, optimiser.init(params)
+
+    rules = [(f"**.{pattern}".replace("**.**", "**"), x) for pattern, x in OF_LAYERS]
+    params, state = eqx.make_sharded(
+        make, jax.random.key(0), mesh=mesh, rules=rules, follow=lambda out: out[0]
+    )
+    plain_params, plain_state = make(jax.random.key(0))
+    where = eqx.shardings(plain_state, mesh, OF_LAYERS, follow=plain_params)
+    assert_same(state, eqx.filter_shard(plain_state, where))
+    update = eqx.filter_jit(optimiser.update, out_shardings=(None, where))
+    updates, state = update(params, state, params)  # as if gradients
+    plain_updates, _ = optimiser.update(plain_params, plain_state, plain_params)
+    assert state[0].count == 1
+    for x, y in zip(*map(jax.tree.leaves, (updates, plain_updates)), strict=True):
+        np.testing.assert_allclose(*map(np.asarray, (x, y)), rtol=1e-5, atol=1e-7)
+
+
+def test_a_rule_for_the_state_alone_applies_as_it_is(mesh):
+    params = Layers(jax.random.key(0))
+    state = jax.eval_shape(optax.adafactor(1e-3).init, params)
+    rules = [("[0].v_row.wide.weight", P(("data", "model"))), *OF_LAYERS]
+    where = eqx.shardings(state, mesh, rules, follow=params)
+    assert where[0].v_row.wide.weight.spec == P(("data", "model"))
+    assert where[0].v_col.wide.weight.spec == P("model")
+    with pytest.raises(ValueError, match=r"'other' matches no leaf"):
+        eqx.shardings(state, mesh, [("other", P()), *rules], follow=params)
+
+
+def test_names_of_parameters_in_the_tree_are_those_of_the_rules(mesh):
+    tree = {
+        "model": {"w": jnp.ones((4, 2))},
+        "state": {"memory": {"w": jnp.ones((4, 4, 2))}},
+    }
+    rules = [("['model']['w']", P("model")), ("**", P())]
+    follow = lambda tree: tree["model"]  # noqa: E731
+    where = eqx.shardings(tree, mesh, rules, follow=follow)
+    assert where["model"]["w"].spec == P("model")
+    assert where["state"]["memory"]["w"].spec == P(None, "model", None)
+    # Without `follow`, the rule applies to its own array alone.
+    assert eqx.shardings(tree, mesh, rules)["state"]["memory"]["w"].spec == P()
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (4, 4, 3), (4, 4, 4, 2)])
+def test_state_whose_shape_does_not_tell_needs_a_rule(mesh, shape):
+    params, state = {"w": jnp.ones((4, 4))}, ({"w": jnp.ones(shape)},)
+    rules = [("**", P("model", "data"))]
+    with pytest.raises(
+        ValueError, match=r"gives .* for `\['w'\]` \(float32\[4,4\]\)"
+    ) as e:
+        eqx.shardings(state, mesh, rules, follow=params)
+    assert f"how `[0]['w']` (float32[{','.join(map(str, shape))}]) follows it" in str(
+        e.value
+    )
+    code = str(e.value).split("To replicate it: `")[1].removesuffix("`.")
+    rule = eval(code, {"PartitionSpec": P})
+    where = eqx.shardings(state, mesh, [rule, *rules], follow=params)
+    assert where[0]["w"].spec == P()
+    # Where the parameter is whole, there is no choice.
+    if shape == (4,):
+        where = eqx.shardings(state, mesh, [("**", P())], follow=params)
+        assert where[0]["w"].is_fully_replicated
+
+
 # Construction
 
 
