@@ -101,6 +101,7 @@ NOT_IN_LAYERS = {
     nn.Bidirectional,
     nn.LoRA,
     nn.Mixed,
+    nn.Quantized,
     nn.RNN,
     nn.Shared,
     nn.SpectralNorm,

@@ -73,6 +73,10 @@ assert_type(lora, eqx.nn.LoRA[eqx.nn.Linear])
 assert_type(lora(x), jax.Array)
 lora(x, caceh=1)  # type: ignore
 assert_type(eqx.nn.LoRA(scaled, 2, key=key)(x, 2), jax.Array)
+quantised = eqx.nn.Quantized(linear)
+assert_type(quantised, eqx.nn.Quantized[eqx.nn.Linear])
+assert_type(quantised(x), jax.Array)
+quantised(x, caceh=1)  # type: ignore
 weight_norm = eqx.nn.WeightNorm(linear)
 assert_type(weight_norm, eqx.nn.WeightNorm[eqx.nn.Linear])
 assert_type(weight_norm(x), jax.Array)

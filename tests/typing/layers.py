@@ -64,7 +64,14 @@ assert_type(lora.merge().layer, eqx.nn.Linear)
 assert_type(lora.merge().unmerge().layer.use_bias, bool)
 assert_type(lora.in_features, Any)
 
+quantised = eqx.nn.Quantized(linear, bits=4, group_size=8)
+assert_type(quantised, eqx.nn.Quantized[eqx.nn.Linear])
+assert_type(quantised.dequantized(), eqx.nn.Linear)
+assert_type(jax.vmap(quantised)(x), jax.Array)
+eqx.nn.Quantized(linear, bits=3)  # pyright: ignore[reportArgumentType]
+
 mlp = eqx.nn.MLP(8, 8, 8, 2, key=key)
+assert_type(eqx.nn.quantize(mlp, "**"), eqx.nn.MLP)
 assert_type(mlp.layers[-1].weight, jax.Array)
 ema = eqx.nn.EMA(mlp, decay=0.9)
 assert_type(ema, eqx.nn.EMA[eqx.nn.MLP])

@@ -15,25 +15,23 @@ from jaxtyping import Array
 
 from ..._module import Module, field, frozen, trainable, unfrozen
 from ..._module.construct import filled
-from ..._module.freezing import leaves_under, trainable_leaves
+from ..._module.freezing import trainable_leaves
 from ..._module.wrappers import check_forwards
 from ..._runtime.harvest import class_of
-from ..._tree import is_array, is_inexact_array, tree_at
-from ..._tree.glob import near_paths
-from ..._tree.nodes import leaf_paths, path_within
+from ..._tree import is_inexact_array
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._base.arguments import as_number, as_size, refuse_layer_class, wrong_value
-from .._base.init import WEIGHTS, draw, key_named, leading_axes, split_key
+from .._base.init import draw, key_named, leading_axes, split_key
 from .._base.precision import computes
 from .._base.sharding import explicit_mesh, like
 from .._base.state import StateIndex
 from .._base.stateful import StatefulLayer, is_stateful, takes_key
-from .._layers.embedding import Embedding, indexed
-from .._layers.linear import Linear
-from .._sequence.cells import GRUCell, LSTMCell
-from .parameters import places
+from .._layers.embedding import indexed
+from .._layers.linear import rows_product
+from .quantised import TAKE_STAND_INS, unwrapped, weights_under, with_weight
+from .quantised_weight import QuantizedWeight, has_values
 
 _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")
@@ -151,7 +149,8 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         if not takes_key(self.layer):
             kwargs.pop("key", None)
         meets_mesh = explicit_mesh(*jax.tree.leaves((self, args, kwargs))) is not None
-        if self.is_merged or meets_mesh or class_of(self.layer) not in _TAKE_STAND_INS:
+        cls = class_of(unwrapped(self.layer))
+        if self.is_merged or meets_mesh or cls not in TAKE_STAND_INS:
             layer = self._updated_layer()
         else:
             layer = self._with_weights(_Updated)
@@ -212,13 +211,15 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         one = isinstance(self.weight_name, str)
         matrices = [(self.b, self.a)] if one else zip(self.b, self.a, strict=True)
         for name, (b, a) in zip(self._names(), matrices, strict=True):
-            weight = getattr(layer, name)
+            weight = getattr(unwrapped(layer), name)
             # Within `tree_at` a field may hold anything.
-            if is_array(weight) or hasattr(weight, "__jax_array__"):
+            if has_values(weight):
+                if make is not _Updated or not isinstance(weight, QuantizedWeight):
+                    weight = jnp.asarray(weight)
                 # Scaled before the product. After it, XLA might fuse scaling and
                 # adding, and then `unmerge` would not subtract the number that was
                 # added.
-                new = make(jnp.asarray(weight), jnp.asarray(b) * scale, jnp.asarray(a))
+                new = make(weight, jnp.asarray(b) * scale, jnp.asarray(a))
                 layer = with_weight(layer, name, new)
         return layer
 
@@ -244,8 +245,9 @@ def add_lora(
     - `where`: which layers, or parts of the model with all layers in them: a class; a
         pattern for paths, such as `"**.query_proj"`; a function that returns nodes, as
         in [`equinox_like.tree_at`][]; or a list of these. Layers that have a `weight`,
-        `weight_ih` or `weight_hh` with at least two axes are wrapped. It must be an array;
-        a quantised weight of a class of your own is left as it is.
+        `weight_ih` or `weight_hh` with at least two axes are wrapped. It must be an array,
+        or that of a [`equinox_like.nn.Quantized`][]; a quantised weight of a class of
+        your own is left as it is.
     - `rank`, `alpha`: as for `LoRA`.
     - `key`: each layer is wrapped with a key made of this one and its path.
 
@@ -275,16 +277,8 @@ def add_lora(
         ```
     """
     flags, model = trainable_leaves(model), unfrozen(model)
-    chosen = _weights_under(model, where)
-    if not chosen:
-        given = where if isinstance(where, list) else [where]
-        raise ValueError(
-            f"`add_lora` found no weight with at least two axes under {where!r}. "
-            "Correct `where`. A layer whose weight has another name, or is not an array, "
-            "such as a quantised one, can be wrapped by `LoRA`."
-            + near_paths(given, leaf_paths(model))
-        )
-
+    others = "another name, or is not an array, such as a quantised one of your own,"
+    chosen = weights_under(model, where, "add_lora", others, "LoRA")
     for path, _ in select(model).of(LoRA):
         inner = f"{path}.layer".removeprefix(".")
         if inner in chosen:
@@ -339,15 +333,10 @@ def _is_lora(node: Any) -> bool:
     return isinstance(node, LoRA)
 
 
-def with_weight(layer: Any, name: str, weight: Any) -> Any:
-    """A copy of the layer with another weight."""
-    return tree_at(lambda layer: getattr(layer, name), layer, weight)
-
-
 class _Updated(Module):
     """Replaces an updated weight in layers that only index or multiply by it."""
 
-    weight: Array
+    weight: Any
     b: Array
     a: Array
 
@@ -358,13 +347,10 @@ class _Updated(Module):
     def __matmul__(self, x: Array) -> Array:
         # `x` comes first, so that under `vmap` the batch axis needs no transpose.
         update = jnp.inner(jnp.inner(x, self.a), self.b)
-        return jnp.inner(x, self.weight) + update
+        return rows_product(x, self.weight) + update
 
     def __getitem__(self, index: ArrayLike) -> Array:
         return indexed(self.weight, index) + indexed(self.b, index) @ self.a
-
-
-_TAKE_STAND_INS = (Linear, Embedding, GRUCell, LSTMCell)
 
 
 def _product(b: Array, a: Array, weight: Array) -> Array:
@@ -401,26 +387,6 @@ def _weight_of(layer: Any, name: str) -> Any:
         f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
         "by `add_lora`, or pass `weight_name`."
     )
-
-
-def _weights_under(model: Any, where: Any) -> dict[str, dict[str, int]]:
-    """The weights that `where` chooses: by the path of each layer, as in `select`, the
-    names of its weights, and how many leading axes they have for stacking or an
-    ensemble."""
-    selectors = where if isinstance(where, list) else [where]
-    flags = [leaves_under(model, each) for each in selectors]
-    found: dict[str, dict[str, int]] = {}
-    for i, place in enumerate(places(model)):
-        leaf, name = place.leaf, place.name
-        is_chosen = any(chosen[i] for chosen in flags)
-        if not is_chosen or name not in WEIGHTS or not is_inexact_array(leaf):
-            continue
-        batch_ndim = leading_axes(place.owner, name, leaf.ndim, len(place.rows))
-        is_its_field = getattr(place.owner, name) is leaf  # not somewhere below it
-        if is_its_field and leaf.ndim >= batch_ndim + 2:
-            at = path_within(place.path[:-1])
-            found.setdefault(at, {})[name] = batch_ndim
-    return found
 
 
 def _frozen_as_before(model: Any, flags: list[bool]) -> Any:

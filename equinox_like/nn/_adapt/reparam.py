@@ -21,7 +21,8 @@ from .._base.sharding import matvec, split_as
 from .._base.state import State, StateIndex, check_state
 from .._base.stateful import StatefulLayer, at_inference
 from .._layers.norm import nan_if_infinite, squared
-from .lora import merge_lora, with_weight
+from .lora import merge_lora
+from .quantised import with_weight
 
 _Layer = TypeVar("_Layer", covariant=True)
 _Y = TypeVar("_Y")

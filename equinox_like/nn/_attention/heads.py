@@ -143,5 +143,6 @@ def empty_token(
         return jnp.zeros((1, heads, size), dtype)
     # A projection of zeros has the right sharding. Within `jit` the arrays must be
     # used, or the program would not know their devices. XLA removes the product itself.
-    token = _project(attention, name, jnp.zeros((1, in_size), arrays[0].dtype), heads)
+    x = jnp.zeros((1, in_size), dtype_of(projection))
+    token = _project(attention, name, x, heads)
     return jnp.where(jnp.zeros((), bool), token, 0).astype(dtype)

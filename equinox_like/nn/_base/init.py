@@ -124,6 +124,8 @@ def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
 def dtype_of(tree: Any) -> DTypeLike:
     """The dtype to which the parameters of `tree` promote."""
     arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array(x)]
+    # Quantised values of 8 bits promote to nothing.
+    arrays = [x for x in arrays if jnp.finfo(x.dtype).bits > 8]
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays) if arrays else default_dtype(None)
 

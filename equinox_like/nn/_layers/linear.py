@@ -136,7 +136,7 @@ class Linear(Module):
             x = jnp.reshape(x, (1,))
         else:
             check_columns(self, x)
-        y = product(_product, jax_array(x), self.weight, out_sharding)
+        y = product(rows_product, jax_array(x), self.weight, out_sharding)
         if self.bias is not None:
             bias = self.bias if out_sharding is None else like(self.bias, y)
             y = in_float32(jnp.add, y, bias)
@@ -182,11 +182,11 @@ def mapped(layer: Any, x: Array) -> Array:
     ):
         return jax.vmap(layer)(x)
     with jax.named_scope("eqx.nn.Linear"):
-        y = _product(x, layer.weight)
+        y = rows_product(x, layer.weight)
         return y if layer.bias is None else in_float32(jnp.add, y, layer.bias[None])
 
 
-def _product(x: Array, weight: Any) -> Array:
+def rows_product(x: Array, weight: Any) -> Array:
     # `x` comes first, so that under `vmap` the batch axis needs no transpose.
     return jnp.inner(x, weight) if is_array(weight) else weight @ x
 
