@@ -1,7 +1,7 @@
 """Each notebook of `examples/` as a page: its text, code and saved outputs.
 
 Nothing is executed. The pages come last in the section "Examples" of the navigation, and
-each has a link to its notebook. The files of the project in `examples/`, of which a page
+each has a link to its notebook. The files of the projects in `examples/`, of which a page
 tells, can be downloaded, too.
 """
 
@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(
     (ROOT / "examples").glob("*.ipynb"), key=lambda p: (p.stem != "quickstart", p.stem)
 )
-PROJECT = ROOT / "examples" / "train_language_model"
+PROJECTS = [
+    ROOT / "examples" / name for name in ("hugging_face", "train_language_model")
+]
 SECTION = "Examples"  # of the navigation, where the notebooks come last
 # As nbconvert's own template, but what a cell printed is a block of class `output`.
 TEMPLATE = """
@@ -55,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(
                 File.generated(config, f"examples/{path.stem}/{name}", content=content)
             )
-    for path in sorted(PROJECT.glob("*.py")):
+    for path in sorted(path for folder in PROJECTS for path in folder.glob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, content=path.read_text()))
     return files
