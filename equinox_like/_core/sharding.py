@@ -67,8 +67,12 @@ def refuse_misfit(
     x: Any,
     cause: Exception | None = None,
     mesh: Any = None,
+    fix: str = "",
 ) -> None:
-    """Raises `ValueError` if `spec` does not fit the shape of `x`."""
+    """Raises `ValueError` if `spec` does not fit the shape of `x`.
+
+    `fix`: what to do about it, with a space in front.
+    """
     mesh = mesh or getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
     parts = getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
@@ -76,7 +80,7 @@ def refuse_misfit(
     says = f"`{option}` gives {parts} for `{name}` ({describe_array(x)})"
     if len(parts) > len(x.shape):
         raise ValueError(
-            f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}."
+            f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}.{fix}"
         ) from cause
     axes = [axis for part in parts for axis in axes_of(part)]
     for axis in axes:
@@ -93,7 +97,7 @@ def refuse_misfit(
         if isinstance(size, int) and size % count:
             raise ValueError(
                 f"{says}, whose dimension {i} has size {size} and cannot be split over "
-                f"{count} devices."
+                f"{count} devices.{fix}"
             ) from cause
 
 

@@ -11,6 +11,8 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array_or_struct
 from .._tree.nodes import plain_path
 
+FOLLOW = " If it is in the state of an optimiser, pass the parameters: `follow=params`."
+
 
 def owners_of(tree: Any, follow: Any) -> dict[Any, tuple[str, Any]]:
     """From the key path of a parameter to its name and itself.
@@ -18,12 +20,11 @@ def owners_of(tree: Any, follow: Any) -> dict[Any, tuple[str, Any]]:
     `follow`: the parameters, or a function from `tree` to them. A parameter that is in
     `tree` has the name that it has there.
     """
-    if callable(follow) and jtu.all_leaves([follow]):
-        follow = follow(tree)
+    params = follow(tree) if callable(follow) and jtu.all_leaves([follow]) else follow
     paths = {id(x): path for path, x in jtu.tree_leaves_with_path(tree)}
     return {
         path: (plain_path(paths.get(id(x), path)), x)
-        for path, x in jtu.tree_leaves_with_path(follow)
+        for path, x in jtu.tree_leaves_with_path(params)
         if is_array_or_struct(x)
     }
 
@@ -38,10 +39,8 @@ def following(
     like, shape = owner[1].shape, x.shape
     parts = (*spec, *[None] * (len(like) - len(spec)))
     extra = max(len(shape) - len(like), 0)
-    if shape == like:
-        return spec
-    if math.prod(shape) == 1:
-        return PartitionSpec()
+    if shape == like or math.prod(shape) == 1:
+        return spec if shape == like else PartitionSpec()
     # `optax.adafactor` has means over the largest axis, and over the second largest one.
     order = sorted(range(len(like)), key=lambda i: like[i])
     lost = order[-1:] * (".v_row" in name) + order[-2:-1] * (".v_col" in name)

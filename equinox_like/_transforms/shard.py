@@ -25,7 +25,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches
 from .._tree.match import spread
 from .._tree.nodes import leaf_paths, listed, path_str, plain_path
-from .follow import following, owners_of
+from .follow import FOLLOW, following, owners_of
 from .trace import filter_eval_shape
 
 _Tree = TypeVar("_Tree")
@@ -305,7 +305,8 @@ def shardings(
         option, spec = f"rules[{found[0]!r}]", found[1]
         if matches(found[0], owner[0]):
             spec = following(option, spec, owner, name, leaf)
-        refuse_misfit(option, name, spec, leaf, mesh=mesh)
+        fix = FOLLOW if follow is None and isinstance(tree, tuple) else ""
+        refuse_misfit(option, name, spec, leaf, mesh=mesh, fix=fix)
         return NamedSharding(mesh, spec)
 
     return jtu.tree_map_with_path(choose, tree)

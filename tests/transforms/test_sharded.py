@@ -234,6 +234,20 @@ def test_factored_state_is_built_and_updated_in_its_shards(mesh, name):
         np.testing.assert_allclose(*map(np.asarray, (x, y)), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["adafactor", "lbfgs"])
+def test_state_that_a_rule_does_not_fit_is_answered_by_follow(mesh, name):
+    params = Layers(jax.random.key(0))
+    state = jax.eval_shape(getattr(optax, name)(1e-3).init, params)
+    rules = [("**.wide.weight", P("model", "data")), ("**", P())]
+    if name == "lbfgs":
+        rules[0] = ("**.wide.weight", P(("model", "data")))
+    with pytest.raises(ValueError, match=r"pass the parameters: `follow=params`\.$"):
+        eqx.shardings(state, mesh, rules)
+    assert eqx.shardings(state, mesh, rules, follow=params)
+    with pytest.raises(ValueError, match=r"has 1 dimension\.$"):  # no such state
+        eqx.shardings(params, mesh, [("**", P("model", "data"))])
+
+
 def test_a_rule_for_the_state_alone_applies_as_it_is(mesh):
     params = Layers(jax.random.key(0))
     state = jax.eval_shape(optax.adafactor(1e-3).init, params)
