@@ -4,6 +4,7 @@ from .._public import describe_arguments as _describe_arguments, publish as _pub
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
 from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
+from ._adapt.parameters import reinit as reinit
 from ._adapt.quantised import Quantized as Quantized, quantize as quantize
 from ._adapt.reparam import (
     Shared as Shared,
