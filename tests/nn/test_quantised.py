@@ -422,6 +422,15 @@ def test_dynamic_product_is_one_of_integers(bits, symmetric, group_size, draw) -
     np.testing.assert_array_equal(layer(0 * xs[0]), linear.bias)
 
 
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"symmetric": False}])
+@pytest.mark.parametrize("group_size", [None, 1])
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)])
+def test_sizes_may_be_zero(sizes, group_size, options) -> None:
+    linear = drawn(lambda: nn.Linear(*sizes, key=KEY))
+    layer = nn.Quantized(linear, 8, group_size, **options)
+    np.testing.assert_array_equal(layer(np.ones(sizes[0], np.float32)), linear.bias)
+
+
 def test_derivative_of_a_dynamic_product_is_that_of_the_weight(draw) -> None:
     layer = nn.Quantized(drawn(lambda: nn.Linear(6, 4, key=KEY)), dynamic=True)
     found = jax.jacobian(layer)(draw(6))

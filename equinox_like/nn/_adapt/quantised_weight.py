@@ -73,7 +73,8 @@ def _dynamic(x: Array, weight: QuantizedWeight) -> Array:
     step = jnp.max(jnp.abs(wide), initial=0) / 127
     step = jnp.where(step == 0, 1, step)
     rounded = jnp.round(wide / step).astype(jnp.int8)
-    values = weight.values.astype(jnp.int8).reshape(-1, *rounded.shape)
+    # Not -1, which is ambiguous if there are no inputs.
+    values = weight.values.astype(jnp.int8).reshape(len(scale), *rounded.shape)
     sums = jnp.einsum("gi,ogi->og", rounded, values, preferred_element_type=jnp.int32)
     if weight.zero is not None:
         sums = sums - weight.zero.astype(jnp.int32) * rounded.sum(-1, dtype=jnp.int32)
