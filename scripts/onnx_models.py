@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Converts some networks to ONNX, and compares onnxruntime with JAX. Run by `.ci/run`.
 
-Needs `pip install "equinox_like[onnx]" onnxruntime`. With jax 0.12 or newer, jax2onnx may
+Needs `pip install "equinox_like[onnx]"`, which brings onnxruntime, too. With jax 0.12 or newer, jax2onnx may
 refuse a network: then the error must say what to do.
 """
 
