@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Converts some networks to ONNX, and compares onnxruntime with JAX. Run by `.ci/run`.
 
-Needs `pip install "equinox_like[onnx]"`, which brings onnxruntime, too. With jax 0.12 or newer, jax2onnx may
-refuse a network: then the error must say what to do.
+Needs `pip install "equinox_like[onnx]"`, which brings onnxruntime, too. With jax 0.12 or
+newer, jax2onnx may refuse a network: then the error must say what to do.
 """
 
 import jax

@@ -923,3 +923,18 @@ def test_dropout_over_a_split_batch_asks_for_keys_that_are_split_alike():
     one_by_one = jax.vmap(lambda x, key: dropout(x, key=key))
     wanted = jax.jit(one_by_one)(np.ones((4, 8), np.float32), keys)
     assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("by_batch", [P(), X])
+def test_output_of_einsum_has_each_mesh_axis_once(by_batch) -> None:
+    """The text and the weight have an axis of their own that is split by `y`."""
+    layer = nn.Einsum("bti,boi->bto", {"b": 2, "o": 4, "i": 3}, key=KEY)
+    x = jax.random.normal(KEY, (2, 4, 3))
+    expected = layer(x)
+    split = P(*by_batch or (None,), "y")
+    with jax.set_mesh(EXPLICIT):
+        weight = jax.device_put(layer.weight, NamedSharding(EXPLICIT, split))
+        layer = eqx.tree_at("weight", layer, weight)
+        y = layer(jax.device_put(x, NamedSharding(EXPLICIT, split)))
+        assert jax.typeof(y).sharding.spec == P(*split, None)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)

@@ -304,8 +304,9 @@ def _split_alike(
     of_x_now, of_weight_now = of_x | summed | shared, of_weight | shared
     x = split_by(x, _each_once(of_x_now[n] for n in names))
     weight = split_by(weight, _each_once(of_weight_now[n] for n in axes.weight))
-    if not summed and not any(shared.values()):
-        return x, weight, None  # JAX derives the sharding of the output
+    if not any((*of_x.values(), *of_weight.values())):
+        return x, weight, None
+    # JAX refuses an output in which both split an axis of their own by one mesh axis.
     out = _expanded(axes.out, x.ndim + len(axes.out) - len(axes.x))
     split = of_weight | of_x | shared
     return x, weight, PartitionSpec(*_each_once(split[n] for n in out))
