@@ -529,6 +529,7 @@ PULLBACK = eqx.filter_vjp(lambda x: {"a": x}, X)[1]
         (lambda: eqx.intervene(MODEL, {nn.Linear: same}), TypeError, "takes patterns"),
         (lambda: eqx.intervene(MODEL, [same]), TypeError, "must be a dictionary from"),
         (lambda: eqx.intervene(nn.MLP, {}), TypeError, "`model` is the class `MLP`"),
+        (lambda: eqx.intervene(3, {}), TypeError, "`intervene` wraps a function"),
         (lambda: eqx.capture(nn.MLP, "**"), TypeError, "`model` is the class `MLP`"),
         (lambda: eqx.tag("h", X), TypeError, "`tag` takes the value first"),
         (
