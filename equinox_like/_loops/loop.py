@@ -372,10 +372,7 @@ def runner(
                 f'`{loop}` with `kind="checkpointed"` needs `max_steps` or `checkpoints`.'
             )
         return lambda loop: run_checkpointed(loop, max_steps, checkpoints)
-    raise ValueError(
-        f'`{loop}`: `kind` must be "lax", "bounded" or "checkpointed"; got {kind!r}.'
-        + did_you_mean(kind, ("lax", "bounded", "checkpointed"), '"{}"')
-    )
+    raise wrong_kind(loop, kind, "lax", "bounded", "checkpointed")
 
 
 def run_bounded(loop: Loop, max_steps: int, base: int) -> list[Any]:
@@ -408,3 +405,11 @@ def _repeated(
         return lax.cond(is_on(counted), inner, lambda same: same, counted), None
 
     return lambda counted: lax.scan(one, counted, length=base)[0]
+
+
+def wrong_kind(loop: str, kind: Any, *kinds: str) -> ValueError:
+    *others, last = (f'"{each}"' for each in kinds)
+    return ValueError(
+        f"`{loop}`: `kind` must be {', '.join(others)} or {last}; got {kind!r}."
+        + did_you_mean(kind, kinds, '"{}"')
+    )

@@ -14,7 +14,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from .._compat.arrays import weakly_typed
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.flat_call import pack, pair_of, take_apart, unpack
-from .._errors import did_you_mean
 from .._transforms.arguments import show_as_call
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree.filters import is_array
@@ -25,6 +24,7 @@ from .buffers import Place, read, write
 from .carry import BufferCarry, Carry, arrays_of, with_carry
 from .checkpointed import run_checkpointed
 from .eager import as_python, run_cached
+from .loop import wrong_kind
 from .schedule import check_checkpoints, number_of_checkpoints
 from .staging import as_after_a_step, stage
 
@@ -312,10 +312,7 @@ def scan(
         ```
     """
     if kind not in ("lax", "checkpointed"):
-        raise ValueError(
-            f'`scan`: `kind` must be "lax" or "checkpointed"; got {kind!r}.'
-            + did_you_mean(kind, ("lax", "checkpointed"), '"{}"')
-        )
+        raise wrong_kind("scan", kind, "lax", "checkpointed")
     require_callable(f, "scan", "f")
     if buffers is not None:
         require_callable(buffers, "scan", "buffers")

@@ -9,7 +9,6 @@ import abc
 import dataclasses
 import functools
 import inspect
-import operator
 import types
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
@@ -52,7 +51,13 @@ from .instance import (
     refuse_assignment,
     show_function,
 )
-from .values import JITTED, warn_of_unannotated, why_unhashable
+from .values import (
+    JITTED,
+    hash_of_parts,
+    is_same,
+    warn_of_unannotated,
+    why_unhashable,
+)
 
 _new = object.__new__
 
@@ -332,7 +337,7 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
 
     def __eq__(self, other: object) -> Any:
         if type(self) is type(other):
-            return _is_same(self, other) or tree_equal(self, other)
+            return is_same(self, other) or tree_equal(self, other)
         # Another object may be equal to anything, as `mock.ANY` and the snapshots of
         # syrupy are. An array of NumPy would compare its elements.
         return False if is_array_like(other) else NotImplemented
@@ -359,29 +364,6 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
 
 
 compared_as_trees.add(Module)
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether two trees consist of the identical objects, traced arrays included."""
-    (leaves, treedef), (others, other_treedef) = map(jtu.tree_flatten, (a, b))
-    return (
-        len(leaves) == len(others)
-        and all(map(operator.is_, leaves, others))
-        and treedef == other_treedef
-    )
-
-
-def hash_of_parts(tree: Module) -> int:
-    """A hash for a tree whose arrays count by their identity."""
-    statics = [getattr(tree, name) for name in tree._module_spec_.static]
-    return hash((type(tree), *statics, *map(_hash_or_id, jtu.tree_leaves(tree))))
-
-
-def _hash_or_id(x: Any) -> int:
-    try:
-        return hash(x)
-    except TypeError:
-        return id(x)
 
 
 class BoundMethod(Module):

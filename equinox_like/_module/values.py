@@ -1,4 +1,5 @@
-"""Checks of the values of a new instance's fields, which detect common mistakes.
+"""Checks of the values of a new instance's fields, which detect common mistakes; and how
+instances are compared and hashed by the identity of their arrays.
 
 Each check runs only if the type of some value requires it, so that most constructions
 are not slowed down.
@@ -7,6 +8,7 @@ are not slowed down.
 import copy
 import dataclasses
 import functools
+import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -263,6 +265,29 @@ def _inside(leaf: Any) -> Iterator[Any]:
 
 def _is_of(inner: Any, self: Any) -> bool:
     return inner is self or getattr(inner, "__self__", None) is self
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two trees consist of the identical objects, traced arrays included."""
+    (leaves, treedef), (others, other_treedef) = map(jtu.tree_flatten, (a, b))
+    return (
+        len(leaves) == len(others)
+        and all(map(operator.is_, leaves, others))
+        and treedef == other_treedef
+    )
+
+
+def hash_of_parts(tree: Any) -> int:
+    """A hash for a tree whose arrays count by their identity."""
+    statics = [getattr(tree, name) for name in tree._module_spec_.static]
+    return hash((type(tree), *statics, *map(_hash_or_id, jtu.tree_leaves(tree))))
+
+
+def _hash_or_id(x: Any) -> int:
+    try:
+        return hash(x)
+    except TypeError:
+        return id(x)
 
 
 def why_unhashable(self: Any, error: TypeError) -> TypeError:

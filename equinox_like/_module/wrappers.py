@@ -14,7 +14,8 @@ from .construct import filled
 from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES
 from .instance import OfCallables, code_of, name_of, show_function
-from .module import Module, as_pytree, hash_of_parts
+from .module import Module, as_pytree
+from .values import hash_of_parts
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._transforms.trace import filter_eval_shape
 from .._tree.deleted import named_arguments
-from .._tree.filters import is_array
+from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import path_str
 from .._tree.require import require_callable
 from .finalise import finalise_fn
@@ -68,9 +68,9 @@ def to_onnx(fun: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         (path_str(path, name), jax.ShapeDtypeStruct(x.shape, x.dtype))
         for name, tree in named_arguments(fun, args, {})
         for path, x in jtu.tree_leaves_with_path(tree)
-        if _is_data(x)
+        if is_array_or_struct(x)
     ]
-    _, rest = take_apart(args, _is_data)
+    _, rest = take_apart(args, is_array_or_struct)
     outputs = [
         path_str(path, "output")
         for path, x in jtu.tree_leaves_with_path(filter_eval_shape(fun, *args))
@@ -120,7 +120,3 @@ def onnx_converter(fn: Callable[..., Any]) -> Callable[..., Any]:
         ```
     """
     return functools.partial(to_onnx, fn)
-
-
-def _is_data(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)

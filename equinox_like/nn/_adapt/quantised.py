@@ -306,10 +306,9 @@ def _check_options(
     taker: Any, bits: Any, group_size: Any, symmetric: bool, dynamic: bool
 ) -> None:
     of_integers = dynamic or not symmetric
-    words = [] if of_integers else ["float8_e4m3fn"]
-    if bits not in [8, 4, *words]:
+    if bits not in ([8, 4] if of_integers else [8, 4, "float8_e4m3fn"]):
         wanted = "8 or 4, if `dynamic` or not `symmetric`," if of_integers else _BITS
-        raise wrong_value(taker, wanted, "bits", bits, words=words)
+        raise wrong_value(taker, wanted, "bits", bits)
     if group_size is not None:
         as_size(taker, "group_size", group_size, 1)
 

@@ -303,8 +303,7 @@ def checked_implementation(layer: str, implementation: Any) -> Implementation:
     """Returns `implementation` after validating it."""
     if implementation not in (None, "xla", "cudnn", "auto"):
         wanted = "None, 'xla', 'cudnn' or 'auto'"
-        words = "xla", "cudnn", "auto"
-        raise wrong_value(layer, wanted, "implementation", implementation, words=words)
+        raise wrong_value(layer, wanted, "implementation", implementation)
     return implementation
 
 

@@ -143,14 +143,20 @@ class KVCache(Module):
         return cut(self, n)
 
 
+def is_cache(node: Any) -> bool:
+    return isinstance(node, KVCache)
+
+
+def caches_in(tree: Any) -> list[KVCache]:
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_cache) if is_cache(x)]
+
+
 def empty_cache(
     max_length: int, key: Array, value: Array, overflow: Literal["error", "ring"]
 ) -> KVCache:
     """An empty cache. `key` and `value`, `(1, heads, size)`, fill its empty slots."""
     if overflow not in ("error", "ring"):
-        wanted = "'error' or 'ring'"
-        words = "error", "ring"
-        raise wrong_value("KVCache", wanted, "overflow", overflow, words=words)
+        raise wrong_value("KVCache", "'error' or 'ring'", "overflow", overflow)
     max_length = as_size(KVCache, "max_length", max_length, 1)
     # Under `jit`, for a batch that is split over explicit axes, JAX 0.10 to 0.12 does not
     # split a scalar constant like other arrays.

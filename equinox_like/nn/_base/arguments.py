@@ -1,6 +1,7 @@
 """Validation of what layers are built with: sizes, numbers, dtypes, layers, functions."""
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex
 
@@ -30,7 +31,8 @@ def refusal(taker: Any, wanted: str, name: str, given: str, fix: str = "") -> st
 def wrong_value(
     taker: Any, wanted: str, name: str, value: Any, fix: str = "", words: Any = ()
 ) -> ValueError:
-    """`words`: the strings that could have been meant."""
+    """`words`: the strings that could have been meant; by default those in `wanted`."""
+    words = words or re.findall(r"""['"](\w+)['"]""", wanted)
     fix += did_you_mean(value, words, "{!r}")
     return ValueError(refusal(taker, wanted, name, repr(value), fix))
 
@@ -129,7 +131,7 @@ def as_size_or_scalar(layer: Any, name: str, value: Any) -> int | Literal["scala
         return as_size(layer, name, value)
     if value == "scalar":
         return "scalar"
-    raise wrong_value(layer, 'an int >= 0 or "scalar"', name, value, words=["scalar"])
+    raise wrong_value(layer, 'an int >= 0 or "scalar"', name, value)
 
 
 def per_axis(

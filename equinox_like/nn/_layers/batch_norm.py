@@ -148,8 +148,7 @@ class BatchNorm(StatefulLayer):
         """
         self.mode = _checked_mode(mode, axis_name)
         if debias not in ("exact", "peer"):
-            wanted = "'exact' or 'peer'"
-            raise wrong_value(self, wanted, "debias", debias, words=["exact", "peer"])
+            raise wrong_value(self, "'exact' or 'peer'", "debias", debias)
         self.input_size = as_size(self, "input_size", input_size)
         self.axis_name = axis_name
         self.eps = as_eps(self, eps)
@@ -277,8 +276,7 @@ class BatchNorm(StatefulLayer):
 
 def _checked_mode(mode: _Mode, axis_name: Any) -> Literal["batch", "ema"]:
     if mode not in ("batch", "ema", "legacy"):
-        wanted = "'batch' or 'ema'"
-        raise wrong_value("BatchNorm", wanted, "mode", mode, words=["batch", "ema"])
+        raise wrong_value("BatchNorm", "'batch' or 'ema'", "mode", mode)
     if mode != "legacy":
         return mode
     if axis_name is None:

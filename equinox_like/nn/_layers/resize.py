@@ -381,9 +381,8 @@ def _check_options(name: str, size: Any, scale: Any, method: Any) -> None:
     if (size is None) is (scale is None):
         raise ValueError(f"`{name}` takes either `size` or `scale`.")
     if method not in get_args(ResizeMethod):
-        known = get_args(ResizeMethod)
-        wanted = f"one of {', '.join(map(repr, known))}"
-        raise wrong_value(f"`{name}`", wanted, "method", method, words=known)
+        wanted = f"one of {', '.join(map(repr, get_args(ResizeMethod)))}"
+        raise wrong_value(f"`{name}`", wanted, "method", method)
     if size is not None:
         for each in size if isinstance(size, Sequence) else [size]:
             if not isinstance(each, Integral) or each < 1:

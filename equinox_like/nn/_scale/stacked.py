@@ -19,7 +19,7 @@ from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
 from ..._typing import PRNGKeyArray
-from .._attention.kv_cache import KVCache
+from .._attention.kv_cache import caches_in
 from .._base.arguments import as_layers, as_size, check_function
 from .._base.init import build_stacked, split_key
 from .._base.inputs import IF_AN_ENSEMBLE, described, within
@@ -218,13 +218,14 @@ class Stacked(StatefulLayer, Generic[_L]):
         new_state: Any = None
         if self.depth > 0:
             policy = policy_of(self.checkpoint)
-            if _holds_cache(inputs["xs"]):
+            is_in_place = bool(caches_in(inputs["xs"]))
+            if is_in_place:
                 rows = varying_as((x, inputs, broadcast), inputs.pop("xs"))
                 step, x = _in_place(step), (x, rows, jnp.asarray(0))
             step = checkpointed_step(step, policy, self.unroll, self.depth)
             scanned = jax.lax.scan(step, x, inputs, self.depth, unroll=self.unroll)
             x, (ys, new_state) = scanned
-            if "xs" not in inputs:
+            if is_in_place:
                 x, ys, _ = x
         out: Any = x if xs is ABSENT else (x, ys)
         if state is ABSENT:
@@ -268,11 +269,6 @@ class Stacked(StatefulLayer, Generic[_L]):
 
     def __len__(self) -> int:
         return self.depth
-
-
-def _holds_cache(xs: Any) -> bool:
-    nodes = jtu.tree_leaves(xs, is_leaf=lambda x: isinstance(x, KVCache))
-    return any(isinstance(node, KVCache) for node in nodes)
 
 
 def _in_place(step: Callable[..., Any]) -> Callable[..., Any]:

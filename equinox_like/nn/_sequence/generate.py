@@ -33,7 +33,7 @@ from ..._tree.arrays import is_deleted
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._attention.kv_cache import KVCache, cut
+from .._attention.kv_cache import caches_in, cut, is_cache
 from .._base.arguments import check_function
 from .._base.init import key_named
 from .._base.inputs import as_array
@@ -250,7 +250,7 @@ def _row(
         if options.end_tokens is not None:
             # A token fed after the end is cut off, so that a ring loses no token.
             fed = ended.astype(jnp.int32)
-            cache = map_nodes(lambda c: cut(c, c.length - fed), cache, _is_cache)
+            cache = map_nodes(lambda c: cut(c, c.length - fed), cache, is_cache)
             token = jnp.where(ended, options.pad_token, token)
             ended = ended | (token == options.end_tokens).any()
         if seen is not None:
@@ -269,7 +269,7 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
     if len(prompt) == 1:
         return cache
     _, filled = _called(model, prompt[:-1], cache)
-    if len(_caches(filled)) != len(_caches(cache)):
+    if len(caches_in(filled)) != len(caches_in(cache)):
         # The tokens would be drawn without the prompt.
         raise TypeError(
             "`generate` takes a `model` that returns the next cache for each that it was "
@@ -277,9 +277,9 @@ def _prefilled(model: Any, prompt: Array, length: Any, cache: Any) -> Any:
         )
     if length is None:
         return filled
-    lengths = iter([c.length for c in _caches(cache)])
+    lengths = iter([c.length for c in caches_in(cache)])
     truncate = lambda c: c.truncate(next(lengths) + length - 1)  # noqa: E731
-    return map_nodes(truncate, filled, _is_cache)
+    return map_nodes(truncate, filled, is_cache)
 
 
 def _called(model: Any, tokens: Array, cache: Any) -> tuple[Any, Any]:
@@ -325,14 +325,6 @@ def _seen_in_prompt(
 # The caches
 
 
-def _is_cache(node: Any) -> bool:
-    return isinstance(node, KVCache)
-
-
-def _caches(tree: Any) -> list[KVCache]:
-    return [x for x in jax.tree.leaves(tree, is_leaf=_is_cache) if _is_cache(x)]
-
-
 def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
     for path, x in jtu.tree_leaves_with_path(tree):
         if is_deleted(x):
@@ -344,9 +336,9 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
             )
     *batch, number = prompt_shape
     needed = number + steps - 1
-    for path, node in jtu.tree_leaves_with_path(tree, is_leaf=_is_cache):
+    for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_cache):
         name = path_str(path, "cache")
-        if not _is_cache(node):
+        if not is_cache(node):
             if is_array(node):
                 raise TypeError(
                     f"`generate` takes a `cache` that consists of KVCaches; `{name}` "
