@@ -1,11 +1,13 @@
 """Quantised weights: bytes of programs as XLA counts them, and what rounding costs.
 
 Nothing is timed. The first table has one `Linear`, the second the program of
-`nn.generate` for the GPT of `generation`, and the third a network of scikit-learn's
-digits, if that is installed.
+`nn.generate` for the GPT of `generation`, the third a network of scikit-learn's digits,
+if that is installed, and the fourth the language model of `examples/`, if it was trained.
 """
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -139,7 +141,46 @@ def of_the_digits() -> None:
         print(f"{name:30}{size:>12,}{100 * right:>10.1f} %{changed:>18}")
 
 
+def of_the_language_model() -> None:
+    path = Path("out/language_model/model.safetensors")
+    example = "examples/train_language_model"
+    if not path.exists():
+        print(f"\nQuantised: the language model needs `python {example}/train.py`")
+        return
+    sys.path.insert(0, example)
+    data, sample = importlib.import_module("data"), importlib.import_module("sample")
+    plain, config = sample.load_model(path)
+    plain = nn.inference_mode(plain)
+    batches = data.held_out_batches(data.load_data()[1], config)
+
+    @eqx.filter_jit
+    def evaluated(model: Any, batches: Any) -> Any:
+        def of_a_batch(batch: Any) -> Any:
+            logits, _ = jax.vmap(model)(batch[:, :-1])
+            labels = batch[:, 1:]
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), logits.argmax(-1)
+
+        losses, answers = jax.lax.map(of_a_batch, batches)
+        return losses.mean(), answers
+
+    labels = batches[..., 1:]
+    _, before = evaluated(plain, batches)
+    print(f"\nQuantised: the language model, on {labels.size:,} bytes not seen")
+    print(f"{'':30}{'bytes':>12}{'loss':>12}{'right':>12}{'answers changed':>18}")
+    for name, mode in MODES.items():
+        model = in_mode(plain, mode)
+        loss, answers = evaluated(model, batches)
+        right, changed = (answers == labels).mean(), (answers != before).mean()
+        size = nn.summary(model).total_bytes
+        print(
+            f"{name:30}{size:>12,}{loss:>12.4f}{100 * right:>10.1f} %"
+            f"{100 * changed:>16.1f} %"
+        )
+
+
 def run(rounds: int) -> None:
     of_a_linear()
     of_a_generation()
     of_the_digits()
+    of_the_language_model()

@@ -1,12 +1,14 @@
 """Flat dictionaries with dotted names, as other frameworks keep their weights."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies as st
 from strategies import same, whole_trees
 
 import equinox_like as eqx
@@ -296,6 +298,48 @@ def test_stacked_and_layers_one_by_one_load_into_each_other(take):
     assert eqx.tree_equal(layers, unstacked(model))
     # Names of the whole `Stacked` are what they were, and are read as well.
     assert eqx.tree_equal(eqx.load_state_dict(like, eqx.state_dict(model)), model)
+
+
+class Holder(eqx.Module):
+    held: dict
+
+
+# What a tree is made of: shapes and dtypes of arrays, by name, and at a depth the layers
+# of a `Stacked`.
+ARRAYS = st.tuples(
+    st.lists(st.integers(0, 2), max_size=2),
+    st.sampled_from(["float32", "bfloat16", "int8", "bool", "complex64"]),
+)
+TREES = st.recursive(
+    st.dictionaries(st.sampled_from("ab"), ARRAYS, max_size=2),
+    lambda held: st.dictionaries(
+        st.sampled_from("abc"), held | st.tuples(st.integers(1, 11), held), max_size=2
+    ),
+    max_leaves=4,
+)
+
+
+def filled(what, count):
+    """The tree with other numbers in each array, in one and the same order."""
+    if isinstance(what, dict):
+        return Holder({name: filled(held, count) for name, held in what.items()})
+    first, second = what
+    if isinstance(first, int):
+        layers = [filled(second, count) for _ in range(first)]
+        return eqx.nn.Stacked.from_layers(layers)
+    numbers = next(count) + np.arange(np.prod(first))
+    return jnp.asarray(numbers.reshape(first)).astype(second)
+
+
+@given(TREES)
+def test_stacked_and_layers_of_any_tree_load_into_each_other(what):
+    model, like = (filled(what, itertools.count(start)) for start in (1, 50))
+    one_by_one = unstacked(model)
+    names = eqx.state_dict(model, unstack=True)
+    assert list(names) == list(eqx.state_dict(one_by_one))
+    assert eqx.tree_equal(names, eqx.state_dict(one_by_one))
+    assert eqx.tree_equal(eqx.load_state_dict(like, names), model)
+    assert eqx.tree_equal(eqx.load_state_dict(unstacked(like), names), one_by_one)
 
 
 class Layer(eqx.Module):

@@ -1,3 +1,6 @@
+import re
+from xml.etree import ElementTree
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -241,6 +244,74 @@ def test_depth_and_where_restrict_the_layers(key) -> None:
         assert paths(where=where, depth=1) == ["mlp"]
     whole = nn.summary(block, x).total_operations
     assert nn.summary(block, x, where="mlp").total_operations == whole
+
+
+TREE = """
+path          layer       shape   dtype    params  bytes  status     output      operations   share
+---------------------------------------------------------------------------------------------------
+(model)       Sequential          float32      26    104  trainable  float32[2]          40  100.0%
+  layers      tuple               float32      26    104  trainable
+    [0]       Linear              float32      16     64  trainable  float32[4]          24   60.0%
+      weight  Linear      (4, 3)  float32      12     48  trainable
+      bias    Linear      (4,)    float32       4     16  trainable
+    [1]       Lambda                                                 float32[4]           0    0.0%
+    [2]       Linear              float32      10     40  trainable  float32[2]          16   40.0%
+      weight  Linear      (2, 4)  float32       8     32  trainable
+      bias    Linear      (2,)    float32       2      8  trainable
+---------------------------------------------------------------------------------------------------
+26 parameters, 26 trainable, 104 bytes
+40 operations of matrix products and convolutions, counted from the jaxpr
+"""  # noqa: E501
+
+
+@pytest.fixture
+def sequential(key):
+    layers = nn.Linear(3, 4, key=key), nn.Lambda(jax.nn.relu), nn.Linear(4, 2, key=key)
+    return nn.Sequential(layers)
+
+
+def test_tree_has_a_line_for_each_part(sequential) -> None:
+    tree = nn.summary(sequential, struct(3)).tree()
+    assert tree == TREE.strip()
+    # Without inputs there is no layer that has no arrays, and no column of a call.
+    kept = [line[:69].rstrip() for line in tree.splitlines() if "Lambda" not in line]
+    without = nn.summary(sequential).tree().splitlines()
+    rules = {1, len(without) - 2}
+    assert [x for i, x in enumerate(without) if i not in rules] == [
+        x for i, x in enumerate(kept[:-1]) if i not in rules
+    ]
+
+
+def test_tree_ends_at_the_depth(sequential) -> None:
+    lines = nn.summary(sequential, struct(3), depth=2).tree().splitlines()
+    expected = TREE.strip().splitlines()
+    expected = [x for x in expected if not x.startswith("      ")]
+    assert [x.split() for x in lines[2:-3]] == [x.split() for x in expected[2:-3]]
+    assert nn.summary(jnp.ones(3)).tree().splitlines()[2].split()[0] == "(model)"
+    assert nn.summary([]).tree().endswith("0 parameters, 0 trainable, 0 bytes")
+
+
+def test_eleventh_layer_follows_the_tenth(key) -> None:
+    layers = [nn.Lambda(jnp.sin)] * 9 + [nn.Linear(1, 1, key=key)] * 2
+    lines = nn.summary(nn.Sequential(layers), struct(1)).tree().splitlines()
+    indices = [line.split()[0] for line in lines if line.startswith("    [")]
+    assert indices == [f"[{i}]" for i in range(11)]
+
+
+def test_notebooks_show_the_tree_as_a_table(sequential) -> None:
+    summary = nn.summary({"<b>": sequential})
+    table, below = summary._repr_html_().split("</table>")
+    rows = ElementTree.fromstring(table + "</table>")
+    cells = [[cell.text or "" for cell in row] for row in rows]
+    lines = summary.tree().splitlines()
+    assert [[x for x in row if x] for row in cells] == [
+        [x for x in re.split(r"  +", line.strip()) if x]
+        for line in (lines[0], *lines[2:-2])
+    ]
+    assert cells[2][0] == "['<b>']" and "<b>" not in table
+    assert rows[0][0].tag == "th" and "padding-left: 2.5em" in rows[2][0].get("style")
+    assert "text-align: right" in rows[2][4].get("style")
+    assert below == f"\n<p>{lines[-1]}</p>"
 
 
 def test_layer_that_is_called_twice_has_the_sum_and_both_outputs(key) -> None:

@@ -1,8 +1,9 @@
 """`summary`: a table of the arrays of a model, and of what its layers return."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -53,6 +54,8 @@ class SummaryRow(NamedTuple):
 class Summary:
     """The result of [`equinox_like.nn.summary`][]: `print` it, or read its attributes.
 
+    A notebook shows it as a table of the whole model, with its parts indented.
+
     **Attributes:**
 
     - `rows`: a list of [`equinox_like.nn.SummaryRow`][].
@@ -70,15 +73,21 @@ class Summary:
     layers: list[LayerRow]
     total_operations: int
 
-    def __init__(self, rows: list[SummaryRow], arrays: list[SummaryRow]):
+    def __init__(
+        self,
+        rows: list[SummaryRow],
+        arrays: list[SummaryRow],
+        nodes: list[SummaryRow],
+    ):
         """**Arguments:**
 
         - `rows`: what to show.
         - `arrays`: one row for each array, for the totals.
+        - `nodes`: one row for each part of the model, for the tree.
         """
         self.layers, self.total_operations = [], 0
         counted = [row for row in arrays if row.tied_to is None]
-        self.rows = rows
+        self.rows, self._nodes = rows, nodes
         self.total_params = sum(row.params for row in counted)
         self.trainable_params = sum(
             row.params for row in counted if row.status == "trainable"
@@ -89,28 +98,91 @@ class Summary:
             self._dtypes[row.dtype] += row.params
 
     def __str__(self) -> str:
-        head = ("path", "layer", "shape", "dtype", "params", "bytes", "status")
-        table = [head, *(_cells(row) for row in self.rows)]
-        lines = _ruled(table, right_aligned=(4, 5))
-        lines.append(
+        table = [_OF_ARRAYS, *(_cells(row) for row in self.rows)]
+        lines = [*_ruled(table, right_aligned=(4, 5)), *self._of_arrays()]
+        if self.layers:
+            head = ("path", "layer", *_OF_A_CALL)
+            table = [head, *(_layer_cells(row) for row in self.layers)]
+            lines += ["", *_ruled(table, right_aligned=(3, 4)), *self._of_layers()]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def tree(self) -> str:
+        """The model as a tree: a line for each part of it, with its own parts below.
+
+        A part has the numbers of all arrays in it. With inputs, a part that is called
+        has its output, operations and share, too.
+
+        !!! example
+
+            ```python
+            import equinox_like as eqx
+            import jax
+
+            model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+            print(eqx.nn.summary(model, jax.ShapeDtypeStruct((3,), "float32")).tree())
+            ```
+        """
+        found = self._tree_rows()
+        table = [("  " * len(parts) + cells[0], *cells[1:]) for parts, cells in found]
+        lines = _ruled(table, right_aligned=_NUMBERS)
+        return "\n".join([*lines, *self._of_arrays(), *self._of_layers()])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        lines = []
+        for number, (parts, cells) in enumerate(self._tree_rows()):
+            tag = "td" if number else "th"
+            line = ""
+            for i, cell in enumerate(cells):
+                style = f"text-align: {'right' if i in _NUMBERS else 'left'}"
+                style += f"; padding-left: {1 + 1.5 * len(parts)}em" * (i == 0)
+                line += f'<{tag} style="{style}">{escape(cell)}</{tag}>'
+            lines.append(f"<tr>{line}</tr>\n")
+        below = "<br>\n".join(map(escape, [*self._of_arrays(), *self._of_layers()]))
+        return f"<table>\n{''.join(lines)}</table>\n<p>{below}</p>"
+
+    def _tree_rows(self) -> list[tuple["_Cells", "_Cells"]]:
+        """The cells of each line of the tree, with the components of its path."""
+        arrays = {components(x.path.removeprefix("<root>")): x for x in self._nodes}
+        called = {components(row.path): row for row in self.layers}
+        rows: list[tuple[_Cells, _Cells]] = [
+            ((), _OF_ARRAYS + _OF_A_CALL * bool(called))
+        ]
+        for parts in _nested([*arrays, *called]):
+            layer = called.get(parts)
+            cells = [*_cells(arrays[parts])] if parts in arrays else [""] * 7
+            cells[0] = parts[-1] if parts else "(model)"
+            if layer is not None:
+                cells[1] = layer.layer
+            call = [""] * 3 if layer is None else _layer_cells(layer)[2:]
+            rows.append((parts, (*cells, *call * bool(called))))
+        return rows
+
+    def _of_arrays(self) -> Iterator[str]:
+        yield (
             f"{self.total_params:,} parameters, {self.trainable_params:,} trainable, "
             f"{self.total_bytes:,} bytes"
         )
         if len(self._dtypes) > 1:
             each = (f"{number:,} {dtype}" for dtype, number in self._dtypes.items())
-            lines.append(f"of these {', '.join(each)}")
+            yield f"of these {', '.join(each)}"
+
+    def _of_layers(self) -> Iterator[str]:
         if self.layers:
-            head = ("path", "layer", "output", "operations", "share")
-            table = [head, *(_layer_cells(row) for row in self.layers)]
-            lines += ["", *_ruled(table, right_aligned=(3, 4))]
-            lines.append(
+            yield (
                 f"{self.total_operations:,} operations of matrix products and "
                 "convolutions, counted from the jaxpr"
             )
-        return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        return str(self)
+
+_Cells = tuple[str, ...]
+_OF_ARRAYS: _Cells = ("path", "layer", "shape", "dtype", "params", "bytes", "status")
+_OF_A_CALL: _Cells = ("output", "operations", "share")
+_NUMBERS = 4, 5, 8, 9  # columns of the tree that are aligned on the right
 
 
 def summary(
@@ -184,8 +256,12 @@ def summary(
         if is_shown and is_counted(place.leaf):
             kept.append(place)
             arrays.append(_row(place, trained, firsts))
-    rows = arrays if depth is None else _summed(zip(kept, arrays, strict=True), depth)
-    table = Summary(rows, arrays)
+    pairs = list(zip(kept, arrays, strict=True))
+    deepest = max((len(place.path) for place in kept), default=0)
+    levels = range(deepest + 1 if depth is None else min(depth, deepest) + 1)
+    nodes = {row.path: row for level in levels for row in _summed(pairs, level)}
+    rows = arrays if depth is None else _summed(pairs, depth)
+    table = Summary(rows, arrays, [*nodes.values()])
     if not inputs and not kwargs:
         return table
     if not callable(tree):
@@ -196,7 +272,7 @@ def summary(
     flags = {plain_path(x.path): y for x, y in zip(found, shown, strict=True)}
 
     def is_chosen(path: str) -> bool:
-        if depth is not None and components(path) > depth:
+        if depth is not None and len(components(path)) > depth:
             return False
         parts = (y for x, y in flags.items() if where and matches_above(path, x))
         return where is None or {*parts} == {True}
@@ -211,6 +287,27 @@ def _layer_cells(row: LayerRow) -> tuple[str, ...]:
     shown = dict.fromkeys(describe_array(x) for x in parts if is_array_or_struct(x))
     numbers = f"{row.operations:,}", f"{row.share:.1%}"
     return row.path or "(model)", row.layer, ", ".join(shown), *numbers
+
+
+def _nested(paths: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The paths and all above them, each before those below it, indices in order."""
+    below: dict[str, Any] = {}
+    for path in paths:
+        node = below
+        for part in path:
+            node = node.setdefault(part, {})
+
+    def walk(path: tuple[str, ...], node: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+        yield path
+        for part in sorted(node, key=_index):
+            yield from walk((*path, part), node[part])
+
+    return walk((), below)
+
+
+def _index(component: str) -> int:
+    found = re.fullmatch(r"\[(\d+)\]", component)
+    return int(found[1]) if found else 0
 
 
 def _ruled(table: Sequence[Sequence[str]], right_aligned: tuple[int, ...]) -> list[str]:
