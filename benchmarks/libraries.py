@@ -13,33 +13,54 @@ from typing import Any
 
 from ._measure import Row, show, spread
 
-LIBRARIES = "Equinox", "ours"
+PEERS = "Equinox", "ours"
 
 
 def run(rounds: int) -> None:
-    needed = "equinox", "diffrax", "optimistix", "lineax"
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    calls, compiling = measure(rounds)
+    if calls:
+        show("Libraries: a call, until the result is there", calls)
+        show("Libraries: CPU time to trace and compile", compiling)
+
+
+def measure(rounds: int) -> tuple[list[Row], list[Row]]:
+    """The rows of calls, and those of compilation, for the libraries that are there."""
+    needed = {name: ["equinox", *name.partition(":")[0].split()] for name in JOBS}
+    missing = {x for names in needed.values() for x in names if not is_installed(x)}
     if missing:
-        print(f"\nLibraries: needs {', '.join(missing)}")
-        return
-    workers = {key: _Worker(key) for key in LIBRARIES}
-    compiling, running = [], []
-    for name in JOBS:
+        print(f"\nLibraries: not installed: {', '.join(sorted(missing))}")
+    names = [name for name in JOBS if not missing.intersection(needed[name])]
+    workers = {key: _Worker(key) for key in PEERS if names}
+    calls, compiling = [], []
+    for name in names:
         # Not counted, since it also loads modules and fills caches.
         compiled = {key: [w.ask(f"compile {name}")] for key, w in workers.items()}
         for _ in range(max(3, rounds // 8)):
             for key, worker in workers.items():
                 compiled[key].append(worker.ask(f"compile {name}"))
         compiling.append(_row(name, {key: x[1:] for key, x in compiled.items()}))
-        taken: dict[str, list[float]] = {key: [] for key in LIBRARIES}
+        taken: dict[str, list[float]] = {key: [] for key in PEERS}
         for _ in range(rounds):
             for key, worker in workers.items():
                 taken[key].append(worker.ask(f"run {name}"))
-        running.append(_row(name, taken))
+        calls.append(_row(name, taken))
     for worker in workers.values():
         worker.process.terminate()
-    show("Libraries: a call, until the result is there", running)
-    show("Libraries: CPU time to trace and compile", compiling)
+    return calls, compiling
+
+
+def is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _table(rounds: int) -> None:
+    """Prints the table of docs/ecosystem.md."""
+    print("| | a call with Equinox | with equinox_like | to trace and compile |")
+    print("| --- | --- | --- | --- |")
+    for call, compiled in zip(*measure(rounds), strict=True):
+        ratios = (f"{row.ratios['ours'][0]:.2f}" for row in (call, compiled))
+        time = f"{1e6 * call.seconds[0]:,.0f} us"
+        print(f"| {call.name} | {time} | {' | '.join(ratios)} |")
 
 
 def _row(name: str, times: dict[str, list[float]]) -> Row:
@@ -150,18 +171,73 @@ def _linear(eqx: Any) -> Any:
     return solve, (3 * jnp.eye(20) + 0.1 * noise, jnp.ones(20))
 
 
+def _flow(eqx: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+    from flowjax.distributions import Normal
+    from flowjax.flows import coupling_flow
+
+    base = Normal(jnp.zeros(2))
+    flow = coupling_flow(jax.random.key(0), base_dist=base, flow_layers=4, nn_width=32)
+    data = jax.random.normal(jax.random.key(1), (100, 2))
+    return lambda flow, data: -flow.log_prob(data).mean(), (flow, data)
+
+
+def _low_rank(eqx: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+    import quax
+    from quax.examples import lora
+
+    mlp = eqx.nn.MLP(32, 32, 64, 2, key=jax.random.key(0))
+    model = lora.loraify(mlp, rank=2, key=jax.random.key(1))
+    return lambda model, x: quax.quaxify(model)(x).sum(), (model, jnp.ones(32))
+
+
+def _mixture(eqx: Any) -> Any:
+    import jax.numpy as jnp
+    from distreqx import distributions
+
+    parts = eqx.filter_vmap(distributions.Normal)(jnp.arange(3.0), jnp.ones(3))
+    weights = distributions.Categorical(probs=jnp.ones(3) / 3)
+    mixture = distributions.MixtureSameFamily(weights, parts)
+    return lambda mixture, x: mixture.log_prob(x), (mixture, jnp.asarray(0.3))
+
+
+def _expression(eqx: Any) -> Any:
+    import jax.numpy as jnp
+    import sympy
+    import sympy2jax
+
+    x, y = sympy.symbols("x y")
+    model = sympy2jax.SymbolicModule([x**2 * y + 1.5, sympy.sin(x) * sympy.exp(-y)])
+    return lambda model, x: sum(model(x=x, y=2 * x)), (model, jnp.asarray(0.5))
+
+
+# The libraries that a job needs stand before the colon.
 JOBS: dict[str, Callable[[Any], Any]] = {
-    "diffrax, Tsit5": lambda eqx: _solve(eqx, "Tsit5"),
-    "its gradient": _gradient(lambda eqx: _solve(eqx, "Tsit5")),
-    "diffrax, Kvaerno5": lambda eqx: _solve(eqx, "Kvaerno5"),
-    "gradient of that": _gradient(lambda eqx: _solve(eqx, "Kvaerno5")),
-    "diffrax, an SDE by Euler": lambda eqx: _solve(eqx, "Euler", 0.02),
-    "gradient of the SDE": _gradient(lambda eqx: _solve(eqx, "Euler", 0.02)),
-    "optimistix, least squares": _fit,
-    "lineax, GMRES": _linear,
-    "gradient of GMRES": _gradient(_linear),
+    "diffrax: `Tsit5`": lambda eqx: _solve(eqx, "Tsit5"),
+    "diffrax: its gradient": _gradient(lambda eqx: _solve(eqx, "Tsit5")),
+    "diffrax: `Kvaerno5`, which is implicit": lambda eqx: _solve(eqx, "Kvaerno5"),
+    "diffrax: gradient of `Kvaerno5`": _gradient(lambda eqx: _solve(eqx, "Kvaerno5")),
+    "diffrax: a stochastic equation by `Euler`": lambda eqx: _solve(eqx, "Euler", 0.02),
+    "diffrax: gradient of that equation": _gradient(lambda e: _solve(e, "Euler", 0.02)),
+    "optimistix: `LevenbergMarquardt`": _fit,
+    "lineax: `GMRES`": _linear,
+    "lineax: its gradient": _gradient(_linear),
+    "flowjax: density of a coupling flow": _flow,
+    "flowjax: its gradient": _gradient(_flow),
+    "quax: a perceptron with LoRA": _low_rank,
+    "quax: its gradient": _gradient(_low_rank),
+    "distreqx: density of a mixture": _mixture,
+    "distreqx: its gradient": _gradient(_mixture),
+    "sympy2jax: two expressions": _expression,
+    "sympy2jax: their gradient": _gradient(_expression),
 }
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    if sys.argv[1] == "table":
+        _table(40)
+    else:
+        _serve(sys.argv[1])

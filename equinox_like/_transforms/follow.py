@@ -29,8 +29,18 @@ def owners_of(tree: Any, follow: Any) -> dict[Any, tuple[str, Any]]:
     }
 
 
+def owner_of(path: tuple[Any, ...], owners: dict[Any, tuple[str, Any]]) -> Any:
+    """The name of the parameter that `path` belongs to, the parameter, and the rest of
+    `path` below its own; or `None`."""
+    for stop in range(len(path), 0, -1):
+        for start in range(stop):
+            if path[start:stop] in owners:
+                return *owners[path[start:stop]], path[stop:]
+    return None
+
+
 def following(
-    option: str, spec: PartitionSpec, owner: tuple[str, Any], name: str, x: Any
+    option: str, spec: PartitionSpec, owner: tuple[str, Any, Any], name: str, x: Any
 ) -> PartitionSpec:
     """The spec of `x`, in the state of an optimiser, if that of its parameter is `spec`.
 
@@ -39,6 +49,11 @@ def following(
     like, shape = owner[1].shape, x.shape
     parts = (*spec, *[None] * (len(like) - len(spec)))
     extra = max(len(shape) - len(like), 0)
+    # A list in place of a parameter has an array for each axis: in `optax.sm3` a vector,
+    # in Shampoo a matrix.
+    axis = getattr(owner[2][0], "idx", len(like)) if len(owner[2]) == 1 else len(like)
+    if axis < len(like) and {*shape} == {like[axis]}:
+        return PartitionSpec(parts[axis], *[None] * (len(shape) - 1))
     if shape == like or math.prod(shape) == 1:
         return spec if shape == like else PartitionSpec()
     # `optax.adafactor` has means over the largest axis, and over the second largest one.

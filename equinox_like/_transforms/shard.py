@@ -25,7 +25,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches
 from .._tree.match import spread
 from .._tree.nodes import leaf_paths, listed, path_str, plain_path
-from .follow import FOLLOW, following, owners_of
+from .follow import FOLLOW, following, owner_of, owners_of
 from .trace import filter_eval_shape
 
 _Tree = TypeVar("_Tree")
@@ -250,8 +250,11 @@ def shardings(
     - `follow`: the parameters, if `tree` has the state of an optimiser for them, or a
         function from `tree` to them. An array of the state whose path ends with the path
         of a parameter follows the rule for it: an axis that it lacks is left out, as in
-        `optax.adafactor`, and an axis in front is not split, as in `optax.lbfgs`. Rules
-        that match only the path of the array itself apply as they are.
+        `optax.adafactor`, and an axis in front is not split, as in `optax.lbfgs`. So
+        does a list with an array for each axis of the parameter: vectors, as in
+        `optax.sm3`, and square matrices, as in Shampoo, are split along their first axis
+        as the parameter is along that one. Rules that match only the path of the array
+        itself apply as they are.
 
     **Returns:**
 
@@ -292,8 +295,7 @@ def shardings(
         if not is_array_or_struct(leaf):
             return None
         name = plain_path(path)
-        ends = (path[i:] for i in range(len(path)))
-        owner = next((owners[end] for end in ends if end in owners), (name, leaf))
+        owner = owner_of(path, owners) or (name, leaf, ())
         names = {name, owner[0]}
         found = next((x for x in rules if any(matches(x[0], y) for y in names)), None)
         if found is None:

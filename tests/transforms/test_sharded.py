@@ -208,11 +208,50 @@ def test_a_memory_of_parameters_is_not_split_along_its_first_axis(mesh):
     assert where[0].weights_memory.spec == P()
 
 
-@pytest.mark.parametrize("name", ["adafactor", "lbfgs"])
+def test_a_list_of_one_array_for_each_axis_follows_these_axes(mesh):
+    params = Layers(jax.random.key(0))
+    state = jax.eval_shape(optax.sm3(1e-3).init, params)
+    where = eqx.shardings(state, mesh, OF_LAYERS, follow=params)[0]
+    assert [x.spec for x in where.mu.wide.weight] == [P("model"), P("data")]
+    assert [x.spec for x in where.mu.square.weight] == [P(None), P("model")]
+    assert [x.spec for x in where.mu.kernels] == [P("data"), P(None), P("model")]
+    assert where.nu.kernels.spec == P("data", None, "model")
+
+    # The statistics of Shampoo: a matrix for each axis.
+    def squares(x):
+        return [jnp.eye(size) for size in x.shape]
+
+    state = jax.tree.map(squares, params), jax.tree.map(jnp.zeros_like, params)
+    where, momentum = eqx.shardings(state, mesh, OF_LAYERS, follow=params)
+    assert [x.spec for x in where.wide.weight] == [P("model", None), P("data", None)]
+    assert [x.spec for x in where.square.weight] == [P(None, None), P("model", None)]
+    assert [x.spec for x in where.wide.bias] == [P("model", None)]
+    assert momentum.wide.weight.spec == P("model", "data")
+
+
+def test_other_arrays_in_place_of_a_parameter_need_a_rule(mesh):
+    params = {"w": jnp.ones((4, 8)), "mu": jnp.ones(4)}
+    rules = [("['w']", P("model", "data")), ("**", P())]
+    # The path ends with that of `w`, and begins with that of `mu`.
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    state = {"mu": zeros, "low": {"w": {"left": jnp.ones((4, 2))}}}
+    with pytest.raises(
+        ValueError, match=r"how `\['low'\]\['w'\]\['left'\]` \(float32"
+    ) as e:
+        eqx.shardings(state, mesh, rules, follow=params)
+    code = str(e.value).split("To replicate it: `")[1].removesuffix("`.")
+    rules = [eval(code, {"PartitionSpec": P}), *rules]
+    where = eqx.shardings(state, mesh, rules, follow=params)
+    assert where["low"]["w"]["left"].spec == P()
+    assert where["mu"]["w"].spec == P("model", "data")
+
+
+@pytest.mark.parametrize("name", ["adafactor", "lbfgs", "sm3"])
 def test_factored_state_is_built_and_updated_in_its_shards(mesh, name):
     optimiser = {
         "adafactor": lambda: optax.adafactor(1e-3),
         "lbfgs": lambda: optax.lbfgs(1e-3, memory_size=3, linesearch=None),
+        "sm3": lambda: optax.sm3(1e-3),
     }[name]()
 
     def make(key):
@@ -227,10 +266,9 @@ def test_factored_state_is_built_and_updated_in_its_shards(mesh, name):
     where = eqx.shardings(plain_state, mesh, OF_LAYERS, follow=plain_params)
     assert_same(state, eqx.filter_shard(plain_state, where))
     update = eqx.filter_jit(optimiser.update, out_shardings=(None, where))
-    updates, state = update(params, state, params)  # as if gradients
-    plain_updates, _ = optimiser.update(plain_params, plain_state, plain_params)
-    assert state[0].count == 1
-    for x, y in zip(*map(jax.tree.leaves, (updates, plain_updates)), strict=True):
+    updated = update(params, state, params)  # as if gradients
+    plain = optimiser.update(plain_params, plain_state, plain_params)
+    for x, y in zip(*map(jax.tree.leaves, (updated, plain)), strict=True):
         np.testing.assert_allclose(*map(np.asarray, (x, y)), rtol=1e-5, atol=1e-7)
 
 
