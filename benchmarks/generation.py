@@ -1,10 +1,10 @@
 """Tokens per second of a small GPT that generates with a KV cache.
 
 The model consists of our layers, and `nn.generate` chooses the most likely tokens. It
-is compared with a hand-written loop in plain `jax.numpy`, and with Flax NNX if it is
-installed, with the same weights. Each is one compiled scan with a donated cache. All
-generate the same tokens, which is checked first. The time includes waiting for the
-tokens.
+is compared with a hand-written loop in plain `jax.numpy`, with its blocks in an
+`nn.Stacked`, and with Flax NNX if it is installed, with the same weights. Each is one
+compiled scan with a donated cache. All generate the same tokens, which is checked first.
+The time includes waiting for the tokens.
 """
 
 import importlib
@@ -50,7 +50,7 @@ class Block(eqx.Module):
 class GPT(eqx.Module):
     embedding: nn.Embedding
     positions: nn.Embedding
-    blocks: list[Block]
+    blocks: Any  # a list, or a Stacked
     norm: nn.LayerNorm
     head: nn.Linear
 
@@ -62,16 +62,24 @@ class GPT(eqx.Module):
         self.blocks = [Block(k) for k in keys[3:]]
         self.norm = nn.LayerNorm(WIDTH)
 
-    def __call__(self, tokens: jax.Array, caches: list[nn.KVCache]) -> Any:
-        positions = caches[0].length + jnp.arange(len(tokens))
+    def __call__(self, tokens: jax.Array, caches: Any) -> Any:
+        is_stacked = isinstance(self.blocks, nn.Stacked)
+        length = caches.length[0] if is_stacked else caches[0].length
+        positions = length + jnp.arange(len(tokens))
         x = jax.vmap(self.embedding)(tokens) + jax.vmap(self.positions)(positions)
-        following: list[nn.KVCache] = []
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x, cache = block(x, cache)
-            following.append(cache)
+        if is_stacked:
+            x, following = self.blocks(x, xs=caches)
+        else:
+            following = []
+            for block, cache in zip(self.blocks, caches, strict=True):
+                x, cache = block(x, cache)
+                following.append(cache)
         return jax.vmap(lambda row: self.head(self.norm(row)))(x), following
 
-    def init_caches(self) -> list[nn.KVCache]:
+    def init_caches(self) -> Any:
+        if isinstance(self.blocks, nn.Stacked):
+            attention = self.blocks.layers.attention
+            return jax.vmap(lambda _: attention.init_cache(SLOTS))(jnp.arange(DEPTH))
         return [block.attention.init_cache(SLOTS) for block in self.blocks]
 
 
@@ -244,6 +252,8 @@ def by_flax(nnx: Any, model: GPT, batch: int) -> Callable[[], jax.Array]:
 def contenders(batch: int) -> Contenders:
     model = GPT(jax.random.key(0))
     found = {"by hand": by_hand(model, batch), "ours": by_ours(model, batch)}
+    stacked = eqx.tree_at("blocks", model, nn.Stacked.from_layers(model.blocks))
+    found["ours, Stacked"] = by_ours(stacked, batch)
     nnx = flax_nnx()
     if nnx is not None:
         found["Flax NNX"] = by_flax(nnx, model, batch)

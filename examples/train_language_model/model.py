@@ -1,9 +1,9 @@
 """The model: a small GPT, whose attention takes a KV cache when it generates text."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from config import Config
 from data import VOCABULARY
 from jax.nn.initializers import normal
@@ -72,27 +72,26 @@ class GPT(eqx.Module):
     def __call__(
         self,
         tokens: Array,
-        caches: Sequence[eqx.nn.KVCache] | None = None,
+        cache: eqx.nn.KVCache | None = None,
         *,
         key: PRNGKeyArray | None = None,
-    ) -> tuple[Array, list[eqx.nn.KVCache]]:
-        """The logits for tokens of shape `(n,)`, and the next caches, if there are any."""
+    ) -> tuple[Array, eqx.nn.KVCache | None]:
+        """The logits for tokens of shape `(n,)`; with a cache, also the next cache."""
         x = jax.vmap(self.embedding)(tokens)
-        next_caches = []
-        if caches is None:  # training: the blocks are one scan, which compiles fast
+        if cache is None:
             x = self.blocks(x, key=key)
-        else:  # generation: a scan would copy the caches for each token
-            for block, cache in zip(self.blocks.unstack(), caches, strict=True):
-                x, cache = block(x, cache)
-                next_caches.append(cache)
-        return jax.vmap(self.embedding.attend)(jax.vmap(self.norm)(x)), next_caches
+        else:  # each block has its part of the cache
+            x, cache = self.blocks(x, xs=cache)
+        return jax.vmap(self.embedding.attend)(jax.vmap(self.norm)(x)), cache
 
-    def init_caches(self, length: int) -> list[eqx.nn.KVCache]:
-        """Empty caches, which keep the last `length` tokens."""
-        return [
-            block.attention.init_cache(length, overflow="ring")
-            for block in self.blocks.unstack()
-        ]
+    def init_cache(self, length: int) -> eqx.nn.KVCache:
+        """An empty cache for all blocks, which keeps the last `length` tokens."""
+
+        def make(_: Array) -> eqx.nn.KVCache:
+            attention = self.blocks.layers.attention
+            return attention.init_cache(length, overflow="ring")
+
+        return jax.vmap(make)(jnp.arange(self.blocks.depth))
 
 
 def make_model(config: Config, *, key: PRNGKeyArray):

@@ -34,7 +34,7 @@ def sample(
     out = eqx.nn.generate(
         eqx.nn.inference_mode(model),
         encode(prompt),
-        model.init_caches(config.context),
+        model.init_cache(config.context),
         max_new_tokens=length,
         key=jax.random.key(seed),
         temperature=temperature,

@@ -6,7 +6,9 @@ and a ring: it may overwrite tokens that its first queries still attend to. Then
 new tokens are concatenated.
 """
 
-import functools
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -49,8 +51,7 @@ class KVCache(Module):
     and passed to the layer under `jax.vmap`; each has a length of its own. The layers of
     an [`equinox_like.nn.Stacked`][] have one with a leading axis of the depth, made by
     `jax.vmap(lambda _: stacked.layers.attention.init_cache(n))(jnp.arange(depth))` and
-    passed as `xs`, into which the scan writes in place. To decode long sequences, the
-    layers of `stacked.unstack()`, with a cache each, are up to twice as fast.
+    passed as `xs`, which the scan reads and writes in place.
 
     !!! example
 
@@ -170,6 +171,58 @@ def empty_cache(
     )
 
 
+class Rows:
+    """The caches of all layers of a `Stacked`, while one of the layers is traced.
+
+    The layer gets its row. Attention writes new tokens into the arrays of all layers, and
+    takes its row from these again: written into the row itself, XLA would copy it there
+    and back. An array is known to be a row because it is the identical object. Within a
+    `vmap` or `jit` of the layer it is another one, and the row is written as a whole.
+    """
+
+    def __init__(self, index: Array):
+        self.index = index
+        # From the id of a row to the row, all rows, and all rows before the layer.
+        self._known: dict[int, tuple[Array, Array, Array]] = {}
+
+    def row(self, all_rows: Array, before: Array | None = None) -> Array:
+        row = lax.dynamic_index_in_dim(all_rows, self.index, 0, False)
+        before = all_rows if before is None else before
+        self._known[id(row)] = row, all_rows, before
+        return row
+
+    def __contains__(self, row: Array) -> bool:
+        return id(row) in self._known
+
+    def written(self, row: Array, tokens: Array, start: ArrayLike) -> Array:
+        """`row` with `tokens` from slot `start` on."""
+        known = self._known[id(row)]
+        place = self.index, start, *[0] * (tokens.ndim - 1)
+        all_rows = lax.dynamic_update_slice(known[1], tokens[None], place)
+        # Or XLA computes the update again where the row is read, and so copies all rows.
+        return self.row(lax.optimization_barrier(all_rows), known[2])
+
+    def after(self, before: Array, row: Array) -> Array:
+        """All rows, which were `before`, with the one that the layer returned."""
+        if row in self and self._known[id(row)][2] is before:
+            return self._known[id(row)][1]
+        return lax.dynamic_update_index_in_dim(before, row, self.index, 0)
+
+
+_rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar(
+    "rows", default=None
+)
+
+
+@contextlib.contextmanager
+def writing_into(rows: Rows) -> Iterator[None]:
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
 class Seen(NamedTuple):
     """The keys and values that the queries of a call attend to.
 
@@ -229,8 +282,7 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     pairs = list(zip(old, (key, value, position), strict=True))
     if cache.overflow == "error" or new == 1:
         start = cache.length if cache.overflow == "error" else cache.length % slots
-        update = functools.partial(lax.dynamic_update_slice_in_dim, axis=0)
-        seen = updated = [update(*pair, start) for pair in pairs]
+        seen = updated = [_updated(*pair, start) for pair in pairs]
     else:
         # If there are more tokens than slots, only the last ones are kept.
         kept = slice(max(new - slots, 0), None)
@@ -242,6 +294,13 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     next_cache = KVCache(key, value, position, length, cache.overflow)
     keys, values = seen[0].astype(dtypes[0]), seen[1].astype(dtypes[1])
     return Seen(keys, values, seen[2], start, next_cache)
+
+
+def _updated(slots: Array, tokens: Array, start: ArrayLike) -> Array:
+    rows = _rows.get()
+    if rows is not None and slots in rows:
+        return rows.written(slots, tokens, start)
+    return lax.dynamic_update_slice_in_dim(slots, tokens, start, 0)
 
 
 def _written(slots: Array, indices: Array, tokens: Array) -> Array:

@@ -19,7 +19,7 @@ from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
 from ..._typing import PRNGKeyArray
-from .._attention.kv_cache import caches_in
+from .._attention.kv_cache import Rows, caches_in, writing_into
 from .._base.arguments import as_layers, as_size, check_function
 from .._base.init import build_stacked, split_key
 from .._base.inputs import IF_AN_ENSEMBLE, described, within
@@ -278,13 +278,13 @@ def _in_place(step: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def with_rows(carry: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
-        x, rows, i = carry
-        row = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, False), rows)
-        x, (y, new_state) = step(x, {**inputs, "xs": row})
+        x, before, i = carry
+        rows = Rows(i)
+        row = jax.tree.map(rows.row, before)
+        with writing_into(rows):
+            x, (y, new_state) = step(x, {**inputs, "xs": row})
         y = as_before("With caches as `xs`, a layer of Stacked", row, y)
-        write = jax.lax.dynamic_update_index_in_dim
-        rows = jax.tree.map(lambda a, new: write(a, new, i, 0), rows, y)
-        return (x, rows, i + 1), (None, new_state)
+        return (x, jax.tree.map(rows.after, before, y), i + 1), (None, new_state)
 
     return with_rows
 
