@@ -174,17 +174,20 @@ def stacked_caches(stacked, length, **options):
     return make(jnp.arange(stacked.depth))
 
 
-def test_kv_caches_are_rows(key) -> None:
-    stacked = nn.Stacked(Attend, 3, key=key)
-    caches = stacked_caches(stacked, 5)
-    tokens = jax.random.normal(key, (5, 4))
+@pytest.mark.parametrize("is_double", [False, True])
+def test_kv_caches_are_rows(is_double, key, strict) -> None:
+    with jax.enable_x64(is_double):
+        stacked = nn.Stacked(Attend, 3, key=key)
+        caches = stacked_caches(stacked, 5)
+        tokens = jax.random.normal(key, (5, 4))
 
-    def step(caches, token):
-        out, caches = stacked(token[None], xs=caches)
-        return caches, out[0]
+        def step(caches, token):
+            out, caches = stacked(token[None], xs=caches)
+            return caches, out[0]
 
-    _, outs = jax.lax.scan(step, caches, tokens)
-    np.testing.assert_allclose(outs, stacked(tokens), atol=1e-5)
+        _, outs = jax.lax.scan(step, caches, tokens)
+        assert outs.dtype == ("float64" if is_double else "float32")
+        np.testing.assert_allclose(outs, stacked(tokens), atol=1e-5)
 
 
 @pytest.mark.parametrize("overflow", ["error", "ring"])

@@ -175,9 +175,10 @@ class Rows:
     """The caches of all layers of a `Stacked`, while one of the layers is traced.
 
     The layer gets its row. Attention writes new tokens into the arrays of all layers, and
-    takes its row from these again: written into the row itself, XLA would copy it there
-    and back. An array is known to be a row because it is the identical object. Within a
-    `vmap` or `jit` of the layer it is another one, and the row is written as a whole.
+    reads its row from these. If it wrote into the row, XLA would copy the row out of these
+    arrays and back. An array is known to be a row because it is the identical object.
+    Within a `vmap` or `jit` of the layer it is another one, and the row is written back
+    as a whole.
     """
 
     def __init__(self, index: Array):
@@ -198,6 +199,7 @@ class Rows:
         """`row` with `tokens` from slot `start` on."""
         known = self._known[id(row)]
         place = self.index, start, *[0] * (tokens.ndim - 1)
+        place = [jnp.asarray(i, jnp.int32) for i in place]  # JAX wants one dtype
         all_rows = lax.dynamic_update_slice(known[1], tokens[None], place)
         # Or XLA computes the update again where the row is read, and so copies all rows.
         return self.row(lax.optimization_barrier(all_rows), known[2])
