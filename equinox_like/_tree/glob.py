@@ -35,12 +35,10 @@ def matches_above(pattern: str, path: str) -> bool:
     return any(expression.fullmatch(path, 0, end) for end in (*ends, len(path)))
 
 
-def components(path: str) -> tuple[str, ...]:
-    """The components of a path, such as `layers`, `[0]` and `weight`."""
-    found = re.finditer(r"(?!^)[.\[]", _with_plain_keys(path))
-    ends = [m.start() for m in found] + [len(path)]
-    pairs = zip([0, *ends], ends, strict=False)
-    return tuple(path[i:j].removeprefix(".") for i, j in pairs if j)
+def components(path: str) -> int:
+    """The number of components of a path."""
+    plain = _with_plain_keys(path)
+    return len(re.findall(r"[.\[]", plain)) + (plain[:1] not in ("", "[", "."))
 
 
 def check_patterns(patterns: Iterable[Any], argument: str) -> None:

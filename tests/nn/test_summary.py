@@ -291,11 +291,18 @@ def test_tree_ends_at_the_depth(sequential) -> None:
     assert nn.summary([]).tree().endswith("0 parameters, 0 trainable, 0 bytes")
 
 
-def test_eleventh_layer_follows_the_tenth(key) -> None:
-    layers = [nn.Lambda(jnp.sin)] * 9 + [nn.Linear(1, 1, key=key)] * 2
-    lines = nn.summary(nn.Sequential(layers), struct(1)).tree().splitlines()
-    indices = [line.split()[0] for line in lines if line.startswith("    [")]
-    assert indices == [f"[{i}]" for i in range(11)]
+def test_parts_are_in_the_order_of_the_fields(key) -> None:
+    pools = nn.Sequential([nn.MaxPool1d(2), nn.MaxPool1d(2)])
+    linear = eqx.frozen(nn.Linear(2, 1, key=key))
+    layers = [*[nn.Lambda(jnp.sin)] * 9, pools, nn.Lambda(jnp.ravel), linear]
+    lines = nn.summary(nn.Sequential(layers), struct(1, 4)).tree().splitlines()[2:-3]
+    # The tuple of the poolings has no line, as it has no arrays and is not called.
+    expected = [(0, "(model)"), (1, "layers"), *((2, f"[{i}]") for i in range(10))]
+    expected += [(3, "layers[0]"), (3, "layers[1]"), (2, "[10]"), (2, "[11]")]
+    expected += [(3, "weight"), (3, "bias")]
+    levels = [(len(line) - len(line.lstrip())) // 2 for line in lines]
+    names = [line.split()[0] for line in lines]
+    assert list(zip(levels, names, strict=True)) == expected
 
 
 def test_notebooks_show_the_tree_as_a_table(sequential) -> None:

@@ -1,7 +1,6 @@
 """`summary`: a table of the arrays of a model, and of what its layers return."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,13 +16,17 @@ from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
 from ..._tree.filters import is_array_or_struct
 from ..._tree.glob import components, matches_above
-from ..._tree.nodes import describe_node, plain_path
+from ..._tree.nodes import Nodes, describe_node, plain_path
 from ..._tree.table import table_lines
 from .._base.arguments import as_size
 from .._base.state import State, StateIndex
 from .parameters import Place, places
 
 _Status = Literal["trainable", "frozen", "state", "mixed"]
+_Cells = tuple[str, ...]
+_OF_ARRAYS: _Cells = ("path", "layer", "shape", "dtype", "params", "bytes", "status")
+_OF_A_CALL: _Cells = ("output", "operations", "share")
+_NUMBERS = 4, 5, 8, 9  # columns of the tree that are aligned on the right
 
 
 class SummaryRow(NamedTuple):
@@ -77,13 +80,13 @@ class Summary:
         self,
         rows: list[SummaryRow],
         arrays: list[SummaryRow],
-        nodes: list[SummaryRow],
+        nodes: dict[str, SummaryRow | None],
     ):
         """**Arguments:**
 
         - `rows`: what to show.
         - `arrays`: one row for each array, for the totals.
-        - `nodes`: one row for each part of the model, for the tree.
+        - `nodes`: for the path of each part of the model, its row, if it has arrays.
         """
         self.layers, self.total_operations = [], 0
         counted = [row for row in arrays if row.tied_to is None]
@@ -126,7 +129,7 @@ class Summary:
             ```
         """
         found = self._tree_rows()
-        table = [("  " * len(parts) + cells[0], *cells[1:]) for parts, cells in found]
+        table = [("  " * level + cells[0], *cells[1:]) for level, cells in found]
         lines = _ruled(table, right_aligned=_NUMBERS)
         return "\n".join([*lines, *self._of_arrays(), *self._of_layers()])
 
@@ -134,33 +137,38 @@ class Summary:
         from html import escape
 
         lines = []
-        for number, (parts, cells) in enumerate(self._tree_rows()):
+        for number, (level, cells) in enumerate(self._tree_rows()):
             tag = "td" if number else "th"
             line = ""
             for i, cell in enumerate(cells):
                 style = f"text-align: {'right' if i in _NUMBERS else 'left'}"
-                style += f"; padding-left: {1 + 1.5 * len(parts)}em" * (i == 0)
+                style += f"; padding-left: {1 + 1.5 * level}em" * (i == 0)
                 line += f'<{tag} style="{style}">{escape(cell)}</{tag}>'
             lines.append(f"<tr>{line}</tr>\n")
         below = "<br>\n".join(map(escape, [*self._of_arrays(), *self._of_layers()]))
         return f"<table>\n{''.join(lines)}</table>\n<p>{below}</p>"
 
-    def _tree_rows(self) -> list[tuple["_Cells", "_Cells"]]:
-        """The cells of each line of the tree, with the components of its path."""
-        arrays = {components(x.path.removeprefix("<root>")): x for x in self._nodes}
-        called = {components(row.path): row for row in self.layers}
-        rows: list[tuple[_Cells, _Cells]] = [
-            ((), _OF_ARRAYS + _OF_A_CALL * bool(called))
-        ]
-        for parts in _nested([*arrays, *called]):
-            layer = called.get(parts)
-            cells = [*_cells(arrays[parts])] if parts in arrays else [""] * 7
-            cells[0] = parts[-1] if parts else "(model)"
+    def _tree_rows(self) -> Iterator[tuple[int, _Cells]]:
+        """The cells of each line of the tree, and how many parts it is within."""
+        called = {row.path: row for row in self.layers}
+        yield 0, _OF_ARRAYS + _OF_A_CALL * bool(called)
+        above: list[str] = []
+        for path, row in self._nodes.items():
+            layer = called.get(path)
+            if row is None and layer is None:
+                continue
+            while above and not _is_below(path, above[-1]):
+                above.pop()
+            cells = [""] * len(_OF_ARRAYS) if row is None else [*_cells(row)]
+            nearest = above[-1] if above else ""
+            cells[0] = path.removeprefix(nearest).removeprefix(".") or "(model)"
             if layer is not None:
-                cells[1] = layer.layer
-            call = [""] * 3 if layer is None else _layer_cells(layer)[2:]
-            rows.append((parts, (*cells, *call * bool(called))))
-        return rows
+                cells[1], *call = _layer_cells(layer)[1:]
+                cells += call
+            elif called:
+                cells += [""] * len(_OF_A_CALL)
+            yield len(above), tuple(cells)
+            above.append(path)
 
     def _of_arrays(self) -> Iterator[str]:
         yield (
@@ -177,12 +185,6 @@ class Summary:
                 f"{self.total_operations:,} operations of matrix products and "
                 "convolutions, counted from the jaxpr"
             )
-
-
-_Cells = tuple[str, ...]
-_OF_ARRAYS: _Cells = ("path", "layer", "shape", "dtype", "params", "bytes", "status")
-_OF_A_CALL: _Cells = ("output", "operations", "share")
-_NUMBERS = 4, 5, 8, 9  # columns of the tree that are aligned on the right
 
 
 def summary(
@@ -259,9 +261,10 @@ def summary(
     pairs = list(zip(kept, arrays, strict=True))
     deepest = max((len(place.path) for place in kept), default=0)
     levels = range(deepest + 1 if depth is None else min(depth, deepest) + 1)
-    nodes = {row.path: row for level in levels for row in _summed(pairs, level)}
+    sums = {row.path: row for level in levels for row in _summed(pairs, level)}
+    nodes = {path: sums.get(path or "<root>") for path in Nodes(tree).plain_paths}
     rows = arrays if depth is None else _summed(pairs, depth)
-    table = Summary(rows, arrays, [*nodes.values()])
+    table = Summary(rows, arrays, nodes)
     if not inputs and not kwargs:
         return table
     if not callable(tree):
@@ -272,7 +275,7 @@ def summary(
     flags = {plain_path(x.path): y for x, y in zip(found, shown, strict=True)}
 
     def is_chosen(path: str) -> bool:
-        if depth is not None and len(components(path)) > depth:
+        if depth is not None and components(path) > depth:
             return False
         parts = (y for x, y in flags.items() if where and matches_above(path, x))
         return where is None or {*parts} == {True}
@@ -289,25 +292,8 @@ def _layer_cells(row: LayerRow) -> tuple[str, ...]:
     return row.path or "(model)", row.layer, ", ".join(shown), *numbers
 
 
-def _nested(paths: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The paths and all above them, each before those below it, indices in order."""
-    below: dict[str, Any] = {}
-    for path in paths:
-        node = below
-        for part in path:
-            node = node.setdefault(part, {})
-
-    def walk(path: tuple[str, ...], node: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-        yield path
-        for part in sorted(node, key=_index):
-            yield from walk((*path, part), node[part])
-
-    return walk((), below)
-
-
-def _index(component: str) -> int:
-    found = re.fullmatch(r"\[(\d+)\]", component)
-    return int(found[1]) if found else 0
+def _is_below(path: str, above: str) -> bool:
+    return not above or path.startswith((above + ".", above + "["))
 
 
 def _ruled(table: Sequence[Sequence[str]], right_aligned: tuple[int, ...]) -> list[str]:
